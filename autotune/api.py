@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError
-from autotune.tuner.proposals.samplers import DEFAULT, NONE
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.measure.policy import Policy
     from autotune.measure.pool import CompilePool
     from autotune.measure.worker import Measurer
     from autotune.store import Store
-    from autotune.task import Config
     from autotune.tuner.cluster.cluster import Cluster
     from autotune.tuner.result import Progress, Result
 
@@ -157,14 +155,12 @@ def time_weights(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
     Returns:
         Fingerprint to weight, for :func:`tune_workloads`.
     """
-    return {workload.fingerprint: count * max(1.0, (_bytes(workload) / 2**20) ** 0.5) for workload, count in counted}
+    from autotune.domain import domain_of
 
+    def weight(workload: Workload) -> float:
+        return max(1.0, math.sqrt(domain_of(workload.kind).bytes_moved(workload) / 2**20))
 
-def _bytes(workload: Workload) -> int:
-    from autotune.task import domain_hook
-
-    own = domain_hook(workload.kind, "bytes_moved")
-    return own(workload) if own else 0
+    return {workload.fingerprint: count * weight(workload) for workload, count in counted}
 
 
 def tune_workloads(
@@ -172,31 +168,21 @@ def tune_workloads(
     device: str | Sequence[str],
     store: Store,
     *,
-    trials: int | None = None,
-    timeout: float | None = None,
-    patience: int | None = None,
-    sampler: str = DEFAULT,
-    seed: int = 0,
-    space_file: str | None = None,
-    policy: Policy | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    weights: Mapping[str, float] | None = None,
     plans: str = "measured",
     ablation: str = "full",
+    progress: Callable[[Progress], None] | None = None,
     command: str = "",
     notes: Mapping[str, Any] | None = None,
-    numerics: Mapping[str, Any] | None = None,
-    seeds: Mapping[str, Sequence[Config]] | None = None,
-    every: bool = False,
     measurer: Measurer | None = None,
     pool: CompilePool | None = None,
     cluster: Cluster | None = None,
+    **options: Any,
 ) -> list[Result]:
     """Search several workloads on one device, one after the other, in one worker and one compile pool; or on several
     side by side, each with a process, a worker and a compile pool of its own (:mod:`autotune.tuner.devices.lanes`).
 
     Those with the largest weights come first, those that have no winner yet before those that have one
-    (:mod:`autotune.tuner.devices.order`). What is left when the time is up is not begun, but for one that is the
+    (:func:`autotune.tuner.devices.turns.order`). What is left when the time is up is not begun, but for one that is the
     first with anything to do; the same search goes on with it.
 
     What an earlier search has come to the end of, with at least half of the time it would get now, is not searched
@@ -204,32 +190,17 @@ def tune_workloads(
 
     Args:
         device: as for :func:`search`. No more devices are used than there are workloads.
-        trials: candidates for each workload, its parts included (but not the few compositions that are measured as a
-            whole); None for as long as there is gain.
-        timeout: seconds for all of them together. Each gets what is left by its weight, so that time one does not need
-            goes to those after it.
-        patience: candidates measured without a gain of 1% before a workload is left; see
-            :class:`autotune.tuner.budget.Budget`.
-        sampler: of :data:`autotune.tuner.proposals.samplers.SAMPLERS`.
-        seed: of the sampler and of the random inputs that candidates are verified on.
-        space_file: a user's narrowed copy of the domain's search space. The default and stored candidates that it
-            leaves out are compared with, but never deployed.
-        policy: how to measure; part of the key under which everything is stored.
-        progress: called after every candidate and at each change of phase.
-        weights: fingerprint to share of the time; 1 where it is missing.
         plans: which ways to cut a region into kernels are searched: "measured" (the most promising, chosen by what
             they take), "model" (the one that the cost model likes best) or "greedy" (the largest groups).
         ablation: a search without one of its parts, for comparison; see :mod:`autotune.compiler.planner.methods`.
+        progress: called after every candidate and at each change of phase.
         command: noted with the run in the database; ``notes``, as JSON, in its summary.
-        numerics: torch's settings of the program that the workloads are of, which are put in force where they are
-            measured; as :func:`autotune.numerics.read` gives them. None for those of this process.
-        seeds: fingerprint to configurations that are measured before the sampler is asked; they count as ``trials``.
-        every: begin every workload, the last ones for a moment each, also where the time is up.
         measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one, for this call.
             Of one device only.
         pool: the same of the processes that compile.
         cluster: a Ray cluster, on whose devices all is searched; ``device`` is left to it. Each kind of device has
             results of its own, whose ``device`` is what it is called.
+        options: of :class:`autotune.tuner.options.SearchOptions`: ``trials``, ``timeout``, ``sampler``, ...
 
     Returns:
         One result for each workload that was begun, or that there was nothing left to do for, in the order of
@@ -248,24 +219,16 @@ def tune_workloads(
     from dataclasses import replace
 
     from autotune.device import resolve_devices
-    from autotune.numerics import read
-    from autotune.task import policy_for
-    from autotune.tuner.budget import Budget, Clock
+    from autotune.domain import policy_for
     from autotune.tuner.context import Context
     from autotune.tuner.devices.lanes import side_by_side
-    from autotune.tuner.devices.order import order
-    from autotune.tuner.devices.turns import Turns, alone
-    from autotune.tuner.proposals.samplers import check_sampler
+    from autotune.tuner.devices.turns import Turns, alone, order
+    from autotune.tuner.options import SearchOptions
     from autotune.tuner.result import BusyMachine, busy_note
 
     if not workloads:
         raise UserError("there is nothing to search: no workload was given")
-    Budget(trials, timeout, patience)  # mistakes are told before anything is started
-    method, sampler = _method(plans, ablation, sampler)
-    check_sampler(sampler)
-    share = [(weights or {}).get(w.fingerprint, 1.0) for w in workloads]
-    if min(share) <= 0:
-        raise UserError("weights must be above 0")
+    chosen = SearchOptions(**{**options, **_method(plans, ablation)})  # mistakes are told before anything is started
     if cluster is not None:
         device = [cluster.device]
     devices = resolve_devices(device) if isinstance(device, str) else list(device)
@@ -278,25 +241,16 @@ def tune_workloads(
     context = Context(
         store=store,
         device=devices[0],
-        policy=policy or policy_for(workloads[0], devices[0]),
-        sampler=sampler,
-        seed=seed,
-        space_file=space_file,
-        method=method,
-        seeds=seeds or {},
-        numerics=read() if numerics is None else numerics,
+        policy=chosen.policy or policy_for(workloads[0], devices[0]),
+        options=chosen,
         lent=(measurer, pool),
         report=progress,
         _worker=measurer,
         _pool=pool,
     )
-    whole = Clock(timeout, share, len(devices))
-    inorder: Sequence[int] = range(len(workloads))  # a cluster orders them by what its devices have searched
-    if cluster is None:
-        inorder = order(context, workloads, share, lambda i: Budget(trials, whole.granted(i), patience))
-    turns = Turns(
-        [workloads[i] for i in inorder], [share[i] for i in inorder], trials, timeout, patience, every, len(devices)
-    )
+    turns = Turns(workloads, [chosen.weights.get(w.fingerprint, 1.0) for w in workloads], chosen, len(devices))
+    if cluster is None:  # a cluster orders them by what its devices have searched
+        turns = turns.chosen(order(context, turns))
     run = store.start_run(command or _command(workloads, devices), owner=context.owner)
     context.run = run.id
     state = "failed"
@@ -328,7 +282,7 @@ def tune_workloads(
 def _check_several(workloads: Sequence[Workload], devices: Sequence[str]) -> None:
     """See that workloads can be searched on several devices side by side, and what is found holds for all of them."""
     from autotune.device import check_equal
-    from autotune.task import place
+    from autotune.domain import place
 
     if (twice := next((d for d in devices if d != "cpu" and devices.count(d) > 1), None)) is not None:
         raise UserError(f"{twice} is named twice: name every device once")
@@ -337,14 +291,15 @@ def _check_several(workloads: Sequence[Workload], devices: Sequence[str]) -> Non
     check_equal(devices)
 
 
-def _method(plans: str, ablation: str, sampler: str) -> tuple[str, str]:
-    """The domain's method and the sampler that the user's words stand for."""
+def _method(plans: str, ablation: str) -> dict[str, Any]:
+    """The options that the user's words stand for: the domain's method, and the sampler where they decide it."""
     if (plans, ablation) == ("measured", "full"):
-        return "", sampler
+        return {}
     from autotune.compiler.planner.methods import choose
+    from autotune.tuner.proposals.samplers import NONE
 
     method, searched = choose(plans, ablation)
-    return method, sampler if searched else NONE
+    return {"method": method} if searched else {"method": method, "sampler": NONE}
 
 
 def _command(workloads: Sequence[Workload], devices: Sequence[str]) -> str:

@@ -1,12 +1,13 @@
-"""The one door to vl-convert: Vega-Lite specifications become pictures here, or the scripts that draw them in a page.
+"""What a page of a report shows, and the one door to vl-convert, which draws its charts.
 
-Specifications are plain JSON, so that whoever makes one imports nothing. ``docs/decisions/008-plots.md`` says why
-Vega-Lite.
+Domains make exhibits, ``autotune.report`` lays them out. Charts are Vega-Lite, plain JSON, so that whoever makes one
+imports nothing; ``docs/decisions/008-plots.md`` says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import UserError
@@ -30,6 +31,28 @@ COLOURS = {
     "copy floor": "#0f766e",
 }
 """One colour for each contender, in every chart; readable on white and on black."""
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One section of a page. Every text is plain; whoever writes HTML escapes it.
+
+    Attributes:
+        title: of the section.
+        text: a sentence or two about it.
+        chart: a Vega-Lite specification without width and config, which the page adds.
+        svg: a picture, as the text of an SVG document.
+        heads: of a table's columns; ``rows`` its cells, numbers as numbers.
+        folded: whether the reader has to open it.
+    """
+
+    title: str
+    text: str = ""
+    chart: Mapping[str, Any] | None = None
+    svg: str = ""
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str | float | None]] = ()
+    folded: bool = False
 
 
 def theme(dark: bool = False) -> dict[str, Any]:

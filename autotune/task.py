@@ -1,31 +1,26 @@
-"""What a domain implements to be searched: a task (in the search's process) and a bench (in the measuring worker).
+"""What a domain implements of a workload: a :class:`Task` for the search's process, a :class:`Bench` for the worker.
 
-Everything that crosses a process is JSON or bytes: a task is rebuilt from ``(kind, workload, device)`` by
-:func:`open_task`, a candidate is a :data:`Config`, what it compiles to is an :class:`Artifact`. A domain is a module of
-which an entry point tells (:class:`Domain`), and a TOML file with its search space; ``examples/blocked_gelu`` is one.
+Everything that crosses a process is JSON or bytes: a task is rebuilt from the workload and the device, a candidate is a
+:data:`Config`, what it compiles to is an :class:`Artifact`. :mod:`autotune.domain` has what a domain is as a whole.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from autotune.errors import UserError
 from autotune.space import Choice as Choice
 from autotune.space import Config as Config
 from autotune.space import Space
 from autotune.workload import Workload, digest
-
-if TYPE_CHECKING:
-    from autotune.device import DeviceIdentity
-    from autotune.measure.policy import Policy
 
 
 def config_key(config: Mapping[str, Choice]) -> str:
@@ -34,7 +29,7 @@ def config_key(config: Mapping[str, Choice]) -> str:
 
 
 class Status(StrEnum):
-    """What became of a candidate. All are stored."""
+    """Outcome of a candidate. All are stored."""
 
     OK = "ok"
     INVALID = "invalid"  # rejected before compiling (not feasible)
@@ -90,41 +85,6 @@ class Verdict:
     detail: str = ""
 
 
-class Task(Protocol):
-    """The search's side of a domain. Construction is cheap and touches no device."""
-
-    workload: Workload
-    device: str  # "cpu" or "cuda:N"
-
-    def space(self, file: str | None = None) -> Space:
-        """The parameters and choices worth trying on this workload, from the domain's TOML or the user's copy."""
-        ...
-
-    def default(self) -> Config:
-        """A good configuration found without search; always measured, first."""
-        ...
-
-    def seeds(self) -> Sequence[Config]:
-        """More configurations that heuristics suggest; tried right after the default."""
-        ...
-
-    def reject(self, config: Config) -> str | None:
-        """Why a configuration cannot work (told before compiling), or None."""
-        ...
-
-    def normalize(self, config: Config) -> Config:
-        """The configuration that would in effect run: many combinations mean the same kernel, and one is measured."""
-        ...
-
-    def build(self, config: Config) -> Artifact:
-        """Compile. Runs in a pool process without a device. Raises BuildError."""
-        ...
-
-    def adapt(self, config: Config) -> Config | None:
-        """A configuration of a neighbour (same family or kind) fitted to this workload's space, or None."""
-        ...
-
-
 Ranked = tuple[Config, float]
 """A configuration and its latency in microseconds."""
 
@@ -149,9 +109,54 @@ class Composition:
     combine: Callable[[Sequence[Sequence[Ranked]]], Sequence[Ranked]]
 
 
-@runtime_checkable
-class ComposedTask(Protocol):
-    """What a task may offer beside :class:`Task`: parts that are shared with other workloads, and cost models."""
+class Task(ABC):
+    """The search's side of a workload. Construction is cheap and touches no device.
+
+    A domain implements the first three methods, and of the others what it has.
+
+    Attributes:
+        workload: the workload.
+        device: "cpu" or "cuda:N".
+    """
+
+    workload: Workload
+    device: str
+
+    @abstractmethod
+    def space(self, file: str | None = None) -> Space:
+        """The parameters and choices worth trying on this workload, from the domain's TOML or the user's copy."""
+
+    @abstractmethod
+    def default(self) -> Config:
+        """A good configuration found without search; always measured, first."""
+
+    @abstractmethod
+    def build(self, config: Config) -> Artifact:
+        """Compile. Runs in a pool process without a device. Raises BuildError."""
+
+    def seeds(self) -> Sequence[Config]:
+        """More configurations that heuristics suggest; tried right after the default."""
+        return ()
+
+    def reject(self, config: Config) -> str | None:
+        """The reason why a configuration cannot work, seen before it is compiled; None where it may."""
+        return None
+
+    def normalize(self, config: Config) -> Config:
+        """The configuration that would in effect run: many combinations mean the same kernel, and one is measured."""
+        return config
+
+    def adapt(self, config: Config) -> Config | None:
+        """A configuration of a neighbour (same family or kind) fitted to this workload's space, or None."""
+        return None
+
+    def least_us(self) -> float | None:
+        """Microseconds that no candidate can beat, at which a search ends; None where that is not known."""
+        return None
+
+    def predict(self, config: Config) -> float | None:
+        """Microseconds by the cost model, in a millisecond or two and without compiling; None where it has none."""
+        return None
 
     def under(self, method: str, figures: Mapping[str, float]) -> Task:
         """This task confined to a method of the domain ("" is the whole), its cost models fed with ``figures``.
@@ -162,20 +167,18 @@ class ComposedTask(Protocol):
         Raises:
             UserError: there is no such method.
         """
-        ...
+        if method:
+            raise UserError(f"a search of {self.workload.kind} workloads has no method {method!r}")
+        return self
 
     def compositions(self, limit: int) -> Sequence[Composition]:
-        """Ways to compose the workload, the most promising first, at most ``limit``; empty where it is one part, and
-        there is no other way."""
-        ...
+        """Ways to compose the workload of parts, the most promising first, at most ``limit``; empty where it is one
+        part, and there is no other way."""
+        return ()
 
     def space_for(self, config: Config, file: str | None = None) -> Space:
-        """The space that a configuration of some composition lies in; :meth:`Task.space` for the default one's."""
-        ...
-
-    def predict(self, config: Config) -> float | None:
-        """Microseconds by the cost model, in a millisecond or two and without compiling; None where it cannot tell."""
-        ...
+        """The space that a configuration of some composition lies in; :meth:`space` for the default one's."""
+        return self.space(file)
 
 
 class Runnable(Protocol):
@@ -191,121 +194,55 @@ REFERENCE = "="
 work (a part of it alone, say), and so neither wins nor is beaten."""
 
 
-class Bench(Protocol):
-    """The worker's side of a domain: owns the device and the input tensors."""
+class Bench(ABC):
+    """The worker's side of a workload: owns the device and the input tensors.
 
+    A domain implements the first three methods, and of the others what it has.
+    """
+
+    @abstractmethod
     def load(self, config: Config, artifact: Artifact) -> Runnable:
         """Make a candidate ready to run on the bench's inputs. Raises on launch or load errors."""
-        ...
 
+    @abstractmethod
     def verify(self, run: Runnable, seed: int) -> Verdict:
         """Run on fresh random inputs (from ``seed``) with poisoned outputs; compare with the oracle, NaN and inf
         included."""
-        ...
 
+    @abstractmethod
     def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
         """Named factories of what the user had ("eager", "inductor", ...); a factory may compile and may raise."""
-        ...
 
     def bytes_moved(self) -> int:
-        """Bytes a perfect implementation moves, for the floor."""
-        ...
+        """Bytes a perfect implementation moves, for the floor; 0 where that is not known."""
+        return 0
 
+    def input_sets(self, count: int) -> Sequence[Any] | None:
+        """``count`` copies of the inputs, the bench's own among them; None where its calls take no other inputs.
 
-@runtime_checkable
-class CopiedBench(Protocol):
-    """What a bench may offer beside :class:`Bench`: several copies of its inputs.
-
-    Its candidates and baselines, called with one of them, take that in the place of the bench's own, so that each call
-    of a timing can have data that no cache holds, while its code is in the caches; see ``measure.timing.rotate``.
-    """
-
-    def input_sets(self, count: int) -> Sequence[Any]:
-        """``count`` copies of the inputs, the bench's own among them."""
-        ...
-
-
-@runtime_checkable
-class MetricBench(Protocol):
-    """What a bench may offer beside :class:`Bench`: figures of the user's own, kept beside a candidate's latency."""
+        Candidates and baselines, called with one of them, take that in the place of the bench's own, so that each call
+        of a timing can have data that no cache holds, while its code is in the caches; see ``measure.timing.rotate``.
+        """
+        return None
 
     def metrics(self, run: Runnable, cost: float) -> Mapping[str, float]:
-        """Name to figure of a candidate; ``cost`` is its median latency in microseconds, or its :class:`FigureBench`'s
-        figure. Empty for what is no candidate."""
-        ...
+        """Figures of the user's own by name, kept beside a candidate's latency; empty for what is no candidate.
 
+        Args:
+            cost: median of its samples: microseconds, or what :meth:`figure` gives.
+        """
+        return {}
 
-@runtime_checkable
-class FigureBench(Protocol):
-    """What a bench may offer beside :class:`Bench`: something else than time to be made small."""
-
-    def figure(self, run: Runnable) -> float:
-        """One sample, above 0; it stands wherever a latency would."""
-        ...
-
-
-@runtime_checkable
-class BoundedTask(Protocol):
-    """What a task may offer beside :class:`Task`: a bound that lets a search end where nothing is left to win."""
-
-    def least_us(self) -> float | None:
-        """Microseconds that no candidate can beat; None where that is not known of this device."""
-        ...
+    def figure(self) -> Callable[[Runnable], float] | None:
+        """What is made small in the place of time: a function that takes one sample, above 0; None for time."""
+        return None
 
 
 GROUP = "autotune.domains"
-"""The group of entry points that name domains, each a module; :class:`Domain` says what it offers."""
+"""The group of entry points that name domains, each a module with a :class:`autotune.domain.Domain`."""
 
 DOMAINS: dict[str, str] = {}
 """Domain name to module, of those that a process was told of; :func:`domains` has the others too."""
-
-
-class Domain(Protocol):
-    """The module of a domain. Importing it is cheap, as every command does: what is heavy it imports when called.
-
-    It may offer more, each by itself. Where its domain differs from one process on one device:
-
-    - ``open_measurer(workload, device, policy)``: what measures in the place of ``autotune.measure.worker.Worker``;
-    - ``place(workload, device)``: the ``DeviceIdentity`` that its measurements hold for;
-    - ``policy(device)``: how it measures by default;
-    - ``devices(workload)``: how many devices of one host a workload takes, for who has none of them at hand.
-
-    For the search:
-
-    - ``bytes_moved(workload)``: of a workload without a bench, by which a search's time is shared;
-    - ``bytes_held(workload)``: bytes of a device's memory that its tensors take at least;
-    - ``confined(workload)``: JSON of what confines a search of it beside the shipped spaces, such as choices that a
-      user's code declares: a search that came to its end says nothing of another such;
-    - ``damage(workload)``: why a workload that comes from a database may not be searched, or None.
-
-    For the command line:
-
-    - ``figure(workload, cost)``: what its search calls a latency, as a number and its unit, where it is no time;
-    - ``targets()``: the names that TARGET may be, and what each computes;
-    - ``workloads_of(target, inputs)``: the workloads of a TARGET and its ``--inputs`` (None where there is none), each
-      with how often it occurs; raises UserError where it knows no such target;
-    - ``COMMANDS``: name of a command (``search``, ``lookup``, ``bench``, ``calibrate``) to a module whose ``run(args)``
-      is that command for this domain, and returns the exit code. ``search`` and ``lookup`` go by ``workloads_of``
-      otherwise. A module for ``search`` with ``missed(store, device)`` and ``search_missed(args, device, store, missed,
-      timeout)`` searches what deployments missed by itself; ``serves()`` is whether this process was but a helper;
-    - ``add_arguments(command, parser)``: options of its own; ``refuse(command, args)`` raises UserError where they are
-      given and another domain is meant;
-    - ``case_problems(case)``: what is wrong with a case of a benchmark's file whose ``suite`` is the domain.
-
-    For a report, as :class:`autotune.exhibit.Exhibit`:
-
-    - ``exhibits(workload, config, schedule, device)``: of a workload on a ``DeviceIdentity``, with the configuration
-      that won or was fastest, and its schedule; either may be None;
-    - ``case_exhibits(case)``: of a case in such a file.
-    """
-
-    def open_task(self, workload: Workload, device: str) -> Task:
-        """The search's side of a workload."""
-        ...
-
-    def open_bench(self, workload: Workload, device: str) -> Bench:
-        """The worker's side of a workload."""
-        ...
 
 
 @functools.cache
@@ -351,51 +288,3 @@ def module_of(kind: str) -> str:
     if found is None:
         raise UserError(f"there is no domain {kind!r}; there are {', '.join(sorted(domains()))}")
     return found
-
-
-def domain_hook(kind: str, name: str) -> Any:
-    """What the domain offers under that name, or None; see :class:`Domain`."""
-    return getattr(importlib.import_module(module_of(kind)), name, None)
-
-
-Figure = Callable[[float], tuple[float, str]]
-"""What a latency stands for, as a number and its unit."""
-
-
-def figure_of(workload: Workload) -> Figure | None:
-    """What stands in a latency's place for ``workload``, whose domain may be unknown here; None where it is a time."""
-    hook = domain_hook(workload.kind, "figure") if workload.kind in domains() else None
-    try:
-        return functools.partial(hook, workload) if hook and hook(workload, 1.0) else None
-    except (KeyError, TypeError, ValueError):  # what a database says of it may be anything
-        return None
-
-
-def place(workload: Workload, device: str) -> DeviceIdentity:
-    """The device, or the devices together, that measurements of ``workload`` on ``device`` hold for."""
-    from autotune.device import identify
-
-    own = domain_hook(workload.kind, "place")
-    found: DeviceIdentity = own(workload, device) if own else identify(device)
-    return found
-
-
-def policy_for(workload: Workload, device: str) -> Policy:
-    """How workloads of this kind are measured on ``device`` unless told otherwise."""
-    from autotune.measure.policy import default_policy
-
-    own = domain_hook(workload.kind, "policy")
-    found: Policy = own(device) if own else default_policy(device)
-    return found
-
-
-def open_task(workload: Workload, device: str) -> Task:
-    """The task of ``workload`` on ``device``."""
-    task: Task = importlib.import_module(module_of(workload.kind)).open_task(workload, device)
-    return task
-
-
-def open_bench(workload: Workload, device: str) -> Bench:
-    """The bench of ``workload`` on ``device``; call it in the measuring worker only."""
-    bench: Bench = importlib.import_module(module_of(workload.kind)).open_bench(workload, device)
-    return bench

@@ -206,7 +206,7 @@ def partition(m: Measure) -> Iterator[Case]:
 def run(m: Measure, parts: Sequence[str], out: Path) -> dict[str, Any] | None:
     """Measure; the file is written after each part. None where nothing could be measured."""
     from autotune.device import environment
-    from autotune.task import place
+    from autotune.domain import place
 
     workload = Scenario(Gemm(64, 64, 64), "all_gather", 4096 * m.ranks.ranks, m.ranks.ranks).workload()
     where, env = place(workload, m.device).label, environment(m.device)

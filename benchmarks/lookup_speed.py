@@ -57,11 +57,11 @@ def made(folder: Path, count: int) -> tuple[Path, Path, Path, list[Any]]:
 
     from autotune.compiler.audit import bind
     from autotune.device import DeviceIdentity, Environment, environment, identify
+    from autotune.domain import open_task
     from autotune.domains.fusion.task import FusionTask
     from autotune.ir.graph import Graph
     from autotune.store.records import Key, Schedule
     from autotune.store.snapshots.writer import Contents, write_snapshot
-    from autotune.task import open_task
     from tests.support.hostile import softmax, workload_of
     from tests.support.snapshots import keys
 

@@ -29,12 +29,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.device import environment, identify, resolve_device
+from autotune.domain import open_task
 from autotune.ir.graph import Graph
 from autotune.ir.precision import DEFAULT, STRICT, asking
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.store.records import Key, Schedule
-from autotune.task import Artifact, Config, open_task
+from autotune.task import Artifact, Config
 from autotune.workload import Workload
 from benchmarks import form
 from benchmarks.fusion.cases.case import Case

@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile
 
 from autotune.device import environment
+from autotune.domain import place
 from autotune.domains.c3 import rule
 from autotune.domains.c3.collectives.base import Spec
 from autotune.domains.c3.collectives.open import open_collective
@@ -34,7 +35,7 @@ from autotune.domains.c3.task import build
 from autotune.errors import Unsupported, UserError
 from autotune.runtime.deployment import deployment
 from autotune.space import load_space
-from autotune.task import Artifact, Config, place
+from autotune.task import Artifact, Config
 from examples.fsdp_gather import TunedAllGather
 from examples.models.llama import Block, RMSNorm
 from examples.models.llama import Config as Sizes

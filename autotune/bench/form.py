@@ -36,8 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from autotune import __version__
+from autotune.domain import known_domain
 from autotune.errors import UserError
-from autotune.task import domain_hook, domains
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -98,8 +98,13 @@ def _checker(suite: object) -> Callable[[object], list[str]]:
     """What tells the problems of a case of this suite."""
     if suite in (None, "fusion"):
         return _case_problems
-    own = domain_hook(suite, "case_problems") if isinstance(suite, str) and suite in domains() else None
-    return own or _named_problems
+    domain = known_domain(suite)
+
+    def check(case: object) -> list[str]:
+        own = domain.case_problems(case) if domain else None
+        return _named_problems(case) if own is None else own
+
+    return check
 
 
 def _case_problems(case: object) -> list[str]:

@@ -32,6 +32,7 @@ from autotune.cli.commands import (
     watch,
     workloads,
 )
+from autotune.cli.options import DEFAULT, every_domain, named_domain
 from autotune.errors import UserError, told
 
 COMMANDS = (
@@ -55,15 +56,29 @@ COMMANDS = (
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations, with one line for a mistake; a command's own parser reports surplus words."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, command: str = "", **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
+        self._command = command
+        """Of which the domain that is named has options of its own; empty where no domain is named."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, which would let the parser of all commands tell what a command does not know."""
+        if self._command:
+            self._add_own(args or [])
         known, surplus = super().parse_known_args(args, namespace)
         if surplus:
             self.error(f"unrecognized arguments: {' '.join(surplus)}")
         return known, surplus
+
+    def _add_own(self, words: Sequence[str]) -> None:
+        """Add the options of the domain that is named, or of the default one; the help shows those of no other."""
+        command, self._command = self._command, ""
+        names = next(action.choices for action in self._actions if action.dest == "domain")
+        name = named_domain(self, words, list(names or ()))
+        if name is None and {"-h", "--help"}.intersection(words):
+            self.epilog = f"`autotune {command} DOMAIN --help` shows a domain's own options, too."
+        elif (domain := every_domain().get(name or DEFAULT)) is not None:
+            domain.add_arguments(command, self)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {told(message)} (see {self.prog} --help)\n")

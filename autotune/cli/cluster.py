@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import os
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -66,8 +65,6 @@ def at(
         return function(args, device, store, *more)
     sent = copy.copy(args)
     sent.db = sent.run = None  # the one is in the store's own URL, the other means this host
-    if getattr(sent, "precision", None) is None:
-        sent.precision = os.environ.get("AUTOTUNE_PRECISION") or None
     return cluster.call(function, sent, store, *more, kind=kind, gpus=gpus)
 
 

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and the checks that need nothing but the text."""
+"""Arguments that several commands share, the domains that they name, and checks that need nothing but the text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,55 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from autotune.cli.domains import names
-from autotune.errors import UserError
-from autotune.ir.precision import PRECISIONS
-from autotune.numerics import MATMUL
+from autotune.domain import Command, Domain, domain_of
+from autotune.errors import UserError, told
+from autotune.task import domains
 
 JSON_HELP = "print one JSON object on stdout, and nothing else there"
 DB_HELP = "database URL or SQLite file (default: $AUTOTUNE_DB, else a file in the user data directory)"
+DEFAULT = "fusion"
+"""The domain of a command that names none."""
+
+
+def every_domain() -> dict[str, Domain]:
+    """The domains by name, the default one first; one that cannot be imported is told of where it is used."""
+    found = {}
+    for name in sorted(domains(), key=lambda name: (name != DEFAULT, name)):
+        try:
+            found[name] = domain_of(name)
+        except (ImportError, UserError):
+            continue
+    return found
+
+
+def command_of(name: str | None, command: str) -> Command | None:
+    """What ``command`` calls for a domain (None for the default one); None for what it does for any.
+
+    Raises:
+        UserError: the domain's module cannot be imported.
+    """
+    name = name or DEFAULT
+    try:
+        return domain_of(name).command(command)
+    except ImportError as error:
+        raise UserError(f"the domain {name!r} cannot be imported: {told(error)}") from error
+
+
+def able(command: str) -> list[str]:
+    """The domains that have a command as their own."""
+    return [name for name, domain in every_domain().items() if domain.command(command) is not None]
+
+
+def named_domain(parser: argparse.ArgumentParser, words: Sequence[str], names: Sequence[str]) -> str | None:
+    """The domain that a command line names: the first word that is a name and no option's value."""
+    before = ""
+    for word in words:
+        option = parser._option_string_actions.get(before)
+        is_value = before.startswith("-") and "=" not in before and (option is None or option.nargs != 0)
+        if word in names and not is_value:
+            return word
+        before = word
+    return names[0] if len(names) == 1 else None
 
 
 def positive_int(text: str) -> int:
@@ -67,11 +109,11 @@ def check_modes(names: Sequence[str]) -> None:
             raise UserError(f"torch.compile has no mode {mode!r}; there are {', '.join(known)}")
 
 
-def add_target(parser: argparse.ArgumentParser, *, required: bool = True, domains: Sequence[str] = ()) -> None:
-    """The positional ``DOMAIN TARGET`` and ``--inputs``; ``domains`` are all of them where it is empty."""
-    domains = domains or sorted(names())
+def add_target(parser: argparse.ArgumentParser, *, required: bool = True, names: Sequence[str] = ()) -> None:
+    """The positional ``DOMAIN TARGET`` and ``--inputs``; ``names`` of domains are all of them where it is empty."""
+    names = list(names) or sorted(domains())
     nargs = None if required else "?"
-    parser.add_argument("domain", metavar="DOMAIN", nargs=nargs, choices=domains, help=", ".join(domains))
+    parser.add_argument("domain", metavar="DOMAIN", nargs=nargs, choices=names, help=", ".join(names))
     about = (
         "a built-in workload (`autotune workloads` lists them), package.module:callable, or a factory of one with its"
         " arguments, package.module:make('bert', layers=4), which the shell takes in quotes"
@@ -85,20 +127,6 @@ def add_device(parser: argparse.ArgumentParser, more: str = "") -> None:
     """``--device``, with ``more`` in its help."""
     about = f"where it runs (default: %(default)s){more}"
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help=about)
-
-
-def add_precision(parser: argparse.ArgumentParser) -> None:
-    """``--precision``, of kernels, and ``--matmul-precision``, of a program's products."""
-    about = (
-        "of fusion's kernels: default, or strict, without fast math and other approximations; a deployment finds what"
-        " was searched under its own $AUTOTUNE_PRECISION (default: that variable, else default)"
-    )
-    parser.add_argument("--precision", choices=PRECISIONS, help=about)
-    about = (
-        "of a fusion program's products of fp32 matrices, as torch.set_float32_matmul_precision sets it; a deployment"
-        " obeys a step's verdict under the same settings (default: what the TARGET's module sets)"
-    )
-    parser.add_argument("--matmul-precision", choices=MATMUL, help=about)
 
 
 def add_db(parser: argparse.ArgumentParser) -> None:

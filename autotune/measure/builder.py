@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from autotune import task as tasks
+from autotune.domain import open_task
 from autotune.measure.blame import Blame, blame
 from autotune.measure.outcome import one_line
 from autotune.measure.serve import Link, serve
@@ -25,7 +26,7 @@ class Builder:
             if "workload" in message:
                 workload = Workload.from_json(message["workload"])
                 tasks.DOMAINS[workload.kind] = message["domain"]
-                self._task = tasks.open_task(workload, message["device"])
+                self._task = open_task(workload, message["device"])
                 link.send({"ok": True})
                 return
             assert self._task is not None

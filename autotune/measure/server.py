@@ -15,6 +15,7 @@ from typing import Any
 
 from autotune import numerics
 from autotune import task as tasks
+from autotune.domain import domain_of
 from autotune.errors import BuildError, UserError
 from autotune.measure.blame import Blame, blame
 from autotune.measure.outcome import Outcome, one_line
@@ -22,7 +23,7 @@ from autotune.measure.policy import COPIES, Policy
 from autotune.measure.serve import Link, serve
 from autotune.measure.timing.lock import device_lock
 from autotune.measure.wire import artifact_from_wire
-from autotune.task import Bench, CopiedBench, FigureBench, MetricBench, Runnable, Status
+from autotune.task import Bench, Runnable, Status
 from autotune.workload import Workload
 
 _STICKY = re.compile(
@@ -96,7 +97,7 @@ class Server:
 
             pin_cpu()
         try:
-            self.bench = tasks.open_bench(workload, self.device)
+            self.bench = domain_of(workload.kind).open_bench(workload, self.device)
             self.moved = self.bench.bytes_moved()
             return {"ok": True, "bytes": self.moved}
         except Exception as error:
@@ -125,15 +126,13 @@ class Server:
     def _measured(self, run: Runnable, samples: Sequence[float], error: float | None) -> Outcome:
         """What came of a timing, with the bench's own metrics."""
         outcome = Outcome(Status.OK, tuple(samples), error)
-        bench: object = self.bench
-        metrics = bench.metrics(run, outcome.latency_us or 0.0) if isinstance(bench, MetricBench) else {}
-        return replace(outcome, metrics=metrics)
+        assert self.bench is not None
+        return replace(outcome, metrics=self.bench.metrics(run, outcome.latency_us or 0.0))
 
     @property
     def _figure(self) -> Callable[[Runnable], float] | None:
         """What the bench measures in the place of time, if it does."""
-        bench: object = self.bench
-        return bench.figure if isinstance(bench, FigureBench) else None
+        return self.bench.figure() if self.bench is not None else None
 
     def _quiet(self, share: float) -> None:
         if self.device == "cpu":
@@ -143,12 +142,10 @@ class Server:
 
     def _copy_inputs(self) -> None:
         """Have copies of the inputs, where the policy wants the calls to take some in turn and the bench can."""
-        bench: object = self.bench
-        timed = self.policy.method == COPIES and self._figure is None
-        if self.sets is None and timed and isinstance(bench, CopiedBench):
+        if self.sets is None and self.bench is not None and self.policy.method == COPIES and self._figure is None:
             from autotune.measure.timing.rotate import set_count
 
-            self.sets = bench.input_sets(set_count(self.moved, self.policy))
+            self.sets = self.bench.input_sets(set_count(self.moved, self.policy))
 
     def _interleave(self, runs: Mapping[str, Any], before: Callable[[str], None]) -> dict[str, list[float]]:
         from autotune.measure.timing import rotate, timer

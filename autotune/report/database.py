@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.charts import Exhibit
+from autotune.domain import Figure, figure_of, known_domain
 from autotune.errors import pasted_again, printable
-from autotune.exhibit import Exhibit
 from autotune.report import plots
 from autotune.report.page import (
     KINDS,
@@ -26,7 +27,7 @@ from autotune.report.page import (
 )
 from autotune.space import is_number
 from autotune.store.records import Key, Measurement, Schedule
-from autotune.task import Figure, Status, domain_hook, domains, figure_of
+from autotune.task import Status
 from autotune.words import figure_text, size
 
 if TYPE_CHECKING:
@@ -123,8 +124,8 @@ def _workload(
 def _bytes(workload: Workload) -> int:
     """What a perfect implementation moves; 0 where the domain does not tell."""
     try:
-        hook = domain_hook(workload.kind, "bytes_moved") if workload.kind in domains() else None
-        return int(hook(workload)) if hook else 0
+        domain = known_domain(workload.kind)
+        return domain.bytes_moved(workload) if domain else 0
     except Exception as error:  # a stored workload of another version, or a damaged one
         log.warning("bytes of %s: %s", workload.fingerprint[:12], error)
         return 0
@@ -135,8 +136,8 @@ def _own(
 ) -> Sequence[Exhibit]:
     """What the domain shows of a workload."""
     try:
-        hook = domain_hook(workload.kind, "exhibits") if workload.kind in domains() else None
-        return hook(workload, config, schedule, device) if hook else ()
+        domain = known_domain(workload.kind)
+        return domain.exhibits(workload, config, schedule, device) if domain else ()
     except Exception as error:
         log.warning("exhibits of %s: %s", workload.fingerprint[:12], error)
         return (Exhibit("Plan", f"It cannot be shown: {printable(str(error))}"),)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune import words
-from autotune.exhibit import Exhibit
+from autotune.charts import Exhibit
 from autotune.workload import digest
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.bench.form import read
+from autotune.charts import Exhibit
+from autotune.domain import known_domain
 from autotune.errors import UserError, pasted_again
-from autotune.exhibit import Exhibit
 from autotune.report import plots
 from autotune.report.page import (
     Cell,
@@ -21,7 +22,6 @@ from autotune.report.page import (
     ratio_cell,
     time_cell,
 )
-from autotune.task import domain_hook, domains
 from autotune.words import size
 
 _CONTENDERS = {
@@ -56,10 +56,11 @@ def pages(folder: Path) -> Iterator[Page]:
 
 def _file(data: Mapping[str, Any], source: str) -> Iterator[Page]:
     suite = data.get("suite")
-    hook = domain_hook(suite, "case_exhibits") if isinstance(suite, str) and suite in domains() else None
-    if hook:
-        for case in data["cases"]:
-            yield _scenario(case, hook(case), data, source)
+    domain = known_domain(suite)
+    own = [domain.case_exhibits(case) for case in data["cases"]] if domain else [None]
+    if None not in own:
+        for case, exhibits in zip(data["cases"], own, strict=True):
+            yield _scenario(case, exhibits or (), data, source)
     elif suite == "real_models":
         for case in data["cases"]:
             yield from _real_model(case, data, source)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import __version__, charts
+from autotune.charts import Exhibit
 from autotune.errors import UserError
-from autotune.exhibit import Exhibit
 from autotune.report import plots
 from autotune.report.page import KINDS, Cell, Page, ratio
 from autotune.space import is_number

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autotune.errors import Unsupported
 from autotune.task import Config, Task, config_key
-from autotune.tuner.budget import Budget
 from autotune.tuner.composed import compose
 from autotune.tuner.context import Context
+from autotune.tuner.options import Budget
 from autotune.tuner.proposals.elsewhere import winners
 from autotune.tuner.proposals.samplers import NONE
 from autotune.tuner.proposals.seeds import suggested
@@ -41,7 +41,7 @@ class Ahead:
 
     def __init__(self, context: Context, workloads: Sequence[Workload], budget: Callable[[int], Budget]) -> None:
         self._context, self._workloads, self._budget = context, workloads, budget
-        self._active = _overlaps(context.device) and context.sampler != NONE
+        self._active = _overlaps(context.device) and context.options.sampler != NONE
         self._put = self._done = 0
         self._met: set[int] = set()
         self._wanted: set[int] = set()
@@ -138,10 +138,10 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
 
 def beginnings(context: Context, task: Task) -> list[Config]:
     """The first of what :func:`autotune.tuner.proposals.seeds.suggested` has, as far as it can work."""
-    asked = context.seeds.get(task.workload.fingerprint, ())
+    asked = context.options.seeds.get(task.workload.fingerprint, ())
     elsewhere = winners(context.store, context.key(task.workload))
     found: dict[str, Config] = {}
-    for seed in suggested(task, task.space(context.space_file), asked, elsewhere):
+    for seed in suggested(task, task.space(context.options.space_file), asked, elsewhere):
         config = task.normalize(seed.config)
         if not found or task.reject(config) is None:  # the default comes first, and is compared with whatever it is
             found.setdefault(config_key(config), config)

@@ -1,11 +1,14 @@
-"""What the searches of one run share: the database, the machine, the method, and when the user wants an end."""
+"""What the searches of one run share (the database, the machine, the options), and the search of one workload."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,28 +17,33 @@ from typing import Any
 from autotune import __version__
 from autotune import device as devices
 from autotune.device import DeviceIdentity
-from autotune.errors import Unsupported
+from autotune.domain import domain_of, open_task, place
+from autotune.errors import Unsupported, UserError
+from autotune.measure.blame import Blame
+from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
-from autotune.measure.pool import CompilePool
-from autotune.measure.worker import Measurer, Worker
-from autotune.numerics import Numerics, read
+from autotune.measure.pool import Built, CompilePool
+from autotune.measure.worker import MachineFault, Measurer
 from autotune.resources import resource_dir
-from autotune.space import Space
+from autotune.space import Space, holds
 from autotune.store.records import Effort, Key, Measurement
 from autotune.store.store import Store
 from autotune.store.tables.claims import owner_name
-from autotune.task import ComposedTask, Composition, Config, Task, domain_hook, open_task, place
-from autotune.tuner.budget import Budget, Pace
-from autotune.tuner.devices.interrupt import Interrupt
+from autotune.task import Artifact, Composition, Config, Status, Task, config_key
+from autotune.tuner.ending import Interrupt
+from autotune.tuner.options import Budget, Pace, SearchOptions
 from autotune.tuner.proposals.history import History
-from autotune.tuner.proposals.samplers import DEFAULT, NONE
+from autotune.tuner.proposals.samplers import NONE
 from autotune.tuner.result import Progress
-from autotune.tuner.session import Session
 from autotune.words import size
 from autotune.workload import Workload, digest
 
+PLANS = 6
+"""Compositions of a workload that are considered at most."""
 _PLANNED = 8  # workloads whose compositions are remembered
 _ENOUGH = 0.5  # what was searched with half of the time it would get now is not searched again
+_SPARED = 3
+"""So many candidates in a row that memory ran out for, or that were killed, are no coincidence."""
 
 
 @dataclass
@@ -44,15 +52,7 @@ class Context:
 
     Attributes:
         device: "cpu" or "cuda:N".
-        sampler: a name of :data:`autotune.tuner.proposals.samplers.SAMPLERS`, or ``NONE`` for what the domain's cost
-        model likes
-            best, unsearched.
-        seed: of the sampler and of the random inputs that candidates are verified on.
-        space_file: a user's narrowed copy of the domain's search space.
-        method: of the domain, "" for its whole; see ``autotune.task.ComposedTask.under``.
-        plans: compositions of a workload that are considered at most.
-        seeds: workload (its fingerprint) to candidates that are measured whatever else is suggested.
-        numerics: under which the program's step runs; the processes of other devices restore them.
+        policy: how it measures: that of the options, or the domain's.
         lent: the worker and the pool where they are the caller's, who closes them.
         told: workload to the fingerprints of its device (or devices) and their software, where those are of another
             host, which has stored them.
@@ -61,13 +61,7 @@ class Context:
     store: Store
     device: str
     policy: Policy
-    sampler: str = DEFAULT
-    seed: int = 0
-    space_file: str | None = None
-    method: str = ""
-    plans: int = 6
-    seeds: Mapping[str, Sequence[Config]] = field(default_factory=dict)
-    numerics: Numerics = field(default_factory=read)
+    options: SearchOptions = field(default_factory=SearchOptions)
     lent: tuple[Measurer | CompilePool | None, ...] = ()
     report: Callable[[Progress], None] | None = None
     run: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -93,8 +87,7 @@ class Context:
     def worker(self, workload: Workload) -> Measurer:
         """The measuring worker, turned to ``workload``."""
         if self._worker is None:
-            start = domain_hook(workload.kind, "open_measurer") or Worker
-            self._worker = start(workload, self.device, self.policy)
+            self._worker = domain_of(workload.kind).open_measurer(workload, self.device, self.policy)
         self._worker.open(workload)
         return self._worker
 
@@ -120,8 +113,8 @@ class Context:
             fingerprint = workload.fingerprint  # a part that is known as a workload keeps its name and its program
         else:
             fingerprint = self.store.put_workload(workload)
-        if fingerprint not in self._confined and (own := domain_hook(workload.kind, "confined")) is not None:
-            self._confined[fingerprint] = own(workload)
+        if fingerprint not in self._confined:
+            self._confined[fingerprint] = domain_of(workload.kind).confined(workload)
         device, environment = self._place(workload)
         return Key(fingerprint, device, environment, self.policy.key)
 
@@ -137,18 +130,14 @@ class Context:
             UserError: the domain has no such method.
             Unsupported: as the task's own; or the device has less memory than the workload takes.
         """
-        held = domain_hook(workload.kind, "bytes_held")
         identity = self.store.get_device(self._place(workload)[0])
-        if held and identity and (need := held(workload)) > identity.memory_mib << 20:
+        if identity and (need := domain_of(workload.kind).bytes_held(workload)) > identity.memory_mib << 20:
             raise Unsupported(f"it takes {size(need)} of memory, and the device has {size(identity.memory_mib << 20)}")
-        task = open_task(workload, self.device)
-        if not isinstance(task, ComposedTask):
-            return task
         where = (self._place(workload)[0], workload.kind)
         if where not in self._figures:
             found = self.store.get_calibration(*where)
             self._figures[where] = found.figures if found else {}
-        return task.under(self.method, self._figures[where])
+        return open_task(workload, self.device).under(self.options.method, self._figures[where])
 
     def compositions(self, task: Task) -> Sequence[Composition]:
         """What the task's workload can be composed of, the most promising first; nothing where it has no parts.
@@ -159,14 +148,12 @@ class Context:
         Raises:
             Unsupported: as the task's own.
         """
-        if not isinstance(task, ComposedTask):
-            return ()
         key = task.workload.fingerprint
         if (known := self._planned.get(key)) is not None:  # without waiting for what is thought out now
             return known
         with self._planning:
             if (known := self._planned.get(key)) is None:
-                known = task.compositions(self.plans)
+                known = task.compositions(PLANS)
                 while len(self._planned) >= _PLANNED:
                     del self._planned[next(iter(self._planned))]
                 self._planned[key] = known
@@ -178,34 +165,15 @@ class Context:
         Args:
             whole: the session of the workload that this one is a part of.
         """
-        space = task.space(self.space_file)
-        narrowed = space if self.space_file and space.fingerprint != task.space().fingerprint else None
-        return Session(
-            task=task,
-            store=self.store,
-            key=self.key(task.workload),
-            policy=self.policy,
-            worker=self.worker(task.workload),
-            pool=self.pool,
-            interrupt=self.interrupt,
-            owner=self.owner,
-            run=self.run,
-            trials=budget.most,
-            most=budget.most,
-            timeout=budget.timeout,
-            seed=self.seed,
-            report=self.report,
-            narrowed=narrowed,
-            space_file=self.space_file,
-            label=whole.label if whole else task.workload.label or task.workload.fingerprint[:12],
-            whole=whole,
-        )
+        file = self.options.space_file
+        space = task.space(file)
+        narrowed = space if file and space.fingerprint != task.space().fingerprint else None
+        return Session(self, task, self.key(task.workload), self.worker(task.workload), budget, narrowed, whole)
 
     def history(self, space: Space, known: Sequence[Measurement]) -> History | None:
         """What a search in ``space`` proposes by, with what was measured before; None where no sampler proposes."""
-        if self.sampler == NONE:
-            return None
-        return History(sampler=self.sampler, seed=self.seed, space=space, known=known)
+        sampler, seed = self.options.sampler, self.options.seed
+        return None if sampler == NONE else History(sampler=sampler, seed=seed, space=space, known=known)
 
     def scope(self, key: Key) -> str:
         """Digest of what this run's searches of ``key`` are confined to: under it, efforts can be told from each other.
@@ -222,8 +190,9 @@ class Context:
         The shipped spaces count too: what another version of them left nothing to do for has new choices.
         """
         shipped = [p.read_text() for p in sorted(resource_dir("search_spaces").glob("*.toml"))]
-        file = Path(self.space_file).read_text() if self.space_file else ""
-        own = {"space": file, "method": self.method, "sampler": self.sampler}
+        options = self.options
+        file = Path(options.space_file).read_text() if options.space_file else ""
+        own = {"space": file, "method": options.method, "sampler": options.sampler}
         return digest({**own, "shipped": shipped, "autotune": __version__})
 
     def searched(self, key: Key, budget: Budget, granted: float | None) -> Effort | None:
@@ -246,3 +215,217 @@ class Context:
         """Remember how a session's search ended, unless it was cut short."""
         if not self.interrupt.requested:
             self.store.add_effort(Effort(s.key, self.scope(s.key), s.elapsed, granted or 0.0, settled, stop))
+
+
+@dataclass
+class Session:
+    """The search of one workload: what it may spend, what is known of its candidates, and what came of them.
+
+    Attributes:
+        context: of the run.
+        trials: candidates that the present phase may measure, of ``budget`` as a whole.
+        narrowed: the user's own space, to which what is deployed is confined; None for the shipped one.
+        whole: the session of the workload that this one is a part of.
+        done: candidates that the searches of its parts have measured.
+        search_s: seconds after which the final comparison began.
+        known: candidate (its key) to what it is ranked by: its repeated timing, else its first; or why it failed.
+            Latencies of a final comparison are left out: they belong beside those they were taken with, and a ranking
+            that mixed them with others would put whoever was never in a final first.
+        final_us: latency of the best candidate in the final comparison, once there was one.
+        spared: candidates (their keys) that this search leaves out as the machine failed on them: nothing of it is
+            stored.
+    """
+
+    context: Context
+    task: Task
+    key: Key
+    worker: Measurer
+    budget: Budget
+    narrowed: Space | None = None
+    whole: Session | None = None
+    done: int = 0
+    search_s: float = 0.0
+    started: float = field(default_factory=lambda: time.monotonic())
+    known: dict[str, Measurement] = field(default_factory=dict)
+    artifacts: dict[str, Artifact] = field(default_factory=dict)
+    measured: int = 0
+    reused: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    final_us: float | None = None
+    spared: set[str] = field(default_factory=set)
+    _row: int = 0
+    """How many of them came in a row."""
+    _allowed: dict[str, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.trials = self.budget.most
+
+    @property
+    def label(self) -> str:
+        """Of progress: the workload's, or that of the larger one that it is a part of."""
+        workload = self._top.task.workload
+        return workload.label or workload.fingerprint[:12]
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.started
+
+    @property
+    def left(self) -> float | None:
+        """Seconds of the time budget left; None without one."""
+        return None if self.budget.timeout is None else max(0.0, self.budget.timeout - self.elapsed)
+
+    def allows(self, config: Config) -> bool:
+        """Whether a candidate may be deployed: always, unless the user's narrowed space leaves it out.
+
+        The default and what is stored from wider searches may be outside.
+        """
+        if self.narrowed is None:
+            return True
+        key = config_key(config)
+        if key not in self._allowed:
+            space = self.narrowed
+            with contextlib.suppress(Unsupported):  # stored by an earlier version, which had more plans
+                space = self.task.space_for(config, self.context.options.space_file)
+            self._allowed[key] = holds(space, config, self.task.normalize)
+        return self._allowed[key]
+
+    @property
+    def tried(self) -> bool:
+        """Whether any candidate that may be deployed has been tried; those that never could work do not count."""
+        return any(m.status is not Status.INVALID and self.allows(m.config) for m in self.known.values())
+
+    def ranking(self) -> list[Measurement]:
+        """Candidates that work and may be deployed, fastest first."""
+        good = [m for m in self.known.values() if m.status is Status.OK and m.latency_us is not None]
+        return sorted((m for m in good if self.allows(m.config)), key=lambda m: m.latency_us or 0.0)
+
+    @property
+    def best_us(self) -> float | None:
+        ranking = self.ranking()
+        return ranking[0].latency_us if ranking else None
+
+    def build(self, config: Config) -> Future[Built]:
+        return self.context.pool.submit(self.task.workload, self.task.device, config)
+
+    def measurement(
+        self,
+        config: Config,
+        status: Status,
+        stage: str,
+        outcome: Outcome | None = None,
+        reason: str = "",
+        compile_s: float = 0.0,
+    ) -> Measurement:
+        """A record of this search, not stored yet."""
+        return Measurement(
+            key=self.key,
+            config=config,
+            status=status,
+            stage=stage,
+            latency_us=outcome.latency_us if outcome else None,
+            samples=outcome.samples if outcome else (),
+            noise=outcome.noise if outcome else None,
+            error=outcome.error if outcome else None,
+            reason=outcome.reason if outcome else reason,
+            run=self.context.run,
+            compile_s=compile_s,
+            measure_s=outcome.seconds if outcome else 0.0,
+            metrics=outcome.metrics if outcome else {},
+        )
+
+    def keep(self, m: Measurement) -> Measurement:
+        """Store a measurement. Answers what is stored: another search may have been first, and then that counts."""
+        if not self.context.store.add_measurement(m):
+            m = self.context.store.get_measurement(m.key, m.config, m.stage) or m
+        self.learn(m)
+        return m
+
+    def learn(self, m: Measurement) -> None:
+        """Rank a candidate by this measurement from now on."""
+        if m.stage != "final" or m.status is not Status.OK:
+            self.known[config_key(m.config)] = m
+
+    def measure(self, config: Config, built: Built, stage: str, limit_us: float | None = None) -> Measurement:
+        """Measure what was built and store what came of it, unless the machine is to blame: then once more.
+
+        Raises:
+            MachineFault: the machine failed again, and not for this candidate alone; nothing is stored.
+            UserError: a setting is wrong.
+        """
+        built = self._once_more(config, built)
+        outcome = self._outcome(config, built, stage, limit_us)
+        if outcome.fault and built.artifact is not None:
+            outcome = self._outcome(config, built, stage, limit_us)
+        m = self.measurement(config, outcome.status, stage, outcome, compile_s=built.seconds)
+        if outcome.fault:
+            self.spare(m, outcome.fault)
+            return m
+        self._top._row = 0
+        m = self.keep(m)
+        if m.status is Status.OK and built.artifact is not None:
+            self.artifacts[config_key(config)] = built.artifact
+        return m
+
+    def _outcome(self, config: Config, built: Built, stage: str, limit_us: float | None) -> Outcome:
+        if built.artifact is None:
+            return Outcome(Status.COMPILE_ERROR, reason=built.reason, fault=built.fault)
+        seed = self.context.options.seed
+        return self.worker.measure(config, built.artifact, stage=stage, seed=seed, limit_us=limit_us)
+
+    def spare(self, m: Measurement, fault: Blame) -> None:
+        """Leave a candidate out of this search, storing nothing, since the machine failed on it twice.
+
+        Raises:
+            MachineFault: it would fail on others too.
+            UserError: a setting is wrong.
+        """
+        if fault is Blame.USER:
+            raise UserError(m.reason)
+        top = self._top
+        top._row += 1
+        if fault is Blame.MACHINE or top._row >= _SPARED:
+            raise MachineFault(m.reason)
+        self.spared.add(config_key(m.config))
+        self.context.store.release(self.key, m.config, m.stage, self.context.owner)
+        self.learn(m)
+
+    @property
+    def _top(self) -> Session:
+        return self.whole or self
+
+    def _once_more(self, config: Config, built: Built) -> Built:
+        """What was built, or a second try where the machine is to blame that nothing was."""
+        return self.build(config).result() if built.artifact is None and built.fault else built
+
+    def artifact(self, config: Config) -> Built:
+        """The artifact of a candidate, built again where an earlier search measured it."""
+        have = self.artifacts.get(config_key(config))
+        if have is not None:
+            return Built(have)
+        built = self._once_more(config, self.build(config).result())
+        if built.artifact is not None:
+            self.artifacts[config_key(config)] = built.artifact
+        return built
+
+    def tell(self, phase: str, note: str = "") -> None:
+        """Report progress: of a part, as of the whole that it belongs to."""
+        if self.context.report is None:
+            return
+        top = self._top
+        sessions = (self,) if top is self else (top, self)
+        self.context.report(
+            Progress(
+                workload=self.label,
+                phase=phase,
+                measured=sum(s.done + s.measured for s in sessions),
+                trials=top.budget.most,
+                reused=sum(s.reused for s in sessions),
+                failed=sum(n for s in sessions for status, n in s.failed.items() if status != Status.INVALID),
+                best_us=self.best_us if self.final_us is None else self.final_us,
+                elapsed_s=top.elapsed,
+                left_s=top.left,
+                note=note,
+                part=top is not self,
+            )
+        )

@@ -7,11 +7,10 @@ from dataclasses import replace
 from autotune.errors import Unsupported, UserError
 from autotune.store.records import Key
 from autotune.task import config_key
-from autotune.tuner.budget import Budget
-from autotune.tuner.context import Context
+from autotune.tuner.context import Context, Session
+from autotune.tuner.options import Budget
 from autotune.tuner.phases.finals import WINNER, Final
 from autotune.tuner.result import Result
-from autotune.tuner.session import Session
 from autotune.workload import Workload
 
 
@@ -42,7 +41,7 @@ def result(s: Session, final: Final, stop: str, error: str) -> Result:
         search_s=s.search_s,
         bytes_moved=s.worker.bytes_moved,
         others=schedule.others if schedule else None,
-        interrupted=s.interrupt.requested,
+        interrupted=s.context.interrupt.requested,
         error=error,
     )
 
@@ -68,7 +67,7 @@ def recalled(
     candidates of a narrowed space, is none.
     """
     effort = context.searched(key, budget, granted)
-    if effort is None or context.space_file is not None:
+    if effort is None or context.options.space_file is not None:
         return None
     schedule = context.store.schedule_of(key)
     if schedule is None or (schedule.busy and not busy) or schedule.space:

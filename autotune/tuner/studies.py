@@ -15,9 +15,10 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
+from autotune.domain import figure_of
 from autotune.store.records import Key, Measurement
 from autotune.store.store import Store
-from autotune.task import Status, config_key, figure_of
+from autotune.task import Status, config_key
 from autotune.workload import Workload
 
 _AGAIN_S = 2.0

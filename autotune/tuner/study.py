@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.errors import Unsupported, UserError
+from autotune.errors import Unsupported
 from autotune.measure.worker import MachineFault, WorkerFault
-from autotune.task import ComposedTask
-from autotune.tuner.budget import Budget
 from autotune.tuner.composed import compose
 from autotune.tuner.context import Context
+from autotune.tuner.options import Budget
 from autotune.tuner.outcome import recalled, result
 from autotune.tuner.phases import finals
 from autotune.tuner.phases.screen import explore, settled
@@ -45,8 +44,6 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         return found
     try:
         task = context.task(workload)
-        if context.method and not isinstance(task, ComposedTask):
-            raise UserError(f"a search of {workload.kind} workloads has no method {context.method!r}")
         compositions = context.compositions(task)
     except Unsupported as why:
         return Result(key.workload, workload.label, workload.kind, context.device, key.policy, error=str(why))
@@ -55,9 +52,9 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
     stop, error, final, broken = "", "", finals.Final(), False
     try:
         if compositions:
-            stop = compose.search(context, s, compositions, budget, granted)
+            stop = compose.search(s, compositions, budget, granted)
         else:
-            stop = explore(context, s, budget, until_s=budget.until_s)
+            stop = explore(s, budget, until_s=budget.until_s)
             finals.refine(s)
         s.worker.open(workload)
         s.search_s = s.elapsed
@@ -67,13 +64,13 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         stop, error = FAULT if broken else stop or FAULT, str(fault)
     except KeyboardInterrupt:
         stop = "interrupted"
-        s.interrupt.requested = True
+        context.interrupt.requested = True
     s.search_s = s.search_s or s.elapsed  # where it ended before the comparison, that took no time
     if final.best is None:
         final = finals.without_final(s)
     else:
         s.final_us = final.best_us
-    if final.best is None and not error and not s.interrupt.requested and s.narrowed is not None:
+    if final.best is None and not error and not context.interrupt.requested and s.narrowed is not None:
         error = f"no candidate of {s.narrowed.source} {'works' if s.tried else 'was tried'}"
     if not error and stop:
         context.note(s, stop, settled(stop, budget, granted), granted)

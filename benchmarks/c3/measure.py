@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autotune.domain import open_task, place
 from autotune.domains.c3 import rule
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.named import Entry
@@ -17,7 +18,7 @@ from autotune.measure.outcome import Outcome
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Contender, WorkerFault
 from autotune.store.records import Key, Measurement, Schedule
-from autotune.task import REFERENCE, Config, Status, config_key, open_task, place
+from autotune.task import REFERENCE, Config, Status, config_key
 from benchmarks.c3.families import AS_THEY_ARE, baselines, families, fixed, from_label, label
 
 if TYPE_CHECKING:

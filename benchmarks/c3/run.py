@@ -78,10 +78,10 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     Raises:
         UserError: a mistake in the settings, or a result file that this run does not continue.
     """
+    from autotune.domain import place, policy_for
     from autotune.domains.c3.measuring.ranks import Ranks
     from autotune.measure.pool import CompilePool
     from autotune.store import Store
-    from autotune.task import place, policy_for
 
     if settings.measure:
         form.check_commit()

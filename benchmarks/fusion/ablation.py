@@ -51,8 +51,9 @@ def choose(names: Sequence[str]) -> list[str]:
         UserError: there is no such ablation, or the search lacks what it needs.
     """
     from autotune.api import tune_workloads
+    from autotune.tuner.options import SearchOptions
 
-    taken = inspect.signature(tune_workloads).parameters
+    taken = {*inspect.signature(tune_workloads).parameters, *inspect.signature(SearchOptions).parameters}
     for name in names:
         if name not in ABLATIONS:
             close = difflib.get_close_matches(name, ABLATIONS, 1)

@@ -16,18 +16,19 @@ from autotune import __version__
 from autotune import device as devices
 from autotune.cli.options import add_db, add_device, natural_int
 from autotune.device import resolve_device
+from autotune.domain import domain_of, place, policy_for
 from autotune.errors import Unsupported, UserError, printable, told
 from autotune.outputs import check_output
 from autotune.space import Space
 from autotune.store import Store
 from autotune.store.records import Measurement
-from autotune.task import ComposedTask, Config, Status, Task, config_key, domain_hook, place, policy_for
-from autotune.tuner.budget import Budget
+from autotune.task import Config, Status, Task, config_key
 from autotune.tuner.context import Context
+from autotune.tuner.ending import Lease
+from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.phases.explore import SEEDS, Explorer
 from autotune.tuner.phases.screen import learn_stored
 from autotune.tuner.proposals.seeds import Seed
-from autotune.tuner.session import Lease
 from autotune.workload import Workload
 from benchmarks.replay.recording import SUFFIX, Recording, Row
 
@@ -92,7 +93,7 @@ def record(
         UserError: the space is too large; no candidate works.
         WorkerFault: the machine failed.
     """
-    found = found or Candidates.of(task_of(context, workload), context.space_file)
+    found = found or Candidates.of(task_of(context, workload), context.options.space_file)
     task, candidates, outside = found.task, found.configs, found.outside
     measured = _measure(context, task, list(candidates.values()), limit_s)
     if isinstance(measured, str):
@@ -128,13 +129,13 @@ def _measure(
     context: Context, task: Task, candidates: list[Config], limit_s: float | None
 ) -> dict[str, Measurement] | str:
     """The first timing of every candidate, by its key."""
-    random.Random(context.seed).shuffle(candidates)
+    random.Random(context.options.seed).shuffle(candidates)
     s = context.session(task, Budget(trials=len(candidates), patience=0))
     learn_stored(s)
     seeds = [Seed(config, "asked") for config in candidates]
-    stop = Explorer(s, task.space(context.space_file), None, seeds, until_s=limit_s, patience=0).run()
+    stop = Explorer(s, task.space(context.options.space_file), None, seeds, until_s=limit_s, patience=0).run()
     key = s.key
-    found = s.store.measurements(key.workload, key.device, key.environment, key.policy)
+    found = context.store.measurements(key.workload, key.device, key.environment, key.policy)
     screens = {config_key(m.config): m for m in found if m.stage == "screen"}
     missing = sum(config_key(config) not in screens for config in candidates)
     if missing:
@@ -144,8 +145,7 @@ def _measure(
 
 
 def _row(task: Task, config: Config, m: Measurement) -> Row:
-    expected = task.predict(config) if isinstance(task, ComposedTask) else None
-    return Row(config, m.status, m.latency_us, expected, m.compile_s, m.measure_s)
+    return Row(config, m.status, m.latency_us, task.predict(config), m.compile_s, m.measure_s)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -175,8 +175,9 @@ def run(args: argparse.Namespace) -> int:
     with Store.open(args.db) as store:
         workloads = [_found(store, name) for name in args.workloads]
         check_output(folder / f"x{SUFFIX}", f"--out {folder}", make=True)
+        options = SearchOptions(space_file=args.space, seed=args.seed)
         for workload in workloads:
-            context = Context(store, device, policy_for(workload, device), space_file=args.space, seed=args.seed)
+            context = Context(store, device, policy_for(workload, device), options)
             try:
                 with context.interrupt, Lease(store, context.owner):
                     made = record(context, workload)
@@ -202,8 +203,7 @@ def _found(store: Store, name: str) -> Workload:
         raise UserError(f"{store.name} has no workload {name!r}: `autotune show` lists them, a search adds its own")
     if len(found) > 1:
         raise UserError(f"{name!r} is several workloads: name one by its id, {found[0].fingerprint[:12]} say")
-    damage = domain_hook(found[0].kind, "damage")
-    if damage and (why := damage(found[0])):
+    if why := domain_of(found[0].kind).damage(found[0]):
         raise UserError(f"{found[0].fingerprint[:12]} may not be measured: {told(why, 500)}")
     return found[0]
 

@@ -18,12 +18,12 @@ from autotune.space import Config, Space
 from autotune.store.records import Key, Measurement
 from autotune.store.store import Store
 from autotune.task import Artifact, Composition, Task, config_key
-from autotune.tuner.devices.interrupt import Interrupt
+from autotune.tuner.context import Context, Session
+from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.phases.explore import Explorer
 from autotune.tuner.proposals import seeds
 from autotune.tuner.proposals.history import History
 from autotune.tuner.proposals.samplers import is_guided
-from autotune.tuner.session import Session
 from autotune.workload import Workload
 from benchmarks.replay.recording import Recording, Row
 
@@ -48,7 +48,7 @@ class Trace:
 
 
 @dataclass
-class _Task:
+class _Task(Task):
     """What a recording tells of its workload. Without "seeds" it suggests none, and its default is ``start``."""
 
     recording: Recording
@@ -189,20 +189,17 @@ def search(
         start = recording.rows[random.Random(seed).choice([k for k in recording.points if k >= 0])].config
     task = _Task(recording, frozenset(without), start)
     measurer = _Measurer(recording)
-    s = Session(
-        task=task,
+    context = Context(
         store=cast(Store, _Memory()),
-        key=Key(task.workload.fingerprint, "recorded", "recorded", "recorded"),
+        device=task.device,
         policy=Policy("recorded"),
-        worker=measurer,
-        pool=cast(CompilePool, _Pool(recording, processes or recording.processes)),
-        interrupt=Interrupt(),
-        owner="replay",
+        options=SearchOptions(sampler=sampler, seed=seed),
         run="replay",
-        trials=candidates,
-        timeout=None,
-        seed=seed,
+        owner="replay",
+        _pool=cast(CompilePool, _Pool(recording, processes or recording.processes)),
     )
+    key = Key(task.workload.fingerprint, "recorded", "recorded", "recorded")
+    s = Session(context, task, key, measurer, Budget(trials=candidates))
     space, guided = recording.space, is_guided(sampler)
     began = time.process_time()
     begin = seeds.plan(task, space, (), seed, asked=asked)

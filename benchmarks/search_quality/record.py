@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.domain import policy_for
 from autotune.domains.fusion.program_spec import captured
 from autotune.domains.kernel.measuring.bench import Candidate
 from autotune.domains.kernel.measuring.inputs import make
@@ -32,9 +33,10 @@ from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool, default_processes
 from autotune.measure.worker import Worker
 from autotune.store import Store
-from autotune.task import Config, Status, config_key, policy_for
+from autotune.task import Config, Status, config_key
 from autotune.tuner.context import Context
-from autotune.tuner.session import Lease
+from autotune.tuner.ending import Lease
+from autotune.tuner.options import SearchOptions
 from autotune.workload import Workload
 from benchmarks.replay.record import Candidates, record, task_of
 from benchmarks.replay.recording import SUFFIX, Recording
@@ -86,7 +88,8 @@ class Recorder:
         space = self.space
         if space is None and self.device != "cpu" and name in GPU_SPACES:
             space = str(Path(__file__).parent / GPU_SPACES[name])
-        return Context(self.store, self.device, policy, space_file=space, lent=self._lent, _worker=worker, _pool=pool)
+        options = SearchOptions(space_file=space)
+        return Context(self.store, self.device, policy, options, self._lent, _worker=worker, _pool=pool)
 
     def close(self) -> None:
         for process in self._lent or ():
@@ -182,7 +185,7 @@ def build_ahead(recorder: Recorder, begun: Mapping[str, tuple[Context, Workload,
     """List the candidates of all spaces in order, and have those of later ones built when the pool has nothing else."""
     for nth, (context, workload, listed) in enumerate(begun.values()):
         try:
-            found = Candidates.of(task_of(context, workload), context.space_file)
+            found = Candidates.of(task_of(context, workload), context.options.space_file)
             if nth and recorder.device != "cpu":
                 for config in found.configs.values():
                     context.pool.ahead(workload, recorder.device, config)

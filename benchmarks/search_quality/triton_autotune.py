@@ -129,12 +129,12 @@ def _command(command: list[str], env: Mapping[str, str]) -> dict[str, Any]:
 
 def _record(device: str, side: int) -> dict[str, Any]:
     """Measure what is left of the list in $AUTOTUNE_DB."""
+    from autotune.domain import policy_for
     from autotune.domains.kernel.target import resolve
     from autotune.domains.kernel.workloads import workloads_of
     from autotune.store import Store
-    from autotune.task import policy_for
     from autotune.tuner.context import Context
-    from autotune.tuner.session import Lease
+    from autotune.tuner.ending import Lease
     from benchmarks.replay.record import record
 
     shape = {"m": side, "n": side, "k": side}

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from autotune.task import Artifact, Config, Runnable, Verdict
+from autotune.task import Artifact, Bench, Config, Runnable, Verdict
 from autotune.workload import Workload
 
 Array = np.ndarray[Any, Any]
 
 
-class GeluBench:
+class GeluBench(Bench):
     """See ``autotune.task.Bench``."""
 
     def __init__(self, workload: Workload) -> None:

@@ -13,35 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autotune.device import usable_processors
+from autotune.domain import Domain
 from autotune.errors import UserError
 from autotune.space import Space, load_space
-from autotune.task import Artifact, Bench, Config, Kernel
+from autotune.task import Artifact, Bench, Config, Kernel, Task
 from autotune.workload import Workload
 
 KIND = "gelu"
 
 
-def targets() -> Mapping[str, str]:
-    return {str(1 << n): f"GELU of {1 << n} numbers" for n in (16, 20, 22)}
-
-
-def workloads_of(target: str, inputs: str | None) -> list[tuple[Workload, int]]:
-    if inputs or not target.isdecimal() or not 0 < int(target) <= 1 << 30:
-        raise UserError(f"{target}: give the number of elements, such as 4194304, and no inputs")
-    return [(Workload(KIND, {"elements": int(target)}, family=KIND, extent=int(target), label=f"gelu {target}"), 1)]
-
-
-def open_task(workload: Workload, device: str) -> GeluTask:
-    return GeluTask(workload, device)
-
-
-def open_bench(workload: Workload, device: str) -> Bench:
-    from examples.blocked_gelu.bench import GeluBench
-
-    return GeluBench(workload)
-
-
-class GeluTask:
+class GeluTask(Task):
     """See ``autotune.task.Task``."""
 
     def __init__(self, workload: Workload, device: str) -> None:
@@ -70,3 +51,26 @@ class GeluTask:
 
     def adapt(self, config: Config) -> Config | None:
         return self.normalize(config)
+
+
+class Gelu(Domain):
+    """See ``autotune.domain.Domain``."""
+
+    def open_task(self, workload: Workload, device: str) -> GeluTask:
+        return GeluTask(workload, device)
+
+    def open_bench(self, workload: Workload, device: str) -> Bench:
+        from examples.blocked_gelu.bench import GeluBench
+
+        return GeluBench(workload)
+
+    def targets(self) -> Mapping[str, str]:
+        return {str(1 << n): f"GELU of {1 << n} numbers" for n in (16, 20, 22)}
+
+    def workloads_of(self, target: str, inputs: str | None) -> list[tuple[Workload, int]]:
+        if inputs or not target.isdecimal() or not 0 < int(target) <= 1 << 30:
+            raise UserError(f"{target}: give the number of elements, such as 4194304, and no inputs")
+        return [(Workload(KIND, {"elements": int(target)}, family=KIND, extent=int(target), label=f"gelu {target}"), 1)]
+
+
+DOMAIN = Gelu()

@@ -18,12 +18,13 @@ import torch
 
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.program import build_program
+from autotune.domain import Domain
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.program_spec import captured
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.ir.graph import Graph
 from autotune.space import Space, load_space
-from autotune.task import Artifact, Config, Kernel
+from autotune.task import Artifact, Config, Kernel, Task
 from autotune.workload import Workload, digest
 from examples.triton_target.run import TritonExecutor, sources
 
@@ -32,13 +33,7 @@ MOST = 1 << 14
 """Numbers of a block that a program has registers for."""
 
 
-def workloads_of(target: str, inputs: str | None) -> list[tuple[Workload, int]]:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = captured(target, inputs, device).workloads
-    return [(replace(w, kind=KIND, family=w.family and digest([KIND, w.family])), n) for w, n in found]
-
-
-class TritonTask:
+class TritonTask(Task):
     """See ``autotune.task.Task``.
 
     Raises:
@@ -95,4 +90,19 @@ class TritonBench(FusionBench):
         return TritonExecutor(self.graph, config, self.device)
 
 
-open_task, open_bench = TritonTask, TritonBench
+class Triton(Domain):
+    """See ``autotune.domain.Domain``."""
+
+    def open_task(self, workload: Workload, device: str) -> TritonTask:
+        return TritonTask(workload, device)
+
+    def open_bench(self, workload: Workload, device: str) -> TritonBench:
+        return TritonBench(workload, device)
+
+    def workloads_of(self, target: str, inputs: str | None) -> list[tuple[Workload, int]]:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        found = captured(target, inputs, device).workloads
+        return [(replace(w, kind=KIND, family=w.family and digest([KIND, w.family])), n) for w, n in found]
+
+
+DOMAIN = Triton()

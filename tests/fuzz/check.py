@@ -33,6 +33,7 @@ from unittest import mock
 from autotune.compiler.audit import foreign
 from autotune.compiler.schedules.limits import improper
 from autotune.device import environment, identify
+from autotune.domain import open_task
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import LONGEST, UserError, told
 from autotune.ir.graph import Graph
@@ -43,7 +44,7 @@ from autotune.store.bundles.bundle import export_bundle
 from autotune.store.codec import artifact_id, artifact_json
 from autotune.store.health.verify import damage
 from autotune.store.models import VERSION_TABLE
-from autotune.task import Status, open_task
+from autotune.task import Status
 from autotune.tuner.proposals.elsewhere import winners
 from tests.fuzz.values import altered, as_text, flipped, hostile
 from tests.support.hostile import softmax, workload_of

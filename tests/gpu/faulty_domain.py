@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from autotune.compiler.targets.cuda.compile import build
 from autotune.compiler.targets.cuda.source import Listing
+from autotune.domain import Domain
 from autotune.space import Parameter, Space
-from autotune.task import Artifact, Config, Runnable, Verdict
+from autotune.task import Artifact, Bench, Config, Runnable, Task, Verdict
 from autotune.workload import Workload
 
 KIND = "faulty"
@@ -67,7 +67,7 @@ def source(how: str, block: int) -> Listing:
     return Listing((), tuple(lines), ("f32", "f32"), launch, block, 0)
 
 
-class FaultyTask:
+class FaultyTask(Task):
     def __init__(self, workload: Workload, device: str) -> None:
         self.workload, self.device = workload, device
 
@@ -103,7 +103,7 @@ class FaultyTask:
         return Artifact(target, (kernel,), generator=KIND)
 
 
-class FaultyBench:
+class FaultyBench(Bench):
     def __init__(self, workload: Workload, device: str) -> None:
         import torch
 
@@ -142,9 +142,14 @@ class FaultyBench:
         return 8 * self.x.numel()
 
 
-def open_task(workload: Workload, device: str) -> FaultyTask:
-    return FaultyTask(workload, device)
+class Faulty(Domain):
+    """See ``autotune.domain.Domain``."""
+
+    def open_task(self, workload: Workload, device: str) -> FaultyTask:
+        return FaultyTask(workload, device)
+
+    def open_bench(self, workload: Workload, device: str) -> FaultyBench:
+        return FaultyBench(workload, device)
 
 
-def open_bench(workload: Workload, device: str) -> Any:
-    return FaultyBench(workload, device)
+DOMAIN = Faulty()

@@ -23,7 +23,7 @@ STUCK = "AUTOTUNE_TESTS_STUCK"
 """Environment variable: the folder in which processes note that they are stuck."""
 
 _SAMPLES = ("autotune.measure.timing.timer", "autotune.measure.timing.rotate", "autotune.domains.c3.measuring.timing")
-_BUDGETS = ("autotune.tuner.session", "autotune.tuner.budget")
+_BUDGETS = ("autotune.tuner.context", "autotune.tuner.devices.turns")
 _DEADLINES = ("autotune.measure.child", "autotune.measure.worker", "autotune.measure.pool",
               "autotune.domains.kernel.measuring.probe")  # fmt: skip
 _HOUR_S = 3600.0

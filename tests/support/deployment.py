@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from autotune.device import environment, identify
+from autotune.domain import open_task
 from autotune.store import Store
 from autotune.store.records import Key, Schedule
-from autotune.task import Config, open_task
+from autotune.task import Config
 from autotune.workload import Workload
 from tests.support.capture_helpers import regions_of
 

@@ -13,7 +13,6 @@ from autotune.cli.options import (
     add_db,
     add_device,
     add_json,
-    add_precision,
     add_replica,
     add_target,
     check_modes,
@@ -45,14 +44,13 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "compare",
+        command="compare",
         help="time a whole step with and without what was found",
         description="Time a whole step of a target, library calls included: as it is, with torch.compile and with "
         'torch.compile(backend="autotune"), in turn, in one process. Tells on a GPU which kernels each launches, '
         "and how many regions have a schedule. Nothing is searched and nothing is written: search the target before.",
     )
-    add_target(parser, domains=("fusion",))
-    about = "a step is the forward and the backward pass, as of `autotune search --train` (default: the forward alone)"
-    parser.add_argument("--train", action="store_true", help=about)
+    add_target(parser, names=("fusion",))
     about = (
         "of torch.compile, with and without autotune: default, reduce-overhead, max-autotune,"
         " max-autotune-no-cudagraphs, or several by comma (default: default); on a GPU every step, eager's too, is made"
@@ -65,7 +63,6 @@ def add_parser(subparsers: Any) -> None:
     add_device(parser)
     add_db(parser)
     add_replica(parser)
-    add_precision(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 

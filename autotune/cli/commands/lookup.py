@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli import domains
-from autotune.cli.options import add_db, add_device, add_json, add_precision, add_replica, add_target
+from autotune.cli.options import add_db, add_device, add_json, add_replica, add_target, command_of
 from autotune.cli.output import machine_output
 from autotune.errors import UserError
 
@@ -19,6 +18,7 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "lookup",
+        command="lookup",
         help="tell what is stored for a target",
         description="Tell what is stored for each region of a target and how well it fits: exact, other_rows (tuned "
         "for another number of rows), other_device (tuned on another device of this architecture, where "
@@ -29,40 +29,35 @@ def add_parser(subparsers: Any) -> None:
         "written.",
     )
     add_target(parser, required=False)
-    domains.add_arguments("lookup", parser)
     add_device(parser)
     add_db(parser)
     add_replica(parser)
-    about = "look up the backward pass too, whether or not something of TARGET requires a gradient"
-    parser.add_argument("--train", action="store_true", help=about)
     parser.add_argument("--strict", action="store_true", help="match driver and package versions exactly")
     about = "tell each rung of the ladder: what it has, and field by field what does not match"
     parser.add_argument("--explain", action="store_true", help=about)
-    add_precision(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
-    own = domains.own("lookup", args, args.domain)
-    if own is not None:
-        code: int = own.run(args)
-        return code
+    if (own := command_of(args.domain, "lookup")) is not None:
+        return own(args)
     check_target(args)
     with machine_output(args.json) as emit:
         from autotune.cli.report import print_table
         from autotune.device import environment, resolve_device
+        from autotune.domain import domain_of, place
         from autotune.runtime.deployment import deployment
         from autotune.runtime.ladder import Level, Outcome, Step, on_other_devices, on_this_device
         from autotune.runtime.lookup import LookupResult, RegionMatch
         from autotune.store import attach_named
-        from autotune.task import place
 
         device = resolve_device(args.device)
         rules = deployment().settings
         how: Any = "strict" if args.strict else rules.environment
-        counted, store, found = domains.workloads_of(args), attach_named(args.db, args.db_read), []
+        counted = domain_of(args.domain).workloads_of(args.target, args.inputs)
+        store, found = attach_named(args.db, args.db_read), []
         try:
             for workload, count in counted:
                 where, env = place(workload, device), environment(device)

@@ -79,7 +79,7 @@ def add_parser(subparsers: Any) -> None:
         "operators, and the kernels and bytes before (eager mode) and after. Nothing is compiled or run, and the "
         "device need not be there. What is stored for a region is shown, else the default schedule.",
     )
-    add_target(parser, domains=("fusion",))
+    add_target(parser, names=("fusion",))
     about = "what to plan for; the device need not be there (default: cuda)"
     parser.add_argument("--device", default="cuda", metavar="cpu|cuda", help=about)
     about = "plan the backward pass too, whether or not the inputs require a gradient"

@@ -8,19 +8,19 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli import domains
 from autotune.cli.cluster import add_ray, at, joined, nodes_told, warn
-from autotune.cli.decided import add_step
 from autotune.cli.options import (
+    DEFAULT,
     add_db,
     add_device,
     add_json,
-    add_precision,
     add_target,
+    command_of,
+    every_domain,
     natural_int,
     positive_int,
     seconds,
@@ -28,10 +28,10 @@ from autotune.cli.options import (
 from autotune.cli.output import machine_output, microseconds
 from autotune.cli.report import print_table, total
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
-from autotune.compiler.planner.methods import ABLATIONS, PLANS
+from autotune.domain import domain_of
 from autotune.errors import UserError, told
-from autotune.measure.policy import CACHES, default_policy
-from autotune.tuner.proposals.samplers import DEFAULT, SAMPLERS
+from autotune.tuner.proposals.samplers import DEFAULT as SAMPLER
+from autotune.tuner.proposals.samplers import SAMPLERS
 
 if TYPE_CHECKING:
     from autotune.store import Store
@@ -44,13 +44,13 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "search",
+        command="search",
         help="search a target on this machine and store the best",
         description="Search the configurations of a target's workloads on this machine, verify and time each, and "
         "store every measurement and the best. Interrupted or killed, the same command goes on where it was.",
     )
     add_target(parser, required=False)
-    domains.add_arguments("search", parser)
-    more = "; fusion: several equal GPUs side by side too, as cuda:0,cuda:1 or cuda:all, each workload on one of them"
+    more = "; several equal GPUs side by side too, as cuda:0,cuda:1 or cuda:all, each workload on one of them"
     add_device(parser, more)
     add_ray(parser)
     add_db(parser)
@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> None:
         " with what was not begun by then"
     )
     parser.add_argument("--timeout", type=seconds, metavar="S", help=about)
-    parser.add_argument("--sampler", choices=SAMPLERS, default=DEFAULT, help="who proposes (default: %(default)s)")
+    parser.add_argument("--sampler", choices=SAMPLERS, default=SAMPLER, help="who proposes (default: %(default)s)")
     parser.add_argument("--seed", type=natural_int, default=0, metavar="N", help="of the sampler (default: 0)")
     about = "a narrowed copy of search_spaces/DOMAIN.toml"
     parser.add_argument("--space", metavar="FILE", help=about)
@@ -75,73 +75,70 @@ def add_parser(subparsers: Any) -> None:
         " DOMAIN alone"
     )
     parser.add_argument("--missed", action="store_true", help=about)
-    about = "search the forward and the backward pass of TARGET, whether or not something of it requires a gradient"
-    parser.add_argument("--train", action="store_true", help=about)
-    about = (
-        "which ways to cut a region into kernels are searched: the most promising by what they take (measured, the"
-        " default), the one that the cost model likes best (model), the largest groups (greedy)"
-    )
-    parser.add_argument("--plans", choices=PLANS, default="measured", help=about)
-    about = (
-        "what the caches hold when a candidate of fusion is timed: nothing of its inputs (cold, the default), or what"
-        " the run before left there (warm), for regions whose inputs the step has just written, as in recurrences;"
-        " what was decided last is deployed"
-    )
-    parser.add_argument("--caches", choices=CACHES, default="cold", help=about)
-    about = "search without one of its parts, for comparison: %(choices)s"
-    parser.add_argument("--ablation", choices=ABLATIONS, default="full", metavar="NAME", help=about)
-    add_step(parser)
-    add_precision(parser)
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
-    own = domains.own("search", args, args.domain)
-    code: int = own.run(args) if own is not None else search(args)
-    return code
+    own = command_of(args.domain, "search")
+    return own(args) if own is not None else search(args, Steps())
 
 
-@dataclass(frozen=True)
-class Program:
-    """What a domain does with a target beside naming its workloads.
+class Steps:
+    """What a search does with a domain's own options, step by step; as it is, for a domain that has none.
 
-    Attributes:
-        check: sees that the command's options suit the devices; raises UserError.
-        capture: the target's workloads, how often each occurs, and notes for the run.
-        finish: what is done with what was searched, at the end.
+    Where a cluster searches, :meth:`capture` and :meth:`finish` are called on a node that has the device.
     """
 
-    check: Callable[[argparse.Namespace, Sequence[str]], None]
-    capture: Callable[[argparse.Namespace, str, Store], tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]]
-    finish: Callable[[argparse.Namespace, str, Store, Searched, str], Searched]
+    def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
+        """See that the options suit the devices; raises UserError."""
+
+    def confines(self, args: argparse.Namespace) -> bool:
+        """Whether the options confine ``--missed``, which names no domain, to this one."""
+        return False
+
+    def capture(
+        self, args: argparse.Namespace, device: str, store: Store
+    ) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
+        """The target's workloads, how often each occurs, and notes for the run."""
+        return domain_of(args.domain).workloads_of(args.target, args.inputs), {}
+
+    def options(self, args: argparse.Namespace, device: str) -> Mapping[str, Any]:
+        """More of :func:`autotune.api.tune_workloads`."""
+        return {}
+
+    def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
+        """What is done with what was searched, at the end."""
+        return searched
+
+    def words(self, args: argparse.Namespace) -> list[str]:
+        """The options as words of the command, which is noted with the run."""
+        return []
 
 
-def search(args: argparse.Namespace, program: Program | None = None) -> int:
+def search(args: argparse.Namespace, steps: Steps) -> int:
     """Search a target's workloads, or what deployments missed; returns the exit code."""
     if args.also and not args.target:
         raise UserError("--also is beside a TARGET: name the first one there")
-    if args.missed and (args.target or args.inputs or args.train or args.precision or args.matmul_precision):
-        left_out = "TARGET, --inputs, --train, --precision and --matmul-precision"
-        raise UserError(f"--missed takes its workloads from the database: leave out {left_out}")
+    if args.missed and (args.target or args.inputs):
+        raise UserError("--missed takes its workloads from the database: leave out TARGET and --inputs")
     if not args.missed and not args.target:
         raise UserError("name what to search: autotune search DOMAIN TARGET (`autotune workloads` lists built-in ones)")
-    domain = args.domain or _only_domain(args)
+    domain = args.domain or (DEFAULT if steps.confines(args) else None)
     with machine_output(args.json) as emit, joined(args) as cluster:
         from autotune.device import resolve_devices
         from autotune.store import Store
 
         devices = [cluster.device] if cluster else resolve_devices(args.device)
-        if program:
-            program.check(args, devices)
-        if domain is None and any(module.serves() for module in domains.searching_missed().values()):
+        steps.check(args, devices)
+        if domain is None and any(other.serves() for other in every_domain().values()):
             return 0
         with Store.open(args.db, existing=bool(args.missed and args.db)) as store:
             if args.missed:
-                done = _search_missed(args, devices, store, domain, cluster)
+                done = _search_missed(args, devices, store, steps, domain, cluster)
             else:
-                done = _search_targets(args, devices, store, program, cluster)
+                done = _search_targets(args, devices, store, steps, cluster)
         # One object: what further domains, or kinds of devices, came to goes under their names.
         first, *others = done
         emit({**done[first].answer, **{name: done[name].answer for name in others}})
@@ -149,18 +146,14 @@ def search(args: argparse.Namespace, program: Program | None = None) -> int:
 
 
 def _search_targets(
-    args: argparse.Namespace,
-    devices: Sequence[str],
-    store: Store,
-    program: Program | None,
-    cluster: Cluster | None,
+    args: argparse.Namespace, devices: Sequence[str], store: Store, steps: Steps, cluster: Cluster | None
 ) -> dict[str, Searched]:
     """Search TARGET, and others that are given beside it: what several of them compute is searched once."""
     each = {of.target: of for of in _each_target(args)}
     captured: dict[str, Sequence[tuple[Workload, int]]] = {}
     notes: list[Mapping[str, Any]] = []
     for name, of in each.items():
-        captured[name], noted, args.space = at(cluster, _captured, of, devices[0], store, program)
+        captured[name], noted, args.space = at(cluster, _captured, of, devices[0], store, steps)
         notes.append(noted)
     counts: Counter[str] = Counter()
     workloads: dict[str, Workload] = {}
@@ -173,14 +166,12 @@ def _search_targets(
     about = notes[0] if one else {"captures": [noted["capture"] for noted in notes if "capture" in noted]}
     # What each target's module sets stays set: all of them are measured under what the last one leaves.
     about = {**about, "numerics": (numerics := notes[-1].get("numerics", {}))}
-    done = _search(args, devices, store, ", ".join(each), every, args.timeout, about, cluster, numerics)
+    done = _search(args, devices, store, steps, ", ".join(each), every, args.timeout, about, cluster, numerics)
     finished: dict[str, Searched] = {}
     for i, (name, searched) in enumerate(done.items()):
         for target, of in each.items():
             own = searched if one else _part(searched, target, captured[target])
-            if program:
-                kind = cluster.kinds[i] if cluster else None
-                own = _finished(of, devices[0], store, own, program, cluster, kind)
+            own = _finished(of, devices[0], store, own, steps, cluster, cluster.kinds[i] if cluster else None)
             finished[name if one else name.replace(str(args.domain), f"{args.domain} {target}", 1)] = own
     return finished
 
@@ -213,14 +204,10 @@ def _part(searched: Searched, target: str, counted: Sequence[tuple[Workload, int
 
 
 def _captured(
-    args: argparse.Namespace, device: str, store: Store, program: Program | None
+    args: argparse.Namespace, device: str, store: Store, steps: Steps
 ) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any], str | None]:
     """The target's workloads, notes for the run, and the space that is searched."""
-    notes: Mapping[str, Any] = {}
-    if program:
-        counted, notes = program.capture(args, device, store)
-    else:
-        counted = domains.workloads_of(args)
+    counted, notes = steps.capture(args, device, store)
     return counted, notes, args.space
 
 
@@ -229,13 +216,13 @@ def _finished(
     device: str,
     store: Store,
     searched: Searched,
-    program: Program,
+    steps: Steps,
     cluster: Cluster | None,
     kind: Kind | None,
 ) -> Searched:
-    """What a target came to on a kind of device, after the program's last part was done on such a device."""
+    """What a target came to on a kind of device, after the last step was done on such a device."""
     try:
-        found: Searched = at(cluster, program.finish, args, device, store, searched, _command(args), kind=kind)
+        found: Searched = at(cluster, steps.finish, args, device, store, searched, _command(args, steps), kind=kind)
     except UserError as error:
         if cluster is None:
             raise
@@ -244,25 +231,24 @@ def _finished(
     return found
 
 
-def _only_domain(args: argparse.Namespace) -> str | None:
-    """The domain that options of its own confine ``--missed`` to."""
-    own = args.space or args.plans != "measured" or args.ablation != "full" or args.caches != "cold"
-    return domains.DEFAULT if own else None
-
-
 def _search_missed(
-    args: argparse.Namespace, devices: Sequence[str], store: Store, domain: str | None, cluster: Cluster | None
+    args: argparse.Namespace,
+    devices: Sequence[str],
+    store: Store,
+    steps: Steps,
+    domain: str | None,
+    cluster: Cluster | None,
 ) -> dict[str, Searched]:
     """Search what deployments missed: of ``domain``, or all of it; what domains search by themselves comes last."""
     begin, device = time.monotonic(), devices[0]
     counted = at(cluster, _missed, args, device, store)
-    own = domains.searching_missed() if domain is None and cluster is None else {}
-    others = {name: found for name, module in own.items() if (found := module.missed(store, device))}
+    own = every_domain() if domain is None and cluster is None else {}
+    others = {name: found for name, other in own.items() if (found := other.missed(store, device))}
     if not counted and not others:
         how = "backend='autotune'" if domain else "backend='autotune' or autotune.overlap"
         raise UserError(f"{store.name} has no missed workload of this device: run the model with {how} first")
     done: dict[str, Searched] = {}
-    left = len(counted) + sum(map(len, others.values()))
+    left = len(counted) + sum(found.count for found in others.values())
 
     def granted(count: int) -> float | None:
         """Seconds for so many of those that are left."""
@@ -273,12 +259,12 @@ def _search_missed(
 
     if counted:
         timeout = granted(len(counted))
-        done = _search(args, devices, store, "missed workloads", counted, timeout, None, cluster)
+        done = _search(args, devices, store, steps, "missed workloads", counted, timeout, None, cluster)
         left -= len(counted)
     for name, found in others.items():
         if not any(searched.interrupted for searched in done.values()):
-            done[name] = own[name].search_missed(args, device, store, found, granted(len(found)))
-            left -= len(found)
+            done[name] = found.search(args, granted(found.count))
+            left -= found.count
     return done
 
 
@@ -286,6 +272,7 @@ def _search(
     args: argparse.Namespace,
     devices: Sequence[str],
     store: Store,
+    steps: Steps,
     name: str,
     counted: Sequence[tuple[Workload, int]],
     timeout: float | None,
@@ -312,13 +299,13 @@ def _search(
 
     devices = devices[: len(counted)]
     many = f"{len(counted)} workloads" if len(counted) > 1 else "1 workload"
-    kind = args.domain or domains.DEFAULT
+    kind = args.domain or DEFAULT
     if cluster:
         print(f"{name}: {many} on {nodes_told(cluster)}, stored in {store.name}", file=sys.stderr)
     else:
         where = identify(devices[0])
         print(f"{name}: {many} on {replace(where, count=len(devices)).label}, stored in {store.name}", file=sys.stderr)
-        if "calibrate" in domains.commands(kind) and store.get_calibration(where.fingerprint, kind) is None:
+        if command_of(kind, "calibrate") and store.get_calibration(where.fingerprint, kind) is None:
             hint = f"`autotune calibrate {kind}` measures this device's, in about a minute"
             print(f"cost models: built-in figures; {hint}", file=sys.stderr)
     results = tune(
@@ -327,14 +314,12 @@ def _search(
         store,
         [workload for workload, _ in counted],
         timeout,
-        _command(args),
+        _command(args, steps),
         weights=time_weights(counted),
-        plans=args.plans,
-        ablation=args.ablation,
-        policy=default_policy(devices[0], args.caches) if args.caches != "cold" else None,
         notes=notes,
         numerics=numerics,
         cluster=cluster,
+        **steps.options(args, devices[0]),
     )
     if cluster is None:
         return {kind: _searched(args, store, name, ",".join(devices), where.fingerprint, counted, results)}
@@ -346,7 +331,12 @@ def _search(
 
 
 def search_in_step(
-    args: argparse.Namespace, device: str, store: Store, searched: Searched, workloads: Sequence[Workload]
+    args: argparse.Namespace,
+    device: str,
+    store: Store,
+    steps: Steps,
+    searched: Searched,
+    workloads: Sequence[Workload],
 ) -> Sequence[Result]:
     """Search regions that lie in memory otherwise in a target's step than the search saw, and say what came of them.
 
@@ -361,7 +351,7 @@ def search_in_step(
         every = [(workload, 1) for workload in store.get_workloads(searched.captured).values()]
         of = sum(time_weights(every).values())
         timeout *= min(1.0, sum(time_weights(counted).values()) / of) if of else 1.0
-    (more,) = _search(args, [device], store, "regions as they lie in the step", counted, timeout).values()
+    (more,) = _search(args, [device], store, steps, "regions as they lie in the step", counted, timeout).values()
     for result in more.results:
         if result.winner and result.begun:
             took = f"{microseconds(result.deployed_us)} by {result.winner}"
@@ -395,10 +385,9 @@ def _missed(args: argparse.Namespace, device: str, store: Store) -> list[tuple[W
     Others may have written them: one without a graph, or whose program is not what it was made of, is told and left
     out.
     """
-    from autotune import task
     from autotune.device import identify
 
-    known, found = task.domains().keys() - domains.searching_missed().keys(), []
+    known, found = [name for name, domain in every_domain().items() if not domain.own_missed], []
     for miss in store.misses(identify(device).fingerprint):
         workload = store.get_workload(miss.workload)
         if workload is None or workload.kind not in known:
@@ -410,17 +399,13 @@ def _missed(args: argparse.Namespace, device: str, store: Store) -> list[tuple[W
 
 def _is_intact(workload: Workload) -> bool:
     """Whether a stored workload may be searched; tells why not."""
-    from autotune.task import domain_hook
-
-    damage = domain_hook(workload.kind, "damage")
-    why = damage(workload) if damage else None
-    if why:
+    if why := domain_of(workload.kind).damage(workload):
         hint = "running the model again stores it anew"
         print(f"autotune: WARNING: {workload.fingerprint[:12]} is left out: {told(why, 500)}; {hint}", file=sys.stderr)
     return not why
 
 
-def _command(args: argparse.Namespace) -> str:
+def _command(args: argparse.Namespace, steps: Steps) -> str:
     """The command to note with the run; without the database's URL, which may hold a password."""
     words = ["autotune", "search", *(["--missed"] if args.missed else [args.domain, args.target])]
     for name in ("inputs", "device", "trials", "timeout", "sampler", "seed", "space"):
@@ -429,14 +414,7 @@ def _command(args: argparse.Namespace) -> str:
             words += [f"--{name}", str(value)]
     words += ["--ray", args.ray] if args.ray else []
     words += [word for also in args.also for word in ("--also", *also)]
-    words += ["--rows", ",".join(map(str, args.rows))] if args.rows else []
-    words += ["--train"] if args.train else []
-    words += ["--precision", args.precision] if args.precision else []
-    words += ["--matmul-precision", args.matmul_precision] if args.matmul_precision else []
-    words += ["--plans", args.plans] if args.plans != "measured" else []
-    words += ["--caches", args.caches] if args.caches != "cold" else []
-    words += ["--ablation", args.ablation] if args.ablation != "full" else []
-    return shlex.join(words)
+    return shlex.join([*words, *steps.words(args)])
 
 
 def _answer(

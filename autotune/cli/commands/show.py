@@ -15,8 +15,8 @@ from autotune.cli.output import BUSY_NOTE, console, figure_text, ratio
 from autotune.errors import pasted
 
 if TYPE_CHECKING:
+    from autotune.domain import Figure
     from autotune.store import Miss, Overview, Snapshot, Store, Verdict
-    from autotune.task import Figure
 
     Units = dict[str, Figure]
     """Workload to what a latency of it means, and in which unit."""
@@ -83,9 +83,9 @@ def _frozen(file: str, limit: int | None) -> Frozen:
 
 def _units(rows: list[Overview], source: Store | Snapshot) -> Units:
     """How to write the latencies of workloads whose domain measures something else in the place of time."""
-    from autotune.task import domain_hook, domains, figure_of
+    from autotune.domain import figure_of, has_figures
 
-    kinds = {kind for kind in {row.kind for row in rows} if kind in domains() and domain_hook(kind, "figure")}
+    kinds = {kind for kind in {row.kind for row in rows} if has_figures(kind)}
     workloads = source.get_workloads({row.workload for row in rows if row.kind in kinds})
     return {name: unit for name, workload in workloads.items() if (unit := figure_of(workload)) is not None}
 

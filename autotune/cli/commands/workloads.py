@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autotune.cli import domains
-from autotune.cli.options import add_json
+from autotune.cli.options import add_json, every_domain
 from autotune.cli.output import console, machine_output
 
 
@@ -23,9 +22,9 @@ def run(args: argparse.Namespace) -> int:
     """Print names and what they compute."""
     with machine_output(args.json) as emit:
         rows = [
-            {"domain": domain, "name": name, "about": about}
-            for domain in domains.names()
-            for name, about in domains.targets(domain).items()
+            {"domain": kind, "name": name, "about": about}
+            for kind, domain in every_domain().items()
+            for name, about in domain.targets().items()
         ]
         emit({"workloads": rows})
         if not args.json:

@@ -1,77 +1,116 @@
-"""C3 as a domain; see :class:`autotune.task.Domain`."""
+"""C3 as a domain: a computation and a collective that share the devices."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from autotune.errors import UserError
+from autotune.domain import Command, Domain, Missed
+from autotune.errors import Unsupported, UserError
 from autotune.workload import Workload
 
-COMMANDS = {name: f"autotune.domains.c3.cli.{name}" for name in ("search", "lookup")}
+if TYPE_CHECKING:
+    from autotune.charts import Exhibit
+    from autotune.device import DeviceIdentity
+    from autotune.domains.c3.task import C3Task
+    from autotune.measure.policy import Policy
+    from autotune.measure.worker import Measurer
+    from autotune.task import Bench
 
 
-def __getattr__(name: str) -> Any:
-    if name not in ("open_task", "open_bench", "open_measurer", "place", "policy"):
-        raise AttributeError(name)
-    from autotune.domains.c3 import task
+class C3(Domain):
+    """See :class:`autotune.domain.Domain`."""
 
-    return getattr(task, name)
+    own_missed = True
+
+    def open_task(self, workload: Workload, device: str) -> C3Task:
+        from autotune.domains.c3.task import C3Task
+
+        return C3Task(workload, device)
+
+    def open_bench(self, workload: Workload, device: str) -> Bench:
+        raise Unsupported("a C3 scenario is measured by several ranks: see autotune.domains.c3.measuring.ranks")
+
+    def open_measurer(self, workload: Workload, device: str, policy: Policy) -> Measurer:
+        from autotune.domains.c3 import task
+
+        return task.open_measurer(workload, device, policy)
+
+    def policy(self, device: str) -> Policy:
+        from autotune.domains.c3 import task
+
+        return task.policy(device)
+
+    def place(self, workload: Workload, device: str) -> DeviceIdentity:
+        from autotune.domains.c3 import task
+
+        return task.place(workload, device)
+
+    def devices(self, workload: Workload) -> int:
+        return int(workload.spec["ranks"])
+
+    def bytes_held(self, workload: Workload) -> int:
+        from autotune.domains.c3.scenario import Scenario
+
+        return Scenario.from_json(workload.spec).bytes_held
+
+    def damage(self, workload: Workload) -> str | None:
+        from autotune.domains.c3.cli.search import check_program
+        from autotune.domains.c3.scenario import Scenario
+
+        try:
+            check_program(Scenario.from_json(workload.spec))
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as error:
+            return str(error)
+        return None
+
+    def targets(self) -> Mapping[str, str]:
+        from autotune.domains.c3.named import load
+
+        return {name: entry.label for name, entry in load().items()}
+
+    def add_arguments(self, command: str, parser: argparse.ArgumentParser) -> None:
+        from autotune.domains.c3.cli.scenario import add_scenario
+
+        if command in ("search", "lookup"):
+            add_scenario(parser)
+
+    def command(self, name: str) -> Command | None:
+        from autotune.domains.c3.cli import lookup, search
+
+        commands: Mapping[str, Command] = {"search": search.run, "lookup": lookup.run}
+        return commands.get(name)
+
+    def missed(self, store: Any, device: str) -> Missed | None:
+        from autotune.domains.c3.cli import search
+
+        found = search.missed(store, device)
+
+        def searched(args: argparse.Namespace, timeout: float | None) -> Any:
+            return search.search_scenarios(args, device, store, "missed scenarios", found, timeout)
+
+        return Missed(len(found), searched) if found else None
+
+    def serves(self) -> bool:
+        from autotune.domains.c3.cli.scenario import serves
+
+        return serves()
+
+    def case_problems(self, case: object) -> list[str]:
+        from autotune.domains.c3.report.form import c3_problems
+
+        return c3_problems(case)
+
+    def exhibits(self, workload: Workload, config: Any, schedule: Any, device: DeviceIdentity) -> Sequence[Exhibit]:
+        from autotune.domains.c3.report import exhibits
+
+        return exhibits.exhibits(workload, config, schedule, device)
+
+    def case_exhibits(self, case: Mapping[str, Any]) -> Sequence[Exhibit]:
+        from autotune.domains.c3.report import exhibits
+
+        return exhibits.case_exhibits(case)
 
 
-def devices(workload: Workload) -> int:
-    return int(workload.spec["ranks"])
-
-
-def bytes_held(workload: Workload) -> int:
-    from autotune.domains.c3.scenario import Scenario
-
-    return Scenario.from_json(workload.spec).bytes_held
-
-
-def damage(workload: Workload) -> str | None:
-    from autotune.domains.c3.cli.search import check_program
-    from autotune.domains.c3.scenario import Scenario
-
-    try:
-        check_program(Scenario.from_json(workload.spec))
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as error:
-        return str(error)
-    return None
-
-
-def targets() -> Mapping[str, str]:
-    from autotune.domains.c3.named import load
-
-    return {name: entry.label for name, entry in load().items()}
-
-
-def case_problems(case: object) -> list[str]:
-    from autotune.domains.c3.report.form import c3_problems
-
-    return c3_problems(case)
-
-
-def exhibits(workload: Any, config: Any, schedule: Any, device: Any) -> Any:
-    from autotune.domains.c3.report import exhibits as shown
-
-    return shown.exhibits(workload, config, schedule, device)
-
-
-def case_exhibits(case: Mapping[str, Any]) -> Any:
-    from autotune.domains.c3.report import exhibits as shown
-
-    return shown.case_exhibits(case)
-
-
-def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    from autotune.domains.c3.cli import arguments
-
-    arguments.add_arguments(command, parser)
-
-
-def refuse(command: str, args: argparse.Namespace) -> None:
-    from autotune.domains.c3.cli import arguments
-
-    arguments.refuse(command, args)
+DOMAIN = C3()

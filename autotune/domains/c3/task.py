@@ -26,19 +26,18 @@ from autotune.domains.c3.strategy import (
 )
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.measure.policy import MIB, Policy
-from autotune.task import Artifact, Choice, Config, config_key
+from autotune.task import Artifact, Choice, Config, Task, config_key
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
     from autotune.measure.worker import Measurer
     from autotune.space import Space
-    from autotune.task import Bench
 
 _GENERATOR = "c3-1"
 
 
-class C3Task:
+class C3Task(Task):
     """A scenario on the devices from ``device`` on; see ``autotune.task.Task``.
 
     Raises:
@@ -142,16 +141,6 @@ def build(scenario: Scenario, config: Config, device: str) -> Artifact:
     except Unsupported as error:
         raise BuildError(str(error)) from error
     return Artifact(target, (kernel,), generator=_GENERATOR)
-
-
-def open_task(workload: Workload, device: str) -> C3Task:
-    """See ``autotune.task.DOMAINS``."""
-    return C3Task(workload, device)
-
-
-def open_bench(workload: Workload, device: str) -> Bench:
-    """There is none for a single process."""
-    raise Unsupported("a C3 scenario is measured by several ranks: see autotune.domains.c3.measuring.ranks")
 
 
 def open_measurer(workload: Workload, device: str, policy: Policy) -> Measurer:

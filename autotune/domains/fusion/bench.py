@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from autotune.errors import BuildError
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
-from autotune.task import Artifact, Config, Verdict
+from autotune.task import Artifact, Bench, Config, Verdict
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class _Expectation:
         return self._slack
 
 
-class FusionBench:
+class FusionBench(Bench):
     """A region's inputs, oracle and baselines on one device; see ``autotune.task.Bench``."""
 
     def __init__(self, workload: Workload, device: str) -> None:
@@ -144,7 +144,7 @@ class FusionBench:
         return _Inputs(self.source, self.inputs, self.device)
 
     def input_sets(self, count: int) -> list[_Inputs]:
-        """See ``autotune.task.CopiedBench``."""
+        """See ``autotune.task.Bench``."""
         copies = ([t.clone() for t in self.inputs] for _ in range(count - 1))
         return [self.given, *(_Inputs(self.source, flat, self.device) for flat in copies)]
 

@@ -26,14 +26,14 @@ from autotune.device import describe_cuda, usable_processors
 from autotune.domains.fusion.compositions import compositions, plan_prediction
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.graph import Graph
-from autotune.task import Artifact, Composition, Config, Kernel
+from autotune.task import Artifact, Composition, Config, Kernel, Task
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.space import Space
 
 
-class FusionTask:
+class FusionTask(Task):
     """A region on one device; see ``autotune.task.Task``.
 
     Args:
@@ -55,7 +55,7 @@ class FusionTask:
 
     def under(self, method: str, figures: Mapping[str, float]) -> FusionTask:
         """This task confined to a method of :mod:`autotune.compiler.planner.methods`; see
-        ``autotune.task.ComposedTask``.
+        ``autotune.task.Task``.
         """
         from autotune.compiler.planner.beam import confined
 

@@ -1,65 +1,72 @@
-"""Kernels of users as a domain; see :class:`autotune.task.Domain`."""
+"""Kernels of users as a domain."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from autotune.domain import Command, Domain
 from autotune.workload import Workload
 
-COMMANDS = {name: f"autotune.domains.kernel.cli.{name}" for name in ("search", "lookup")}
-
-
-def open_task(workload: Workload, device: str) -> Any:
+if TYPE_CHECKING:
+    from autotune.domains.kernel.measuring.bench import KernelBench
     from autotune.domains.kernel.task import KernelTask
 
-    return KernelTask(workload, device)
+
+class Kernels(Domain):
+    """See :class:`autotune.domain.Domain`. No missed kernel is searched: nothing of a database is imported."""
+
+    own_missed = True
+
+    def open_task(self, workload: Workload, device: str) -> KernelTask:
+        from autotune.domains.kernel.task import KernelTask
+
+        return KernelTask(workload, device)
+
+    def open_bench(self, workload: Workload, device: str) -> KernelBench:
+        from autotune.domains.kernel.measuring.bench import open_bench
+
+        return open_bench(workload, device)
+
+    def bytes_moved(self, workload: Workload) -> int:
+        return int(workload.source.get("bytes", 0))
+
+    def confined(self, workload: Workload) -> Any:
+        """What the code at hand lets a search try: other choices, or another default, are another search."""
+        from autotune.domains.kernel.target import kernel_of
+
+        space = kernel_of(workload).space
+        told = [c.text for c in space.constraints]
+        return [space.space.fingerprint, space.default, list(space.points), told, workload.source.get("left")]
+
+    def figure(self, workload: Workload, cost: float) -> tuple[float, str] | None:
+        from autotune.domains.kernel.cli.report import objective_of
+
+        objective = objective_of(workload.spec)
+        return None if objective is None else (objective.figure(cost), objective.unit)
+
+    def damage(self, workload: Workload) -> str | None:
+        from autotune.domains.kernel.target import refused
+
+        return refused(workload)
+
+    def add_arguments(self, command: str, parser: argparse.ArgumentParser) -> None:
+        if command not in ("search", "lookup"):
+            return
+        about = (
+            "a file of what the inputs factory is called with, one for each key: tables [[shapes]] of TOML, or a JSON"
+            " object a line (default: shapes= of the declaration)"
+        )
+        parser.add_argument("--shapes", metavar="FILE", help=about)
+        if command == "lookup":
+            parser.add_argument("--space", metavar="FILE", help="a TOML file that declares TARGET")
+
+    def command(self, name: str) -> Command | None:
+        from autotune.domains.kernel.cli import lookup, search
+
+        commands: Mapping[str, Command] = {"search": search.run, "lookup": lookup.run}
+        return commands.get(name)
 
 
-def open_bench(workload: Workload, device: str) -> Any:
-    from autotune.domains.kernel.measuring.bench import open_bench
-
-    return open_bench(workload, device)
-
-
-def bytes_moved(workload: Workload) -> int:
-    return int(workload.source.get("bytes", 0))
-
-
-def confined(workload: Workload) -> Any:
-    """What the code at hand lets a search try: other choices, or another default, are another search."""
-    from autotune.domains.kernel.target import kernel_of
-
-    space = kernel_of(workload).space
-    told = [c.text for c in space.constraints]
-    return [space.space.fingerprint, space.default, list(space.points), told, workload.source.get("left")]
-
-
-def figure(workload: Workload, cost: float) -> tuple[float, str] | None:
-    from autotune.domains.kernel.cli.report import objective_of
-
-    objective = objective_of(workload.spec)
-    return None if objective is None else (objective.figure(cost), objective.unit)
-
-
-def targets() -> Mapping[str, str]:
-    return {}
-
-
-def damage(workload: Workload) -> str | None:
-    from autotune.domains.kernel.target import refused
-
-    return refused(workload)
-
-
-def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    from autotune.domains.kernel.cli.arguments import add_arguments
-
-    add_arguments(command, parser)
-
-
-def refuse(command: str, args: argparse.Namespace) -> None:
-    from autotune.domains.kernel.cli.arguments import refuse
-
-    refuse(command, args)
+DOMAIN = Kernels()

@@ -12,12 +12,12 @@ from autotune.domains.kernel.measuring.ahead import compile_ahead
 from autotune.domains.kernel.target import kernel_of
 from autotune.errors import UserError
 from autotune.space import Space
-from autotune.task import Artifact, Config
+from autotune.task import Artifact, Config, Task
 from autotune.task import Kernel as Launch
 from autotune.workload import Workload
 
 
-class KernelTask:
+class KernelTask(Task):
     """A kernel for one key.
 
     Raises:

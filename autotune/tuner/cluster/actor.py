@@ -18,6 +18,7 @@ from typing import Any
 
 from autotune import __version__
 from autotune import task as tasks
+from autotune.domain import place
 from autotune.errors import UserError, first_line, told
 from autotune.measure.pool import CompilePool
 from autotune.tuner.cluster.building import ClusterPool, Remote
@@ -120,9 +121,9 @@ class ClusterLane(Lane):
             raise UserError(f"it has autotune {__version__}, the search {version}: install one version on every node")
         if space is not None:
             folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="autotune-space-")))
-            file = folder / Path(message["space_file"]).name
+            file = folder / Path(message["options"]["space_file"]).name
             file.write_text(space)
-            message["space_file"] = str(file)
+            message["options"] = {**message["options"], "space_file": str(file)}
         os.environ.update(AUTOTUNE_DB=message["url"], AUTOTUNE_DB_READ="")  # what is measured may deploy from it
         from autotune.device import environment
 
@@ -133,7 +134,7 @@ class ClusterLane(Lane):
         return {
             **answer,
             "places": {key.workload: [key.device, key.environment] for key in keys},
-            "label": tasks.place(self._workloads[0], context.device).label,
+            "label": place(self._workloads[0], context.device).label,
             "software": ", ".join(f"{k} {v}" for k, v in software.to_json().items() if v and k not in ("kind", "isa")),
         }
 

@@ -14,18 +14,17 @@ from typing import Any
 
 from autotune import __version__
 from autotune import task as tasks
+from autotune.domain import domain_of
 from autotune.errors import UserError
 from autotune.measure.child import ChildDied, ChildSilent
 from autotune.store.store import Store
-from autotune.tuner.budget import Budget
 from autotune.tuner.cluster.engine import Engine, Node
 from autotune.tuner.cluster.group import Group, NodeLane
 from autotune.tuner.context import Context
 from autotune.tuner.devices.dealing import Lane, shared
-from autotune.tuner.devices.order import order
-from autotune.tuner.devices.turns import Turns
+from autotune.tuner.devices.turns import Turns, order
 from autotune.tuner.result import Result
-from autotune.workload import Workload, digest
+from autotune.workload import digest
 
 _POLL_S = 0.2  # between looks at whether the user interrupts
 _LOOK_S = 2.0  # between looks at which nodes there are
@@ -120,16 +119,14 @@ class Cluster:
             KeyboardInterrupt: the user interrupted before any workload was begun.
         """
         check_reachable(context.store, self._engine.nodes(), self._engine.host)
-        counts = [devices_of(workload) for workload in turns.workloads]
+        counts = [domain_of(workload.kind).devices(workload) for workload in turns.workloads]
         self.kinds = []
         for count in sorted(set(counts)):
             chosen = [i for i, c in enumerate(counts) if c == count]
-            part = replace(
-                turns,
-                workloads=[turns.workloads[i] for i in chosen],
-                shares=[turns.shares[i] for i in chosen],
-                timeout=turns.timeout and turns.timeout * sum(turns.shares[i] for i in chosen) / sum(turns.shares),
-            )
+            part, options = turns.chosen(chosen), turns.options
+            if options.timeout is not None:
+                seconds = options.timeout * sum(part.shares) / sum(turns.shares)
+                part = replace(part, options=replace(options, timeout=seconds))
             with contextlib.closing(Run(self, self._engine, context, part, count)) as run:
                 try:
                     yield from run.results()
@@ -153,12 +150,6 @@ def check_reachable(store: Store, nodes: Sequence[Node], host: str) -> None:
         )
 
 
-def devices_of(workload: Workload) -> int:
-    """How many devices of one host a workload takes."""
-    own = tasks.domain_hook(workload.kind, "devices")
-    return int(own(workload)) if own else 1
-
-
 class Run:
     """A search of workloads that take equally many devices: starts lanes where nodes have room, and heeds them."""
 
@@ -169,7 +160,7 @@ class Run:
         self._times = Counter(workload.fingerprint for workload in turns.workloads)
         numbers = {workload.fingerprint: i for i, workload in reversed(list(enumerate(turns.workloads)))}
         self._todo = sorted(numbers.values())
-        self._space = Path(context.space_file).read_text() if context.space_file else None
+        self._space = Path(context.options.space_file).read_text() if context.options.space_file else None
         self._groups: dict[str, Group] = {}
         self._lanes: defaultdict[str, list[NodeLane]] = defaultdict(list)
         """Of each node; ``_kind_of`` it is known once one of them has begun."""
@@ -290,7 +281,7 @@ class Run:
         message = shared(self._context, self._turns, self._turns.clock(), self._cluster.device, self._processes(nodes))
         kinds = {workload.kind for workload in self._turns.workloads}
         message["domains"] = {**message["domains"], **{kind: tasks.module_of(kind) for kind in kinds}}
-        large = {name: message.pop(name) for name in ("workloads", "granted", "seeds")}
+        large = {name: message.pop(name) for name in ("workloads", "granted", "options")}
         if self._common is None:
             self._common = self._engine.share(large)
         return {**message, "version": __version__, "space": self._space}, self._common
@@ -333,12 +324,7 @@ class Run:
             if self._groups:
                 log.warning("%s has another device or other software, %s: a search of its own", lane.node.host, label)
             context = replace(self._context, told=told)
-            workloads, shares = self._turns.workloads, self._turns.shares
-            clock = self._turns.clock()
-            places = [workloads[i] for i in self._todo]
-            own = [shares[i] for i in self._todo]
-            budget = [Budget(self._turns.trials, clock.granted(i), self._turns.patience) for i in self._todo]
-            inorder = [self._todo[k] for k in order(context, places, own, lambda k: budget[k])]
+            inorder = [i for i in order(context, self._turns) if i in self._todo]
             self._groups[kind] = Group(label, context, self._turns, lane, inorder, self._lost)
         self._looked = -1e9  # there may be more for its node to do
         yield from self._groups[kind].join(lane)

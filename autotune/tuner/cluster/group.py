@@ -10,6 +10,7 @@ from autotune.tuner.cluster.engine import Node, Remote
 from autotune.tuner.context import Context
 from autotune.tuner.devices.dealing import Dealing, Lane, log
 from autotune.tuner.devices.turns import Turns
+from autotune.tuner.options import SearchOptions
 from autotune.tuner.result import Result
 
 _LOSSES = 3
@@ -96,9 +97,10 @@ class Group(Dealing):
     def _told(self, results: Iterator[Result]) -> Iterator[Result]:
         return (replace(result, device=self.label) for result in results)
 
-    def _trials(self, turn: int) -> int | None:
-        trials = self._turns.trials
-        return None if trials is None else max(1, trials - self._measured[turn])
+    def _options(self, turn: int) -> SearchOptions:
+        options = self._turns.options
+        left = None if options.trials is None else max(1, options.trials - self._measured[turn])
+        return replace(options, trials=left)
 
     def _again(self, lane: Lane, turn: int | None) -> bool:
         """As on one host; where no other device is free of faults, this one tries again."""

@@ -15,10 +15,10 @@ from dataclasses import replace
 from autotune.errors import Unsupported
 from autotune.space import Space, holds
 from autotune.store.records import Key
-from autotune.task import ComposedTask, Composition, Config, Ranked, config_key
-from autotune.tuner.budget import Budget
+from autotune.task import Composition, Config, Ranked, config_key
 from autotune.tuner.composed.parts import LEAST_S, Means, Parts
-from autotune.tuner.context import Context
+from autotune.tuner.context import Context, Session
+from autotune.tuner.options import Budget
 from autotune.tuner.phases import finals
 from autotune.tuner.phases.explore import NO_GAIN, TIME_UP, TRIALS_UP, Explorer
 from autotune.tuner.phases.floor import AT_FLOOR, is_at_floor, is_baseline_at_floor, may_be_at_floor
@@ -26,7 +26,6 @@ from autotune.tuner.phases.screen import explore, learn_stored, settled
 from autotune.tuner.proposals.elsewhere import winners
 from autotune.tuner.proposals.samplers import NONE, is_guided
 from autotune.tuner.proposals.seeds import Seed
-from autotune.tuner.session import Session
 from autotune.workload import Workload
 
 WHOLES = 4
@@ -38,9 +37,7 @@ _POLISH_PATIENCE = 10
 _REFINED_S = 4.0  # with less time than this for a part, what the whole takes is all that is timed again
 
 
-def search(
-    context: Context, s: Session, compositions: Sequence[Composition], budget: Budget, granted: float | None
-) -> str:
+def search(s: Session, compositions: Sequence[Composition], budget: Budget, granted: float | None) -> str:
     """Search the parts, then measure the best compositions in session ``s`` of the whole; answers why it ended.
 
     Args:
@@ -53,7 +50,7 @@ def search(
     learn_stored(s)
     if may_be_at_floor(s):
         begin = [Seed(s.task.normalize(s.task.default()), "default")]
-        Explorer(s, s.task.space(context.space_file), None, begin, until_s=None, patience=0).run()
+        Explorer(s, s.task.space(s.context.options.space_file), None, begin, until_s=None, patience=0).run()
         if is_at_floor(s) or is_baseline_at_floor(s):
             return AT_FLOOR
     parts = Parts()
@@ -61,7 +58,7 @@ def search(
     for n, c in enumerate(compositions):
         if not parts.promising(c, compositions):
             continue
-        followed = _followed(context, s, compositions, n, parts, budget)
+        followed = _followed(s, compositions, n, parts, budget)
         if not any(c is f for f in followed):
             parts.settled = False
             continue
@@ -69,24 +66,24 @@ def search(
         for part in c.parts:
             if part.fingerprint in parts.found:
                 continue
-            parts.found[part.fingerprint] = _search_part(context, s, part, followed, begun, parts, budget, granted)
-            if s.interrupt.requested or not parts.found[part.fingerprint]:
+            parts.found[part.fingerprint] = _search_part(s, part, followed, begun, parts, budget, granted)
+            if s.context.interrupt.requested or not parts.found[part.fingerprint]:
                 break
-        if s.interrupt.requested:
+        if s.context.interrupt.requested:
             break
-    _go_on(context, s, compositions, parts, budget, granted)
-    s.pool.forget(parts.found.keys() - {s.key.workload})
+    _go_on(s, compositions, parts, budget, granted)
+    s.context.pool.forget(parts.found.keys() - {s.key.workload})
     s.worker.open(s.task.workload)
     seeds = [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
-    if context.sampler != NONE or not seeds:  # then the model alone decides
+    if s.context.options.sampler != NONE or not seeds:  # then the model alone decides
         seeds.insert(0, Seed(s.task.normalize(s.task.default()), "default"))
-        seeds += [Seed(config, "elsewhere") for config in _elsewhere(context, s)]
-    space = s.task.space(context.space_file)
+        seeds += [Seed(config, "elsewhere") for config in _elsewhere(s)]
+    space = s.task.space(s.context.options.space_file)
     Explorer(s, space, None, seeds, until_s=None, patience=0).run()
     finals.refine(s)
-    if is_guided(context.sampler):
-        _polish(context, s, budget)
-    if s.interrupt.requested:
+    if is_guided(s.context.options.sampler):
+        _polish(s, budget)
+    if s.context.interrupt.requested:
         return "interrupted"
     if parts.settled:
         return f"{NO_GAIN} in any part"
@@ -94,14 +91,14 @@ def search(
 
 
 def _followed(
-    context: Context, s: Session, compositions: Sequence[Composition], n: int, parts: Parts, budget: Budget
+    s: Session, compositions: Sequence[Composition], n: int, parts: Parts, budget: Budget
 ) -> list[Composition]:
     """The compositions among which what is left is divided when it is the ``n``-th's turn.
 
     How long candidates take decides at the beginning; what was spared for a composition then is not withdrawn later.
     """
     trials = None if budget.trials is None else budget.trials - s.done - s.measured
-    pace = None if parts.found else context.pace.each
+    pace = None if parts.found else s.context.pace.each
     means = Means(_seconds(s, compositions[n:], parts, budget), trials, pace)
     if means.endless:
         return list(compositions)
@@ -138,7 +135,6 @@ def _spare(
 
 
 def _search_part(
-    context: Context,
     s: Session,
     part: Workload,
     followed: Sequence[Composition],
@@ -159,16 +155,14 @@ def _search_part(
     mine = None if granted is None else granted * Parts().share(part, every)
     trials = None if budget.trials is None else max(1, budget.trials - s.done - s.measured)
     own = replace(budget, trials=trials).part(share, None if left is None else max(1.0, left * share))
-    key = context.key(part)
-    if part.fingerprint != s.key.workload and (effort := context.searched(key, own, mine)) is not None:
+    key = s.context.key(part)
+    if part.fingerprint != s.key.workload and (effort := s.context.searched(key, own, mine)) is not None:
         parts.settled &= effort.settled
-        return _stored(context, part, key)
-    return _explore_part(context, s, part, parts, own, mine)
+        return _stored(s.context, part, key)
+    return _explore_part(s, part, parts, own, mine)
 
 
-def _explore_part(
-    context: Context, s: Session, part: Workload, parts: Parts, own: Budget, mine: float | None
-) -> list[Ranked]:
+def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, mine: float | None) -> list[Ranked]:
     """Search a part with a budget of its own, and note how far; its candidates, fastest first.
 
     Args:
@@ -178,22 +172,22 @@ def _explore_part(
     if part.fingerprint == s.key.workload:
         s.worker.open(part)
         whole, s.trials = s.trials, own.most
-        stop = explore(context, s, own, until_s=None if own.timeout is None else s.elapsed + own.timeout)
+        stop = explore(s, own, until_s=None if own.timeout is None else s.elapsed + own.timeout)
         s.trials = whole
         parts.ended(part, stop, settled(stop, own, mine))
         finals.refine(s)
         return _ranked(s)
     try:
-        task = context.task(part)
+        task = s.context.task(part)
     except Unsupported:
         return []
-    sub = context.session(task, own, s)
-    stop = explore(context, sub, own, until_s=own.timeout)
+    sub = s.context.session(task, own, s)
+    stop = explore(sub, own, until_s=own.timeout)
     if own.timeout is None or own.timeout > _REFINED_S:
         finals.refine(sub)
     done = settled(stop, own, mine)
     parts.ended(part, stop, done)
-    context.note(sub, stop, done, mine)
+    s.context.note(sub, stop, done, mine)
     s.done += sub.measured
     s.reused += 0 if again else sub.reused
     s.failed.update(sub.failed)
@@ -201,7 +195,6 @@ def _explore_part(
 
 
 def _go_on(
-    context: Context,
     s: Session,
     compositions: Sequence[Composition],
     parts: Parts,
@@ -210,7 +203,7 @@ def _go_on(
 ) -> None:
     """Spend what the compositions that came to nothing have left on the best one, where its parts were cut short."""
     best: Composition | None = None
-    while parts.cut and not s.interrupt.requested:
+    while parts.cut and not s.context.interrupt.requested:
         left = _seconds(s, (), parts, budget)
         trials = None if budget.trials is None else budget.trials - s.done - s.measured
         if left is None or left < LEAST_S or (trials is not None and trials < 1):
@@ -222,7 +215,7 @@ def _go_on(
         share = Parts({f: r for f, r in parts.found.items() if f not in parts.cut}).share(cut[0], [best])
         own = replace(budget, trials=trials).part(share, max(1.0, left * share))
         mine = None if granted is None else granted * Parts().share(cut[0], [best])
-        parts.found[cut[0].fingerprint] = _explore_part(context, s, cut[0], parts, own, mine)
+        parts.found[cut[0].fingerprint] = _explore_part(s, cut[0], parts, own, mine)
         parts.cut.discard(cut[0].fingerprint)
 
 
@@ -242,10 +235,10 @@ def _ranked(s: Session) -> list[Ranked]:
 
 def _stored(context: Context, part: Workload, key: Key) -> list[Ranked]:
     """The best stored candidates of a part, those of the user's space only."""
-    best = context.store.best(key, n=_CANDIDATES if context.space_file is None else 1000)
-    if context.space_file is not None:
+    best = context.store.best(key, n=_CANDIDATES if context.options.space_file is None else 1000)
+    if context.options.space_file is not None:
         task = context.task(part)
-        space = task.space(context.space_file)
+        space = task.space(context.options.space_file)
         best = [m for m in best if holds(space, m.config, task.normalize)][:_CANDIDATES]
     return [(m.config, m.latency_us) for m in best if m.latency_us is not None]
 
@@ -265,34 +258,34 @@ def _wholes(s: Session, compositions: Sequence[Composition], parts: Parts) -> li
     return list(configs.values())[:WHOLES]
 
 
-def _elsewhere(context: Context, s: Session) -> list[Config]:
+def _elsewhere(s: Session) -> list[Config]:
     """What was best for the whole in other places, where it was polished beyond what its parts came to."""
     found = []
-    for config in winners(s.store, s.key):
-        space = _space_of(context, s, config)
+    for config in winners(s.context.store, s.key):
+        space = _space_of(s, config)
         if space is not None and (fitted := space.project(config)) is not None:
             found.append(s.task.normalize(fitted))
     return found
 
 
-def _space_of(context: Context, s: Session, config: Config) -> Space | None:
+def _space_of(s: Session, config: Config) -> Space | None:
     """The space of what is composed as ``config`` is; None where this version composes nothing so."""
     try:
-        return s.task.space_for(config, context.space_file) if isinstance(s.task, ComposedTask) else None
+        return s.task.space_for(config, s.context.options.space_file)
     except Unsupported:
         return None
 
 
-def _polish(context: Context, s: Session, budget: Budget) -> None:
+def _polish(s: Session, budget: Budget) -> None:
     """Try what is one step from the best whole: parts that follow each other share the caches, which none of them knew.
 
     Only as far as candidates and time go round, and where there are several parts.
     """
     ranking = s.ranking()
     most = _POLISH if budget.trials is None else min(_POLISH, budget.trials - s.done - s.measured)
-    if not ranking or most < 1 or s.interrupt.requested:
+    if not ranking or most < 1 or s.context.interrupt.requested:
         return
-    space = _space_of(context, s, ranking[0].config)
+    space = _space_of(s, ranking[0].config)
     if space is None or not space.contains(ranking[0].config):
         return
     trials, s.trials = s.trials, most

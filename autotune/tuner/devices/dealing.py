@@ -23,9 +23,9 @@ from autotune import task as tasks
 from autotune.errors import UserError
 from autotune.measure.child import ChildDied, ChildSilent
 from autotune.tuner.ahead import WORKLOADS
-from autotune.tuner.budget import Clock
 from autotune.tuner.context import Context
-from autotune.tuner.devices.turns import Turns
+from autotune.tuner.devices.turns import Clock, Turns
+from autotune.tuner.options import SearchOptions
 from autotune.tuner.result import Progress, Result
 from autotune.tuner.study import FAULT
 
@@ -119,7 +119,7 @@ class Dealing:
     @property
     def _late(self) -> bool:
         """Whether no workload is begun any more."""
-        return self._clock.up and self._begun and not self._turns.every
+        return self._clock.up and self._begun and not self._turns.options.every
 
     def _alive(self) -> list[Lane]:
         return [lane for lane in self._lanes if not lane.over]
@@ -179,13 +179,13 @@ class Dealing:
             self._end(lane)
             return
         lane.turn, lane.last, self._begun = lane.queue.pop(0), None, True
-        budget = lane.clock.budget(lane.turn, self._trials(lane.turn), self._turns.patience, lane.queue)
+        budget = lane.clock.budget(lane.turn, self._options(lane.turn), lane.queue)
         then = lane.queue[: WORKLOADS - 1]
         yield from self._send(lane, {"turn": lane.turn, "then": then, "budget": asdict(budget)})
 
-    def _trials(self, turn: int) -> int | None:
-        """Candidates that a turn may measure."""
-        return self._turns.trials
+    def _options(self, turn: int) -> SearchOptions:
+        """The options of a turn, whose lane has those of the run."""
+        return self._turns.options
 
     def _again(self, lane: Lane, turn: int | None) -> bool:
         """Have another device search what the machine failed on, if there is one that has not failed itself."""
@@ -260,12 +260,6 @@ def shared(context: Context, turns: Turns, clock: Clock, device: str, processes:
         "processes": processes,
         "workloads": [workload.to_json() for workload in turns.workloads],
         "granted": [clock.granted(i) for i in range(len(turns.workloads))],
-        "budget": {"trials": turns.trials, "patience": turns.patience},
-        "sampler": context.sampler,
-        "seed": context.seed,
-        "space_file": context.space_file,
-        "method": context.method,
-        "seeds": {name: [dict(config) for config in found] for name, found in context.seeds.items()},
+        "options": turns.options.to_json(),
         "run": context.run,
-        "numerics": dict(context.numerics),
     }

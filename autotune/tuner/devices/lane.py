@@ -20,9 +20,9 @@ from autotune.measure.pool import CompilePool
 from autotune.measure.serve import serve
 from autotune.store.store import Store
 from autotune.tuner.ahead import Ahead
-from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
-from autotune.tuner.session import Lease
+from autotune.tuner.ending import Lease
+from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.study import tune
 from autotune.workload import Workload
 
@@ -63,32 +63,33 @@ class Lane:
         processes: int,
         workloads: list[dict[str, Any]],
         granted: list[float | None],
-        budget: dict[str, Any],
-        **options: Any,
+        options: dict[str, Any],
+        run: str,
     ) -> str:
         """Open what the turns share; answers the owner of the claims.
 
         Args:
             processes: of the compile pool.
-            granted: seconds of each workload; ``budget`` is the rest of what each may spend, before its turn.
-            options: more of :class:`Context`.
+            granted: seconds of each workload.
+            options: as :meth:`SearchOptions.to_json` gives them.
         """
         tasks.DOMAINS.update(domains)
-        numerics.restore(options.get("numerics", {}))
-        how = Policy.from_json(policy)
+        how, chosen = Policy.from_json(policy), SearchOptions(**options)
+        numerics.restore(chosen.numerics or {})
         self._workloads, self._granted = [Workload.from_json(w) for w in workloads], granted
         self._context = context = Context(
             store=self._open.enter_context(Store.open(url, awaited=True)),
             device=device,
             policy=how,
+            options=chosen,
             report=lambda state: link.send({"progress": asdict(state)}),
+            run=run,
             _pool=self._pool(device, processes, how.build_s),
-            **options,
         )
         self._open.enter_context(closing(context))
         self._open.enter_context(context.interrupt)  # until here the signal was ignored
         self._open.enter_context(Lease(context.store, context.owner))
-        ahead = Ahead(context, self._workloads, lambda i: Budget(**{**budget, "timeout": granted[i]}))
+        ahead = Ahead(context, self._workloads, lambda i: chosen.budget(granted[i]))
         self._ahead = self._open.enter_context(ahead)
         return context.owner
 

@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.tuner.ahead import Ahead
-from autotune.tuner.budget import Budget, Clock
 from autotune.tuner.context import Context
+from autotune.tuner.ending import Lease
+from autotune.tuner.options import FINAL_SHARE, Budget, SearchOptions
 from autotune.tuner.outcome import known
 from autotune.tuner.result import Result
-from autotune.tuner.session import Lease
 from autotune.tuner.study import tune
 from autotune.workload import Workload
+
+_LEAST_S = 1.0
+
+
+class Clock:
+    """Shares a run's seconds among its workloads.
+
+    What every workload takes whatever it gets (its inputs, the baselines' compilation, the final comparison) is learnt
+    from those that are done, and kept for those that are left, so that a run of many keeps to its time as a whole. The
+    first one's is not what the others take: the worker and the compiling processes start in it.
+
+    Args:
+        timeout: seconds for all; None for no limit.
+        shares: of each workload, in order.
+        devices: on which they are searched side by side, each workload on one; each has a clock of its own.
+    """
+
+    def __init__(self, timeout: float | None, shares: Sequence[float], devices: int = 1) -> None:
+        self._timeout, self._shares, self._devices = timeout, list(shares), devices
+        self._begin = time.monotonic()
+        self._fixed: list[float] = []
+
+    @property
+    def up(self) -> bool:
+        """Whether the time is over."""
+        return self._timeout is not None and time.monotonic() - self._begin >= self._timeout
+
+    def beside(self) -> Clock:
+        """The clock of another device, which began when this one did."""
+        other = Clock(self._timeout, self._shares, self._devices)
+        other._begin = self._begin
+        return other
+
+    def granted(self, i: int) -> float | None:
+        """Workload ``i``'s share of what the devices have together, whatever was used so far; the whole at most."""
+        if self._timeout is None:
+            return None
+        return self._timeout * min(1.0, self._devices * self._shares[i] / sum(self._shares))
+
+    def budget(self, i: int, options: SearchOptions, then: Sequence[int] | None = None) -> Budget:
+        """The budget of workload ``i``, which comes next on this device, and after it ``then``; None for all that
+        follow."""
+        if self._timeout is None:
+            return options.budget(None)
+        left = max(self._timeout - (time.monotonic() - self._begin), 1.0)
+        shares = [self._shares[k] for k in (i, *(range(i + 1, len(self._shares)) if then is None else then))]
+        part = shares[0] / sum(shares)
+        if not self._fixed:
+            return options.budget(left * part)
+        first, *others = self._fixed
+        fixed = statistics.fmean(others or [min(first, FINAL_SHARE * left * part)])
+        search = max((left - fixed * len(shares)) * part, _LEAST_S)
+        return replace(options.budget(search + fixed), final=fixed)
+
+    def done(self, seconds: float, searched: float) -> None:
+        """A workload took ``seconds``, ``searched`` of them for its search."""
+        if seconds > 0:
+            self._fixed.append(max(seconds - searched, 0.0))
 
 
 @dataclass(frozen=True)
@@ -21,26 +81,26 @@ class Turns:
 
     Attributes:
         shares: of each, of the run's time.
-        trials: candidates of each; ``timeout``, seconds of all; ``patience`` of each: see :class:`Budget`.
-        every: whether all are begun, however late.
         devices: on which they are searched.
     """
 
     workloads: Sequence[Workload]
     shares: Sequence[float]
-    trials: int | None
-    timeout: float | None
-    patience: int | None
-    every: bool = False
+    options: SearchOptions
     devices: int = 1
+
+    def chosen(self, numbers: Sequence[int]) -> Turns:
+        """Some of the turns, or all in another order, by their numbers."""
+        workloads, shares = [self.workloads[i] for i in numbers], [self.shares[i] for i in numbers]
+        return replace(self, workloads=workloads, shares=shares)
 
     def clock(self) -> Clock:
         """A clock that starts now; each device has one."""
-        return Clock(self.timeout, self.shares, self.devices)
+        return Clock(self.options.timeout, self.shares, self.devices)
 
     def expected(self, clock: Clock, i: int) -> Budget:
         """What the ``i``-th workload may spend, as far as that is known before its turn."""
-        return Budget(self.trials, clock.granted(i), self.patience)
+        return self.options.budget(clock.granted(i))
 
     def known(self, context: Context, clock: Clock, i: int) -> Iterator[Result]:
         """What an earlier search came to of the ``i``-th workload, which is not begun any more; nothing where there
@@ -62,13 +122,37 @@ def alone(context: Context, turns: Turns) -> Generator[Result, None, None]:
         Ahead(context, turns.workloads, lambda i: turns.expected(clock, i)) as ahead,
     ):
         for i, workload in enumerate(turns.workloads):
-            if clock.up and begun and not turns.every:  # each run begins one at least
+            if clock.up and begun and not turns.options.every:  # each run begins one at least
                 yield from turns.known(context, clock, i)
                 continue
             ahead.reach(i)
-            result = tune(context, workload, clock.budget(i, turns.trials, turns.patience), clock.granted(i))
+            result = tune(context, workload, clock.budget(i, turns.options), clock.granted(i))
             clock.done(result.seconds, result.search_s)
             begun = begun or result.seconds > 0
             yield result
             if result.interrupted or result.fault:
                 return
+
+
+def order(context: Context, turns: Turns) -> list[int]:
+    """The numbers of the workloads, the first to be searched first.
+
+    Those with nothing left to do come first, since they take no time and leave theirs to the others; then those
+    without a stored winner, so that a search that is given again and again gets to all of them: first the ones that no
+    search has ended, since one that takes long may come to nothing each time. Last come those whose winner could be
+    looked for once more. Among equals the ones with the largest shares come first.
+    """
+    clock = turns.clock()
+    keys = [context.key(workload) for workload in turns.workloads]
+    stored = {s.key: s for device in {key.device for key in keys} for s in context.store.schedules(device)}
+
+    def turn(i: int) -> tuple[int, float]:
+        found = stored.get(keys[i])
+        if found is None:
+            ended = context.store.get_effort(keys[i], context.scope(keys[i])) is not None
+            return (2 if ended else 1), -turns.shares[i]
+        over = not found.busy and not found.space and turns.options.space_file is None
+        done = over and context.searched(keys[i], turns.expected(clock, i), clock.granted(i)) is not None
+        return (0 if done else 3), -turns.shares[i]
+
+    return sorted(range(len(keys)), key=turn)

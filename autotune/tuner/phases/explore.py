@@ -14,11 +14,12 @@ from autotune.measure.pool import Built
 from autotune.space import Space
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
+from autotune.tuner.context import Session
+from autotune.tuner.ending import LEASE_S
 from autotune.tuner.phases.floor import AT_FLOOR, is_at_floor
 from autotune.tuner.proposals.history import History
 from autotune.tuner.proposals.pruning import Pruning
 from autotune.tuner.proposals.seeds import Seed
-from autotune.tuner.session import LEASE_S, Session
 
 _ASKS = 24  # proposals of the sampler in a row that may come to nothing before we look for one ourselves
 _LISTABLE = 20_000  # a space of up to so many candidates is gone through as a whole then
@@ -77,6 +78,7 @@ class Explorer:
         prune: bool = False,
     ) -> None:
         self.s, self.space, self.history = session, space, history
+        self.context = session.context
         self._until_s, self._patience, self._polish = until_s, patience, polish
         self._listable = space.size <= _LISTABLE
         self._names = {p.name for p in space}
@@ -89,11 +91,11 @@ class Explorer:
         self._mark: float | None = None
         self._exhausted = False
         self._polished = False
-        self._rng = random.Random(session.seed)
+        self._rng = random.Random(self.context.options.seed)
         self._prune = Pruning(session) if prune else None
         self._hopeless: set[str] = set()
         self._beside = session.task.device.startswith("cuda")
-        self._depth = session.pool.processes + (2 if self._beside else 0)
+        self._depth = self.context.pool.processes + (2 if self._beside else 0)
 
     def run(self) -> str:
         """Screen until something says stop; answers why.
@@ -127,7 +129,7 @@ class Explorer:
             self._abandon()
 
     def _enough(self) -> str:
-        if self.s.interrupt.requested:
+        if self.context.interrupt.requested:
             return "interrupted"
         if self._until_s is not None and self.s.elapsed >= self._until_s and self.s.tried:
             return TIME_UP
@@ -167,7 +169,7 @@ class Explorer:
             return found
         if self.history is not None:
             for _ in range(_ASKS):
-                if self.s.interrupt.requested:
+                if self.context.interrupt.requested:
                     return None
                 trial, config = self.history.ask()
                 if (found := self._admit(config, trial)) is not None:
@@ -232,7 +234,7 @@ class Explorer:
                 return None
         candidate = _Candidate(config, [trial] if trial is not None else [])
         known = self.s.known.get(key)
-        if known is None and (known := self.s.store.get_measurement(self.s.key, config, "screen")) is not None:
+        if known is None and (known := self.context.store.get_measurement(self.s.key, config, "screen")) is not None:
             self.s.known[key] = known
             self.s.reused += 1
         if known is None and (why := self.s.task.reject(config)) is not None:
@@ -246,7 +248,7 @@ class Explorer:
             if trial is not None and self.history is not None:
                 self.history.skip(trial, config, expected)
             return None
-        if not self.s.store.claim(self.s.key, config, "screen", self.s.owner, LEASE_S):
+        if not self.context.store.claim(self.s.key, config, "screen", self.context.owner, LEASE_S):
             self._awaited[key] = candidate
             return None
         return candidate
@@ -257,14 +259,14 @@ class Explorer:
             return
         self._polled = time.monotonic()
         for key, candidate in list(self._awaited.items()):
-            m = self.s.store.get_measurement(self.s.key, candidate.config, "screen")
+            m = self.context.store.get_measurement(self.s.key, candidate.config, "screen")
             if m is not None:
                 del self._awaited[key]
                 self.s.known[key] = m
                 self.s.reused += 1
                 self._answer(candidate, m)
-            elif self._attempts < self.s.trials and self.s.store.claim(
-                self.s.key, candidate.config, "screen", self.s.owner, LEASE_S
+            elif self._attempts < self.s.trials and self.context.store.claim(
+                self.s.key, candidate.config, "screen", self.context.owner, LEASE_S
             ):
                 del self._awaited[key]
                 self._start(candidate)
@@ -290,7 +292,7 @@ class Explorer:
         if not self._beside and not all(c.future is not None and c.future.done() for c in self._flying.values()):
             return
         for key, c in list(self._flying.items()):
-            if self.s.interrupt.requested or self.s.elapsed >= until_s:
+            if self.context.interrupt.requested or self.s.elapsed >= until_s:
                 return
             if c.future is not None and c.future.done():
                 self._take(key)
@@ -300,10 +302,10 @@ class Explorer:
         candidate = self._flying[key]
         assert candidate.future is not None
         best = self.s.best_us
-        limit = best * self.s.policy.hopeless if best is not None else None
+        limit = best * self.context.policy.hopeless if best is not None else None
         m = self.s.measure(candidate.config, candidate.future.result(), "screen", limit)
         del self._flying[key]
-        if m.run == self.s.run:
+        if m.run == self.context.run:
             self.s.measured += 1
             if m.status is not Status.OK:
                 self.s.failed[str(m.status)] += 1
@@ -339,10 +341,10 @@ class Explorer:
         """Give back what was begun and not measured."""
         for candidate in [*self._flying.values(), *self._awaited.values()]:
             if candidate.future is not None and self.s.whole is not None:  # a part may be gone on with
-                self.s.pool.keep(self.s.task.workload, self.s.task.device, candidate.config, candidate.future)
+                self.context.pool.keep(self.s.task.workload, self.s.task.device, candidate.config, candidate.future)
             elif candidate.future is not None:
                 candidate.future.cancel()
-            self.s.store.release(self.s.key, candidate.config, "screen", self.s.owner)
+            self.context.store.release(self.s.key, candidate.config, "screen", self.context.owner)
             if self.history is not None:
                 for trial in candidate.trials:
                     self.history.drop(trial)

@@ -12,7 +12,8 @@ from autotune.measure.outcome import Outcome
 from autotune.measure.worker import Contender, MachineFault
 from autotune.store.records import Measurement, Schedule
 from autotune.task import REFERENCE, Config, Status, config_key
-from autotune.tuner.session import LEASE_S, Session
+from autotune.tuner.context import Session
+from autotune.tuner.ending import LEASE_S
 
 WINNER = "autotune"
 
@@ -38,16 +39,16 @@ def refine(s: Session) -> None:
     A first timing is short, so that the fastest of many is partly the luckiest.
     """
     tried: set[str] = set()
-    while len(tried) < s.policy.repeat_top and not s.interrupt.requested:
+    while len(tried) < s.context.policy.repeat_top and not s.context.interrupt.requested:
         # Ranked anew each time: the first may fall back, and then others are near-best that were not before.
         m = next((m for m in near_best(s) if m.stage == "screen" and config_key(m.config) not in tried), None)
         if m is None:
             return
         tried.add(config_key(m.config))
-        stored = s.store.get_measurement(s.key, m.config, "repeat")
+        stored = s.context.store.get_measurement(s.key, m.config, "repeat")
         if stored is not None:
             s.learn(stored)
-        elif s.store.claim(s.key, m.config, "repeat", s.owner, LEASE_S):
+        elif s.context.store.claim(s.key, m.config, "repeat", s.context.owner, LEASE_S):
             again = s.measure(m.config, s.artifact(m.config), "repeat")
             s.tell("repeat", f"{again.latency_us:.1f} us" if again.latency_us is not None else again.reason)
 
@@ -55,7 +56,7 @@ def refine(s: Session) -> None:
 def near_best(s: Session) -> list[Measurement]:
     """Candidates within the policy's margin of the fastest, fastest first."""
     ranking = s.ranking()
-    limit = (ranking[0].latency_us or 0.0) * (1 + s.policy.near_best) if ranking else 0.0
+    limit = (ranking[0].latency_us or 0.0) * (1 + s.context.policy.near_best) if ranking else 0.0
     return [m for m in ranking if m.latency_us is not None and m.latency_us <= limit]
 
 
@@ -66,7 +67,7 @@ def compare(s: Session, default: Config) -> Final:
     fast wins: then the schedule has no configuration, and the region runs as the user had it. A comparison that was
     made before with the same finalists is not repeated, unless the machine was too busy then for it to be trusted.
     """
-    stored = s.store.schedule_of(s.key)
+    stored = s.context.store.schedule_of(s.key)
     while True:
         finalists = _finalists(s, default, stored)
         if not finalists:
@@ -90,7 +91,7 @@ def _finalists(s: Session, default: Config, stored: Schedule | None) -> list[Mea
     ranking = s.ranking()
     if not ranking:
         return []
-    chosen, most = ranking[: s.policy.final_top], s.policy.hopeless * (ranking[0].latency_us or 0.0)
+    chosen, most = ranking[: s.context.policy.final_top], s.context.policy.hopeless * (ranking[0].latency_us or 0.0)
     have = {config_key(m.config) for m in chosen}
     keep = dict.fromkeys(config_key(c) for c in (default, stored.config if stored else None) if c)
     more = [s.known[key] for key in keep if key in s.known and key not in have]
@@ -105,7 +106,7 @@ def _decided(s: Session, stored: Schedule, finalists: Sequence[Measurement]) -> 
     """
     if stored.busy or stored.space not in ("", _space(s)) or (stored.config and not s.allows(stored.config)):
         return False
-    finals = [s.store.get_measurement(s.key, m.config, "final") for m in finalists]
+    finals = [s.context.store.get_measurement(s.key, m.config, "final") for m in finalists]
     return all(m is not None and m.status is Status.OK for m in finals)
 
 
@@ -127,7 +128,7 @@ def _run(s: Session, finalists: Sequence[Measurement], again: bool) -> dict[str,
             s.spare(final, outcomes[key].fault)
             continue
         # Otherwise an earlier final measurement stays: the schedule has the newer number.
-        s.store.add_measurement(final, replace=again)
+        s.context.store.add_measurement(final, replace=again)
         s.learn(final)
     return outcomes
 
@@ -141,7 +142,7 @@ def _compared(s: Session, contenders: Sequence[Contender]) -> dict[str, Outcome]
     """
     outcomes: dict[str, Outcome] = {}
     for last in (False, True):
-        outcomes = s.worker.compare(contenders, seed=s.seed + 1)
+        outcomes = s.worker.compare(contenders, seed=s.context.options.seed + 1)
         # Of one that asked for too much memory, or was killed, the worker has made sure.
         hindered = [o for o in outcomes.values() if o.fault in (Blame.MACHINE, Blame.USER)]
         if not hindered:
@@ -187,7 +188,7 @@ def _decide(
         space=_space(s),
     )
     # The stored winner, if it still works, was among the finalists, so the new decision is the better informed one.
-    s.store.put_schedule(schedule, replace=True)
+    s.context.store.put_schedule(schedule, replace=True)
     return Final(
         schedule=schedule,
         best=names[best],
@@ -223,7 +224,7 @@ def _from_store(s: Session, stored: Schedule, default: Config) -> Final:
     """The decision of an earlier search, with the numbers it was made on."""
     finals = {}
     for m in s.known.values():
-        final = s.store.get_measurement(s.key, m.config, "final")
+        final = s.context.store.get_measurement(s.key, m.config, "final")
         if final is not None and final.latency_us is not None:
             finals[config_key(m.config)] = final
     best = min((m for m in finals.values() if s.allows(m.config)), key=lambda m: m.latency_us or 0.0)

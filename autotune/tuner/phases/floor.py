@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.task import BoundedTask, ComposedTask
+from autotune.tuner.context import Session
 from autotune.tuner.phases import finals
-from autotune.tuner.session import Session
 
 AT_FLOOR = "nothing is faster than moving the bytes"
 _NEAR = 1.02
@@ -15,7 +14,7 @@ _PROMISING = 1.15
 
 def is_at_floor(s: Session) -> bool:
     """Whether the best candidate of a session is as fast as any could be, as far as that is known."""
-    if (least := _least_us(s)) is None:  # asked before every candidate: nothing is ranked for it then
+    if (least := s.task.least_us()) is None:  # asked before every candidate: nothing is ranked for it then
         return False
     best = s.best_us
     return best is not None and best <= _NEAR * least
@@ -29,7 +28,7 @@ def is_baseline_at_floor(s: Session) -> bool:
     Raises:
         WorkerFault: the machine failed.
     """
-    if (least := _least_us(s)) is None or s.interrupt.requested:
+    if (least := s.task.least_us()) is None or s.context.interrupt.requested:
         return False
     known = finals.compare(s, s.task.normalize(s.task.default())).baselines.values()
     return any(us is not None and us <= _NEAR * least for us in known)
@@ -37,12 +36,8 @@ def is_baseline_at_floor(s: Session) -> bool:
 
 def may_be_at_floor(s: Session) -> bool:
     """Whether the cost model expects as much of the default, so that it is worth a look before parts are searched."""
-    least = _least_us(s)
-    if least is None or s.narrowed is not None or not isinstance(s.task, ComposedTask):
+    least = s.task.least_us()
+    if least is None or s.narrowed is not None:
         return False
     expected = s.task.predict(s.task.normalize(s.task.default()))
     return expected is not None and expected <= _PROMISING * least
-
-
-def _least_us(s: Session) -> float | None:
-    return s.task.least_us() if isinstance(s.task, BoundedTask) else None

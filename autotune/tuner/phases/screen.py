@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from autotune.store.records import Measurement
 from autotune.task import Status
-from autotune.tuner.budget import Budget
-from autotune.tuner.context import Context
+from autotune.tuner.context import Session
+from autotune.tuner.options import Budget
 from autotune.tuner.phases.explore import EXHAUSTED, NO_GAIN, Explorer
 from autotune.tuner.phases.floor import AT_FLOOR
 from autotune.tuner.proposals import seeds
 from autotune.tuner.proposals.elsewhere import winners
 from autotune.tuner.proposals.samplers import is_guided
-from autotune.tuner.session import Session
 
 
-def explore(context: Context, s: Session, budget: Budget, *, until_s: float | None) -> str:
+def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
     """Screen candidates of a workload that is searched as a whole, or of one part; answers why it ended.
 
     Args:
@@ -23,18 +22,20 @@ def explore(context: Context, s: Session, budget: Budget, *, until_s: float | No
     Raises:
         WorkerFault: the machine failed.
     """
-    space = s.task.space(context.space_file)
+    context, options = s.context, s.context.options
+    space = s.task.space(options.space_file)
     stored = learn_stored(s)
-    near = s.store.neighbours(s.task.workload.family, s.key.device, s.key.workload, extent=s.task.workload.extent)
+    workload = s.task.workload
+    near = context.store.neighbours(workload.family, s.key.device, workload.fingerprint, extent=workload.extent)
     history = context.history(space, stored)
-    guided = is_guided(context.sampler)
+    guided = is_guided(options.sampler)
     if history is None:
-        chosen = seeds.picks(s.task, space, context.seed, 1) or [s.task.default()]
+        chosen = seeds.picks(s.task, space, options.seed, 1) or [s.task.default()]
         begin = [seeds.Seed(s.task.normalize(c), "model") for c in chosen]
     else:
-        asked = context.seeds.get(s.task.workload.fingerprint, ())
-        before = winners(s.store, s.key)
-        begin = seeds.plan(s.task, space, [m.config for _, m in near], context.seed, asked=asked, elsewhere=before)
+        asked = options.seeds.get(workload.fingerprint, ())
+        before = winners(s.context.store, s.key)
+        begin = seeds.plan(s.task, space, [m.config for _, m in near], options.seed, asked=asked, elsewhere=before)
     explorer = Explorer(
         s,
         space,
@@ -63,11 +64,11 @@ def learn_stored(s: Session) -> list[Measurement]:
     """Learn what was measured under this key before; answers the first timings, which are the study's objective."""
     key = s.key
     rank = {"screen": 0, "repeat": 1, "final": 2}
-    every = s.store.measurements(key.workload, key.device, key.environment, key.policy)
+    every = s.context.store.measurements(key.workload, key.device, key.environment, key.policy)
     screens = []
     for m in sorted(every, key=lambda m: rank.get(m.stage, 0)):
         s.learn(m)
         if m.stage == "screen":
             screens.append(m)
-    s.reused = sum(m.status is not Status.INVALID and m.run != s.run for m in screens)
+    s.reused = sum(m.status is not Status.INVALID and m.run != s.context.run for m in screens)
     return screens

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import statistics
 
-from autotune.task import ComposedTask, Config, Status
-from autotune.tuner.session import Session
+from autotune.task import Config, Status
+from autotune.tuner.context import Session
 
 HOPELESS = 3.0
 """A candidate that is expected to take more than so many times the best is not measured."""
@@ -21,7 +21,6 @@ class Pruning:
 
     def __init__(self, session: Session) -> None:
         self._s = session
-        self._model = session.task if isinstance(session.task, ComposedTask) else None
         self._expected: dict[str, float | None] = {}
         self._scale: tuple[int, float | None] = (-1, None)
 
@@ -29,17 +28,15 @@ class Pruning:
         """The latency expected of ``config`` in microseconds if that is hopeless; None if it may be worth a try."""
         best = self._s.best_us
         scale = self.scale()
-        if self._model is None or best is None or scale is None:
+        if best is None or scale is None:
             return None
-        expected = self._model.predict(config)
+        expected = self._s.task.predict(config)
         if expected is None or expected * scale <= HOPELESS * best:
             return None
         return expected * scale
 
     def scale(self) -> float | None:
         """Measured over predicted latency, in the median; None while too little is measured."""
-        if self._model is None:
-            return None
         known = self._s.known
         if self._scale[0] != len(known):
             ratios = []
@@ -47,7 +44,7 @@ class Pruning:
                 if m.status is not Status.OK or m.latency_us is None:
                     continue
                 if key not in self._expected:
-                    self._expected[key] = self._model.predict(m.config)
+                    self._expected[key] = self._s.task.predict(m.config)
                 expected = self._expected[key]
                 if expected:
                     ratios.append(m.latency_us / expected)

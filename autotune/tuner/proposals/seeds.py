@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autotune.space import Space
-from autotune.task import ComposedTask, Config, Task, config_key
+from autotune.task import Config, Task, config_key
 
 PICKS = 6
 """Candidates that the cost model may suggest."""
@@ -97,8 +97,6 @@ def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
 
     Empty where the domain has no cost model, or it cannot tell.
     """
-    if not isinstance(task, ComposedTask):
-        return []
     if task.predict(task.default()) is None:
         return []
     rng = random.Random(seed)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from autotune.domain import open_task
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.task import FusionTask
-from autotune.task import open_task
 from tests.support.hostile import workload_of
 
 

@@ -20,7 +20,7 @@ from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.device import describe_cuda
 from autotune.domains.fusion.bench import FusionBench
-from autotune.domains.fusion.domain import open_bench, open_task
+from autotune.domains.fusion.domain import DOMAIN
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, UserError
 from autotune.task import Config
@@ -29,6 +29,7 @@ from autotune.workload import Workload
 from tests.support.zoo import ZOO, Case, T, candidates, random_configs, workload, workloads, workloads_of
 
 MORE = os.environ.get("AUTOTUNE_TEST_CONFIGS")
+open_task, open_bench = DOMAIN.open_task, DOMAIN.open_bench
 REGIONS = [(c, k) for c in ZOO for k in range(len(c.groups))]
 each_region = pytest.mark.parametrize(("case", "k"), REGIONS, ids=lambda v: str(v))
 

@@ -127,7 +127,6 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
             "leave out TARGET, --inputs, --train, --precision and --matmul-precision",
         ),
         (["--missed", "--plans", "greedy", "--ablation", "no-pack"], "exclude each other"),
-        (["c3", "--gemm", "8x8x8", "--collective", "all_gather", "--bytes", "1KiB", "--caches", "warm"], "of fusion"),
     ],
 )
 def test_what_does_not_go_together_is_told(

@@ -69,7 +69,7 @@ def test_a_domain_that_is_not_there_is_one_line(words: list[str]) -> None:
 def test_a_mistake_is_told(tmp_path: Path) -> None:
     for words, said in (
         (["search", "gelu", "many"], "give the number of elements"),
-        (["search", *TARGET, "--train"], "are of fusion"),
+        (["search", *TARGET, "--train"], "unrecognized arguments: --train"),
         (["lookup", "gelu"], "required: TARGET"),
     ):
         done = command(*words, "--db", str(tmp_path / "t.db"))

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from autotune.bench import form
 from autotune.device import environment
+from autotune.domain import place
 from autotune.domains.c3.collectives.base import Spec
 from autotune.domains.c3.strategy import HostStrategy
 from autotune.store import Store
 from autotune.store.records import Key, Schedule
-from autotune.task import Artifact, place
+from autotune.task import Artifact
 from examples import fsdp_gather, fsdp_overlap
 from examples.fsdp_gather import TunedAllGather
 from examples.fsdp_training import Trained, agree, scenario_of

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autotune.domains.kernel import domain
+from autotune.domains.kernel.domain import DOMAIN as domain
 from autotune.domains.kernel.measuring import probe as probing
 from autotune.domains.kernel.measuring.probe import probe
 from autotune.domains.kernel.target import allow, kernel_of
@@ -179,11 +179,9 @@ def test_the_steps_of_a_probe_are_bounded() -> None:
         (["search", "kernel", f"{KERNELS}:scale", "--shapes", "none.toml"], "no such file of shapes"),
         (["search", "kernel", f"{KERNELS}:scale", "--space", "none.toml"], "no such file of kernels"),
         (["search", "kernel", f"{KERNELS}:scale", "--inputs", "a:b"], "--inputs is of other domains"),
-        (["search", "kernel", f"{KERNELS}:scale", "--train"], "are of fusion"),
         (["search", "kernel", f"{KERNELS}:scale", "--missed"], "has no missed key of kernels:scale"),
         (["search", "kernel", "--missed"], "name the kernel: autotune search kernel"),
         (["search", "kernel", f"{KERNELS}:refuses"], "the reference failed on inputs(n=4)"),
-        (["search", "c3", "--gemm", "8x8x8", "--shapes", "x"], "--shapes is of kernel"),
         (["lookup", "kernel"], "required: TARGET"),
     ],
 )

@@ -15,13 +15,14 @@ import pytest
 
 from autotune.cli.app import main
 from autotune.device import DeviceIdentity, environment
+from autotune.domain import place
 from autotune.domains.c3.cli import search as c3_search
 from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario
 from autotune.domains.c3.scenario import Gemm, Program, Scenario
 from autotune.domains.c3.strategy import HOST_NAIVE, LIMITS, HostStrategy, Strategy, improper
 from autotune.space import load_space
 from autotune.store import Key, Schedule, Store
-from autotune.task import Artifact, place
+from autotune.task import Artifact
 from autotune.workload import Workload
 
 SCENARIO = Scenario(Gemm(1024, 512, 256, "f32"), "all_gather", 1 << 22, 2, "f32")

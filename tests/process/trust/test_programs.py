@@ -95,7 +95,7 @@ def test_beside_one_that_no_device_could_hold_the_others_are_searched(
 def test_a_module_whose_stored_program_was_changed_is_captured_again(
     db: Path, victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autotune.domains.fusion.cli.search import captured_target
+    from autotune.domains.fusion.cli import captured_target
 
     (tmp_path / "own_model.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune import api, task
+from autotune import api, domain, task
 from autotune.errors import Unsupported
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
@@ -18,8 +18,8 @@ from autotune.store import Store
 from autotune.task import Config
 from autotune.tuner import ahead
 from autotune.tuner.ahead import WORKLOADS, Ahead, first
-from autotune.tuner.budget import Budget
 from autotune.tuner.context import Context
+from autotune.tuner.options import Budget, SearchOptions
 from autotune.workload import Workload
 from tests.support.toy import pair_domain
 from tests.support.toy.toy_domain import ToyTask
@@ -54,6 +54,10 @@ def context(store: Store, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> It
     pool.close()
 
 
+def with_options(context: Context, **options: Any) -> Context:
+    return replace(context, options=SearchOptions(**options))
+
+
 def settle(waiting: Ahead) -> None:
     while not waiting.idle:
         time.sleep(0.01)
@@ -76,7 +80,7 @@ def ahead_of(context: Context, works: list[Workload], budget: Budget = ENDLESS) 
 def test_a_workload_begins_with_the_default_and_what_the_heuristics_suggest(context: Context) -> None:
     work = toy(rows=4, seeds=[*SEEDS, {"how": "rows", "block": 8}])  # a block of 8 rows of 4 is refused
     assert [config for _, config in first(context, work, ENDLESS)] == [{"how": "rows", "block": 4}, *SEEDS[:2]]
-    asked = replace(context, seeds={work.fingerprint: [{"how": "vector", "block": 4}]})
+    asked = with_options(context, seeds={work.fingerprint: [{"how": "vector", "block": 4}]})
     assert [config["block"] for _, config in first(asked, work, ENDLESS)] == [4, 4, 1, 2]
 
 
@@ -97,7 +101,7 @@ def test_a_few_workloads_ahead_and_none_that_is_known(context: Context, monkeypa
     works = [toy(rows=r) for r in (2, 3, 4, 5, 6, 7)]
     known = works[1].fingerprint
     monkeypatch.setattr(Context, "measured", lambda self, w: w.fingerprint == known)
-    real = task.open_task
+    real = domain.open_task
 
     def refused(workload: Workload, device: str) -> Any:
         if workload.fingerprint == works[2].fingerprint:
@@ -155,7 +159,8 @@ def test_a_mistake_is_left_to_the_search(context: Context, monkeypatch: pytest.M
 
 def test_parts_are_those_that_there_is_time_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ahead, "_COMPOSITIONS", 3)
-    context, rival = replace(context, plans=3), {"rows": 128, "slow_us": 1}
+    monkeypatch.setattr("autotune.tuner.context.PLANS", 3)
+    rival = {"rows": 128, "slow_us": 1}
     work = pair_domain.workload({"rows": 8, "slow_us": 1}, {"rows": 4, "slow_us": 2}, rival=rival)
     names = [toy(**work.spec[k]).fingerprint for k in ("a", "b", "rival")]
     for budget in (ENDLESS, Budget(timeout=60.0), Budget(trials=12)):
@@ -241,7 +246,7 @@ def test_a_run_does_not_wait_for_what_is_thought_of_ahead(context: Context, monk
 
 
 def test_nothing_is_built_ahead_where_the_model_alone_decides(context: Context) -> None:
-    context = replace(context, sampler="model")
+    context = with_options(context, sampler="model")
     with ahead_of(context, [toy(rows=2)]) as waiting:
         waiting.reach(0)
         settle(waiting)

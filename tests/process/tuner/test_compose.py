@@ -17,12 +17,11 @@ from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Worker
 from autotune.store import Store
 from autotune.task import Composition, Ranked, Status
-from autotune.tuner.budget import Budget
 from autotune.tuner.composed import compose
 from autotune.tuner.composed.parts import Parts
-from autotune.tuner.context import Context
+from autotune.tuner.context import Session
+from autotune.tuner.options import Budget
 from autotune.tuner.result import Progress, Result
-from autotune.tuner.session import Session
 from tests.support.toy import lane_domain, pair_domain
 from tests.support.toy.pair_domain import workload
 from tests.support.toy.toy_domain import workload as toy
@@ -155,10 +154,10 @@ def test_what_is_left_goes_to_the_best_where_it_was_cut_short(
     stops = ["the time is up"]
     true = compose.explore
 
-    def explored(context: Context, s: Session, budget: Budget, *, until_s: float | None) -> str:
+    def explored(s: Session, budget: Budget, *, until_s: float | None) -> str:
         assert budget.timeout is not None
         searched.append((s.key.workload, budget.timeout))
-        stop = true(context, s, budget, until_s=until_s)
+        stop = true(s, budget, until_s=until_s)
         return stops[0] or stop
 
     monkeypatch.setattr(compose, "explore", explored)
@@ -194,8 +193,8 @@ def test_what_was_compiled_of_a_part_is_kept_until_the_parts_are_done(
         forget(self, workloads)
         assert not self._ahead
 
-    def cut(context: Context, s: Session, budget: Budget, *, until_s: float | None) -> str:
-        return explore(context, s, budget, until_s=0.0)  # over as soon as one is measured, others being compiled
+    def cut(s: Session, budget: Budget, *, until_s: float | None) -> str:
+        return explore(s, budget, until_s=0.0)  # over as soon as one is measured, others being compiled
 
     monkeypatch.setattr(CompilePool, "keep", noted)
     monkeypatch.setattr(CompilePool, "forget", forgotten)
@@ -248,9 +247,8 @@ def test_few_trials_go_to_the_most_promising(tune: Tune, store: Store) -> None:
     assert "rival" in plans(store, more)
 
 
-def test_methods_go_to_the_domain(tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_method", lambda plans, ablation, sampler: ("short", sampler))
-    result = tune(A, B)
+def test_methods_go_to_the_domain(tune: Tune, store: Store) -> None:
+    result = tune(A, B, method="short")
     assert {m.config.get("plan", "apart") for m in store.measurements(workload=result.workload)} == {"apart"}
 
 

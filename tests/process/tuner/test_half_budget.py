@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from autotune import api
+from autotune.domain import open_task
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
 from autotune.store import Store
-from autotune.task import Config, open_task
+from autotune.task import Config
 from autotune.tuner.result import Result
 from autotune.workload import Workload
 from tests.support.toy import lane_domain, pair_domain, toy_domain

@@ -12,11 +12,10 @@ from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
 from autotune.store import Store
 from autotune.task import Config, Status
-from autotune.tuner.budget import Budget
-from autotune.tuner.context import Context
+from autotune.tuner.context import Context, Session
+from autotune.tuner.options import Budget
 from autotune.tuner.phases.explore import TIME_UP, Explorer
 from autotune.tuner.proposals.seeds import Seed
-from autotune.tuner.session import Session
 from autotune.workload import Workload
 from tests.support.toy.toy_domain import GOOD, ToyTask
 from tests.support.toy.toy_domain import workload as toy

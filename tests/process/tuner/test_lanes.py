@@ -29,6 +29,7 @@ from autotune.tuner.context import Context
 from autotune.tuner.devices import dealing, lanes
 from autotune.tuner.devices.lanes import Lanes
 from autotune.tuner.devices.turns import Turns
+from autotune.tuner.options import SearchOptions
 from autotune.tuner.result import Progress, Result
 from autotune.tuner.study import FAULT
 from tests.support import ROOT
@@ -194,7 +195,7 @@ def still(store: Store, monkeypatch: pytest.MonkeyPatch) -> Lanes:
     """Two lanes, one with a large workload, the other with five small ones."""
     monkeypatch.setattr(lanes, "Child", Still)
     works = [toy(rows=r) for r in range(10, 16)]
-    turns = Turns(works, [9.0, 3.0, 2.0, 2.0, 1.0, 1.0], 5, None, 7, devices=2)
+    turns = Turns(works, [9.0, 3.0, 2.0, 2.0, 1.0, 1.0], SearchOptions(trials=5, patience=7), devices=2)
     group = Lanes(Context(store, "cpu", QUICK), TWO, turns, range(6))
     assert [lane.queue for lane in group._lanes] == [[0], [1, 2, 3, 4, 5]]
     return group

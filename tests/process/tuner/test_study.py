@@ -14,13 +14,14 @@ import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from autotune import api
+from autotune.domain import open_task
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Worker, WorkerFault
 from autotune.store import Store
 from autotune.store.models import TABLE_PREFIX
-from autotune.task import Status, config_key, open_task
-from autotune.tuner.budget import Clock
+from autotune.task import Status, config_key
+from autotune.tuner.devices.turns import Clock
 from autotune.tuner.proposals import seeds
 from autotune.tuner.result import BusyMachine, Progress, Result
 from autotune.tuner.studies import Studies

@@ -17,18 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from autotune import numerics
+from autotune.domain import Domain
 from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Contender
-from autotune.task import Artifact, Config, Status, config_key
+from autotune.task import Artifact, Config, Status, Task, config_key
 from autotune.workload import Workload
 from tests.support.toy import pair_domain, toy_domain
 
 KINDS = {toy_domain.KIND: __name__, pair_domain.KIND: __name__}
-
-
-def open_task(workload: Workload, device: str) -> Any:
-    return (pair_domain if workload.kind == pair_domain.KIND else toy_domain).open_task(workload, device)
 
 
 def latency(config: Config) -> float:
@@ -93,5 +90,15 @@ class Formula:
         pass
 
 
-def open_measurer(workload: Workload, device: str, policy: Policy) -> Formula:
-    return Formula(workload)
+class ByFormula(Domain):
+    """See ``autotune.domain.Domain``."""
+
+    def open_task(self, workload: Workload, device: str) -> Task:
+        kind = pair_domain if workload.kind == pair_domain.KIND else toy_domain
+        return kind.DOMAIN.open_task(workload, device)
+
+    def open_measurer(self, workload: Workload, device: str, policy: Policy) -> Any:
+        return Formula(workload)
+
+
+DOMAIN = ByFormula()

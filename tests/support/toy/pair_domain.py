@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from autotune.domain import Domain
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.space import Parameter, Space
-from autotune.task import Artifact, Composition, Config, Kernel, Ranked, Runnable, Verdict
+from autotune.task import Artifact, Bench, Composition, Config, Kernel, Ranked, Runnable, Task, Verdict
 from autotune.workload import Workload
 from tests.support.toy.toy_domain import BLOCKS, ToyBench, ToyTask
 from tests.support.toy.toy_domain import workload as toy
@@ -26,7 +27,7 @@ def workload(a: dict[str, Any], b: dict[str, Any], **more: Any) -> Workload:
     return Workload(KIND, spec, label=f"pair {a.get('rows', 64)} {b.get('rows', 64)}")
 
 
-class PairTask:
+class PairTask(Task):
     def __init__(self, workload: Workload, device: str) -> None:
         self.workload, self.device = workload, device
         self.parts = [toy(**workload.spec["a"]), toy(**workload.spec["b"])]
@@ -99,7 +100,7 @@ class PairTask:
         return Artifact("cpu", (Kernel("pair"),), generator="pair")
 
 
-class PairBench:
+class PairBench(Bench):
     def __init__(self, workload: Workload) -> None:
         self.spec = workload.spec
         self.benches = [ToyBench(toy(**workload.spec[k])) for k in ("a", "b")]
@@ -126,9 +127,14 @@ class PairBench:
         return sum(bench.bytes_moved() for bench in self.benches)
 
 
-def open_task(workload: Workload, device: str) -> PairTask:
-    return PairTask(workload, device)
+class Pair(Domain):
+    """See ``autotune.domain.Domain``."""
+
+    def open_task(self, workload: Workload, device: str) -> PairTask:
+        return PairTask(workload, device)
+
+    def open_bench(self, workload: Workload, device: str) -> PairBench:
+        return PairBench(workload)
 
 
-def open_bench(workload: Workload, device: str) -> PairBench:
-    return PairBench(workload)
+DOMAIN = Pair()

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune import numerics
+from autotune.domain import Domain
 from autotune.errors import BuildError, UserError
 from autotune.space import Parameter, Space
-from autotune.task import Artifact, Config, Kernel, Runnable, Verdict
+from autotune.task import Artifact, Bench, Config, Kernel, Runnable, Task, Verdict
 from autotune.workload import Workload, digest
 from tests.support.clock import stuck, timed
 
@@ -67,7 +68,7 @@ def due(spec: Mapping[str, Any], config: Config, step: str) -> str:
     return fault
 
 
-class ToyTask:
+class ToyTask(Task):
     def __init__(self, workload: Workload, device: str) -> None:
         self.workload, self.device = workload, device
 
@@ -117,7 +118,7 @@ class ToyTask:
         return config
 
 
-class ToyBench:
+class ToyBench(Bench):
     def __init__(self, workload: Workload) -> None:
         import torch
 
@@ -222,9 +223,14 @@ class ToyBench:
         return self.x.numel() * 4 + self.out.numel() * 4
 
 
-def open_task(workload: Workload, device: str) -> ToyTask:
-    return ToyTask(workload, device)
+class Toy(Domain):
+    """See ``autotune.domain.Domain``."""
+
+    def open_task(self, workload: Workload, device: str) -> ToyTask:
+        return ToyTask(workload, device)
+
+    def open_bench(self, workload: Workload, device: str) -> ToyBench:
+        return ToyBench(workload)
 
 
-def open_bench(workload: Workload, device: str) -> ToyBench:
-    return ToyBench(workload)
+DOMAIN = Toy()

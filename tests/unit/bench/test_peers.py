@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autotune.api import tune_workloads
 from autotune.errors import UserError
 from autotune.space import load_space
+from autotune.tuner.options import SearchOptions
 from benchmarks.fusion import ablation, peers
 from benchmarks.fusion.instrument import Instrument
 
@@ -85,7 +85,7 @@ def test_a_mistake_in_ablations_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
             ablation.database(db, "greedy")
     assert ablation.database("a/b.db", "greedy") == "a/b.greedy.db"
     assert ablation.database(None, "full") is None
-    assert tune_workloads.__kwdefaults__["trials"] is None
+    assert SearchOptions().trials is None
 
 
 @pytest.mark.slow

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.app import build_parser, main
+from autotune.domain import place
 from autotune.domains.c3.cli.scenario import ranks_of, scenario_of
 from autotune.domains.c3.scenario import Gemm, Program
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
 from autotune.store import Store
-from autotune.task import place
 from benchmarks.c3.__main__ import main as suite
 
 MINE = ["--collective", "all_gather", "--bytes", "4MiB", "--device", "cpu"]
@@ -77,12 +77,9 @@ def test_the_number_of_ranks_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> No
         (["search", "c3", "--compute", "no_such", *MINE], "--compute no_such"),
         (["search", "c3", "--compute", "layer_norm", "--layout", "nt", *MINE], "--layout goes with --gemm"),
         (["search", "c3", "--compute", "no.such:f", "--inputs", "no.such:i", *MINE], "no.such"),
-        (["search", "c3", "ag-equal-proj", "--train"], "are of fusion"),
         (["search", "c3", "ag-equal-proj", "--missed"], "leave out ag-equal-proj"),
         (["search", "c3", "--missed", "--device", "cpu"], "no missed c3 scenario"),
         (["search", "c3", "ag-equal-proj", "--device", "cpu", "--space", "no/such.toml"], "no/such.toml"),
-        (["search", "fusion", "layer_norm", "--bytes", "1MiB"], "--bytes: only of c3"),
-        (["lookup", "fusion", "layer_norm", "--ranks", "2"], "--ranks: only of c3"),
         (["lookup", "fusion"], "required: TARGET"),
         (["calibrate", "c3", "--report"], "c3 has no cost model to calibrate; `autotune calibrate` takes fusion"),
     ],

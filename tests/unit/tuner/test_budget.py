@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.tuner import budget as module
-from autotune.tuner.budget import Budget, Clock
+from autotune.tuner.devices import turns as module
+from autotune.tuner.devices.turns import Clock
+from autotune.tuner.options import Budget, SearchOptions
 
 
 class Hand:
@@ -36,19 +37,19 @@ def test_what_every_workload_takes_is_kept_for_those_to_come(monkeypatch: pytest
     hand = Hand(monkeypatch)
     clock = Clock(100.0, [1.0, 1.0, 3.0, 5.0])
     assert [clock.granted(i) for i in range(4)] == [10.0, 10.0, 30.0, 50.0]
-    first = clock.budget(0, None, None)
+    first = clock.budget(0, SearchOptions())
     assert (first.timeout, first.final) == (10.0, None)
     hand.now += 20.0
     clock.done(20.0, 12.0)  # of which 8 s were not its search, but most of them the start of the worker
-    second = clock.budget(1, None, None)
+    second = clock.budget(1, SearchOptions())
     assert second.final == pytest.approx(80.0 / 9 / 4)
     assert second.until_s == pytest.approx((80.0 - 3 * 80.0 / 9 / 4) / 9)
     hand.now += 7.0
     clock.done(7.0, 4.0)
-    assert clock.budget(2, None, None).until_s == pytest.approx((73.0 - 2 * 3.0) * 3 / 8)
+    assert clock.budget(2, SearchOptions()).until_s == pytest.approx((73.0 - 2 * 3.0) * 3 / 8)
     hand.now += 70.0
     clock.done(70.0, 65.0)
-    late = clock.budget(3, None, None)
+    late = clock.budget(3, SearchOptions())
     assert late.until_s == 1.0  # a moment for everyone, however late
     assert late.final == 4.0
 
@@ -58,26 +59,26 @@ def test_a_first_workload_that_took_little_beside_its_search(monkeypatch: pytest
     clock = Clock(100.0, [1.0, 1.0])
     hand.now += 20.0
     clock.done(20.0, 18.0)
-    assert clock.budget(1, None, None).final == 2.0
+    assert clock.budget(1, SearchOptions()).final == 2.0
 
 
 def test_what_is_known_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     Hand(monkeypatch)
     clock = Clock(100.0, [1.0, 1.0])
     clock.done(0.0, 0.0)
-    assert clock.budget(1, None, None).timeout == 100.0
+    assert clock.budget(1, SearchOptions()).timeout == 100.0
 
 
 def test_several_devices_have_as_much_time_each(monkeypatch: pytest.MonkeyPatch) -> None:
     hand = Hand(monkeypatch)
     clock = Clock(100.0, [5.0, 3.0, 1.0, 1.0], devices=2)
     assert [clock.granted(i) for i in range(4)] == [100.0, 60.0, 20.0, 20.0]
-    assert clock.budget(1, None, None, then=[3]).timeout == 75.0  # of this device, which two of them share
+    assert clock.budget(1, SearchOptions(), then=[3]).timeout == 75.0  # of this device, which two of them share
     hand.now += 60.0
-    assert clock.budget(3, None, None, then=[]).timeout == 40.0
+    assert clock.budget(3, SearchOptions(), then=[]).timeout == 40.0
 
 
 def test_no_limit() -> None:
     clock = Clock(None, [1.0])
     assert clock.granted(0) is None
-    assert clock.budget(0, 7, 3) == Budget(7, None, 3)
+    assert clock.budget(0, SearchOptions(trials=7, patience=3)) == Budget(7, None, 3)

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from autotune.store.records import Effort, Key, Schedule
-from autotune.tuner.budget import Budget
-from autotune.tuner.devices.order import order
+from autotune.tuner.devices.turns import Turns, order
+from autotune.tuner.options import SearchOptions
 from autotune.workload import Workload
 
 
@@ -27,8 +27,8 @@ def names_in_turn(shares: dict[str, float], won: set[str], done: set[str], ended
         schedules=lambda device: [Schedule(k, {}, 1.0, {}) for k, n in of.items() if n in won],
         get_effort=effort_of(ended | done),
     )
-    context: Any = SimpleNamespace(key=key, store=store, space_file=None, scope=lambda k: "", searched=effort_of(done))
-    found = order(context, workloads, list(shares.values()), lambda i: Budget(timeout=1.0))
+    context: Any = SimpleNamespace(key=key, store=store, scope=lambda k: "", searched=effort_of(done))
+    found = order(context, Turns(workloads, list(shares.values()), SearchOptions(timeout=1.0)))
     return "".join(workloads[i].label for i in found)
 
 

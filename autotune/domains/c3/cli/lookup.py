@@ -13,12 +13,12 @@ def run(args: argparse.Namespace) -> int:
     """Look up; returns 0 whatever the match."""
     with machine_output(args.json) as emit:
         from autotune.device import environment, resolve_device
+        from autotune.domain import place
         from autotune.domains.c3.cli.report import figures, print_scenario, strategy_label
         from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
         from autotune.errors import printable
         from autotune.runtime.ladder import text
         from autotune.store import attach_named
-        from autotune.task import place
 
         device = resolve_device(args.device)
         side = device.partition(":")[0]

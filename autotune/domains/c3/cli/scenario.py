@@ -1,4 +1,4 @@
-"""The C3 scenario that a command line describes, and this process's part where torchrun started several."""
+"""The options of C3 scenarios, the scenario that they describe, and this process's part under torchrun."""
 
 from __future__ import annotations
 
@@ -6,11 +6,36 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from autotune.domains.c3.cli.arguments import SCENARIO
+from autotune.cli.options import positive_int
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
     from autotune.domains.c3.scenario import Compute, Scenario
+
+SCENARIO = ("gemm", "compute", "collective", "bytes", "dtype", "layout")
+"""Options that say what a C3 scenario is, beside the number of ranks."""
+
+
+def add_scenario(parser: argparse.ArgumentParser) -> None:
+    """What describes a C3 scenario in the place of ``TARGET``."""
+    group = parser.add_argument_group("c3", "a scenario without a name: a computation beside a collective")
+    group.add_argument("--gemm", metavar="MxNxK", help="the computation: a matrix product, such as 8192x28672x8192")
+    about = "another computation: a built-in fusion workload or package.module:callable, the latter with --inputs"
+    group.add_argument("--compute", metavar="SPEC", help=about)
+    group.add_argument("--collective", metavar="NAME", help="all_gather, all_to_all, reduce_scatter or all_reduce")
+    about = "of the larger of a rank's two buffers, such as 512MiB"
+    group.add_argument("--bytes", metavar="SIZE", help=about)
+    add_ranks(group)
+    about = "of both: bf16, f16 or f32 (default: that of a name; else bf16 on GPUs, f32 on a CPU)"
+    group.add_argument("--dtype", metavar="TYPE", help=about)
+    about = "of the GEMM's matrices, n as named or t transposed, such as nt for a linear layer (default: nn)"
+    group.add_argument("--layout", metavar="nn|nt|tn|tt", help=about)
+
+
+def add_ranks(parser: argparse._ActionsContainer) -> None:
+    """``--ranks``."""
+    about = "processes, one device each (default: all GPUs, or 2 on a CPU; under torchrun its processes)"
+    parser.add_argument("--ranks", type=positive_int, metavar="N", help=about)
 
 
 def scenario_of(args: argparse.Namespace, device: str) -> tuple[Scenario, str]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.cluster import at, joined, nodes_told
 from autotune.cli.output import machine_output
 from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
-from autotune.domains.c3.cli.arguments import SCENARIO
-from autotune.domains.c3.cli.scenario import scenario_of, serves
+from autotune.domains.c3.cli.scenario import SCENARIO, scenario_of, serves
 from autotune.errors import UserError, pasted, told
 from autotune.runtime.deployment import deployment
 
@@ -22,9 +21,6 @@ if TYPE_CHECKING:
     from autotune.store import Store
     from autotune.tuner.cluster.cluster import Cluster
     from autotune.tuner.result import Result
-
-
-__all__ = ["missed", "run", "search_missed", "serves"]
 
 MOST_RANKS = 256
 """Processes that a scenario from a database may ask for."""
@@ -80,13 +76,6 @@ def _described(args: argparse.Namespace, device: str, store: Store) -> tuple[lis
     return [scenario], name
 
 
-def search_missed(
-    args: argparse.Namespace, device: str, store: Store, scenarios: Sequence[Scenario], timeout: float | None
-) -> Searched:
-    """Search what :func:`missed` found."""
-    return search_scenarios(args, device, store, "missed scenarios", scenarios, timeout)
-
-
 def search_scenarios(
     args: argparse.Namespace,
     device: str,
@@ -103,7 +92,7 @@ def search_scenarios(
         timeout: seconds for all of them.
         cluster: on whose nodes they are searched, side by side.
     """
-    from autotune.task import place
+    from autotune.domain import place
 
     workloads = [scenario.workload() for scenario in scenarios]
     many = f"{name}: {len(scenarios)} scenarios" if len(scenarios) > 1 else scenarios[0].label
@@ -152,9 +141,9 @@ def missed(store: Store, device: str) -> list[Scenario]:
     Others may have written them. What is told and left out: those for which there are too few GPUs, those that are
     damaged, and those whose computation is a program of the user's, which a search would import and call.
     """
+    from autotune.domain import place
     from autotune.domains.c3.scenario import KIND, Scenario
     from autotune.domains.c3.task import check_devices
-    from autotune.task import place
 
     found = []
     for miss in store.misses():
@@ -210,7 +199,7 @@ def _command(args: argparse.Namespace) -> str:
         *(["--missed"] if args.missed else []),
     ]
     for name in (*SCENARIO, "inputs", "ranks", "device", "trials", "timeout", "sampler", "seed", "space"):
-        value = getattr(args, name)
+        value = getattr(args, name, None)  # a search of all that was missed has no options of scenarios
         if value is not None:
             words += [f"--{name}", str(value)]
     return shlex.join(words)

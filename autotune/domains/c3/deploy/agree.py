@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.device import environment
+from autotune.domain import place
 from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario, without_search
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import first_line
 from autotune.measure.wire import artifact_from_wire, artifact_to_wire
 from autotune.runtime.deployment import deployment
 from autotune.store.records import Key, Schedule
-from autotune.task import place
 
 if TYPE_CHECKING:
     from autotune.domains.c3.group import Group

@@ -143,7 +143,7 @@ def match_scenario(
 
     Args:
         store: None finds nothing.
-        identity: the devices together, as ``autotune.task.place`` has them.
+        identity: the devices together, as ``autotune.domain.place`` has them.
         env: the software at hand.
         strict: whether ``env`` must equal the software that a schedule was tuned with, whatever the settings say.
         side: "cuda" or "cpu".

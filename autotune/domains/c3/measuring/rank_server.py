@@ -13,7 +13,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.measuring.protocol import FINE, Load, Talk, attempt, failed, ok
@@ -27,7 +27,7 @@ from autotune.task import REFERENCE, Bench, Runnable, Status
 from autotune.workload import Workload
 
 
-class RankBench(Bench, Protocol):
+class RankBench(Bench):
     """What a bench module's ``open_bench(scenario, group)`` returns: a bench whose every method is a collective call.
 
     What it makes may have a ``close()``, which is called on all ranks when it is done with. The bench may have one too,
@@ -36,7 +36,7 @@ class RankBench(Bench, Protocol):
 
     def references(self) -> Mapping[str, Callable[[], Runnable]]:
         """Named factories of what is timed beside the baselines, but cannot be deployed: each part alone."""
-        ...
+        raise NotImplementedError
 
 
 class RankServer:

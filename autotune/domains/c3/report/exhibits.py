@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune.charts import Exhibit
 from autotune.domains.c3.report import figure
 from autotune.domains.c3.report.metrics import Isolated
-from autotune.exhibit import Exhibit
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
@@ -21,7 +21,7 @@ _STRATEGIES = 40
 def exhibits(
     workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None, device: DeviceIdentity
 ) -> Sequence[Exhibit]:
-    """Of a scenario that was searched; see ``autotune.task.Domain``."""
+    """Of a scenario that was searched; see ``autotune.domain.Domain``."""
     alone = Isolated.of(schedule.references) if schedule else None
     if schedule is None or alone is None:
         return ()
@@ -40,7 +40,7 @@ def exhibits(
 
 
 def case_exhibits(case: Mapping[str, Any]) -> Sequence[Exhibit]:
-    """Of a case in a result file; see ``autotune.task.Domain``."""
+    """Of a case in a result file; see ``autotune.domain.Domain``."""
     about = f"The line is the ideal. Alone: computation {case['t_gemm_ms']:.4g} ms, "
     about += ", ".join(f"{engine} {ms:.4g} ms" for engine, ms in case["t_comm_by_engine_ms"].items()) + "."
     chart = figure.against_ideal(figure.speedups(case), figure.over_sequential(case))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune.charts import Exhibit
 from autotune.domains.fusion.drawing.anatomy import Anatomy, dissect
 from autotune.domains.fusion.drawing.picture import Drawing, draw
 from autotune.errors import Unsupported
-from autotune.exhibit import Exhibit
 from autotune.ir.graph import Graph
 from autotune.words import plural
 
@@ -24,7 +24,7 @@ _OPERATORS = 400
 def exhibits(
     workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None, device: DeviceIdentity
 ) -> Sequence[Exhibit]:
-    """See ``autotune.task.Domain``. The plan is the winner's, else the greedy one."""
+    """See ``autotune.domain.Domain``. The plan is the winner's, else the greedy one."""
     graph = Graph.from_json(workload.spec)
     try:
         anatomy = dissect(graph, dict(config or {}), device.kind, device.units)

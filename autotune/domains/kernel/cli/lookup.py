@@ -14,6 +14,7 @@ def run(args: argparse.Namespace) -> int:
     check_target(args)
     with machine_output(args.json) as emit:
         from autotune.device import environment, resolve_device
+        from autotune.domain import place
         from autotune.domains.kernel.cli.report import figure_text, print_lookup
         from autotune.domains.kernel.declare.file import read_shapes
         from autotune.domains.kernel.deploy.keys import words
@@ -21,7 +22,6 @@ def run(args: argparse.Namespace) -> int:
         from autotune.domains.kernel.target import is_declared, resolve
         from autotune.domains.kernel.workloads import workloads_of
         from autotune.store import attach_named
-        from autotune.task import place
 
         device = resolve_device(args.device)
         kernel = resolve(args.target, "" if is_declared(args.target) else args.space or "")

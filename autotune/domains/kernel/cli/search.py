@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.commands.search import Program, search
+from autotune.cli.commands.search import Steps, search
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,37 +28,44 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--missed takes the shapes from the database: leave --shapes out")
     own = argparse.Namespace(**vars(args))
     own.kernel_missed, own.missed = args.missed, False
-    return search(own, Program(_check, _capture, _finish))
+    return search(own, KernelSteps())
 
 
-def _check(args: argparse.Namespace, devices: Sequence[str]) -> None:
-    if args.shapes:  # a mistake in the file is told before anything is started
+class KernelSteps(Steps):
+    """The steps of a search of a kernel's keys."""
+
+    def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
+        if args.shapes:  # a mistake in the file is told before anything is started
+            from autotune.domains.kernel.declare.file import read_shapes
+
+            read_shapes(args.shapes)
+
+    def capture(
+        self, args: argparse.Namespace, device: str, store: Store
+    ) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
         from autotune.domains.kernel.declare.file import read_shapes
+        from autotune.domains.kernel.target import is_declared, resolve
+        from autotune.domains.kernel.workloads import workloads_of
 
-        read_shapes(args.shapes)
+        declared = is_declared(args.target)
+        kernel = resolve(args.target, "" if declared else args.space or "")
+        if declared and args.space:
+            resolve(args.target, args.space)  # a mistake in the file is told now
+        elif args.space:
+            args.space = None  # it is the whole of the space, no part of one
+        counts: list[int] = []
+        shapes = read_shapes(args.shapes) if args.shapes else None
+        if args.kernel_missed:
+            shapes, counts = _missed(kernel, store, device)
+        workloads = workloads_of(kernel, args.target, shapes, device)
+        if len(counts) != len(workloads):
+            counts = [1] * len(workloads)
+        return list(zip(workloads, counts, strict=True)), {"kernel": kernel.name}
 
+    def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
+        from autotune.domains.kernel.cli.report import print_search, with_figures
 
-def _capture(
-    args: argparse.Namespace, device: str, store: Store
-) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
-    from autotune.domains.kernel.declare.file import read_shapes
-    from autotune.domains.kernel.target import is_declared, resolve
-    from autotune.domains.kernel.workloads import workloads_of
-
-    declared = is_declared(args.target)
-    kernel = resolve(args.target, "" if declared else args.space or "")
-    if declared and args.space:
-        resolve(args.target, args.space)  # a mistake in the file is told now
-    elif args.space:
-        args.space = None  # it is the whole of the space, no part of one
-    counts: list[int] = []
-    shapes = read_shapes(args.shapes) if args.shapes else None
-    if args.kernel_missed:
-        shapes, counts = _missed(kernel, store, device)
-    workloads = workloads_of(kernel, args.target, shapes, device)
-    if len(counts) != len(workloads):
-        counts = [1] * len(workloads)
-    return list(zip(workloads, counts, strict=True)), {"kernel": kernel.name}
+        return replace(searched, answer=with_figures(searched.answer, args.target, store), show=print_search)
 
 
 def _missed(kernel: Kernel, store: Store, device: str) -> tuple[list[dict[str, Any]], list[int]]:
@@ -86,25 +93,3 @@ def _missed(kernel: Kernel, store: Store, device: str) -> tuple[list[dict[str, A
         hint = f"; {left} are of an earlier version, or have keys without {', '.join(names)}" if left else ""
         raise UserError(f"{store.name} has no missed key of {kernel.name} on this device{hint}")
     return shapes, counts
-
-
-def _finish(args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
-    from autotune.domains.kernel.cli.report import print_search, with_figures
-
-    return replace(searched, answer=with_figures(searched.answer, args.target, store), show=print_search)
-
-
-def serves() -> bool:
-    """Whether this process was but a helper: never."""
-    return False
-
-
-def missed(store: Store, device: str) -> list[Any]:
-    """What ``autotune search --missed`` may search of all domains: no kernel, since nothing of a database is
-    imported."""
-    return []
-
-
-def search_missed(args: argparse.Namespace, device: str, store: Store, found: Any, timeout: float | None) -> Searched:
-    """See :func:`missed`."""
-    raise UserError("name the kernel: autotune search kernel package.module:function --missed")

@@ -12,7 +12,7 @@ from autotune.domains.kernel.kernel import Call, Kernel
 from autotune.domains.kernel.measuring.inputs import Arguments, extent_of, is_array, leaves, make, poison, same
 from autotune.domains.kernel.target import kernel_of
 from autotune.errors import BuildError, UserError, first_line
-from autotune.task import REFERENCE, Artifact, Config, Runnable, Verdict
+from autotune.task import REFERENCE, Artifact, Bench, Config, Runnable, Verdict
 from autotune.workload import Workload
 
 _REFERENCE_S = 0.5
@@ -46,7 +46,7 @@ class Candidate:
             named[name][...] = value
 
 
-class KernelBench:
+class KernelBench(Bench):
     """A kernel for one key, on one device."""
 
     def __init__(self, kernel: Kernel, workload: Workload, device: str) -> None:
@@ -93,7 +93,7 @@ class KernelBench:
         return [self.arguments, *(self.arguments.copied() for _ in range(count - 1))]
 
     def metrics(self, run: Runnable, cost: float) -> Mapping[str, float]:
-        """See ``autotune.task.MetricBench``."""
+        """See ``autotune.task.Bench``."""
         if not isinstance(run, Candidate):
             return {}
         named = run.arguments.named(self.kernel)
@@ -103,9 +103,12 @@ class KernelBench:
 
 
 class FigureBench(KernelBench):
-    """A kernel whose user measures something else than time; see ``autotune.task.FigureBench``."""
+    """A kernel whose user measures something else than time."""
 
-    def figure(self, run: Runnable) -> float:
+    def figure(self) -> Callable[[Runnable], float]:
+        return self._cost
+
+    def _cost(self, run: Runnable) -> float:
         objective = self.kernel.objective
         assert objective is not None
         config = run.config if isinstance(run, Candidate) else {}
@@ -204,6 +207,6 @@ class _Oracle:
 
 
 def open_bench(workload: Workload, device: str) -> KernelBench:
-    """See ``autotune.task.Domain``."""
+    """See ``autotune.domain.Domain``."""
     kernel = kernel_of(workload)
     return (FigureBench if kernel.objective else KernelBench)(kernel, workload, device)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from autotune.domain import domain_of
 from autotune.domains.c3.scenario import (
     COLLECTIVES,
     Gemm,
@@ -17,7 +18,6 @@ from autotune.domains.c3.scenario import (
     parse_gemm,
 )
 from autotune.errors import UserError
-from autotune.task import domain_hook
 
 GEMM = Gemm(8192, 28672, 8192)
 
@@ -127,4 +127,4 @@ def test_gemms_are_read() -> None:
 def test_memory_is_that_of_the_buffers_and_the_matrices() -> None:
     scenario = Scenario(Gemm(256, 128, 64, "bf16"), "all_gather", 1 << 20, 4, "f32")
     matrices = (256 * 64 + 64 * 128 + 256 * 128) * 2
-    assert domain_hook("c3", "bytes_held")(scenario.workload()) == (1 << 18) + (1 << 20) + matrices
+    assert domain_of("c3").bytes_held(scenario.workload()) == (1 << 18) + (1 << 20) + matrices

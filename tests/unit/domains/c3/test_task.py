@@ -11,6 +11,7 @@ import pytest
 
 from autotune import task as tasks
 from autotune.device import identify
+from autotune.domain import domain_of, open_task, place, policy_for
 from autotune.domains.c3 import links as linking
 from autotune.domains.c3 import task
 from autotune.domains.c3.links import links, parse_topology, visible
@@ -18,7 +19,6 @@ from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
 from autotune.domains.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, Strategy
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.space import load_space
-from autotune.task import open_task
 from autotune.tuner.proposals.seeds import plan
 
 BIG = Scenario(Gemm(4096, 4096, 4096), "all_gather", 1 << 26, 4)
@@ -136,7 +136,7 @@ def test_a_kernel_of_too_many_ranks_is_a_build_error(h200: None) -> None:
 
 def test_it_is_measured_by_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match="several ranks"):
-        tasks.open_bench(BIG.workload(), "cpu")
+        domain_of("c3").open_bench(BIG.workload(), "cpu")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 6)
     with pytest.raises(UserError, match="8 ranks need 8 GPUs, but there are 6; use fewer"):
@@ -148,14 +148,14 @@ def test_it_is_measured_by_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_policies_of_the_two_sides_do_not_mix() -> None:
-    cuda, cpu = tasks.policy_for(BIG.workload(), "cuda:0"), tasks.policy_for(BIG.workload(), "cpu")
+    cuda, cpu = policy_for(BIG.workload(), "cuda:0"), policy_for(BIG.workload(), "cpu")
     assert cuda.key != cpu.key
     assert (cuda.method, cpu.method) == ("ranks-graph", "ranks-cpu")
     assert cuda.final_rounds >= 20
 
 
 def test_what_is_measured_holds_for_that_many_devices() -> None:
-    here = tasks.place(BIG.workload(), "cpu")
+    here = place(BIG.workload(), "cpu")
     assert here.count == 4
     assert here.links == ""
     one = identify("cpu")

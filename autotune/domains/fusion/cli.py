@@ -1,0 +1,326 @@
+"""Fusion's part of the command line: its options, and what search, lookup and calibrate do for it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from autotune import numerics
+from autotune.cli import decided
+from autotune.cli.commands.lookup import answer_of, check_target, print_ladders
+from autotune.cli.commands.search import Steps, search_in_step
+from autotune.cli.commands.search import search as search_with
+from autotune.cli.options import check_modes, positive_int
+from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output, microseconds
+from autotune.compiler.planner.methods import ABLATIONS, PLANS
+from autotune.errors import UserError
+from autotune.ir.precision import PRECISIONS
+from autotune.measure.policy import CACHES, default_policy
+
+if TYPE_CHECKING:
+    from autotune.cli.searched import Searched
+    from autotune.domains.fusion.program_spec import Captured
+    from autotune.store import Store, Verdict
+    from autotune.workload import Workload
+
+_TRAIN = {
+    "search": "search the forward and the backward pass of TARGET, whether or not something of it requires a gradient",
+    "lookup": "look up the backward pass too, whether or not something of TARGET requires a gradient",
+    "compare": "a step is the forward and the backward pass, as of `autotune search --train` (default: the forward"
+    " alone)",
+}
+
+
+def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
+    """Add what ``command`` takes for fusion."""
+    if command not in _TRAIN:
+        return
+    parser.add_argument("--train", action="store_true", help=_TRAIN[command])
+    if command == "search":
+        _add_search(parser)
+    about = (
+        "of the kernels: default, or strict, without fast math and other approximations; a deployment finds what was"
+        " searched under its own $AUTOTUNE_PRECISION (default: that variable, else default)"
+    )
+    parser.add_argument("--precision", choices=PRECISIONS, help=about)
+    about = (
+        "of the program's products of fp32 matrices, as torch.set_float32_matmul_precision sets it; a deployment"
+        " obeys a step's verdict under the same settings (default: what the TARGET's module sets)"
+    )
+    parser.add_argument("--matmul-precision", choices=numerics.MATMUL, help=about)
+
+
+def _add_search(parser: argparse.ArgumentParser) -> None:
+    about = (
+        "search the target at these numbers of rows too, such as 1,64,4096: the inputs' first axis. Other numbers are"
+        " deployed by the nearest of them"
+    )
+    parser.add_argument("--rows", type=_rows, metavar="N,N,...", help=about)
+    about = (
+        "which ways to cut a region into kernels are searched: the most promising by what they take (measured, the"
+        " default), the one that the cost model likes best (model), the largest groups (greedy)"
+    )
+    parser.add_argument("--plans", choices=PLANS, default="measured", help=about)
+    about = (
+        "what the caches hold when a candidate is timed: nothing of its inputs (cold, the default), or what the run"
+        " before left there (warm), for regions whose inputs the step has just written, as in recurrences; what was"
+        " decided last is deployed"
+    )
+    parser.add_argument("--caches", choices=CACHES, default="cold", help=about)
+    about = "search without one of its parts, for comparison: %(choices)s"
+    parser.add_argument("--ablation", choices=ABLATIONS, default="full", metavar="NAME", help=about)
+    decided.add_step(parser)
+
+
+def _rows(text: str) -> list[int]:
+    """argparse type: different numbers of rows, by comma."""
+    return list(dict.fromkeys(positive_int(part.strip()) for part in text.split(",")))
+
+
+def search(args: argparse.Namespace) -> int:
+    """Search the regions of a program, whose step decides at the end what of them is deployed."""
+    if args.missed and (args.target or args.inputs or args.train or args.precision or args.matmul_precision):
+        left_out = "TARGET, --inputs, --train, --precision and --matmul-precision"
+        raise UserError(f"--missed takes its workloads from the database: leave out {left_out}")
+    return search_with(args, FusionSteps())
+
+
+class FusionSteps(Steps):
+    """The steps of a search of a program's regions."""
+
+    def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
+        from autotune.space import load_space
+
+        if args.rows and args.missed:
+            raise UserError("--rows goes with a target: what was missed has its own numbers of rows")
+        if args.mode != ["default"]:
+            check_modes(args.mode)
+        if args.space:  # a mistake in the file is told before the target is captured, which takes seconds
+            load_space("fusion", devices[0].partition(":")[0], args.space)
+        if args.ray:  # the variable is this host's
+            args.precision = args.precision or os.environ.get("AUTOTUNE_PRECISION") or None
+
+    def confines(self, args: argparse.Namespace) -> bool:
+        return bool(args.space or args.plans != "measured" or args.ablation != "full" or args.caches != "cold")
+
+    def capture(
+        self, args: argparse.Namespace, device: str, store: Store
+    ) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
+        found = captured_target(args, device, store)
+        if len(found.gradients) > 1:
+            print(f"{args.target} {BOTH_WAYS}; --train searches training alone", file=sys.stderr)
+        counts = dict(found.workloads)
+        for rows in args.rows or ():
+            for workload, count in captured_target(args, device, store, rows).workloads:
+                counts.setdefault(workload, count)
+        return list(counts.items()), {"capture": found.to_json(), "numerics": numerics.read()}
+
+    def options(self, args: argparse.Namespace, device: str) -> Mapping[str, Any]:
+        policy = default_policy(device, args.caches) if args.caches != "cold" else None
+        return {"plans": args.plans, "ablation": args.ablation, "policy": policy}
+
+    def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
+        if not decided.is_decided(args):
+            return searched
+        from autotune.bench.decide import lying_otherwise
+
+        steps = decided.decide_step(args, device, store, searched, command)
+        missed = lying_otherwise(steps, searched.captured)
+        others = [workload for where, workload in missed.values() if where == device]
+        results = search_in_step(args, device, store, self, searched, others) if others else []
+        if any(result.winner == "autotune" for result in results):
+            searched = replace(searched, captured=searched.captured | missed.keys())
+            steps = decided.decide_step(args, device, store, searched, command) or steps
+        answer = {
+            **searched.answer,
+            "in_step": [result.to_json() for result in results],
+            "steps": [step.record() for step in steps],
+        }
+        return replace(searched, answer=answer, results=[*searched.results, *(r for r in results if r.interrupted)])
+
+    def words(self, args: argparse.Namespace) -> list[str]:
+        words = ["--rows", ",".join(map(str, args.rows))] if args.rows else []
+        words += ["--train"] if args.train else []
+        words += ["--precision", args.precision] if args.precision else []
+        words += ["--matmul-precision", args.matmul_precision] if args.matmul_precision else []
+        words += ["--plans", args.plans] if args.plans != "measured" else []
+        words += ["--caches", args.caches] if args.caches != "cold" else []
+        return words + (["--ablation", args.ablation] if args.ablation != "full" else [])
+
+
+def captured_target(args: argparse.Namespace, device: str, store: Store, rows: int | None = None) -> Captured:
+    """The regions of the command's target, captured or as an earlier run has stored them.
+
+    Args:
+        rows: another number of rows of its inputs.
+    """
+    from autotune.domains.fusion.program_spec import captured
+    from autotune.domains.fusion.rederive import check_graph, check_source
+    from autotune.ir.precision import asking
+
+    def known(signature: str) -> list[tuple[Workload, int]] | None:
+        """What an earlier run captured, if it is in the database as it was: else the target is captured again."""
+        stored = store.captured(signature)
+        intact = stored and not any(check_graph(w) or check_source(w) for w, _ in stored)
+        return stored if intact else None
+
+    with asking(args.precision):
+        found = captured(
+            args.target,
+            args.inputs,
+            device,
+            train=args.train,
+            rows=rows,
+            known=known,
+            matmul_precision=args.matmul_precision,
+        )
+    if not found.workloads:
+        raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
+    return found
+
+
+def lookup(args: argparse.Namespace) -> int:
+    """Look up what is stored for the regions of a program; returns 0 whatever the match."""
+    check_target(args)
+    verdicts: list[Verdict] = []
+    with machine_output(args.json) as emit:
+        from autotune.cli.report import print_table
+        from autotune.device import resolve_device
+        from autotune.ir.precision import asking
+        from autotune.runtime.deployment import deployment
+        from autotune.runtime.lookup import ID, lookup, lookup_stored
+        from autotune.store import attach_named
+
+        if (store := attach_named(args.db, args.db_read)) is not None:
+            store.close()
+        device = resolve_device(args.device)
+        if ID.fullmatch(args.target) and args.inputs is None:
+            if args.train:
+                raise UserError("--train: only of a target that is traced, and a region's id stands for itself")
+            label = args.target
+            with deployment().deploying_from(args.db, args.db_read):
+                found = lookup_stored(args.target, device=device, strict=args.strict, explain=args.explain)
+        else:
+            from autotune.domains.fusion.program_spec import resolve, training
+
+            fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device, args.matmul_precision)
+            given = training(fn, inputs, kwargs, label, train=args.train)
+            source = deployment().deploying_from(args.db, args.db_read)
+            with given as (positional, named), asking(args.precision), source:
+                found = lookup(
+                    fn, positional, kwargs=named, device=device, strict=args.strict, explain=args.explain, label=label
+                )
+            verdicts = decided.verdicts_on(args, label, device)
+        answer = answer_of(label, device, found)
+        emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts]})
+        if not args.json:
+            if answer["workloads"]:
+                print_table(answer)
+                print_ladders(found)
+                for verdict in verdicts:
+                    print(*decided.lines(verdict), sep="\n")
+            else:
+                print(f"{label} has no memory-intensive region that this version can tune: {TUNABLE}")
+            if found.unsupported:
+                reasons = sorted({region.reason for region in found if region.workload is None})
+                print(f"{found.unsupported} more cannot be tuned: {'; '.join(reasons)}", file=sys.stderr)
+    return 0
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    """Measure what the cost models need to know of a device, or report how well they do.
+
+    Returns:
+        0, or 1 if nothing could be measured.
+    """
+    with machine_output(args.json) as emit:
+        from autotune.device import identify, resolve_device
+        from autotune.store import Store
+
+        device = resolve_device(args.device)
+        with Store.open(args.db) as store:
+            fingerprint = store.put_device(identify(device))
+            if args.report:
+                answer = _report(store, fingerprint)
+            else:
+                answer = {"device": identify(device).label, "figures": _measure(store, device, fingerprint)}
+            emit(answer)
+    if not args.json:
+        print("\n".join(_lines(answer)))
+    return 0 if args.report or answer["figures"] else 1
+
+
+def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
+    from autotune.domains.fusion.calibrate import calibrate
+    from autotune.domains.fusion.task import FusionTask
+    from autotune.measure.policy import default_policy
+    from autotune.measure.worker import Measurer, Worker
+    from autotune.store import Calibration
+
+    policy = default_policy(device)
+    workers: list[Worker] = []
+
+    def measurer(task: FusionTask) -> Measurer:
+        if not workers:
+            workers.append(Worker(task.workload, device, policy))
+        workers[0].open(task.workload)
+        return workers[0]
+
+    def told(name: str, us: float | None) -> None:
+        print(f"{name}: {microseconds(us) if us is not None else 'could not be run'}", file=sys.stderr, flush=True)
+
+    try:
+        figures = calibrate(device, measurer, told)
+    finally:
+        for worker in workers:
+            worker.close()
+    if figures:
+        store.put_calibration(Calibration(fingerprint, "fusion", figures))
+    return figures
+
+
+def _report(store: Any, fingerprint: str) -> dict[str, Any]:
+    from autotune.domains.fusion.correlation import report
+
+    found = report(store, fingerprint)
+    if not found.workloads and not found.compared:
+        raise UserError(f"{store.name} has no fusion measurements of this device: run a search first")
+    return found.to_json()
+
+
+_ABOUT = {
+    "copy_gbs": "copy, 10^9 bytes a second",
+    "l2_gbs": "the same through the last-level cache",
+    "first_us": "a launch by itself, us",
+    "next_us": "another launch after it, us",
+    "ops_gs": "light operators, 10^9 a second",
+    "heavy_gs": "special functions, 10^9 a second in the cost of light ones",
+}
+
+
+def _lines(answer: Mapping[str, Any]) -> list[str]:
+    if "figures" in answer:
+        figures = answer["figures"]
+        missing = [
+            f"{about}: not measured, the built-in figure stays" for n, about in _ABOUT.items() if n not in figures
+        ]
+        return [answer["device"], *(f"{_ABOUT[n]}: {value:.4g}" for n, value in figures.items()), *missing]
+    state = "calibrated" if answer["calibrated"] else "not calibrated: built-in figures, `autotune calibrate fusion`"
+    lines = [f"cost models are {state}"]
+    latency, delta = answer["latency_spearman"], answer["delta_spearman"]
+    told = (
+        "too few schedules measured" if latency is None else f"{latency:.2f}, the median of {len(answer['workloads'])}"
+    )
+    lines.append(
+        f"latency-evaluator, schedules of a workload: Spearman {told}{'' if latency is None else ' workloads'}"
+    )
+    lines += [f"  {w['spearman']:5.2f}  {w['label']} ({w['schedules']} schedules)" for w in answer["workloads"]]
+    told = "too few workloads measured" if delta is None else f"{delta:.2f}"
+    lines.append(f"delta-evaluator, best of {answer['workloads_compared']} workloads: Spearman {told}")
+    if answer["plan_pairs"]:
+        lines.append(f"  plans of one region: {answer['plan_pairs_right']} of {answer['plan_pairs']} pairs in order")
+    return lines

@@ -1,0 +1,69 @@
+"""How a search ends in good order: claims outlive no search, and the first Ctrl-C lets it store what it has."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from autotune.store.store import Store
+
+LEASE_S = 30.0
+"""How long a claim outlives a search on another host that was killed; on this host its death is seen at once."""
+
+
+class Lease:
+    """Renews every claim of ``owner`` from a thread, since one measurement may take longer than a lease."""
+
+    def __init__(self, store: Store, owner: str) -> None:
+        self._store, self._owner = store, owner
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="autotune-lease", daemon=True)
+
+    def __enter__(self) -> Lease:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(timeout=LEASE_S)
+        self._store.release_all(self._owner)
+
+    def _run(self) -> None:
+        while not self._stop.wait(LEASE_S / 3):
+            try:
+                self._store.renew(self._owner, LEASE_S)
+            except Exception:  # a database that stays away is reported by the search's own next write
+                continue
+
+
+class Interrupt:
+    """A context in which the first SIGINT sets :attr:`requested` and the next raises KeyboardInterrupt.
+
+    Outside the main thread, where Python delivers no signals, it does nothing. What was installed before is restored.
+    """
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._old: Any = None
+        self._installed = False
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._old = signal.signal(signal.SIGINT, self._handle)
+            self._installed = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, self._old if self._old is not None else signal.default_int_handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
