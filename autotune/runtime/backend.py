@@ -51,7 +51,7 @@ def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs
         kwargs: those of ``torch.compile``; ``mode``, ``options`` and ``dynamic`` mean what they do for Inductor.
 
     Returns:
-        The compiled model. Training works; ``autotune.counters()`` tells how many regions were found.
+        The compiled model. Training works; ``autotune.counters()`` has the number of regions that were found.
     """
     if verify is not None and verify not in get_args(Verify):
         raise UserError(f"verify={verify!r} is none of {', '.join(get_args(Verify))}")
@@ -62,7 +62,7 @@ def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs
 
 @functools.cache
 def _verifying(verify: Verify) -> Compiled:
-    """The backend with a setting of its own; one for each, since Dynamo compiles anew for another backend."""
+    """The backend with a setting of its own; one for each, since Dynamo compiles again for another backend."""
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
         return _compiled(gm, example_inputs, options, None, verify)
@@ -82,7 +82,7 @@ def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options:
 
 
 def trial_backend(trial: Trial) -> Compiled:
-    """A backend that leaves to Inductor what ``trial`` says, whatever verdicts are stored, and notes what it meets.
+    """A backend that leaves to Inductor the regions of ``trial``, whatever verdicts are stored, and notes its graphs.
 
     Nothing it compiles is cached. Dynamo takes each such backend for another one.
     """
@@ -94,7 +94,7 @@ def trial_backend(trial: Trial) -> Compiled:
 
 
 def _to_be_saved(compiled: Any) -> Compiled:
-    """What was compiled, as compilation ahead of time wants it: torch 2.11 wraps what its own backends return."""
+    """Wrap compiled code for compilation ahead of time: torch 2.11 does so for its own backends alone."""
     from torch._functorch import config
 
     if config.bypass_autograd_cache_key and getattr(compiled, "serialize", None) is not None:
@@ -133,8 +133,8 @@ def _compiled(
 def compile_bare(gm: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
     """An aten module by Inductor, callable with its inputs one by one, without Dynamo's and AOTAutograd's wrappers.
 
-    A stored kernel runs inside such wrappers just as well, so that they are no part of what the two differ in. Where
-    the bare code does not take or give what the module does, it is what AOTAutograd made of it.
+    A stored kernel runs inside such wrappers as well, so a comparison leaves them out. Where the bare code takes or
+    gives other tensors than the module, the whole of AOTAutograd's code is returned.
 
     Raises:
         Exception: whatever Inductor raises.
@@ -179,7 +179,7 @@ def _alike(got: Sequence[Any], want: Sequence[Any]) -> bool:
 
 
 def takes_kernels(patches: Mapping[str, Any]) -> bool:
-    """Whether stored kernels have a place in what Inductor writes; says so once where they have none.
+    """True where Inductor's code can launch stored kernels; one warning where it cannot.
 
     Args:
         patches: Inductor's settings that differ from those of the process.
@@ -194,8 +194,7 @@ def takes_kernels(patches: Mapping[str, Any]) -> bool:
 
 
 def _fuses_attention(patches: Mapping[str, Any]) -> bool:
-    """Whether the setting and Inductor's options permit it. A variable of the environment that cannot be read must not
-    end a program's compilation."""
+    """True where setting and Inductor's options permit it. A bad environment variable must not end a compilation."""
     from torch._inductor import config
 
     from autotune.compiler.capture.options import requirements
@@ -380,17 +379,3 @@ class PackagedModel:
                 raise UserError(f"the package was made for {_told(expected)} as tensor {k}, not {_told(_layout(x))}")
         made = self._loader.boxed_run(tensors)
         return self._pytree.tree_unflatten(made, self._gives)
-
-
-__all__ = [
-    "PackagedModel",
-    "aoti_compile_and_package",
-    "aoti_load_package",
-    "compile",
-    "compile_bare",
-    "dynamo_backend",
-    "inductor_settings",
-    "passes",
-    "takes_kernels",
-    "trial_backend",
-]

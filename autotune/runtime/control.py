@@ -1,4 +1,4 @@
-"""What a program asks of deployment: ``autotune.load``, ``configure`` and ``counters``."""
+"""Functions for users: ``autotune.load``, ``configure`` and ``counters``."""
 
 from __future__ import annotations
 
@@ -89,8 +89,5 @@ def configure(
 
 
 def counters() -> Counters:
-    """What deployment has done in this process since it started or since the counters were reset."""
+    """Counts of deployment's work in this process, since it started or since they were reset."""
     return deployment().counters()
-
-
-__all__ = ["configure", "counters", "load", "unload"]

@@ -45,7 +45,7 @@ class Database:
         self._absent = self._shut = self._refused = False
 
     def reader(self) -> Reader | None:
-        """What to look up in; None where there is nothing that can be used (one warning)."""
+        """The open database; None where there is nothing that can be used (one warning)."""
         if self._store is not None and self._store.lost:
             self.close()
             self._retry = time.monotonic() + RETRY_S
@@ -75,7 +75,7 @@ class Database:
 
     @property
     def is_shut(self) -> bool:
-        """Whether there is a database that cannot be asked: what it decided is unknown, and nothing replaces it."""
+        """True for a database that exists and cannot be read: its decisions are unknown, and nothing replaces them."""
         return self._shut or self._retry > 0.0
 
     def create(self) -> Store | None:
@@ -123,7 +123,7 @@ class PackagedSnapshots:
             return self._opened[path]
 
     def state(self) -> str:
-        """A digest of what they hold."""
+        """A digest of their content."""
         from autotune.store.snapshots.packaged import digests
 
         with self._lock:

@@ -1,4 +1,4 @@
-"""What a process deploys from, how, and what it has met so far: one object, :func:`deployment`.
+"""The state of deployment in a process: settings, sources of schedules, misses, failures. :func:`deployment` gives it.
 
 Its methods are never in the way of the user's model: what is wrong with a database gives one warning, and the model
 runs as without autotune.
@@ -35,7 +35,7 @@ _MOST_FOUND = 100_000
 
 
 class Deployment:
-    """Settings, what look-ups ask, and what they met. Any thread may call any method.
+    """Settings, sources of schedules, and the record of look-ups. Any thread may call any method.
 
     :func:`deployment` gives the one that holds for the process. A new one begins as a new process does.
 
@@ -82,7 +82,7 @@ class Deployment:
 
     @property
     def settings(self) -> Settings:
-        """What holds now. Environment variables are read when they are first needed.
+        """The settings now. Environment variables are read when they are first needed.
 
         Raises:
             UserError: an environment variable has a value that its setting does not.
@@ -174,7 +174,7 @@ class Deployment:
 
     @contextlib.contextmanager
     def opened(self, db: str | os.PathLike[str] | None = None) -> Iterator[Reader | None]:
-        """What to look up in, for one question; None where nothing was ever tuned.
+        """A database or snapshot for one question; None where nothing was ever tuned.
 
         Args:
             db: a snapshot or as in ``Store.open``; None for what was loaded, else $AUTOTUNE_DB, or else the default
@@ -206,7 +206,7 @@ class Deployment:
         return found
 
     def store(self, url: str | None = None) -> Reader | None:
-        """What to look schedules up in, or None where there is nothing that can be used (one warning).
+        """The database or snapshot of look-ups; None where there is nothing that can be used (one warning).
 
         Args:
             url: as in ``Store.open``; None for what was loaded, else $AUTOTUNE_DB, or else the default file.
@@ -218,8 +218,7 @@ class Deployment:
             return self._database(url).reader()
 
     def is_shut(self, url: str | None = None) -> bool:
-        """Whether :meth:`store` gives None for a database that is there: what it decided is unknown then, and nothing
-        replaces it."""
+        """True where :meth:`store` gives None for a database that exists: nothing replaces its unknown decisions."""
         loaded = self._sources[-1]
         if url is None and loaded is not None:
             return bool(loaded.lost)
@@ -227,7 +226,7 @@ class Deployment:
             return self._database(url).is_shut
 
     def packaged_refused(self, store: Reader | None) -> str:
-        """Why nothing that comes with autotune is used beside the user's own database; "" where it is.
+        """The reason to use no snapshot that comes with autotune, given the user's own database; "" for none.
 
         Raises:
             UserError: a setting has a value that it does not take.
@@ -379,7 +378,7 @@ class Deployment:
             self._kept[key] = found
 
     def kept(self, tuned: str, device: str) -> Match | None:
-        """What :meth:`keep` was given of the workload that a schedule was tuned for."""
+        """The match that :meth:`keep` has for the workload that a schedule was tuned for."""
         return self._kept.get((tuned, device))
 
     def load_from(self, state: bytes) -> None:
@@ -397,7 +396,7 @@ class Deployment:
                 self._state = state
 
     def found(self, key: tuple[str, str, bool]) -> Match | None:
-        """What :meth:`note_found` was given, as long as nothing changed since."""
+        """The match that :meth:`note_found` has, if nothing changed since."""
         return self._found.get(key) if self._found_at == self.changes else None
 
     def note_found(self, key: tuple[str, str, bool], found: Match, changes: int) -> None:
@@ -430,6 +429,3 @@ def use(new: Deployment) -> None:
     before, _current = _current, new
     if before is not new:
         before.close()
-
-
-__all__ = ["Deployment", "deployment", "use"]

@@ -1,4 +1,4 @@
-"""Whether a stored schedule may be used: whether it is sound, and whether its kernels may run other rows.
+"""Reasons to refuse a stored schedule: it is damaged, or its kernels do not fit the rows at hand.
 
 A kernel of a group that no sum over the rows belongs to takes their number as an argument, or it does not: its launch
 data have that. Sums over the rows take a main kernel and a finish, which takes no number. What else of such a group
@@ -46,12 +46,12 @@ AUDIT = 1
 
 
 def unfit(schedule: Schedule, workload: Workload, device: DeviceIdentity) -> str:
-    """Why a schedule cannot be deployed for its own workload on its own device; "" where it can."""
+    """The reason that a schedule cannot be deployed for its own workload on its own device; "" for none."""
     return unusable(schedule) or foreign(schedule, workload, device, False)
 
 
 def unusable(schedule: Schedule) -> str:
-    """Why a schedule cannot be deployed even for the workload it was tuned for; "" where it can."""
+    """The reason that a schedule cannot be deployed even for its own workload; "" for none."""
     if schedule.config is None:
         return ""
     if schedule.artifact is None:
@@ -61,7 +61,7 @@ def unusable(schedule: Schedule) -> str:
 
 
 def misfit(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
-    """Why kernels tuned for graph ``tuned`` may not run ``graph``, which differs in extent 0; "" where they may."""
+    """The reason that kernels for graph ``tuned`` cannot run ``graph``, which differs in extent 0; "" for none."""
     if schedule.config is None:
         return ""  # a baseline takes any number of rows
     if unusable(schedule):
@@ -94,8 +94,10 @@ def old_generator(schedule: Schedule) -> str:
 
 
 def foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity, trusted: bool) -> str:
-    """Why a schedule's kernels are not those of its configuration on the device that it was tuned on; "" where they
-    are, are made here (on a CPU), or were compared by whom the deployer trusts, when they were exported."""
+    """The difference of a schedule's kernels from those of its configuration on the device that it was tuned on.
+
+    "" for none, for a CPU, where kernels are compiled here, and for a trusted exporter, who compared them.
+    """
     artifact = schedule.artifact
     if schedule.config is None or artifact is None or artifact.target == "cpu" or trusted:
         return ""
@@ -104,14 +106,14 @@ def foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity, trusted
 
 
 def _damaged(schedule: Schedule, why: str, what: str) -> str:
-    """Tells once that a schedule is not used."""
+    """Warn once that a schedule is not used."""
     short = schedule.key.workload[:12]
     deployment().warn_once(f"damaged {short}", f"autotune: {what} of {short} are not used: {why}; search it again")
     return f"its schedule is damaged: {why}"
 
 
 def foreign_kernels(artifact: Artifact, tuned: Workload, config: Config, sms: int) -> str:
-    """Why an artifact for CUDA is not what a configuration of a workload compiles to; "" where it is.
+    """The difference of an artifact for CUDA from what a configuration compiles to; "" for none.
 
     Args:
         sms: multiprocessors of the device.
@@ -119,7 +121,7 @@ def foreign_kernels(artifact: Artifact, tuned: Workload, config: Config, sms: in
     from autotune.compiler.audit import foreign
     from autotune.compiler.targets.cuda.source import GENERATOR
 
-    # The code is in it by its SHA-256, which artifact_json computes anew.
+    # The code is in it by its SHA-256, which artifact_json computes again.
     about = [AUDIT, __version__, GENERATOR, tuned.fingerprint, dict(config), artifact_json(artifact), sms]
     mark = _mark(digest(about))
     if mark is not None and mark.exists():
@@ -154,7 +156,7 @@ def _keep(mark: Path) -> None:
 
 
 def differ(here: Plan, there: Plan) -> str:
-    """How two plans differ in more than the extent of axis 0; "" where they do not."""
+    """The difference of two plans, apart from the extent of axis 0; "" for none."""
     if (len(here.groups), len(here.scratch)) != (len(there.groups), len(there.scratch)):
         return "it is planned as other kernels"
     if here.launches != there.launches:
@@ -169,7 +171,7 @@ def differ(here: Plan, there: Plan) -> str:
 
 
 def launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) -> str:
-    """Why a schedule's kernels cannot run a plan that equals the one they were made for but in the extent of axis 0.
+    """The reason that kernels cannot run a plan that differs from theirs in the extent of axis 0; "" for none.
 
     Args:
         graph: the region at hand; ``plan`` its plan.
@@ -248,7 +250,7 @@ def _by_launch(plan: Plan, kernels: Sequence[Kernel]) -> list[tuple[Sequence[int
 
 
 def _sums_misfit(here: Graph, tuned: Graph, config: Config, kernels: Sequence[Kernel], artifact: Artifact) -> str:
-    """Why a main kernel and its finish, made for graph ``tuned``, cannot run graph ``here``."""
+    """The reason that a main kernel and its finish, made for graph ``tuned``, cannot run graph ``here``."""
     from autotune.compiler.schedules.cuda import scheme_of
     from autotune.compiler.targets.cuda.source import GENERATOR
 

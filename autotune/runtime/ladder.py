@@ -30,7 +30,7 @@ class Difference:
 
 
 class Level(StrEnum):
-    """How well a stored schedule fits; ``rank`` orders them, best first."""
+    """The fit of a stored schedule; ``rank`` orders them, best first."""
 
     EXACT = "exact"
     OTHER_ROWS = "other_rows"
@@ -44,21 +44,20 @@ class Level(StrEnum):
 
     @property
     def own(self) -> bool:
-        """Whether the database was tuned on the device at hand; else what is missed there is noted, to be searched."""
+        """True for a schedule of the device at hand in the user's database; any other is a miss, to be searched."""
         return self in (Level.EXACT, Level.OTHER_ROWS)
 
 
 @dataclass(frozen=True)
 class Match:
-    """What was found for one workload.
+    """The result of a look-up for one workload.
 
     Attributes:
         level: how well it fits.
         schedule: what to deploy; None at level ``none``. Its ``config`` is None where a baseline won.
         tuned: the workload that the schedule was tuned for: the same one at level ``exact``.
         reason: why there is no better match; empty at level ``exact``.
-        differences: in what the conditions that it was tuned under differ from those at hand, but for the rows: fields
-            of the device and of the software.
+        differences: fields of the device and of the software whose values at hand are not those of the tuning.
     """
 
     level: Level
@@ -69,7 +68,7 @@ class Match:
 
     @property
     def proven(self) -> bool:
-        """Whether a search verified the very kernel under the very conditions at hand."""
+        """True where a search verified the very kernel under the conditions at hand."""
         return self.level is Level.EXACT and not self.differences
 
 
@@ -82,7 +81,7 @@ def relatives(workload: Workload, store: Reader, device: DeviceIdentity) -> list
 
 
 def related(other: DeviceIdentity, device: DeviceIdentity) -> bool:
-    """Whether what was built for one device runs on another."""
+    """True where kernels for one device run on another."""
     same = ("kind", "capability", "count", "links")
     return all(getattr(other, name) == getattr(device, name) for name in same)
 
@@ -94,7 +93,7 @@ def differences(tuned: DeviceIdentity | Environment, here: DeviceIdentity | Envi
 
 
 def software(schedule: Schedule, store: Reader, env: Environment) -> tuple[Difference, ...]:
-    """What differs of the software; a compiler that is not installed here, and not needed, does not count."""
+    """Differences of the software; a compiler that is not installed here, and not needed, does not count."""
     if schedule.key.environment == env.strict or schedule.config is None:
         return ()
     tuned = store.get_environment(schedule.key.environment)
@@ -103,8 +102,8 @@ def software(schedule: Schedule, store: Reader, env: Environment) -> tuple[Diffe
 
 
 class Outcome(StrEnum):
-    """What became of a rung: its answer is taken; it has one that may not be used; it has none; or it was not asked,
-    since a better one answered."""
+    """The outcome of a rung: its answer is used, may not be used, does not exist, or was not asked for, since a better
+    rung answered."""
 
     TAKEN = "taken"
     REFUSED = "refused"
@@ -119,7 +118,7 @@ class Step:
     Attributes:
         rung: the name of its level.
         why: what it found, and why that is or is not taken.
-        differences: field by field, in what the nearest thing that it has differs from what is asked for.
+        differences: field by field, those of the nearest schedule that it has.
     """
 
     rung: str
@@ -141,7 +140,7 @@ class Step:
 
 
 def on_this_device(workload: Workload, store: Reader, device: DeviceIdentity, env: Environment, why: str) -> Step:
-    """Why the very workload has no answer: where it was tuned on this device, with which software."""
+    """The reason that the very workload has no answer, with the software that it was tuned under on this device."""
     found = [store.get_environment(e) for d, e in store.places(workload.fingerprint) if d == device.fingerprint]
     near = sorted((differences(e, env) for e in found if e is not None), key=len)
     if not near or not near[0]:
@@ -150,7 +149,7 @@ def on_this_device(workload: Workload, store: Reader, device: DeviceIdentity, en
 
 
 def on_other_devices(workload: Workload, store: Reader, device: DeviceIdentity, taken: bool, policy: str) -> Step:
-    """What other devices have for the very workload, and whether that may be used here."""
+    """The schedules of other devices for the very workload, and whether they may be used here."""
     names = {name for name, _ in store.places(workload.fingerprint)} - {device.fingerprint}
     found = [d for d in map(store.get_device, sorted(names)) if d is not None]
     if not found:

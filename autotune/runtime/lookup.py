@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from autotune.workload import Workload
 
 @dataclass(frozen=True)
 class RegionMatch:
-    """What is stored for one region.
+    """The stored schedule for one region.
 
     Attributes:
         workload: the region; None where this version cannot express it as a kernel.
@@ -78,7 +79,7 @@ class RegionMatch:
 
 @dataclass(frozen=True, repr=False)
 class LookupResult(Sequence[RegionMatch]):
-    """What is stored for a callable, region by region (it is a sequence of :class:`RegionMatch`).
+    """The stored schedules for a callable: a sequence of :class:`RegionMatch`.
 
     Regions that mean the same work are one entry with a count. Entries without a workload cannot be tuned.
     """
@@ -147,7 +148,7 @@ def lookup(
     explain: bool = False,
     label: str = "",
 ) -> LookupResult:
-    """Tell what is stored for the regions of a callable; records nothing and compiles no kernel.
+    """Look up the stored schedules for the regions of a callable; records nothing and compiles no kernel.
 
     Args:
         fn: function or ``nn.Module``. Its backward is looked up too if inputs or parameters require grad.
@@ -157,7 +158,7 @@ def lookup(
         db: snapshot, database file or URL; None for what ``autotune.load`` opened, else $AUTOTUNE_DB, or else the
             default file.
         device: "cpu", "cuda" or "cuda:N"; None for that of the first tensor.
-        strict: match the software environment exactly, whatever ``autotune.configure`` says.
+        strict: match the software environment exactly, whatever the setting.
         explain: fill in the ``ladder`` of each region: what each rung has, and field by field what does not match.
         label: what errors call the callable; by default its own name.
 
@@ -178,7 +179,8 @@ def lookup(
     )
     regions = [r for graph in captured for r in find_regions(graph.module, name.partition(":")[0])]
     with deployment().opened(db) as store:
-        return match_regions(regions, store, name, strict=strict, explained=explain)
+        found = ((region.workload, region.reason) for region in regions)
+        return _matched(found, store, name, strict=strict, explained=explain)
 
 
 ID = re.compile("[0-9a-f]{8,64}")
@@ -208,91 +210,64 @@ def lookup_stored(
                 raise UserError(f"{name}: there is no database to look it up in: name one with --db")
             why = "more than one stored workload begins so" if len(found) > 1 else "no stored region has such an id"
             raise UserError(f"{name}: {why}: `autotune show` lists them")
-        return match_regions([_Stored(workload)], store, device, strict=strict, explained=explain)
+        return _matched([(workload, "")], store, device, strict=strict, explained=explain)
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """A region that is known by its workload alone."""
-
-    workload: Workload
-
-
-def match_regions(
-    regions: Sequence[Any], store: Reader | None, device: str, *, strict: bool = False, explained: bool = False
+def _matched(
+    regions: Iterable[tuple[Workload | None, str]], store: Reader | None, device: str, *, strict: bool, explained: bool
 ) -> LookupResult:
-    """Match captured regions against an open store, equal ones once."""
+    """Look up regions, equal ones once. One that cannot be tuned has no workload, but a reason."""
     identity, env = identify(device), environment(device)
-    matches: dict[str, tuple[Workload, Match, int]] = {}
-    out: list[RegionMatch] = []
-    for region in regions:
-        workload = region.workload
+    counts = Counter[str]()
+    known: dict[str, Workload] = {}
+    others: list[RegionMatch] = []
+    for workload, reason in regions:
         if workload is None:
-            out.append(RegionMatch(None, Level.NONE, reason=region.reason))
-            continue
-        known = matches.get(workload.fingerprint)
-        if known is None:
-            found = match(workload, store, identity, env, strict=strict)
-            if found.level is Level.NONE:
-                found, _ = from_package(workload, found, store, identity, env, strict=strict)
-            matches[workload.fingerprint] = (workload, found, 1)
+            others.append(RegionMatch(None, Level.NONE, reason=reason))
         else:
-            matches[workload.fingerprint] = (known[0], known[1], known[2] + 1)
+            counts[workload.fingerprint] += 1
+            known.setdefault(workload.fingerprint, workload)
     tunable = []
-    for w, m, n in matches.values():
-        ladder = ladder_of(w, m, store, identity, env, strict=strict) if explained else ()
-        tunable.append(RegionMatch(w, m.level, m.schedule, m.tuned, m.reason, n, ladder))
-    return LookupResult((*tunable, *out), device)
+    for name, w in known.items():
+        found = match(w, store, identity, env, strict=strict)
+        if found.level is Level.NONE:
+            found, _ = from_package(w, found, store, identity, env, strict=strict)
+        ladder = _ladder(w, found, store, identity, env, strict=strict) if explained else ()
+        tunable.append(RegionMatch(w, found.level, found.schedule, found.tuned, found.reason, counts[name], ladder))
+    return LookupResult((*tunable, *others), device)
 
 
-def ladder_of(
-    workload: Workload,
-    found: Match,
-    store: Reader | None,
-    device: DeviceIdentity,
-    env: Environment,
-    *,
-    strict: bool = False,
+def _ladder(
+    workload: Workload, found: Match, store: Reader | None, device: DeviceIdentity, env: Environment, *, strict: bool
 ) -> tuple[Step, ...]:
-    """Each rung of the ladder, from the top: what it has, and why that is or is not taken.
+    """Each rung of the ladder, from the top: what it has, and why that is or is not used.
 
     Args:
-        found: what ``match.match`` and ``packaged.from_package`` came to with the other arguments.
-
-    Raises:
-        UserError: the database failed.
+        found: by :func:`match` or :func:`from_package` with the other arguments.
     """
-    last = Step("none", Outcome.TAKEN, "Inductor compiles a region without a schedule")
-    packaged = Step("packaged", Outcome.NOT_ASKED)
+    packaged, last = Step("packaged", Outcome.NOT_ASKED), Step("none", Outcome.NOT_ASKED)
     if found.level in (Level.PACKAGED, Level.NONE):
         _, packaged = from_package(workload, found, store, device, env, strict=strict)
-    if found.level is not Level.NONE:
-        last = Step("none", Outcome.NOT_ASKED)
+    if found.level is Level.NONE:
+        last = Step("none", Outcome.TAKEN, "Inductor compiles a region without a schedule")
     if store is None:
         return (Step("exact", Outcome.EMPTY, "there is no database"), packaged, last)
     rules = deployment().settings
     how: How = "strict" if strict else rules.environment
-    if found.level is Level.EXACT:
-        steps = [Step("exact", Outcome.TAKEN, "tuned for it on this device", found.differences)]
-    else:
-        _, why = exact_match(workload, store, device, env, how)
-        steps = [on_this_device(workload, store, device, env, why)]
-    if found.level is Level.EXACT:
-        steps.append(Step("other_rows", Outcome.NOT_ASKED))
-    elif found.level is Level.OTHER_ROWS and found.tuned is not None:
+    exact = Step("exact", Outcome.TAKEN, "tuned for it on this device", found.differences)
+    rows, elsewhere = Step("other_rows", Outcome.NOT_ASKED), Step("other_device", Outcome.NOT_ASKED)
+    if found.level is not Level.EXACT:
+        exact = on_this_device(workload, store, device, env, exact_match(workload, store, device, env, how)[1])
+    if found.level is Level.OTHER_ROWS and found.tuned is not None:
         why = f"tuned for {found.tuned.extent} rows, the nearest to {workload.extent} that fit"
-        steps.append(Step("other_rows", Outcome.TAKEN, why, found.differences))
-    else:
+        rows = Step("other_rows", Outcome.TAKEN, why, found.differences)
+    elif found.level is not Level.EXACT:
         _, refused = other_rows(workload, store, device, env, how, rules.rows)
-        why = "".join(refused).removeprefix("; ")
-        nothing = Step("other_rows", Outcome.EMPTY, "no other number of rows is tuned on this device")
-        steps.append(Step("other_rows", Outcome.REFUSED, why) if refused else nothing)
-    if found.level in (Level.EXACT, Level.OTHER_ROWS):
-        steps.append(Step("other_device", Outcome.NOT_ASKED))
-    else:
-        taken = found.level is Level.OTHER_DEVICE
-        steps.append(on_other_devices(workload, store, device, taken, rules.other_device))
-    return (*steps, packaged, last)
+        rows = Step("other_rows", Outcome.EMPTY, "no other number of rows is tuned on this device")
+        if refused:
+            rows = Step("other_rows", Outcome.REFUSED, "".join(refused).removeprefix("; "))
+        elsewhere = on_other_devices(workload, store, device, found.level is Level.OTHER_DEVICE, rules.other_device)
+    return (exact, rows, elsewhere, packaged, last)
 
 
 def _device_of(fn: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -305,6 +280,3 @@ def _device_of(fn: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> str
     if not tensors:
         raise UserError("cannot tell the device of a callable without tensors: give device=")
     return str(tensors[0].device)
-
-
-__all__ = ["Level", "LookupResult", "RegionMatch", "lookup", "match_regions"]

@@ -1,4 +1,4 @@
-"""Which stored schedule fits a workload, and how well.
+"""The stored schedule that fits a workload best.
 
 The rungs of a ladder, tried from the top:
 
@@ -171,10 +171,10 @@ def from_package(
     strict: bool = False,
     rules: Settings | None = None,
 ) -> tuple[Match, Step]:
-    """What a look-up comes to that found nothing in the user's own database, and the rung as it came by it.
+    """Look up in what comes with autotune, after the user's own database had nothing; with the rung's step.
 
     Args:
-        found: what ``match.match`` came to with the other arguments; given back where this rung has no answer.
+        found: of :func:`match` with the other arguments; returned where this rung has no answer.
         store: the user's own; None where nothing was ever tuned, not where it cannot be asked.
 
     Raises:
@@ -203,7 +203,7 @@ def from_package(
 def deployed_from_package(
     fingerprint: str, store: Reader | None, device: DeviceIdentity, env: Environment
 ) -> Match | None:
-    """As ``match.deployed``, of what comes with autotune; None where that has no answer."""
+    """As :func:`deployed`, of what comes with autotune; None where that has no answer."""
     snapshot = packaged_reader(store, device)
     if snapshot is None:
         return None
@@ -216,13 +216,13 @@ def deployed_from_package(
 
 
 def packaged_reader(store: Reader | None, device: DeviceIdentity) -> Reader | None:
-    """What comes with autotune for a device; None where nothing does, or where it is not used beside ``store``."""
+    """The snapshot that comes with autotune for a device; None where there is none, or ``store`` rules it out."""
     path = file_for(device)
     return None if path is None else _asked(path, store)[0]
 
 
 def _asked(path: Path, store: Reader | None) -> tuple[Reader | None, str]:
-    """What comes with autotune as ``path``, or None and why it is not asked."""
+    """A snapshot that comes with autotune, or None and the reason not to use it."""
     if why := deployment().packaged_refused(store):
         return None, why
     snapshot = deployment().packaged.get(path)
@@ -236,6 +236,6 @@ def _any_software(rules: Settings) -> Settings:
 
 
 def _decided(store: Reader | None, device: DeviceIdentity, *workloads: Workload) -> bool:
-    """Whether the user's own database holds a schedule on this device for one of these workloads, of whatever worth."""
+    """True where the user's own database has any schedule on this device for one of these workloads."""
     places = () if store is None else [place for w in workloads for place, _ in store.places(w.fingerprint)]
     return device.fingerprint in places

@@ -161,6 +161,3 @@ class Counters(Mapping[str, int]):
 
     def __repr__(self) -> str:
         return "Counters(" + ", ".join(f"{k}={v}" for k, v in self._values.items() if v) + ")"
-
-
-__all__ = ["COUNTERS", "Attention", "Counters", "OtherDevice", "Packaged", "Settings", "Verify", "checked"]

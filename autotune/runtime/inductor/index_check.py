@@ -57,7 +57,7 @@ def check_index(index: torch.Tensor, low: int, extent: int, text: str) -> None:
 
 @lru_cache(maxsize=1)
 def _register_lowering() -> None:
-    """Tell Inductor what to make of the node, once a process."""
+    """Register the node's lowering with Inductor, once a process."""
     from torch._inductor import ir, lowering
     from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V, ops
@@ -109,6 +109,3 @@ def _register_lowering() -> None:
             device=index.get_device(), dtype=torch.bool, inner_fn=assertion, ranges=list(index.get_size())
         )
         made.realize()
-
-
-__all__ = ["add_check", "check_index", "pending"]

@@ -1,7 +1,7 @@
-"""One region inside Inductor's generated code: what is written there, and what it becomes when that code is loaded.
+"""One region inside Inductor's generated code: its text there, and the function made of it when that code is loaded.
 
 The text of a call holds all that a process needs to run the region but the kernels, which it takes from the database:
-the region's graph, the layouts of its tensors, and the operators it stands for, which run where the kernels cannot.
+the region's graph, the layouts of its tensors, and its operators, which run where the kernels cannot.
 Inductor keeps the text with its code in its caches, so that a warm start looks up no regions and plans none.
 """
 
@@ -91,7 +91,7 @@ class RegionCall:
 
     @classmethod
     def of(cls, text: str) -> RegionCall:
-        """What :meth:`text` made."""
+        """The inverse of :meth:`text`."""
         fields = json.loads(zlib.decompress(base64.b85decode(text)))
         fields |= {k: tuple(fields[k]) for k in ("slots", "results")}
         fields |= {k: tuple(_specs(fields[k])) for k in ("inputs", "outputs")}
@@ -174,7 +174,7 @@ class _BySizes:
 
 
 def look_up(workload: Workload, device: str, *, rows: float | None = None, packaged: bool = True) -> Match:
-    """What is stored for a workload on "cpu" or "cuda:N". Never fails: what goes wrong is told once.
+    """Look up a workload on "cpu" or "cuda:N". Never fails: an error gives one warning.
 
     What was found in a snapshot that :func:`autotune.load` opened is found again without asking it.
 
@@ -278,7 +278,7 @@ def found_for(call: RegionCall) -> Match:
     """The schedule that a call names: as it was just looked up, or from the database.
 
     Raises:
-        Unsupported: it is there no more, or may not run here.
+        Unsupported: it is gone, or may not run here.
     """
     return deployment().kept(call.tuned, call.device) or _stored(call)
 
@@ -316,7 +316,7 @@ class _Operators:
             out.copy_(value)
 
     def results(self, *inputs: Any) -> Sequence[torch.Tensor]:
-        """What the operators make of the region's inputs."""
+        """The operators' results on the region's inputs."""
         if self._module is None:
             self._module = aten.from_json(self._call.source, self._call.device)
         with torch.no_grad(), torch._C._DisableAutocast():
@@ -324,8 +324,8 @@ class _Operators:
         return made
 
     def instead(self, found: Match, error: BaseException) -> Call:
-        """What runs from now on, where the kernels of a schedule failed with ``error``: the schedule is not used any
-        more in this process, and in later ones where the failure is its own and the database can be written."""
+        """Replace kernels that failed with ``error``. This process does not use their schedule again; nor do others,
+        where the failure is its own and the database can be written."""
         wrong = isinstance(error, WrongResult)
         deployment().count("wrong_results", int(wrong))
         schedule = found.schedule
@@ -341,15 +341,3 @@ class _Operators:
         own = deployment()
         own.count("fallbacks")
         own.warn_once(f"region {self._call.tuned}", f"autotune: the stored kernel of {self._call.label} {what}")
-
-
-__all__ = [
-    "WRITTEN",
-    "Pairs",
-    "RegionCall",
-    "at_these",
-    "found_for",
-    "load_call",
-    "look_up",
-    "permitted",
-]

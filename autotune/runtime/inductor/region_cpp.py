@@ -1,6 +1,6 @@
 """C++ that launches the stored kernels of a region, for Inductor's code that runs without Python.
 
-Inductor writes C++ under ``cpp_wrapper`` and for AOTInductor's packages. The cubins stand in that code, so that neither
+Inductor writes C++ under ``cpp_wrapper`` and for AOTInductor's packages. The cubins are in that code, so that neither
 a database nor autotune is needed where it runs. A region's code is that of
 :meth:`autotune.runtime.launch.executor.Executor.writer`: addresses, copies of misaligned inputs, scratch, launches. It
 reads no results back to compare them, and nothing runs in a kernel's place: an error of the driver is raised.
@@ -159,7 +159,7 @@ class RegionCpp:
         self._lines: list[str] = []
 
     def function(self, text: str, label: str) -> tuple[str, str]:
-        """The name of a region's function, and what must stand before its first call.
+        """The name of a region's function, and the code that goes before its first call.
 
         Args:
             text: of a :class:`RegionCall` that :func:`prepared` takes.
@@ -252,7 +252,7 @@ def write_call(
 
     Args:
         arguments: handles of its inputs, then of its outputs.
-        device: number of the device they lie on; a package made ahead of time knows its own.
+        device: number of their device; a package made ahead of time has its own.
     """
     written: RegionCpp | None = wrapper.__dict__.get("_autotune_cpp")
     if written is None:
@@ -265,6 +265,3 @@ def write_call(
     # What Inductor declares a stream by it declares once, at the first call it writes: that may come after this one.
     stream = "stream" if ahead_of_time else f"autotune_stream({device})"
     wrapper.writeline(f"{name}({where}, {stream}, {', '.join(arguments)});")
-
-
-__all__ = ["INCLUDES", "LAUNCHER", "MOST_ARGUMENTS", "RegionCpp", "literal", "prepared", "write_call"]

@@ -1,4 +1,4 @@
-"""The node that stands for a region in Inductor's graph, and the line of code that Inductor writes for it.
+"""The node of a region in Inductor's graph, and the line of code that Inductor writes for it.
 
 That line is Python, or C++ where Inductor writes C++ (:mod:`autotune.runtime.inductor.region_cpp`).
 
@@ -85,7 +85,7 @@ def region_node(
 
 @lru_cache(maxsize=1)
 def register_lowering() -> None:
-    """Tell Inductor what to make of the node, once a process."""
+    """Register the node's lowering with Inductor, once a process."""
     from torch._inductor import ir, lowering
     from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V
@@ -199,15 +199,15 @@ def over(read: Any, region: fx.Node, number: int, like: torch.Tensor) -> Any:
 
 
 def _is_donated(given: Any) -> bool:
-    """Whether autograd kept an input of a backward graph for that graph alone. Where Inductor captures CUDA graphs, one
-    that changes an input might not be captured."""
+    """True for an input that autograd kept for this backward graph alone. Where Inductor captures CUDA graphs, one that
+    changes an input might not be captured."""
     from torch._inductor import config, ir
 
     return isinstance(given, ir.DonatedBuffer) and not config.triton.cudagraphs
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Who reads a node's memory, be it through views."""
+    """The readers of a node's memory, through views too."""
     for user in node.users:
         yield from readers(user) if _is_view(user) else (user,)
 
@@ -219,8 +219,8 @@ def memory_of(node: fx.Node) -> fx.Node:
 
 
 def _is_last(node: fx.Node, region: fx.Node, reads: Sequence[fx.Node]) -> bool:
-    """Whether a region alone reads a node, and all that the node is a view of, and an operator of the graph made it, or
-    it is an input of the graph."""
+    """True where a region alone reads a node, and all that the node is a view of. It is an operator's result or
+    an input of the graph."""
     if reads.count(node) != 1:
         return False
     reader = region
@@ -237,14 +237,14 @@ def _is_last(node: fx.Node, region: fx.Node, reads: Sequence[fx.Node]) -> bool:
 
 
 def _is_apart(placeholder: fx.Node) -> bool:
-    """Whether no other input of the graph lies in the same memory, as a tensor and its view may both be kept."""
+    """True where no other input of the graph shares the memory, as a tensor and its view may both be kept."""
     values = [n.meta.get("val") for n in placeholder.graph.find_nodes(op="placeholder")]
     lies = [v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor) and v.layout == torch.strided]
     return lies.count(placeholder.meta["val"].untyped_storage()._cdata) == 1
 
 
 def _makes_new(node: fx.Node) -> bool:
-    """Whether an operator's results are memory of their own."""
+    """True where an operator's results have their own memory."""
     op = node.target
     if not isinstance(op, torch._ops.OpOverload) or op.namespace not in ("aten", "prims", "autotune"):
         return False  # a collective, say, whose other end may still be at work
@@ -259,8 +259,8 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _read_later(region: fx.Node, env: Mapping[fx.Node, Any], name: str) -> bool:
-    """Whether a node that is still to be lowered reads the buffer through another node: a cast that did nothing, say,
-    shares it."""
+    """True where a node that is still to be lowered reads the buffer through another node, such as a cast that did
+    nothing."""
     waited_for = (node for node in env if any(u is not region and u not in env for u in node.users))
     return any(name in _names(env[node]) for node in waited_for)
 
@@ -284,6 +284,3 @@ def _is(size: Any, number: int) -> bool:
     from torch._inductor.virtualized import V
 
     return bool(V.graph.sizevars.statically_known_equals(size, number))
-
-
-__all__ = ["Pending", "memory_of", "outermost", "over", "pending", "readers", "region_node", "register_lowering"]

@@ -1,4 +1,4 @@
-"""What a graph as a whole permits: the verdict on its step, and the agreement of ranks.
+"""Permission of a graph as a whole: the verdict on its step, and the agreement of ranks.
 
 **Verdict.** The regions that a whole step is faster without are left to Inductor. :mod:`autotune.bench.decide` finds a
 verdict by compiling the step with several sets of regions left out.
@@ -80,7 +80,7 @@ class Family:
 
 @dataclass
 class Trial:
-    """A compilation by which a step is decided: what it leaves to Inductor, and what its graphs turned out to be.
+    """A compilation by which a step is decided: the regions that it leaves to Inductor, and its graphs.
 
     Attributes:
         left: fingerprints of workloads.
@@ -105,7 +105,7 @@ class Trial:
 
 def stored_left(graph: str, devices: Iterable[str], mode: str) -> tuple[frozenset[str], bool]:
     """Workloads that the stored verdicts on a graph leave to Inductor, and whether there is any verdict, as far as is
-    known. Never fails: what goes wrong is told once.
+    known. Never fails: an error gives one warning.
 
     Args:
         graph: fingerprint.
@@ -148,7 +148,7 @@ _settled: dict[int, tuple[bytes, bool]] = {}
 
 
 def has_collectives(graph: fx.Graph, inputs: Sequence[Any] = ()) -> bool:
-    """Whether ranks wait for each other in a graph, or will once its distributed tensors are traced."""
+    """True where ranks wait for each other in a graph, or will once its distributed tensors are traced."""
     if any(type(value).__name__ == "DTensor" for value in inputs):
         return True
     return any(
@@ -163,7 +163,7 @@ def _namespace(target: Any) -> str:
 
 
 def ranks_agree(graph: fx.Graph, inputs: Sequence[Any] = ()) -> bool:
-    """Whether stored kernels may stand in a graph: all ranks look up in the same, or nobody waits in it for another.
+    """True where a graph may use stored kernels: all ranks look up in the same, or none waits in it for another.
 
     Every rank gets the same answer, whichever graphs it compiles and when. Never fails.
 
@@ -200,7 +200,7 @@ def _agree(store: Any, rank: int, ranks: int) -> bool:
 
 
 def _settle(store: Any, rank: int, ranks: int, state: bytes) -> bool:
-    """Tell what this rank deploys from, and find out whether all told the same: the first to know says it for all."""
+    """Publish the state of this rank, and compare that of all: the first rank that has them answers for all."""
     store.set(f"autotune/state/{rank}", state.hex())
     keys = [f"autotune/state/{k}" for k in range(ranks)]
     end = time.monotonic() + WAIT_S
@@ -214,14 +214,3 @@ def _settle(store: Any, rank: int, ranks: int, state: bytes) -> bool:
         time.sleep(0.01)
     answer = bytes(store.compare_set("autotune/answer", "", found.decode()))
     return answer == _AGREE
-
-
-__all__ = [
-    "Family",
-    "Trial",
-    "base_mode",
-    "graph_fingerprint",
-    "has_collectives",
-    "ranks_agree",
-    "stored_left",
-]

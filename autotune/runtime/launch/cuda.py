@@ -6,12 +6,13 @@ less than the tensors it writes to, and the interpreter's lock is free while the
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -37,7 +38,7 @@ class LaunchError(RuntimeError):
 
     @property
     def deterministic(self) -> bool:
-        """Whether the kernel is to blame, and would be refused again: no shortage, and no fault of an earlier one."""
+        """True where the kernel is to blame and would be refused again: no shortage, and no fault of an earlier one."""
         return self.code in _REFUSALS
 
 
@@ -122,67 +123,63 @@ def load_function(kernel: Kernel, device: int) -> int:
     Equal cubins are loaded once a device and stay loaded: a captured graph may hold them.
 
     Raises:
-        LaunchError: the cubin is empty, not for this device, or wants more shared memory than there is.
+        LaunchError: the cubin is empty, not for this device, or needs more shared memory than there is.
     """
     if not kernel.code:
         raise LaunchError(f"the stored kernel {kernel.entry!r} has no code")
     sha = hashlib.sha256(kernel.code).hexdigest()
     key = (device, sha, kernel.entry)
-    with _load_lock:
+    with _load_lock, _on(device) as lib:
         found = _functions.get(key)
         if found is None:
-            found = _functions[key] = _load(kernel, device, sha)
-        _allow_shared(found, kernel, device)
+            found = _functions[key] = _load(lib, kernel, device, sha)
+        if asks_for_shared(kernel):
+            _allow_shared(lib, found, kernel)
         return found
 
 
-def _load(kernel: Kernel, device: int, sha: str) -> int:
-    lib = driver()
-    previous = ctypes.c_void_p()
+@contextlib.contextmanager
+def _on(device: int) -> Iterator[ctypes.CDLL]:
+    """The driver, while the context of a device is current."""
+    lib, previous = driver(), ctypes.c_void_p()
     _check(lib, lib.cuCtxGetCurrent(ctypes.byref(previous)), "asking for the context")
     _check(lib, lib.cuCtxSetCurrent(_primary_context(device)), f"using device {device}")
     try:
-        module = _libraries.get((device, sha))
-        if module is None:
-            module = ctypes.c_void_p()
-            _check(lib, lib.cuModuleLoadData(ctypes.byref(module), kernel.code), f"loading {kernel.entry!r}")
-            _libraries[device, sha] = module
-        function = ctypes.c_void_p()
-        code = lib.cuModuleGetFunction(ctypes.byref(function), module, kernel.entry.encode())
-        _check(lib, code, f"finding {kernel.entry!r} in its cubin")
-        # A function that is loaded lazily at its first launch could not be launched first under graph capture.
-        if hasattr(lib, "cuFuncLoad"):
-            _check(lib, lib.cuFuncLoad(function), f"loading {kernel.entry!r}")
-        assert function.value is not None
-        return function.value
+        yield lib
     finally:
         lib.cuCtxSetCurrent(previous)
 
 
+def _load(lib: ctypes.CDLL, kernel: Kernel, device: int, sha: str) -> int:
+    module = _libraries.get((device, sha))
+    if module is None:
+        module = ctypes.c_void_p()
+        _check(lib, lib.cuModuleLoadData(ctypes.byref(module), kernel.code), f"loading {kernel.entry!r}")
+        _libraries[device, sha] = module
+    function = ctypes.c_void_p()
+    code = lib.cuModuleGetFunction(ctypes.byref(function), module, kernel.entry.encode())
+    _check(lib, code, f"finding {kernel.entry!r} in its cubin")
+    # A function that is loaded lazily at its first launch could not be launched first under graph capture.
+    if hasattr(lib, "cuFuncLoad"):
+        _check(lib, lib.cuFuncLoad(function), f"loading {kernel.entry!r}")
+    assert function.value is not None
+    return function.value
+
+
 def asks_for_shared(kernel: Kernel) -> bool:
-    """Whether a kernel wants more shared memory than it gets without asking."""
+    """True for a kernel that needs more shared memory than the default limit."""
     # That covers its static and its dynamic shared memory together.
     return int(kernel.launch.get("shared", 0)) + int(kernel.resources.get("shared", 0)) > _DEFAULT_SHARED
 
 
-def _allow_shared(function: int, kernel: Kernel, device: int) -> None:
-    if not asks_for_shared(kernel):
-        return
-    shared = int(kernel.launch.get("shared", 0))
-    lib = driver()
-    previous = ctypes.c_void_p()
-    _check(lib, lib.cuCtxGetCurrent(ctypes.byref(previous)), "asking for the context")
-    _check(lib, lib.cuCtxSetCurrent(_primary_context(device)), f"using device {device}")
-    try:
-        # The attribute belongs to the function, which several schedules may share: never lower it.
-        now = ctypes.c_int()
-        code = lib.cuFuncGetAttribute(ctypes.byref(now), _MAX_DYNAMIC_SHARED, ctypes.c_void_p(function))
-        _check(lib, code, "reading the shared memory limit")
-        if now.value < shared:
-            code = lib.cuFuncSetAttribute(ctypes.c_void_p(function), _MAX_DYNAMIC_SHARED, shared)
-            _check(lib, code, f"asking for {shared} bytes of shared memory for {kernel.entry!r}")
-    finally:
-        lib.cuCtxSetCurrent(previous)
+def _allow_shared(lib: ctypes.CDLL, function: int, kernel: Kernel) -> None:
+    shared, now = int(kernel.launch.get("shared", 0)), ctypes.c_int()
+    # The attribute belongs to the function, which several schedules may share: never lower it.
+    code = lib.cuFuncGetAttribute(ctypes.byref(now), _MAX_DYNAMIC_SHARED, ctypes.c_void_p(function))
+    _check(lib, code, "reading the shared memory limit")
+    if now.value < shared:
+        code = lib.cuFuncSetAttribute(ctypes.c_void_p(function), _MAX_DYNAMIC_SHARED, shared)
+        _check(lib, code, f"asking for {shared} bytes of shared memory for {kernel.entry!r}")
 
 
 class _Config(ctypes.Structure):
@@ -199,7 +196,7 @@ class _Config(ctypes.Structure):
 
 
 class _Arguments:
-    """What one launch hands to the driver: the values, the pointers to them, and the launch's shape.
+    """The arguments of one launch: the values, the pointers to them, and the launch's shape.
 
     Nothing but ``values`` and the stream changes from launch to launch, and the stream seldom does.
     """

@@ -8,7 +8,6 @@ Scratch comes from torch's caching allocator in the stream it is used on, so fre
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ def load_executor(
         results: for each of the graph's outputs, which of the region's outputs it writes.
         inputs: the region's inputs as the compiler promises them; an executor copes with other strides.
         outputs: the region's outputs, to be allocated so.
-        device: where all of them lie.
+        device: that of all of them.
         tuned: the graph that the schedule was tuned for; None where it is ``graph``.
 
     Raises:
@@ -92,8 +91,8 @@ class Executor:
     """
 
     __slots__ = (
-        "_alloc", "_device", "_empty", "_index", "_inputs", "_is_cuda", "_orders", "_result_of", "_scratch", "_steps",
-        "_stream", "_takes", "call",
+        "_alloc", "_device", "_empty", "_index", "_inputs", "_is_cuda", "_results", "_scratch", "_steps", "_stream",
+        "_takes", "call",
     )  # fmt: skip
 
     def __init__(
@@ -114,23 +113,17 @@ class Executor:
         self._stream = torch._C._cuda_getCurrentRawStream if self._is_cuda else _no_stream
         self._inputs = tuple((i, inputs[i].stride, a - 1) for i, a in zip(slots, aligned, strict=True))
         self._alloc = tuple((o.size, o.stride, o.dtype) for o in outputs)
-        # Where the k-th output of the graph is among the region's; None where they are in order.
-        self._result_of = None if list(results) == list(range(len(outputs))) else tuple(results)
+        self._results = tuple(results)  # where the k-th output of the graph is among the region's
         self._scratch = tuple(((n,), (1,), dtype) for dtype, n in scratch)
-        n_pointers = len(slots) + len(results) + len(scratch)
-        self._steps = tuple(
-            (launch, None if order == tuple(range(n_pointers)) else _pick(order)) for launch, order in steps
-        )
-        self._takes, self._orders = len(inputs), [order for _, order in steps]
-        self.call: Callable[..., tuple[torch.Tensor, ...]] = self.__call__
-        if steps and self._empty is not None and not scratch:
-            self.call = self._straight()
+        self._steps, self._takes = tuple(steps), len(inputs)
+        self.call: Callable[..., tuple[torch.Tensor, ...]] = self._straight() if steps else self.__call__
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if self._is_cuda and torch._C._cuda_getDevice() != self._index:
-            with torch.cuda.device(self._index):
-                return self._run(tensors)
         return self._run(tensors)
+
+    def run_into(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Run and write to ``outputs``, made as the executor would have: for verification with poisoned ones."""
+        self._run(tensors, tuple(outputs))
 
     def _straight(self) -> Callable[..., tuple[torch.Tensor, ...]]:
         """Python for one call without loops or tuples of unknown length: half the host time of the general form."""
@@ -147,6 +140,7 @@ class Executor:
         body = self._addresses()
         body += [f"if {' or '.join(dict.fromkeys(unusual))}: return slow({takes})"] if unusual else []
         body += self._allocations("y", self._alloc, names)
+        body += self._allocations("z", self._scratch, names)
         body.append("on = stream(index)")
         body += self._launches(names)
         body.append(f"return ({''.join(f'y{k}, ' for k in range(len(self._alloc)))})")
@@ -160,7 +154,7 @@ class Executor:
         It is for code that has the tensors ready: of the strides that were promised, on the current device.
 
         Args:
-            instead: told of what a launch failed with, gives what does the same work from then on.
+            instead: given the error of a launch, returns a function that does the same work from then on.
             check: compares the results of the first call, or of every one. The calls that it leaves alone cost no more
                 than without it.
         """
@@ -199,7 +193,7 @@ class Executor:
         instead: Callable[[Exception], Callable[..., None]],
         check: Check,
     ) -> Callable[..., None]:
-        """What stands in a writer's place until its results were compared."""
+        """A function in a writer's place until its results were compared."""
 
         def run(*tensors: torch.Tensor) -> None:
             inputs, outputs = tensors[: self._takes], tensors[self._takes :]
@@ -241,16 +235,15 @@ class Executor:
 
     def _launches(self, names: dict[str, Any]) -> list[str]:
         """Code for every launch, on the stream ``on``, of inputs at ``p*`` to ``y*`` with scratch ``z*``."""
-        results = list(self._result_of) if self._result_of is not None else range(len(self._alloc))
         pointers = [f"p{slot}" for slot in range(len(self._inputs))]
-        outs = [f"y{k}.data_ptr()" for k in results]
+        outs = [f"y{k}.data_ptr()" for k in self._results]
         outs += [f"z{k}.data_ptr()" for k in range(len(self._scratch))]
         body = []
-        if len(self._orders) > 1:
+        if len(self._steps) > 1:
             body += [f"q{k} = {out}" for k, out in enumerate(outs)]
             outs = [f"q{k}" for k in range(len(outs))]
         pointers += outs
-        for n, ((launch, _), order) in enumerate(zip(self._steps, self._orders, strict=True)):
+        for n, (launch, order) in enumerate(self._steps):
             taken = "".join(pointers[p] + ", " for p in order)
             direct = getattr(launch, "direct", None)
             if direct is None:
@@ -268,17 +261,12 @@ class Executor:
             ]
         return body
 
-    def run_into(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Run and write to ``outputs``, made as the executor would have: for verification with poisoned ones."""
-        if self._is_cuda and torch._C._cuda_getDevice() != self._index:
-            with torch.cuda.device(self._index):
-                self._run(tensors, tuple(outputs))
-        else:
-            self._run(tensors, tuple(outputs))
-
     def _run(
         self, tensors: Sequence[torch.Tensor], into: tuple[torch.Tensor, ...] | None = None
     ) -> tuple[torch.Tensor, ...]:
+        if self._is_cuda and torch._C._cuda_getDevice() != self._index:
+            with torch.cuda.device(self._index):
+                return self._run(tensors, into)
         pointers = []
         held: Any = None  # copies must live until the launches are enqueued
         for i, stride, mask in self._inputs:
@@ -286,31 +274,20 @@ class Executor:
             if t.stride() != stride and not _same_place(t, stride):
                 t = _restride(t, stride)
                 held = (held, t)
-            p = t.data_ptr()
-            if p & mask:
+            if t.data_ptr() & mask:
                 t = _realign(t)
                 held = (held, t)
-                p = t.data_ptr()
-            pointers.append(p)
-        empty = self._empty
-        if into is not None:
-            outputs = into
-        elif empty is not None:
-            outputs = tuple([empty(*spec) for spec in self._alloc])
-        else:
-            outputs = tuple([self._allocate(*spec) for spec in self._alloc])
-        steps = self._steps
-        if not steps:
+            pointers.append(t.data_ptr())
+        empty = self._empty or self._allocate
+        outputs = into if into is not None else tuple([empty(*spec) for spec in self._alloc])
+        if not self._steps:
             return outputs
-        stream = self._stream(self._index)
-        if self._result_of is None:
-            pointers += [o.data_ptr() for o in outputs]
-        else:
-            pointers += [outputs[k].data_ptr() for k in self._result_of]
-        scratch = [self._allocate(*spec) for spec in self._scratch]
+        scratch = [empty(*spec) for spec in self._scratch]
+        pointers += [outputs[k].data_ptr() for k in self._results]
         pointers += [s.data_ptr() for s in scratch]
-        for launch, pick in steps:
-            launch(stream, pointers if pick is None else pick(pointers))
+        stream = self._stream(self._index)
+        for launch, order in self._steps:
+            launch(stream, [pointers[p] for p in order])
         return outputs
 
     def _allocate(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -329,16 +306,8 @@ def _no_stream(index: int) -> int:
     return 0
 
 
-def _pick(order: tuple[int, ...]) -> Callable[[Sequence[int]], tuple[int, ...]]:
-    """The pointers of one kernel, in its order."""
-    if len(order) == 1:
-        only = order[0]
-        return lambda pointers: (pointers[only],)
-    return itemgetter(*order)
-
-
 def _same_place(t: torch.Tensor, stride: tuple[int, ...]) -> bool:
-    """Whether the strides differ only where they are never used (extents below 2)."""
+    """True where the strides differ only where they are never used (extents below 2)."""
     return all(n < 2 or a == b for n, a, b in zip(t.shape, t.stride(), stride, strict=True))
 
 

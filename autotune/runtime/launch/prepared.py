@@ -1,4 +1,4 @@
-"""What a stored schedule runs, checked against the region at hand before anything is loaded.
+"""The launches of a stored schedule, checked against the region at hand before anything is loaded.
 
 The executor loads it into this process. :mod:`autotune.runtime.inductor.region_cpp` writes it into Inductor's C++.
 """
@@ -23,7 +23,7 @@ from autotune.task import Kernel
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape, strides (elements) and type of a tensor; what an executor is given and what it must return."""
+    """Shape, strides (elements) and type of an executor's input or output."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -31,7 +31,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, t: torch.Tensor) -> TensorSpec:
-        """That of a tensor, a fake one too, whose shape holds plain numbers."""
+        """The layout of a tensor, real or fake, whose shape holds plain numbers."""
         return cls(tuple(int(n) for n in t.shape), tuple(int(n) for n in t.stride()), t.dtype)
 
     @property
@@ -129,7 +129,7 @@ def prepare(
 def _launches(
     graph: Graph, plan: Plan, n_scratch: int, kernels: Sequence[Kernel], aligned: list[int]
 ) -> list[CudaLaunch]:
-    """What runs on a GPU; raises the alignment of inputs in ``aligned``."""
+    """The launches on a GPU; raises the alignment of inputs in ``aligned``."""
     start = {"input": 0, "output": len(graph.inputs), "scratch": len(graph.inputs) + len(graph.outputs)}
     limit = {"input": len(graph.inputs), "output": len(graph.outputs), "scratch": n_scratch}
     launches = []
@@ -195,6 +195,3 @@ def _check_reach(
             raise BuildError(f"output {i} does not hold what the graph writes")
     if sorted(results) != list(range(len(outputs))):
         raise BuildError("the graph does not write every output of the region")
-
-
-__all__ = ["CudaLaunch", "Prepared", "TensorSpec", "grid_of", "prepare"]

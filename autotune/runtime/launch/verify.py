@@ -25,7 +25,7 @@ class WrongResult(RuntimeError):
 
 
 class Check:
-    """Says of a call's tensors whether the kernels did what the region's operators do.
+    """A comparison of kernels with the region's operators on a call's tensors.
 
     Attributes:
         always: at every call instead of the first.
@@ -38,14 +38,14 @@ class Check:
 
         Args:
             graph, slots, results: as in ``executor.load_executor``.
-            operators: from the region's inputs to its outputs, made anew.
+            operators: from the region's inputs to its outputs, in new memory.
         """
         self._graph, self._slots, self._results = graph, slots, results
         self._operators, self.always = operators, always
 
     def expected(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """What the region's operators make of its inputs; None where now is no time to ask: a CUDA graph is being
-        captured, which would record it, or memory does not suffice."""
+        """The results of the region's operators; None while a CUDA graph is captured, which would record them, or where
+        memory does not suffice."""
         if inputs and inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         try:
@@ -57,7 +57,7 @@ class Check:
     def wrong(
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     ) -> str:
-        """What is wrong with the outputs of kernels that ran on ``inputs``; "" where nothing is."""
+        """The error of the outputs of kernels that ran on ``inputs``; "" for none."""
         from autotune.ir.oracle.conditioning import from_float, may_explain
         from autotune.measure.verify import compare
 
@@ -118,13 +118,13 @@ class _Oracle:
 
 
 def kept(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The inputs, copied where an output lies in the same place."""
+    """The inputs, copied where an output has the same address."""
     written = {t.data_ptr() for t in outputs}
     return tuple(t.clone() if t.data_ptr() in written else t for t in inputs)
 
 
 def wanted(proven: bool, how: str = "") -> bool | None:
-    """Whether a kernel is to be checked at its first call (False) or at every one (True); None for at none.
+    """When a kernel is to be checked: False for its first call, True for every one, None for never.
 
     Args:
         proven: a search verified it under the conditions at hand.
@@ -132,6 +132,3 @@ def wanted(proven: bool, how: str = "") -> bool | None:
     """
     how = how or deployment().settings.verify
     return True if how == "always" else False if how == "first" or (how == "auto" and not proven) else None
-
-
-__all__ = ["Check", "WrongResult", "kept", "wanted"]
