@@ -84,7 +84,7 @@ def configure(
     own = deployment()
     if background is not None:
         own.background.wish(background)
-    own.set(given)
+    own.configure(given)
     return own.settings
 
 

@@ -92,7 +92,7 @@ class Deployment:
             found = self._settings = Settings.read(self._given)
         return found
 
-    def set(self, given: Mapping[str, Any]) -> None:
+    def configure(self, given: Mapping[str, Any]) -> None:
         """Change settings to checked values, by name."""
         with self._lock:
             self._given.update(given)
@@ -367,7 +367,7 @@ class Deployment:
 
     # What was looked up and loaded
 
-    def keep(self, device: str, found: Match) -> None:
+    def keep_match(self, device: str, found: Match) -> None:
         """Keep a match that was just found for the code that is about to be loaded in this process."""
         assert found.tuned is not None
         key = found.tuned.fingerprint, device
@@ -377,8 +377,8 @@ class Deployment:
                 self.calls.clear()  # some run what was stored before
             self._kept[key] = found
 
-    def kept(self, tuned: str, device: str) -> Match | None:
-        """The match that :meth:`keep` has for the workload that a schedule was tuned for."""
+    def kept_match(self, tuned: str, device: str) -> Match | None:
+        """The match that :meth:`keep_match` has for the workload that a schedule was tuned for."""
         return self._kept.get((tuned, device))
 
     def load_from(self, state: bytes) -> None:
@@ -395,11 +395,11 @@ class Deployment:
                 self._kept.clear()
                 self._state = state
 
-    def found(self, key: tuple[str, str, bool]) -> Match | None:
-        """The match that :meth:`note_found` has, if nothing changed since."""
+    def cached_match(self, key: tuple[str, str, bool]) -> Match | None:
+        """The match that :meth:`cache_match` has, if nothing changed since."""
         return self._found.get(key) if self._found_at == self.changes else None
 
-    def note_found(self, key: tuple[str, str, bool], found: Match, changes: int) -> None:
+    def cache_match(self, key: tuple[str, str, bool], found: Match, changes: int) -> None:
         """Note what a look-up found, where that is a snapshot's, which does not change.
 
         Args:

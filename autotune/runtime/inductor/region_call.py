@@ -186,10 +186,10 @@ def look_up(workload: Workload, device: str, *, rows: float | None = None, packa
     changes = own.changes
     if rows is not None:
         return _look_up(workload, device, rows, packaged)
-    found = own.found(key)
+    found = own.cached_match(key)
     if found is None:
         found = _look_up(workload, device, None, packaged)
-        own.note_found(key, found, changes)
+        own.cache_match(key, found, changes)
     return found
 
 
@@ -227,7 +227,7 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -
     tuned = ""
     if found.schedule is not None and found.schedule.config is not None and found.tuned is not None:
         tuned = found.tuned.fingerprint
-        deployment().keep(call.device, found)
+        deployment().keep_match(call.device, found)
         deployment().count("hits_other_rows", int(tell and found.level is Level.OTHER_ROWS))
         deployment().count("hits_packaged", int(tell and found.level is Level.PACKAGED))
     if tell and not found.level.own:
@@ -280,7 +280,7 @@ def found_for(call: RegionCall) -> Match:
     Raises:
         Unsupported: it is gone, or may not run here.
     """
-    return deployment().kept(call.tuned, call.device) or _stored(call)
+    return deployment().kept_match(call.tuned, call.device) or _stored(call)
 
 
 def _stored(call: RegionCall) -> Match:

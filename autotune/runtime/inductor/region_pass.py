@@ -205,7 +205,7 @@ def _with_numbers(region: Region, label: str, found: Match) -> RegionCall:
     assert schedule is not None
     assert device is not None
     assert found.tuned is not None
-    deployment().keep(device, found)
+    deployment().keep_match(device, found)
     return RegionCall(
         label=label,
         spec=workload.spec,

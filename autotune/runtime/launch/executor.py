@@ -16,12 +16,11 @@ from autotune.compiler.planner.groups import Plan
 from autotune.compiler.planner.plan import make_plan
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
-from autotune.runtime.launch.cuda import REFUSED
+from autotune.runtime.launch.cuda import REFUSED, Launch, make_launch
 from autotune.runtime.launch.prepared import TensorSpec, prepare
 from autotune.runtime.launch.verify import Check, WrongResult, kept
 from autotune.store.records import Schedule
 
-Launch = Callable[[int, Sequence[int]], None]
 _EMPTY = {
     "cpu": getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None),
     "cuda": getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None),
@@ -58,8 +57,6 @@ def load_executor(
     made = prepare(graph, schedule, slots, results, inputs, outputs, side)
     steps: list[tuple[Launch, tuple[int, ...]]] = []
     if made.launches:
-        from autotune.runtime.launch.cuda import make_launch
-
         number = device.index if device.index is not None else torch.cuda.current_device()
         steps = [(make_launch(one.kernel, number, one.grid, one.extent0), one.pointers) for one in made.launches]
     elif side == "cpu" and not made.nothing:

@@ -43,7 +43,7 @@ def call_of(what: tuple[Any, Config, Artifact], change: Any = None, **fields: An
         artifact = replace(artifact, kernels=tuple(change(k) for k in artifact.kernels))
     workload = task.workload
     schedule = Schedule(KEY, config, 10.0, {}, artifact, "autotune", workload.family, workload.extent)
-    deployment().keep("cuda:0", Match(Level.EXACT, schedule, workload))
+    deployment().keep_match("cuda:0", Match(Level.EXACT, schedule, workload))
     spec = TensorSpec((64, 256), (256, 1), torch.float32)
     made = RegionCall(
         label="softmax", spec=workload.spec, tuned=workload.fingerprint, slots=(0,), results=(0,), inputs=(spec,),
@@ -232,7 +232,7 @@ def test_an_unproven_schedule_is_left_to_python_which_verifies_it() -> None:
     task, config, artifact = built()
     schedule = Schedule(KEY, config, 10.0, {}, artifact, "autotune", task.workload.family, task.workload.extent)
     use(Deployment())
-    deployment().keep("cuda:0", Match(Level.PACKAGED, schedule, task.workload))
+    deployment().keep_match("cuda:0", Match(Level.PACKAGED, schedule, task.workload))
     with pytest.raises(Unsupported, match="verifies"):
         prepared(call)
 

@@ -183,7 +183,7 @@ def test_regions_that_are_not_replaced(
     tune: Tune, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of those that fail nothing is left in the graph, and the others are replaced."""
-    made, failing = Deployment.keep, iter([True, False, True, False, False, False])
+    made, failing = Deployment.keep_match, iter([True, False, True, False, False, False])
 
     def first_and_third(*args: Any) -> None:
         made(*args)
@@ -192,7 +192,7 @@ def test_regions_that_are_not_replaced(
 
     model, x = Block(), torch.randn(32, 48)
     stored = tune(twin(model), (x.clone().requires_grad_(),))
-    monkeypatch.setattr(Deployment, "keep", first_and_third)
+    monkeypatch.setattr(Deployment, "keep_match", first_and_third)
     assert_same_step(compiled(model), model, twin(model), x)
     assert autotune.counters().hits == len(stored) - 2
     assert sum("runs as without autotune" in r.getMessage() for r in caplog.records) == 2

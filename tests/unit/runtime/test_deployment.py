@@ -139,8 +139,8 @@ def test_what_was_found_holds_until_something_changes(
 
     def noted() -> bool:
         changes = own.changes
-        own.note_found(KEY, found, changes)
-        return own.found(KEY) is found
+        own.cache_match(KEY, found, changes)
+        return own.cached_match(KEY) is found
 
     assert not noted(), "a database may change at any time"
     autotune.load(tmp_path / "tuned.atdb")
@@ -151,11 +151,11 @@ def test_what_was_found_holds_until_something_changes(
     ):
         assert noted()
         change()
-        assert own.found(KEY) is None
+        assert own.cached_match(KEY) is None
     before = own.changes
     autotune.configure(rows=4.0)
-    own.note_found(KEY, found, before)
-    assert own.found(KEY) is None, "a look-up that a change overtook"
+    own.cache_match(KEY, found, before)
+    assert own.cached_match(KEY) is None, "a look-up that a change overtook"
     with own.deploying_from(str(tmp_path / "tuned.db")):
         assert not noted()
     assert noted()
@@ -166,18 +166,18 @@ def test_what_is_kept_for_code_holds_until_another_state(own: Deployment, schedu
         return Match(Level.EXACT, schedules[k], workload())
 
     own.load_from(b"one")
-    own.keep("cpu", match(0))
+    own.keep_match("cpu", match(0))
     own.calls["text"] = print
-    own.keep("cpu", match(0))
+    own.keep_match("cpu", match(0))
     assert own.calls, "the same schedule"
-    own.keep("cpu", match(1))
+    own.keep_match("cpu", match(1))
     assert not own.calls, "some may run what was stored before"
     own.calls["text"] = print
     own.load_from(b"one")
-    assert own.kept(workload().fingerprint, "cpu") == match(1)
+    assert own.kept_match(workload().fingerprint, "cpu") == match(1)
     assert own.calls
     own.load_from(b"two")
-    assert own.kept(workload().fingerprint, "cpu") is None
+    assert own.kept_match(workload().fingerprint, "cpu") is None
     assert not own.calls
 
 
