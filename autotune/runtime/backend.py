@@ -246,7 +246,7 @@ def passes(
         replace_regions(graph, mode=mode, trial=trial, verify=verify, cpp=cpp)
 
     with config.patch(dict(patches)):
-        # Both go with the pass, not by a context: autograd compiles a backward pass later, in a thread of its own.
+        # Both go with the pass, not by a context: autograd compiles a backward pass later, in another thread.
         how = f"{mode}{verify}{'cpp' * cpp}{numerics.text(numerics.read(('cpu', 'cuda')))}"
         identity = None if trial is not None else WRITTEN + state + how.encode()
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
@@ -277,7 +277,7 @@ def aoti_compile_and_package(
         kind = type(exported).__name__
         raise UserError(f"aoti_compile_and_package takes what torch.export.export returns, not {kind}")
     patches = dict(inductor_configs or {})
-    # AOTInductor's code believes what it is given: a call with other types or sizes would read what is not there.
+    # AOTInductor's code does not check its inputs: with other types or sizes it would read outside of them.
     patches["aot_inductor.metadata"] = {**patches.get("aot_inductor.metadata", {}), _INPUTS: _described(exported)}
     if takes_kernels(patches):
         patches |= passes(patches, "default", cpp=True)

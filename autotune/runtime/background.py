@@ -1,4 +1,4 @@
-"""Misses tuned in a process of its own: ``AUTOTUNE_BACKGROUND=1``, or ``autotune.configure(background=True)``.
+"""Misses tuned in another process: ``AUTOTUNE_BACKGROUND=1``, or ``autotune.configure(background=True)``.
 
 The first miss starts ``autotune background`` at the lowest priority. It searches while others leave the device alone,
 and ends with the program. What it finds is used when a graph is compiled next, as look-ups then find another state of
@@ -27,7 +27,7 @@ _LARGEST_LOG = 1 << 20  # bytes, after which it is begun again
 
 
 class Background:
-    """The search that a program starts for what it misses.
+    """The search that a program starts for its misses.
 
     Attributes:
         process: what was started, if anything was.
@@ -48,7 +48,7 @@ class Background:
 
     @property
     def wanted(self) -> bool | str:
-        """Whether misses are tuned in the background, or the device to do that on.
+        """True where misses are tuned in the background, or the device to do that on.
 
         Raises:
             UserError: $AUTOTUNE_BACKGROUND is neither.
@@ -80,7 +80,7 @@ class Background:
             env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": url} if url else {})}
             env["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
             with _log_file() as out:
-                # In a session of its own: a Ctrl-C that is meant for the program does not end the search.
+                # In another session: a Ctrl-C that is meant for the program does not end the search.
                 self.process = subprocess.Popen(
                     words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
                 )

@@ -57,7 +57,7 @@ def configure(
     attention: Attention | None = None,
     background: bool | str | None = None,
 ) -> Settings:
-    """Change how deployment behaves in this process, for what is compiled from now on; see
+    """Change how deployment behaves in this process, for later compilations; see
     :class:`autotune.runtime.settings.Settings`.
 
     ::

@@ -213,13 +213,13 @@ def _kernels_misfit(
     graph: Graph, plan: Plan, there: Plan, configs: Sequence[Config], open_: Sequence[bool], artifact: Artifact
 ) -> str:
     by_launch = _by_launch(there, artifact.kernels)
-    if by_launch is None:  # which of them meet the rows is not written down
+    if by_launch is None:  # which of them depend on the rows is not written down
         if not all(kernel.launch.get("dynamic") for kernel in artifact.kernels):
             return ONE_NUMBER
         by_launch = [(range(len(plan.groups)), artifact.kernels)]
     for groups, kernels in by_launch:
         if not any(open_[k] for k in groups):
-            continue  # the kernels never meet the rows
+            continue  # no kernel depends on the rows
         if len(groups) == 1 and len(kernels) > 1:
             k = groups[0]
             if why := _sums_misfit(plan.groups[k].graph, there.groups[k].graph, configs[k], kernels, artifact):

@@ -1,4 +1,4 @@
-"""What a program can set and read of deployment: the settings of ``autotune.configure``, and ``autotune.counters``."""
+"""Settings and counters of deployment: ``autotune.configure`` changes, ``autotune.counters`` reads them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How deployment behaves.
+    """The settings of deployment.
 
     Attributes:
         environment: whether a schedule may have been tuned with other software ($AUTOTUNE_ENVIRONMENT). "strict"
@@ -43,7 +43,7 @@ class Settings:
             ($AUTOTUNE_ROWS).
         verify: when a stored kernel's results are compared with those of the region's own operators
             ($AUTOTUNE_VERIFY). "first": at its first call in a process. "always": at every call. "never". "auto": at
-            its first call, where it was tuned under other conditions (rows, device or software) than it meets here.
+            its first call, where it was tuned under other conditions (rows, device or software) than those at hand.
         attention: whether calls of ``scaled_dot_product_attention`` are rewritten so that a fused kernel takes them
             ($AUTOTUNE_ATTENTION): "fuse" or "keep". A search obeys it too. Rules:
             :mod:`autotune.compiler.capture.attention`.

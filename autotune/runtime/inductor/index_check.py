@@ -1,9 +1,9 @@
 """Checks that the indices which stored kernels read are in range, as eager mode and Inductor's kernels check them.
 
-Stored kernels never leave a table: they clamp an index on a CPU and skip the access on a GPU. The check is a node of
-its own in Inductor's graph, so that kernels that were stored without one are checked too. It obeys Inductor's option
-``assert_indirect_indexing``. On a CPU it raises IndexError before the step goes on. On a GPU it is a device-side
-assertion, in a pointwise kernel that Inductor generates and may fuse.
+Stored kernels never leave a table: they clamp an index on a CPU and skip the access on a GPU. The check is a separate
+node in Inductor's graph, so that kernels that were stored without one are checked too. Inductor's option
+``assert_indirect_indexing`` switches it off. On a CPU it raises IndexError before the step goes on. On a GPU it is a
+device-side assertion, in a pointwise kernel that Inductor generates and may fuse.
 """
 
 from __future__ import annotations

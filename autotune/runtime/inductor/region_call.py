@@ -62,7 +62,7 @@ class RegionCall:
         inputs, outputs: layouts of the region's tensors.
         device: "cpu" or "cuda:N".
         source: the region's operators (:mod:`autotune.compiler.regions.aten`).
-        symbols: where sizes are symbols, the tensor (inputs, then outputs) and dimension that tell each. ``spec`` and
+        symbols: where sizes are symbols, the tensor (inputs, then outputs) and dimension that have each. ``spec`` and
             what follows from it then are those of the sizes that the graph was traced with.
         verify: in the place of the setting, where it is not empty.
         packaged: whether schedules that come with autotune may run it.
@@ -215,7 +215,7 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -
 
     Args:
         sizes: by symbol.
-        tell: count what was found, and record what was missed.
+        tell: count a hit, and record a miss.
     """
     from autotune.compiler.regions.find import workload_of  # a warm start of a graph of numbers needs neither
     from autotune.compiler.regions.symbols import traced
@@ -310,7 +310,7 @@ class _Operators:
     def __call__(self, *tensors: Any) -> None:
         n, m = len(self._call.inputs), len(self._call.outputs)
         outputs = tensors[n : n + m]
-        # An operator may give a view of what it was given.
+        # An operator may return a view of its input.
         inputs = kept(tensors[:n], outputs) if self._call.overwrites else tensors[:n]
         for out, value in zip(outputs, self.results(*inputs), strict=True):
             out.copy_(value)

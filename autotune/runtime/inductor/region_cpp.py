@@ -123,7 +123,7 @@ def prepared(call: RegionCall) -> Prepared:
     """The launches of a call, checked so that C++ can be written for it.
 
     Raises:
-        Unsupported: the call asks for what only Python does.
+        Unsupported: the call needs work that only Python does.
         BuildError, RuntimeError: its schedule does not fit, or is damaged.
     """
     if call.device == "cpu":

@@ -256,7 +256,7 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
             arguments.stream = arguments.config.stream = stream
         code = call(arguments.config_ref, function, arguments.params, None)
         if code == _CUDA_ERROR_INVALID_CONTEXT:
-            # A thread that has only met torch's caching allocator so far has no context of its own yet.
+            # A thread that used nothing but torch's caching allocator so far has no context yet.
             lib.cuCtxSetCurrent(context)
             code = call(arguments.config_ref, function, arguments.params, None)
         free.append(arguments)

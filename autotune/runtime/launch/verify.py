@@ -124,7 +124,7 @@ def kept(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tup
 
 
 def wanted(proven: bool, how: str = "") -> bool | None:
-    """When a kernel is to be checked: False for its first call, True for every one, None for never.
+    """The calls that check a kernel: the first for False, every one for True, no call for None.
 
     Args:
         proven: a search verified it under the conditions at hand.
