@@ -5,6 +5,7 @@ The executor loads it into this process. :mod:`autotune.runtime.inductor.region_
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +37,7 @@ class TensorSpec:
 
     @property
     def numel(self) -> int:
-        n = 1
-        for s in self.size:
-            n *= s
-        return n
+        return math.prod(self.size)
 
     @property
     def span(self) -> int:

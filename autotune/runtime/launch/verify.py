@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 
@@ -95,26 +96,20 @@ class _Oracle:
 
     def __init__(self, graph: Graph, slots: Sequence[int], inputs: Sequence[torch.Tensor]) -> None:
         self._graph = graph
-        self._want: list[torch.Tensor] | None = None
-        self._slack: list[torch.Tensor | None] | None = None
         # As kernels see them: memory from the first element on, as far as the graph reads.
         self._flat = [inputs[i].as_strided((graph.input_numel(slot),), (1,)) for slot, i in enumerate(slots)]
 
-    @property
+    @cached_property
     def want(self) -> list[torch.Tensor]:
-        if self._want is None:
-            from autotune.ir.oracle.interpret import interpret
+        from autotune.ir.oracle.interpret import interpret
 
-            self._want = interpret(self._graph, self._flat)
-        return self._want
+        return interpret(self._graph, self._flat)
 
-    @property
+    @cached_property
     def slack(self) -> list[torch.Tensor | None]:
-        if self._slack is None:
-            from autotune.ir.oracle import conditioning
+        from autotune.ir.oracle import conditioning
 
-            self._slack = conditioning.slack(self._graph, self._flat, self.want, self._flat[0].device)
-        return self._slack
+        return conditioning.slack(self._graph, self._flat, self.want, self._flat[0].device)
 
 
 def kept(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

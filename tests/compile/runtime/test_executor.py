@@ -70,6 +70,19 @@ def test_straight_line_code_does_the_same() -> None:
     assert counters().restrided == 1, "what is unusual goes the general way"
 
 
+def test_what_groups_hand_over_lies_in_scratch_memory() -> None:
+    config = {"plan": "r1 / r4,o1 / o0", **{f"g{k}.{name}": value for k in range(3) for name, value in CONFIG.items()}}
+    schedule = replace(
+        SCHEDULE, config=config, artifact=Artifact("cpu", (Kernel("cpu_0"),) * 3, (("float32", ROWS),) * 2)
+    )
+    run = load_executor(softmax_graph(), schedule, [0], (0, 1), SPECS[:1], SPECS, CPU)
+    x, out = torch.randn(ROWS, COLS), [torch.full(s.size, float("nan")) for s in SPECS]
+    run.writer(never)(x, *out)
+    for found in (run.call(x), run(x), out, run.call(x.t().clone().t())):
+        for a, b in zip(found, want(x), strict=True):
+            torch.testing.assert_close(a, b)
+
+
 def test_outputs_in_the_regions_order() -> None:
     run, x = make(results=(1, 0)), torch.randn(ROWS, COLS)
     total, values = run(x)
