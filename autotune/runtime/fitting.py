@@ -191,10 +191,10 @@ def launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) -> 
 
 def _cpu_misfit(here: Graph, tuned: Graph, config: Config) -> str:
     from autotune.compiler.targets.cpu.columns import LONGEST_ELSEWHERE, column_split, group_program, parts_for
-    from autotune.compiler.targets.cpu.emit import emit_columns
+    from autotune.compiler.targets.cpu.kernel import emit_columns
     from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
-    if group_program(here, config).dynamic < 0:
+    if group_program(here, bool(config.get("parts"))).dynamic < 0:
         return ONE_NUMBER
     own = CpuSchedule.from_config(config)
     parts = parts_for(tuned, own)

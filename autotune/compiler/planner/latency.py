@@ -27,7 +27,7 @@ from autotune.compiler.program.tiling import tiling
 from autotune.compiler.program.widened import widened
 from autotune.compiler.targets.cuda.cubin import SmLimits, limits
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.task import Choice
 
 Schedule = Mapping[str, Choice]
@@ -255,12 +255,10 @@ def _costs(graph: Graph, figures: Figures) -> tuple[float, float, float, float]:
 
 def predict_cpu(graph: Graph, config: Schedule, figures: Figures) -> float | None:
     """As :func:`predict_cuda`, for the CPU's parameters; coarse: bytes, operations and threads."""
-    total, read, light, heavy = _costs(graph, figures)
+    total, _, light, heavy = _costs(graph, figures)
     threads = max(1.0, float(config["threads"]))
     share = min(1.0, threads / figures.units)
-    reductions = any(v.op in REDUCTIONS for v in graph.values)
-    again = 1.0 if config["keep"] == "reload" and reductions else 0.0
-    memory = (total + again * read * 0.3) / figures.copy_gbs / 1e3 / min(1.0, 0.35 + 0.65 * share)
-    compute = (light / figures.ops_gs + heavy / figures.heavy_gs * (1 + again)) / 1e3 / share
+    memory = total / figures.copy_gbs / 1e3 / min(1.0, 0.35 + 0.65 * share)
+    compute = (light / figures.ops_gs + heavy / figures.heavy_gs) / 1e3 / share
     longest, second = max(memory, compute), min(memory, compute)
     return figures.first_us * (1.0 if threads > 1 else 0.3) + longest + _OVERLAP * second

@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
+from autotune.compiler.targets.cpu import schedule as cpu
 from autotune.space import load_space
 
 Range = tuple[int, int] | tuple[str, ...] | None
 """Smallest and largest number, or the words there are; None for a truth value."""
 
-EARLIER: Mapping[str, Mapping[str, Range]] = {"cuda": {"finish": ("kernel",)}, "cpu": {}}
+EARLIER: Mapping[str, Mapping[str, Range]] = {"cuda": {"finish": ("kernel",)}, "cpu": cpu.EARLIER}
 """For each side, parameters that only configurations of earlier versions have."""
 
 

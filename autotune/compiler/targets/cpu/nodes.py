@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from autotune.compiler.kernel.nodes import Body, Const, Expr, Load, Operand, Stmt, Store, Var, expr
 
+COLUMNS = Var("columns", "int64")
+"""The columns of a row, hidden from LLVM."""
+
 
 @dataclass(frozen=True, slots=True)
 class Memory(Var):

@@ -1,4 +1,4 @@
-"""The operators and memory accesses of a generated CPU kernel, as Numba intrinsics.
+"""The operators of a generated CPU kernel, as Numba intrinsics.
 
 Arithmetic types are Numba's float32, int32, int64 and boolean. Pointers are plain 64-bit integers: a kernel gets raw
 addresses, and every access names its *space* (the inputs, one output, one scratch buffer). Accesses of different
