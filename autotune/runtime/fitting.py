@@ -21,11 +21,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from autotune import __version__
-from autotune.compiler.planner.groups import Plan
+from autotune.compiler.planner.groups import Plan, group_configs
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.columns import finish_graph
-from autotune.compiler.schedules.configurations import group_configs
-from autotune.compiler.schedules.limits import improper
+from autotune.compiler.schedules.configurations import improper
 from autotune.compiler.targets.cuda.counts import check_launch
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.device import DeviceIdentity

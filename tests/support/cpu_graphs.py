@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.compiler.targets.cpu.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph, Output, Value, compute_type

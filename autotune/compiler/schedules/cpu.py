@@ -53,17 +53,17 @@ def completed(config: Config, names: Iterable[str]) -> Config:
 
 
 def forms(graph: Graph) -> tuple[bool, bool]:
-    """Whether the group has a kernel without parts, and one with."""
+    """True if the group has a kernel without parts, and one with."""
     return row_wise(graph), column_split(graph) is not None
 
 
 _MOVES = {"stream": streamed_bytes, "prefetch": fetched_bytes}
 _LATER: Config = dict.fromkeys((*_MOVES, "wide"), False)
-"""What configurations that an earlier version stored lack; they did without all of it."""
+"""Choices that configurations of an earlier version lack; it did without them."""
 
 
 def wide_vectors() -> bool:
-    """Whether this machine's vectors can be wider than those that LLVM takes by itself."""
+    """True if this machine's vectors can be wider than those that LLVM takes by itself."""
     return "avx512f" in cpu_isa().split()
 
 

@@ -7,17 +7,12 @@ on. The source comes from our own emitter and a checked graph; nothing that is s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from autotune.compiler.planner.groups import Plan
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import Plan, group_configs
 from autotune.task import Config
 
-Kernels = Callable[[Sequence[int], int], None]
-"""A group of several kernels: a function of addresses and the extent of axis 0."""
-
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.launcher import Kernel
+Kernel = Callable[[Sequence[int], int], None]
+"""A group's one or several kernels: a function of addresses and the extent of axis 0."""
 
 
 def make_launches(
@@ -47,13 +42,13 @@ def make_launches(
     return [(together, _launch(plan, together, kernels)) for together in _together(plan, kernels)]
 
 
-def _together(plan: Plan, kernels: Sequence[Kernel | Kernels]) -> list[range]:
+def _together(plan: Plan, kernels: Sequence[Kernel]) -> list[range]:
     """Neighbours that one launch can run; a group of several kernels stays alone."""
-    from autotune.compiler.targets.cpu.launcher import Kernel
+    from autotune.compiler.targets.cpu.launcher import CpuKernel
 
     out: list[range] = []
     written: set[tuple[str, int]] = set()
-    alone = [not isinstance(kernel, Kernel) for kernel in kernels]
+    alone = [not isinstance(kernel, CpuKernel) for kernel in kernels]
     for k, group in enumerate(plan.groups):
         last = out[-1] if out else range(0)
         if last and not alone[k] and not alone[last[0]] and not written & {*group.inputs}:
@@ -65,18 +60,18 @@ def _together(plan: Plan, kernels: Sequence[Kernel | Kernels]) -> list[range]:
     return out
 
 
-def _launch(plan: Plan, together: range, kernels: Sequence[Kernel | Kernels]) -> Callable[[int, Sequence[int]], None]:
+def _launch(plan: Plan, together: range, kernels: Sequence[Kernel]) -> Callable[[int, Sequence[int]], None]:
     from autotune.compiler.targets.cpu.kernel import batch
-    from autotune.compiler.targets.cpu.launcher import Kernel
+    from autotune.compiler.targets.cpu.launcher import CpuKernel
 
     groups = [plan.groups[k] for k in together]
     extents = [group.graph.extents[0] if group.graph.extents else 1 for group in groups]
     counts = [len(group.inputs) + len(group.outputs) for group in groups]
     first = kernels[together[0]]
-    if len(together) == 1 and isinstance(first, Kernel):
+    if len(together) == 1 and isinstance(first, CpuKernel):
         return first.bind(extents[0], counts[0])
     if len(together) == 1:
         return lambda stream, pointers: first(pointers, extents[0])
-    own = [kernel for kernel in kernels[together.start : together.stop] if isinstance(kernel, Kernel)]
+    own = [kernel for kernel in kernels[together.start : together.stop] if isinstance(kernel, CpuKernel)]
     run_all = batch(list(zip(own, counts, extents, strict=True)))
     return lambda stream, pointers: run_all(pointers)

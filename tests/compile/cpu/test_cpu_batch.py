@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.compiler.targets.cpu import kernel as cpu_batch
 from autotune.compiler.targets.cpu import launcher as cpu_load
 from autotune.compiler.targets.cpu.kernel import batch, load

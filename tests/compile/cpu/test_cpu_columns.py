@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.compiler.program.full_reduction import cut_everything
+from autotune.compiler.program.rewrites import cut_everything
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.cuda import legal
 from autotune.compiler.targets.cpu.columns import column_split, parts_for, parts_of

@@ -18,7 +18,7 @@ import pytest
 import torch
 from numba.core import caching
 
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.compiler.targets.cpu import launcher as cpu_load
 from autotune.compiler.targets.cpu.kernel import emit_source, generator, load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
@@ -138,7 +138,7 @@ import json, sys, time
 import torch
 from autotune.compiler.targets.cpu.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.ir.graph import Graph
 graph = Graph.from_json(json.loads(sys.argv[1]))
 x = torch.randn(32 * 80); y = torch.empty(32, 80)

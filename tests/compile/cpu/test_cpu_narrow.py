@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.compiler.targets.cpu.kernel import emit_source, load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph

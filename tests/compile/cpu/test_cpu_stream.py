@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.targets.cpu.columns import group_program
 from autotune.compiler.targets.cpu.kernel import emit_source, load, load_group

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import group_configs
+from autotune.compiler.schedules.configurations import improper
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.schedules.limits import improper
 from autotune.device import describe_cuda
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.domain import DOMAIN

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from autotune.measure.timing.orders import balanced
+from autotune.measure.timing.timer import balanced
 
 
 @pytest.mark.parametrize("count", range(1, 10))

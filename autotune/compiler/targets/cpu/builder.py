@@ -1,4 +1,4 @@
-"""What all shapes of CPU kernel have in common: how values are computed, and the frame around units of work."""
+"""The base of all CPU kernels: computing values, and the frame around units of work."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ the counter, and how many those are."""
 
 
 class Scratch:
-    """Named buffers in one allocation, each on a cache line of its own."""
+    """Named buffers in one allocation, each with its own cache lines."""
 
     def __init__(self) -> None:
         self.at: dict[str, int] = {}
@@ -195,7 +195,7 @@ class Builder:
         """One element of a pass, but for its stores.
 
         Args:
-            at: where it lies in the buffers of kept values.
+            at: its index in the buffers of kept values.
             carried: what each reduction is carried in.
         """
         self.ready.clear()

@@ -1,4 +1,4 @@
-"""CPU kernels with reductions over all rows beside what is done row by row.
+"""CPU kernels with reductions over all rows and over each row.
 
 The rows are cut into *parts*. A unit of work is one part (or a tile of its columns, where no row has to be known as a
 whole): it walks its rows as ``rows`` does and adds each to accumulators, one for each column, which lie in the
@@ -17,8 +17,9 @@ from itertools import accumulate
 
 from autotune.compiler.kernel.nodes import Assign, Const, Expr, Intrinsic, Stmt, Var, loop, sum_of, when
 from autotune.compiler.program.columns import Split, finish_graph, main_program, split_columns
-from autotune.compiler.program.full_reduction import cut_everything
-from autotune.compiler.program.program import Pass, Program, build_program, once_a_row
+from autotune.compiler.program.passes import build_program, once_a_row
+from autotune.compiler.program.program import Pass, Program
+from autotune.compiler.program.rewrites import cut_everything
 from autotune.compiler.targets.cpu.builder import STEP, UNIT, UNITS, Term, call, cast, index, start
 from autotune.compiler.targets.cpu.nodes import Accumulate, Named, plane
 from autotune.compiler.targets.cpu.rows import AT, END, ROW, ROWS, TILES, RowBuilder
@@ -67,7 +68,7 @@ def group_program(graph: Graph, parts: bool) -> Program:
 
 
 def row_wise(graph: Graph) -> bool:
-    """Whether the group has a kernel without parts."""
+    """True if the group has a kernel without parts."""
     try:
         once_a_row(build_program(graph))
     except Unsupported:
@@ -98,7 +99,7 @@ def planes_of(split: Split, parts: int) -> list[tuple[str, int]]:
 
 
 def plane_bytes(planes: list[tuple[str, int]]) -> list[int]:
-    """Where each array begins in one buffer, in whole cache lines; the last number is the size of all."""
+    """The offset of each array in one buffer, in whole cache lines; the last number is the size of all."""
     at = [0]
     for storage, numel in planes:
         at.append(at[-1] + (numel * STORAGE_BYTES[storage] + 63) // 64 * 64)
@@ -199,7 +200,7 @@ class ColumnBuilder(RowBuilder):
 
 
 def _place(n: int) -> Var:
-    """Where accumulator ``n`` of the part begins in its planes."""
+    """The start of the part's accumulator ``n`` in its planes."""
     return index(f"b{n}")
 
 

@@ -22,11 +22,12 @@ from pathlib import Path
 
 from autotune.compiler import kernel
 from autotune.compiler.program.columns import Split, finish_graph, main_program
-from autotune.compiler.program.program import Program, build_program, once_a_row
+from autotune.compiler.program.passes import build_program, once_a_row
+from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cpu.builder import Builder
 from autotune.compiler.targets.cpu.columns import ColumnBuilder, column_split, parts_of, plane_bytes, planes_of
 from autotune.compiler.targets.cpu.lanes import LaneBuilder, lanes_suit
-from autotune.compiler.targets.cpu.launcher import TAIL, Kernel, compile_source, starter
+from autotune.compiler.targets.cpu.launcher import TAIL, CpuKernel, compile_source, starter
 from autotune.compiler.targets.cpu.passes import flatten, thin
 from autotune.compiler.targets.cpu.printer import CpuPrinter, hide_ends
 from autotune.compiler.targets.cpu.rows import RowBuilder
@@ -93,17 +94,17 @@ def emit_columns(split: Split, schedule: CpuSchedule, parts: int) -> tuple[str, 
     return _source(builder, schedule), builder.pieces
 
 
-def load(program: Program, schedule: CpuSchedule) -> Kernel:
+def load(program: Program, schedule: CpuSchedule) -> CpuKernel:
     """A compiled kernel ``kernel(addresses, n0)``.
 
     ``addresses`` are the data pointers of the group's inputs in slot order, then of its outputs; ``n0`` is the extent
     of axis 0, which is read where ``program.dynamic >= 0``. Outputs must not overlap inputs or one another. The call
     returns when the work is done, holds no GIL meanwhile, and may be made from any number of threads at once.
     """
-    return Kernel(emit_source(program, schedule), schedule.threads, _serial_below(program), _rows(program))
+    return CpuKernel(emit_source(program, schedule), schedule.threads, _serial_below(program), _rows(program))
 
 
-def load_group(graph: Graph, schedule: CpuSchedule, parts: int = 0) -> Kernel | Callable[[Sequence[int], int], None]:
+def load_group(graph: Graph, schedule: CpuSchedule, parts: int = 0) -> Callable[[Sequence[int], int], None]:
     """As :func:`load`, for a group, whatever its form: with ``schedule.parts``, reductions over all rows leave partial
     results that a second kernel finishes.
 
@@ -121,7 +122,7 @@ def load_group(graph: Graph, schedule: CpuSchedule, parts: int = 0) -> Kernel | 
     return _load_columns(graph, split, schedule, parts or parts_of(split, schedule))
 
 
-def batch(parts: Sequence[tuple[Kernel, int, int]]) -> Callable[[Sequence[int]], None]:
+def batch(parts: Sequence[tuple[CpuKernel, int, int]]) -> Callable[[Sequence[int]], None]:
     """One launch of kernels that neither read nor write what another of them writes.
 
     An optimiser's step is a kernel for every tensor, each a few microseconds. Started one by one they would cost as
@@ -202,7 +203,7 @@ def _load_columns(
 ) -> Callable[[Sequence[int], int], None]:
     source, pieces = emit_columns(split, schedule, parts)
     program = main_program(split, unit_rows=True)
-    main = Kernel(source, schedule.threads, _serial_below(program), lambda n0: pieces)
+    main = CpuKernel(source, schedule.threads, _serial_below(program), lambda n0: pieces)
     own, slots, results = finish_graph(split, parts)
     threads = schedule.threads if own.bytes_moved >= 1 << 20 else 1
     finish = load(build_program(own), CpuSchedule(row_block=256, threads=threads, wide=schedule.wide))

@@ -6,7 +6,7 @@ of Python threads may launch at once, each with its own team. Numba's own thread
 one aborts the process when entered from two threads. Without such a runtime, threads of a Python pool run the same
 kernel.
 
-The folder of compiled kernels has a source file for each, and Numba's cache beside it. That cache is made of pickles
+The folder of compiled kernels has a source file for each, and Numba's cache. That cache is made of pickles
 and machine code: whoever can write to the folder can run code as everyone who loads a kernel from there. So the folder
 is made for its owner alone, and another user's is not used.
 """
@@ -40,7 +40,7 @@ TAIL = 3
 """Words of an argument block after the addresses: extent of axis 0, threads, counter."""
 
 
-class Kernel:
+class CpuKernel:
     """A compiled kernel: ``kernel(addresses, n0)`` runs it.
 
     Args:
@@ -135,7 +135,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @cache
 def _intrinsics() -> str:
-    """What the machine code depends on besides the source: the intrinsics that it calls, as they are in this version.
+    """Digest of the intrinsics of this version, which the machine code depends on as it does on the source.
 
     Numba's cache sees only the source file, and would go on with what an older autotune compiled.
     """
@@ -261,7 +261,7 @@ def _own(folder: Path) -> None:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Create ``path`` with ``text`` unless it is there already.
+    """Create ``path`` with ``text`` unless it exists.
 
     An existing good file is never replaced: Numba's cache goes by its modification time, so a second writer would throw
     away what the first had compiled.

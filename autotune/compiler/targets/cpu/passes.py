@@ -1,6 +1,6 @@
-"""Programs as CPU kernels run them: what is kept between passes, what is streamed, and what is fetched ahead.
+"""Programs as CPU kernels run them: kept values, streamed outputs, and loads that are fetched ahead.
 
-A program keeps the smallest set of values; on a CPU even that is too much. A row that was just read lies in the first
+A program keeps the smallest set of values; on a CPU even that is too much. A row that was just read is in the first
 or second-level cache, where reading it again costs what reading a kept copy costs, and the store into the copy comes
 on top. So a value is kept only if making it again from the inputs takes more than light arithmetic: the exponentials
 of a softmax are kept, the scaled and masked scores are not.
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.compiler.program.program import Pass, Program, stride_of
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.compiler.program.passes import with_kept, without
+from autotune.compiler.program.program import Program, stride_of
+from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.ir.ops import LIGHT, POINTWISE
 from autotune.ir.precision import STRICT
 
@@ -99,53 +100,11 @@ def _cost(program: Program, i: int, have: set[int]) -> int:
     return total
 
 
-def _roots(program: Program, p: Pass) -> tuple[int, ...]:
-    """Values whose elements the pass needs: arguments of its reductions, scores, stored and accumulated values."""
-    values, outputs = program.graph.values, program.graph.outputs
-    return (
-        *(values[i].args[0] for i in p.reduce),
-        *(o.score for o in p.online),
-        *(outputs[k].value for k in p.stores),
-        *(program.columns[n].value for n in p.columns),
-    )
-
-
 def thin(program: Program) -> Program:
     """``program`` without the kept values that light operators make again from the inputs or from other kept values."""
-    wanted = [set(p.kept_in) for p in program.passes]
-    # Later values first: one may be cheap only because an earlier one is kept, which is then judged by itself.
-    for i in reversed(program.kept):
-        takers = [w for w in wanted if i in w]
-        if all(_cost(program, i, w - {i}) <= 2 * LIGHT for w in takers):
-            for w in takers:
-                w.discard(i)
-    last = {i: n for n, w in enumerate(wanted) for i in w}
-    passes: list[Pass] = []
-    made: set[int] = set()
-    for n, p in enumerate(program.passes):
-        needed = program.elementwise((*_roots(program, p), *(i for i in p.kept_out if i in last)), wanted[n])
-        compute = _order(program, needed)
-        out = tuple(i for i in compute if last.get(i, -1) > n and i not in made)
-        made.update(out)
-        passes.append(replace(p, kept_in=tuple(sorted(wanted[n])), compute=compute, kept_out=out))
-    return _with_row_values(replace(program, passes=tuple(passes)))
-
-
-def _with_row_values(program: Program) -> Program:
-    """Row values moved to the first pass that now needs them (values made again may need them earlier or later)."""
-    values, outputs = program.graph.values, program.graph.outputs
-    done: set[int] = set()
-    passes = []
-    for p in program.passes:
-        roots = [a for i in p.compute for a in values[i].args]
-        roots += [outputs[k].value for k in p.row_stores]
-        roots += [program.columns[n].value for n in p.row_columns]
-        roots += _roots(program, p)
-        made = program.graph.making(roots, lambda i: program.domain(i) != "row" or values[i].op in REDUCTIONS)
-        now = tuple(i for i in made if i not in done)
-        done.update(now)
-        passes.append(replace(p, row_values=now))
-    return replace(program, passes=tuple(passes))
+    kept = [set(p.kept_in) for p in program.passes]
+    left = without(kept, lambda i, have: _cost(program, i, have) <= 2 * LIGHT)
+    return with_kept(program, left, lambda compute: _order(program, compute))
 
 
 def flatten(program: Program) -> tuple[Program, int]:
@@ -219,10 +178,10 @@ def streamed(program: Program, lanes: bool = False) -> tuple[int, ...]:
 
 
 def fetched(program: Program, lanes: bool = False) -> tuple[int, ...]:
-    """Loads whose next row a kernel can ask for while it finishes a row: rows of many neighbours in memory.
+    """Loads whose next row a kernel can prefetch while it finishes a row: rows of many neighbours in memory.
 
     There are none where rows are walked once only: the processor's own prefetchers see no pause then. A kernel of
-    ``lanes`` asks for columns instead, each a jump in memory.
+    ``lanes`` fetches columns instead, each a jump in memory.
     """
     graph = program.graph
     walks = [p for p in program.passes if p.walks]
@@ -247,12 +206,12 @@ def fetched(program: Program, lanes: bool = False) -> tuple[int, ...]:
 
 
 def streamed_bytes(program: Program, lanes: bool = False) -> int:
-    """Bytes of what can be streamed."""
+    """Bytes of the streamed outputs."""
     outputs = [program.graph.outputs[k] for k in streamed(program, lanes)]
     return sum(program.graph.size(o.axes) * STORAGE_BYTES[o.dtype] for o in outputs)
 
 
 def fetched_bytes(program: Program, lanes: bool = False) -> int:
-    """Bytes of what can be asked for ahead."""
+    """Bytes of the loads that are fetched ahead."""
     loads = [program.graph.values[i] for i in fetched(program, lanes)]
     return sum(program.graph.size(v.axes) * STORAGE_BYTES[program.graph.inputs[v.slot]] for v in loads)

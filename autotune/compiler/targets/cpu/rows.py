@@ -52,7 +52,7 @@ def distance(first: Expr, last: Expr) -> Expr:
 class RowBuilder(Builder):
     """Builds one row after the other.
 
-    ``factor``: columns of a pointwise group without rows that one step of a dynamic extent stands for.
+    ``factor``: columns of a pointwise group without rows for each step of a dynamic extent.
     """
 
     def __init__(self, program: Program, schedule: CpuSchedule, factor: int = 1) -> None:
@@ -128,11 +128,11 @@ class RowBuilder(Builder):
         return out
 
     def next_row(self, following: Expr, end: Expr) -> list[Stmt]:
-        """Whether this thread has the next row too: another one would read it from memory once more."""
+        """True if this thread has the next row too: another one would read it from memory once more."""
         return [Assign(MORE, following < end)] if self.ahead else []
 
     def row_part(self, pas: Pass) -> list[Stmt]:
-        """What a pass does once a row, before its walk."""
+        """The work of a pass once a row, before its walk."""
         return [
             *(s for i in pas.row_values if self.values[i].op != "const" for s in self.compute(i)),
             *(self.inverse(y) for y in self.divisors(pas.compute) if y not in self.inverses),
@@ -140,7 +140,7 @@ class RowBuilder(Builder):
         ]
 
     def offsets(self) -> list[Stmt]:
-        """Where the row starts in each input and output."""
+        """Assign the start of the row in each input and output."""
         live = {i for pas in self.program.passes for i in (*pas.row_values, *pas.compute)}
         loads = [(i, v) for i, v in ((i, self.values[i]) for i in sorted(live)) if v.op in ("load", "gather")]
         return [
@@ -182,9 +182,8 @@ class RowBuilder(Builder):
     ) -> list[Stmt]:
         """Loops of ``body`` over the columns from ``first`` to ``last``, at most ``most``.
 
-        What a pass streams is copied out after each stretch of them. The passes after the first ask for the next row
-        between them, a share before each stretch: one that computes much leaves memory to them, which one that stores
-        does not.
+        Streamed results are copied out after each stretch. The passes after the first prefetch the next row, a share
+        before each stretch: a pass that computes much leaves the memory idle, one that stores does not.
         """
         outputs = [k for k in pas.stores if k in self.streams]
         ahead = self.ahead if pas in self.later else ()
@@ -216,7 +215,7 @@ class RowBuilder(Builder):
         return [loop(stretch, last, [Assign(after, call("min", stretch + length, last)), *out], first, length)]
 
     def _ask(self, pas: Pass, loads: Sequence[int], first: Expr, last: Expr, count: Expr) -> list[Stmt]:
-        """Ask for this pass's share of what the next row has in the columns from ``first`` to ``last``."""
+        """Prefetch this pass's share of the next row: its columns from ``first`` to ``last``."""
         if not loads:
             return []
         out: list[Stmt] = []

@@ -9,7 +9,7 @@ so a pass writes its results into a buffer in the first-level cache (the second,
 each stretch :func:`streamer` copies them out in whole lines.
 
 A kernel of several passes reads memory in the first of them only, and the processor's prefetchers stop at the ends of
-pages, which rows often are. So the passes after it ask for the next row, stretch by stretch (:func:`fetcher`).
+pages, which rows often are. So the passes after it prefetch the next row, stretch by stretch (:func:`fetcher`).
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def fetcher(storage: str) -> Any:
 
 @written(types.void)
 def drain(b: Builder) -> None:
-    """Wait until what this thread has streamed is as visible as what it has stored."""
+    """Wait until this thread's streamed results are as visible as its stores."""
     if b.module.triple.startswith(("x86_64", "i686", "i386")):
         b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(ir.VoidType(), []), "llvm.x86.sse.sfence"), [])
     else:
@@ -152,13 +152,13 @@ def wide(b: Builder) -> None:
 
     By itself it takes 256 on processors that once slowed down under wider ones.
     """
-    # llvmlite knows the attributes that are single words only.
+    # llvmlite accepts attributes of single words only.
     set.add(b.function.attributes, '"prefer-vector-width"="512"')
 
 
 @written(types.int64, types.int64)
 def hidden(b: Builder, number: Ir) -> Ir:
-    """``number`` as LLVM cannot know it: a loop up to it is not unrolled whole."""
+    """``number``, hidden from LLVM: a loop up to it is not unrolled whole."""
     return b.call(ir.InlineAsm(ir.FunctionType(_I64, [_I64]), "", "=r,0"), [number])
 
 
@@ -191,7 +191,7 @@ def _address(b: Builder, base: Ir, index: Ir, storage: str) -> Ir:
 
 
 def _mark(b: Builder, access: Ir, space: str, spaces: Sequence[str]) -> None:
-    """Tell LLVM that this access touches ``space`` only (scoped no-alias metadata)."""
+    """Mark an access as one of ``space`` alone, by scoped no-alias metadata."""
     module = b.module
     domain = module.add_metadata(["autotune"])
     scope = {name: module.add_metadata([f"autotune.{name}", domain]) for name in spaces}
