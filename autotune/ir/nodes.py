@@ -20,33 +20,22 @@ MOST = 1 << 62
 bits."""
 _WIDTH = {"int32": 1 << 31, "int64": 1 << 63}
 
-STORAGE_BYTES: Mapping[str, int] = {
-    "float32": 4,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
+_STORAGE = {
+    "float32": (4, "f32"),
+    "float16": (2, "f16"),
+    "bfloat16": (2, "bf16"),
+    "float8_e4m3fn": (1, "e4m3"),
+    "float8_e5m2": (1, "e5m2"),
+    "int64": (8, "i64"),
+    "int32": (4, "i32"),
+    "int16": (2, "i16"),
+    "int8": (1, "i8"),
+    "uint8": (1, "u8"),
+    "bool": (1, "b1"),
 }
+STORAGE_BYTES: Mapping[str, int] = {name: size for name, (size, _) in _STORAGE.items()}
 """Storage types of inputs and outputs, with their size in bytes."""
-SHORT: Mapping[str, str] = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-    "int64": "i64",
-    "int32": "i32",
-    "int16": "i16",
-    "int8": "i8",
-    "uint8": "u8",
-    "bool": "b1",
-}
+SHORT: Mapping[str, str] = {name: short for name, (_, short) in _STORAGE.items()}
 """Their short names, for people and in generated source."""
 
 EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e5m2")

@@ -22,11 +22,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autotune.compiler.planner.cost import Costs, Figures
+from autotune.compiler.program.columns import main_program, split_columns
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.rewrites import widened
-from autotune.compiler.program.vectors import tiling
+from autotune.compiler.program.scattered import scattered
+from autotune.compiler.program.vectors import tiling, vector_length
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.schedules.cuda.columns import accumulators
+from autotune.compiler.schedules.cuda.rows import kept_words
+from autotune.compiler.schedules.cuda.scatter import blocks_of, place_bytes
 from autotune.compiler.targets.cuda.cubin import SmLimits, limits
+from autotune.compiler.targets.cuda.scatter import FLIGHT, MANY, MOST_PACKS, MOST_SORTED
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.task import Choice
@@ -68,8 +75,6 @@ def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) 
         graph: of the group, canonical.
         config: parameters of ``search_spaces/fusion.toml``, [cuda].
     """
-    from autotune.compiler.schedules.cuda import scheme_of
-
     name = scheme_of(graph).name
     if name == "scatter":
         return _scattered(graph, config, figures, limits(target))
@@ -94,9 +99,6 @@ def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Progr
     try:
         if scheme != "columns":
             return build_program(widened(graph), keep=keep, online=online), 0.0
-        from autotune.compiler.program.columns import main_program, split_columns
-        from autotune.compiler.schedules.cuda.columns import accumulators
-
         program = main_program(split_columns(widened(graph)), keep=keep, online=online)
         return program, float(accumulators(program, 1, 1))
     except Unsupported:
@@ -104,9 +106,6 @@ def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Progr
 
 
 def _work(program: Program, config: Schedule, accumulators: float) -> Work | None:
-    from autotune.compiler.program.vectors import vector_length
-    from autotune.compiler.schedules.cuda.rows import kept_words
-
     t, per_block = int(config["threads_per_row"]), int(config["rows_per_block"])
     cluster = int(config.get("cluster", 1))  # blocks that share a row
     vec = vector_length(program, int(config["vector_bytes"]))
@@ -204,10 +203,6 @@ def _time(
 def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -> float:
     """Microseconds of sums at places: what moves, the places that every block reads from the cache, and blocks one
     after the other on an SM. The places are taken to be spread evenly."""
-    from autotune.compiler.program.scattered import scattered
-    from autotune.compiler.schedules.cuda.scatter import blocks_of, place_bytes
-    from autotune.compiler.targets.cuda.scatter import FLIGHT, MANY, MOST_PACKS, MOST_SORTED
-
     s = scattered(graph)
     threads, match = int(config["threads_per_row"]) * int(config["rows_per_block"]), int(config["rows_per_block"])
     owned, vec = int(config["owned"]), max(1, s.vector(int(config["vector_bytes"])))

@@ -92,13 +92,10 @@ def read_back(graph: Graph, groups: Iterable[Roots]) -> dict[int, int]:
 
 
 @lru_cache(maxsize=256)
-def _planned(key: str, text: str, target: str) -> Plan:
+def _planned(key: str, given: Shape, target: str) -> Plan:
     graph = Graph.from_json(json.loads(key))
-    if text:
-        try:
-            return build_plan(graph, read_text(text), target)
-        except ValueError as error:
-            raise Unsupported(f"the plan {text!r}: {error}") from error
+    if given:
+        return build_plan(graph, given, target)
     shape = greedy(graph, target)
     try:
         plan = build_plan(graph, shape, target)
@@ -109,13 +106,22 @@ def _planned(key: str, text: str, target: str) -> Plan:
     return plan if packed == shape else build_plan(graph, packed, target)
 
 
-def make_plan(graph: Graph, target: str = "cuda", text: str = "") -> Plan:
-    """The plan of a region: the one ``text`` describes, or :func:`greedy`'s, packed for "cuda". Remembered.
+def make_plan(graph: Graph, target: str = "cuda", plan: str | Shape = "") -> Plan:
+    """The plan of a region, remembered.
+
+    Args:
+        plan: its launches or their text; "" for :func:`greedy`'s, packed for "cuda".
 
     Raises:
-        Unsupported: some group has no kernel in this version, or the text does not fit the graph.
+        Unsupported: some group has no kernel in this version, or the plan does not fit the graph.
     """
-    return _planned(json.dumps(graph.to_json(), sort_keys=True), text, target)
+    key = json.dumps(graph.to_json(), sort_keys=True)
+    if not plan:
+        return _planned(key, (), target)
+    try:
+        return _planned(key, read_text(plan) if isinstance(plan, str) else plan, target)
+    except ValueError as error:
+        raise Unsupported(f"the plan {plan!r}: {error}") from error
 
 
 def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:

@@ -17,7 +17,7 @@ from autotune.compiler.planner import methods as ablation
 from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.groups import Group, Plan, agree, group_configs
 from autotune.compiler.planner.methods import FULL, METHODS, Method
-from autotune.compiler.planner.plan import build_plan, make_plan
+from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.configurations import Choices, improper, join_configs, join_spaces
 from autotune.compiler.schedules.cuda import scheme_of
@@ -63,7 +63,7 @@ class FusionTask(Task):
         made.method, made.figures = ablation.method(method), dict(figures)
         shape = confined(self.plan.shape, made.method)
         if shape != self.plan.shape:
-            made.plan = build_plan(self.graph, shape, self.side)
+            made.plan = make_plan(self.graph, self.side, shape)
         return made
 
     def compositions(self, limit: int) -> Sequence[Composition]:
