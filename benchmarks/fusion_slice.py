@@ -113,7 +113,7 @@ def region_times(target: str, policy: Any, device: str) -> tuple[dict[str, float
     from autotune.domains.fusion.bench import source_inputs
     from autotune.domains.fusion.program_spec import captured
     from autotune.ir.graph import Graph
-    from autotune.ir.oracle.interpret import make_inputs
+    from autotune.ir.oracle.inputs import make_inputs
 
     total: dict[str, float] = {}
     moved, regions = 0, []

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from autotune.compiler.assemble import draft
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import group_configs
 from autotune.domains.fusion.program_spec import resolve, workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph

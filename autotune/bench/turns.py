@@ -2,7 +2,7 @@
 
 Compiling peers takes most of a benchmark, and most of that is one processor's work. Side by side it takes a fraction,
 provided that nobody's timing meets another's kernels: what is measured here, and what Inductor measures to choose among
-its own kernels, is done under the lock that searches hold as well (:mod:`autotune.measure.timing.lock`).
+its own kernels, is done under the lock that searches hold as well (:mod:`autotune.measure.timing.quiet`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from autotune.measure.timing.lock import device_lock
+from autotune.measure.timing.quiet import device_lock
 
 _METHODS = ("benchmark", "benchmark_gpu", "benchmark_gpu_with_cuda_graph")
 
@@ -27,7 +27,7 @@ class Turns:
 
     Args:
         device: "cuda:N" or "cpu".
-        timeout_s: as of ``measure.timing.lock.device_lock``.
+        timeout_s: as of ``measure.timing.quiet.device_lock``.
 
     Attributes:
         waited_s: seconds spent waiting for other processes so far.

@@ -1,28 +1,41 @@
-"""From a plan and its groups' configurations to an artifact: every group emitted, joined into launches, compiled."""
+"""From a plan and its groups' configurations to an artifact: every group emitted, joined into launches, compiled.
+
+CUDA kernels are named after the operators they compute, as profilers show them: ``autotune_addmm_sigmoid_tanh_rsub``. A
+kernel that does all of a region is named after the operators of the program that it was cut from. Where a plan has
+several launches, each is named after its own groups' graphs. Names follow from the workload and the plan alone, so
+candidates that differ in their schedules have equal ones: equal kernels stay equal cubins, stored once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from autotune.compiler.lower.op_names import CASTS, PRODUCTS, telling
 from autotune.compiler.planner.groups import Group, Plan, names
-from autotune.compiler.planner.kernel_names import launch_names, part_name
 from autotune.compiler.schedules.configurations import one_block
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import build
 from autotune.compiler.targets.cuda.kernels import Ref
 from autotune.compiler.targets.cuda.pack import Body, Run, pack_bodies
-from autotune.compiler.targets.cuda.source import GENERATOR, OVERWRITES, CudaSource
+from autotune.compiler.targets.cuda.source import GENERATOR, OVERWRITES, PREFIX, CudaSource
 from autotune.errors import BuildError, Unsupported
-from autotune.ir.forms.families import family_of, single
-from autotune.ir.graph import Graph
+from autotune.ir.forms.canonical import family_of, row_extent, single
+from autotune.ir.graph import REDUCTIONS, Graph, is_product
+from autotune.ir.ops import LIGHT, POINTWISE
 from autotune.ir.precision import STRICT
 from autotune.task import Artifact, Config, Kernel
 from autotune.workload import Json
 
 SPILLS = 512
 """Bytes of stack a thread beyond which a candidate is not worth measuring."""
+
+
+LONGEST = 60
+"""Characters of a name."""
+_SUFFIX = 12  # of these, kept free for "_finish" and a number
 
 
 @dataclass(frozen=True)
@@ -125,6 +138,97 @@ def packed(plan: Plan, numbers: Sequence[int], parts: Sequence[Config], sms: int
     return pack_bodies(bodies, sms)
 
 
+def compile_source(source: CudaSource, refs: Sequence[Ref], target: str, sms: int, group: int) -> Kernel:
+    """One kernel with its launch data: what its pointers are, the most blocks of a persistent grid, and the group whose
+    axis 0 is the extent it takes."""
+    kernel = build(source, target)
+    if kernel.resources["stack"] > SPILLS:
+        raise BuildError(f"spills {kernel.resources['stack']} bytes a thread")
+    launch = launch_of(Draft(source, tuple(refs), group), kernel.resources["blocks_per_sm"], sms)
+    return Kernel(kernel.entry, kernel.code, launch, kernel.resources)
+
+
+def launch_of(kernel: Draft, fit: int, sms: int) -> dict[str, Any]:
+    """The launch data of a kernel.
+
+    Args:
+        fit: blocks of it that fit an SM at a time, of which the device has ``sms``.
+    """
+    launch = dict(kernel.source.launch)
+    launch["group"] = kernel.group
+    launch["args"] = [list(r) for r in kernel.refs]
+    launch["cap"] = min(int(launch["blocks_per_sm"]), fit) * sms
+    if OVERWRITES in launch:
+        launch[OVERWRITES] = [[kernel.refs[p][1], kernel.refs[q][1]] for p, q in launch[OVERWRITES]]
+    return launch
+
+
+def kernel_name(ops: Iterable[str]) -> str:
+    """A kernel's name by the operators it computes: those that fit, in order, each once, matrix products among them in
+    any case. An identifier, whatever characters the operators have."""
+    room = LONGEST - len(PREFIX) - _SUFFIX
+    cleaned = ("_".join(re.findall("[A-Za-z0-9]+", op))[:room].rstrip("_") for op in ops)
+    words = list(dict.fromkeys(w for w in cleaned if w)) or ["kernel"]
+    kept: set[str] = set()
+    for word in sorted(words, key=lambda w: w not in PRODUCTS):
+        if sum(len(w) + 1 for w in kept) + len(word) > room:
+            break
+        kept.add(word)
+    return PREFIX + "_".join(w for w in words if w in kept)
+
+
+def program_ops(source: Json) -> list[str]:
+    """The telling operators of the aten calls that a region was cut from; empty where they are not known."""
+    calls: Sequence[Any] = source.get("calls") or ()
+    parts = [str(call.get("of", call["op"])).split(".") for call in calls]
+    ops = [p[1] for p in parts if len(p) > 1]  # of "aten.addmm.default"
+    return telling(op for op in ops if op not in CASTS) or telling(ops)
+
+
+def graph_ops(graph: Graph, vectors: bool = False) -> list[str]:
+    """The telling operators of a group's graph, sums of products as "mm" and "mv".
+
+    Args:
+        vectors: whether a sum over a matrix's rows times a vector is taken for a product of the two, which is what the
+            program had; a weighted mean has the same form.
+    """
+    live = [graph.values[i] for i in graph.live]
+    names = [
+        _product(graph, i, vectors) or graph.values[i].op
+        for i in graph.live
+        if (op := graph.values[i].op) in REDUCTIONS or (op in POINTWISE and POINTWISE[op].cost > LIGHT)
+    ]
+    return list(dict.fromkeys(names or [v.op for v in live if v.op in POINTWISE] or ["copy"]))
+
+
+def launch_names(plan: Plan, source: Json) -> list[str]:
+    """The name of each launch of a plan; numbered where groups that differ in more than their rows would share one.
+
+    Args:
+        source: the program that the region was cut from, as aten calls; empty where it is not known.
+    """
+    ops = program_ops(source)
+    vectors = not PRODUCTS.keys().isdisjoint(ops)
+    names: list[str] = []
+    met: dict[str, list[object]] = {}
+    for launch in plan.launches:
+        graphs = [plan.groups[k].graph for k in launch]
+        whole = len(plan.launches) == 1 and ops
+        own = ops if whole else [op for g in graphs for op in graph_ops(g, vectors)]
+        name = kernel_name(own)
+        equal, form = met.setdefault(name, []), [_any_rows(g) for g in graphs]
+        if form not in equal:
+            equal.append(form)
+        nth = equal.index(form) + 1
+        names.append(name if nth == 1 else f"{name}_{nth}")
+    return names
+
+
+def part_name(name: str, part: int) -> str:
+    """The name of a launch's kernel number ``part``: what follows the first one finishes what that has begun."""
+    return name if part == 0 else f"{name}_finish{part if part > 1 else ''}"
+
+
 def _refs(lead: Group, group: Group) -> tuple[Ref, ...]:
     """The region's tensors of a group in the order of the pointers of its family's lead: inputs, then outputs."""
     if group.graph.extents or not lead.graph.extents:
@@ -152,26 +256,17 @@ def _place(inputs: Sequence[Ref], outputs: Sequence[Ref], first: int, ref: Ref) 
     return ("scratch", first + n)
 
 
-def compile_source(source: CudaSource, refs: Sequence[Ref], target: str, sms: int, group: int) -> Kernel:
-    """One kernel with its launch data: what its pointers are, the most blocks of a persistent grid, and the group whose
-    axis 0 is the extent it takes."""
-    kernel = build(source, target)
-    if kernel.resources["stack"] > SPILLS:
-        raise BuildError(f"spills {kernel.resources['stack']} bytes a thread")
-    launch = launch_of(Draft(source, tuple(refs), group), kernel.resources["blocks_per_sm"], sms)
-    return Kernel(kernel.entry, kernel.code, launch, kernel.resources)
+def _any_rows(graph: Graph) -> Graph:
+    """``graph`` without the extent of its rows, which kernels take as an argument."""
+    return replace(graph, extents=(0, *graph.extents[1:])) if row_extent(graph) else graph
 
 
-def launch_of(kernel: Draft, fit: int, sms: int) -> dict[str, Any]:
-    """The launch data of a kernel.
-
-    Args:
-        fit: blocks of it that fit an SM at a time, of which the device has ``sms``.
-    """
-    launch = dict(kernel.source.launch)
-    launch["group"] = kernel.group
-    launch["args"] = [list(r) for r in kernel.refs]
-    launch["cap"] = min(int(launch["blocks_per_sm"]), fit) * sms
-    if OVERWRITES in launch:
-        launch[OVERWRITES] = [[kernel.refs[p][1], kernel.refs[q][1]] for p, q in launch[OVERWRITES]]
-    return launch
+def _product(graph: Graph, i: int, vectors: bool) -> str | None:
+    """ "mm" or "mv" where value ``i`` multiplies two matrices, or a matrix and a vector."""
+    if not is_product(graph, i):
+        return None
+    terms = graph.values[graph.values[i].args[0]]
+    one, other = (set(graph.values[a].axes) for a in terms.args)
+    if one - other and other - one:
+        return "mm"
+    return "mv" if vectors else None

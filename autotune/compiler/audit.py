@@ -1,4 +1,4 @@
-"""Whether a stored artifact is launched as its workload and configuration say, found out without a compiler.
+"""True if a stored artifact is launched as its workload and configuration say, found out without a compiler.
 
 A cubin is code, and no check makes one safe that somebody else put there. Everything beside it can be known: kernels
 are printed again from the graph and the configuration, which takes milliseconds, and their launch data (grids, blocks,
@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.compiler.assemble import draft, launch_of
+from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.targets.cuda.cubin import blocks_per_sm, taken
 from autotune.compiler.targets.cuda.source import GENERATOR, OVERWRITES
 from autotune.errors import BuildError, Superseded, Unsupported
@@ -38,7 +38,7 @@ def binding(graph: Graph, config: Mapping[str, Choice]) -> str:
 
 
 def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms: int) -> str:
-    """Why an artifact is not what this configuration of this workload compiles to; "" where nothing says so.
+    """The reason why an artifact is not of this configuration and workload; "" where there is none.
 
     Of an artifact that another version printed, only what it was compiled for is compared, where that is written down.
     Of a form of kernel that this version makes no more, the same, and it has to be written down.

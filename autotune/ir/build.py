@@ -1,4 +1,4 @@
-"""Building a graph value by value: equal values are one value, and what is known when it is emitted is folded.
+"""Building a graph value by value: equal values are one value, and constants are folded when they are emitted.
 
 Folding is exact for every input, NaN, infinities and the sign of zero included: ``x * 1``, ``x / 1``, ``x - 0`` go,
 ``x + 0`` stays (it turns -0 into 0).
@@ -10,11 +10,15 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from autotune.errors import Unreachable, Unsupported
 from autotune.ir.graph import Value
 from autotune.ir.nodes import MAX_VALUES
 from autotune.ir.ops import POINTWISE
+
+if TYPE_CHECKING:
+    import torch
 
 _FOLD: dict[str, Callable[..., float | int]] = {
     "add": operator.add,
@@ -25,10 +29,15 @@ _FOLD: dict[str, Callable[..., float | int]] = {
     "minimum": min,
 }
 _WRAP = {"int32": 1 << 31, "int64": 1 << 63}
+_DEEPEST = 16
+_ROUNDED = ("round", "trunc", "floor", "ceil", "cast")
+Span = tuple[float, float]
+"""The numbers that a value lies between."""
+_ANYTHING: Span = (-math.inf, math.inf)
 
 
 def position_type(*reached: int) -> str:
-    """The arithmetic type of positions along an axis that come to these numbers."""
+    """The arithmetic type of positions along an axis that reach these numbers."""
     return "int32" if all(abs(n) < _WRAP["int32"] for n in reached) else "int64"
 
 
@@ -44,6 +53,23 @@ def number_as(number: float | int | bool, dtype: str) -> float | int | bool:
     if not -_WRAP[dtype] <= whole < _WRAP[dtype]:
         raise Unsupported(f"the constant {number} does not fit {dtype}")
     return whole
+
+
+def within(values: Sequence[Value], i: int, dtype: torch.dtype) -> bool:
+    """True if an integer type holds all that value ``i`` can be, NaN aside: as after a clamp to the type's range."""
+    import torch
+
+    least, most = _span(values, i, _DEEPEST)
+    info = torch.iinfo(dtype)
+    return info.min <= least and most <= info.max
+
+
+def in_memory(values: Sequence[Value], i: int) -> bool:
+    """True if a value is an element as it was loaded, or one of such elements, or a zero beside them."""
+    v = values[i]
+    if v.op == "where":
+        return all(in_memory(values, k) for k in v.args[1:])
+    return v.op in ("load", "gather") or (v.op == "const" and v.number == 0)
 
 
 class Builder:
@@ -273,3 +299,26 @@ class Builder:
                 return None
             expected *= self.extents[a]
         return (set(steps), first) if steps else None
+
+
+def _span(values: Sequence[Value], i: int, depth: int) -> Span:
+    v = values[i]
+    if v.op == "const":
+        return (float(v.number), float(v.number)) if v.number == v.number else _ANYTHING
+    if v.dtype == "bool":
+        return 0.0, 1.0
+    if depth == 0:
+        return _ANYTHING
+    if v.op in ("maximum", "minimum"):
+        choose = max if v.op == "maximum" else min
+        a, b = (_span(values, k, depth - 1) for k in v.args)
+        return choose(a[0], b[0]), choose(a[1], b[1])
+    if v.op == "where":
+        a, b = (_span(values, k, depth - 1) for k in v.args[1:])
+        return min(a[0], b[0]), max(a[1], b[1])
+    if v.op in _ROUNDED:
+        least, most = _span(values, v.args[0], depth - 1)
+        return (math.floor(least) if math.isfinite(least) else least), (
+            math.ceil(most) if math.isfinite(most) else most
+        )
+    return _ANYTHING

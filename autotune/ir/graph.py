@@ -40,14 +40,17 @@ from autotune.ir.nodes import (
     STORAGE_BYTES,
     Output,
     Value,
+    check_loads,
+    check_numbers,
+    check_outputs,
     compute_type,
+    reach,
 )
 from autotune.ir.ops import POINTWISE
-from autotune.ir.reach import check_loads, check_numbers, check_outputs, reach
 
 __all__ = [
     "COMPUTE_TYPES", "EIGHT_BIT_FLOATS", "FLOATS", "LEAVES", "REDUCTIONS", "SHORT", "STORAGE_BYTES",
-    "Graph", "Output", "Value", "Walk", "at_axis", "compute_type", "has_sum_at",
+    "Graph", "Output", "Value", "Walk", "at_axis", "compute_type", "has_sum_at", "is_product",
 ]  # fmt: skip
 
 
@@ -58,12 +61,24 @@ def at_axis(graph: Graph, v: Value) -> int:
 
 
 def has_sum_at(graph: Graph) -> bool:
-    """Whether a live value of a graph is a ``sum_at``."""
+    """True if a live value of a graph is a ``sum_at``."""
     return any(graph.values[i].op == "sum_at" for i in graph.live)
 
 
+def is_product(graph: Graph, i: int) -> bool:
+    """True if a value sums up products over axes that both factors have, one of which lacks an axis of the result."""
+    v = graph.values[i]
+    if v.op != "sum":
+        return False
+    terms = graph.values[v.args[0]]
+    if terms.op != "mul" or prod(graph.extents[a] for a in v.over) == 1:
+        return False
+    factors = [set(graph.values[a].axes) for a in terms.args]
+    return all(set(v.over) <= f for f in factors) and any(not set(v.axes) <= f for f in factors)
+
+
 class Walk(NamedTuple):
-    """How a tensor is walked: axes, its stride along each, and what it is stored as."""
+    """The axes of a tensor, its stride along each, and its storage type."""
 
     axes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -105,7 +120,7 @@ class Graph:
 
     @cached_property
     def walks(self) -> tuple[Walk, ...]:
-        """Those of what is loaded, then of what is stored; gathers go where their indices say."""
+        """Those of loads, then of outputs; gathers have none."""
         loads = (v for v in (self.values[i] for i in self.live) if v.op == "load")
         found = [Walk(v.axes, v.strides, self.inputs[v.slot]) for v in loads]
         return (*found, *(Walk(o.axes, o.strides, o.dtype) for o in self.outputs))
@@ -136,8 +151,10 @@ class Graph:
         return 1 + max((reach(self.extents, v)[1] for v in self.values if v.slot == slot), default=0)
 
     def read_extents(self, v: Value) -> tuple[int, ...]:
-        """How many elements a load reads along each axis that it moves along, within its guards; a gather moves where
-        its index does too."""
+        """The number of elements that a load reads along each axis that it moves along, within its guards.
+
+        A gather moves where its index does too.
+        """
         moving = {a for a, s in zip(v.axes, v.strides, strict=True) if s}
         if v.op == "gather":
             moving |= set(self.values[v.args[0]].axes)

@@ -1,4 +1,4 @@
-"""How far the arithmetic of kernels may be approximated: what the user asks for, and where that is written down.
+"""The precision of kernels' arithmetic, as the user asks for it.
 
 A region's graph says it (``Graph.precision``), and with that the key of its workload: what was found under one
 precision is never deployed under another. By default kernels have the approximations of CUDA's fast math, or on a CPU

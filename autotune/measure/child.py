@@ -15,8 +15,7 @@ from typing import Any
 
 import psutil
 
-from autotune.measure.blame import Blame, blame_text
-from autotune.measure.outcome import one_line
+from autotune.measure.outcome import Blame, blame_text, one_line
 from autotune.measure.wire import Reader, pack
 
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGXCPU)
@@ -32,7 +31,7 @@ class ChildDied(Exception):
     """The child ended by itself; ``str(error)`` says how: signal or exit code, and its last words.
 
     Attributes:
-        fault: whose fault that is; nobody's code sends the signals that stand for a kill from outside.
+        fault: whose fault that is; no candidate sends itself the signals of a kill from outside.
     """
 
     def __init__(self, how: str, fault: Blame = Blame.CANDIDATE) -> None:
@@ -45,12 +44,12 @@ class ChildSilent(Exception):
 
 
 class Child:
-    """``python -m module`` in a session of its own, with frames on its standard input and output.
+    """``python -m module`` in its own session, with frames on its standard input and output.
 
     Its standard error goes to an unnamed temporary file, so that an expected crash does not reach the user's terminal;
     without ``log`` to where this process's goes.
     It sees the same ``sys.path`` as this process. It dies with its parent, even one killed by SIGKILL (see
-    :func:`autotune.measure.serve.prepare`), and :meth:`kill` takes its descendants along.
+    :func:`autotune.measure.wire.prepare`), and :meth:`kill` takes its descendants along.
     """
 
     def __init__(self, module: str, env: Mapping[str, str] | None = None, *, log: bool = True) -> None:
@@ -105,7 +104,7 @@ class Child:
                 raise self._epitaph() from None
 
     def fileno(self) -> int:
-        """What ``select`` waits on until :meth:`poll` has something to read."""
+        """The descriptor that ``select`` waits on until :meth:`poll` has something to read."""
         return self._out
 
     def poll(self) -> tuple[dict[str, Any], bytes] | None:
@@ -140,7 +139,7 @@ class Child:
 
     @property
     def stopped(self) -> bool:
-        """Whether somebody has stopped it (SIGSTOP), so that no deadline says anything of what it does."""
+        """True if somebody has stopped it (SIGSTOP): a deadline that it misses then has no meaning."""
         with contextlib.suppress(psutil.Error):
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
         return False

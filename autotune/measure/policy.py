@@ -1,4 +1,4 @@
-"""How candidates are measured. The policy is part of a measurement's key: numbers taken differently are never mixed."""
+"""The way to measure candidates. It is part of a measurement's key: numbers taken differently are never mixed."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ CPU = Policy(method=COPIES, warmup=2, screen_repeats=9, repeat_repeats=21, final
 """Samples are dearer on a CPU and caches smaller: there are fewer samples, and fewer bytes between them."""
 
 CACHES = ("cold", "warm")
-"""What the caches hold when a sample begins: nothing of the inputs, or what the sample before left there."""
+"""The contents of the caches when a sample begins: nothing of the inputs, or all that the sample before left there."""
 
 
 def default_policy(device: str, caches: str = "cold") -> Policy:
-    """The policy a search on ``device`` ("cpu" or "cuda:N") uses unless told otherwise.
+    """The policy a search on ``device`` ("cpu" or "cuda:N") uses by default.
 
     Args:
         caches: one of :data:`CACHES`.

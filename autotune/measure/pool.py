@@ -1,4 +1,7 @@
-"""Compiling beside measuring: a few processes that build candidates, each with a deadline, each expendable."""
+"""Compiling while something is measured: a few processes that build candidates, each expendable, with a deadline.
+
+Such a process is ``python -m autotune.measure.pool``, and runs a :class:`Builder`.
+"""
 
 from __future__ import annotations
 
@@ -13,24 +16,27 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from autotune import task as tasks
 from autotune.device import usable_processors
-from autotune.measure.blame import Blame
+from autotune.domain import open_task
 from autotune.measure.child import Child, ChildDied, ChildSilent
-from autotune.measure.wire import artifact_from_wire
-from autotune.task import Artifact, Config, config_key
+from autotune.measure.outcome import Blame, blame, one_line
+from autotune.measure.wire import Link, artifact_from_wire, artifact_to_wire, serve
+from autotune.task import Artifact, Config, Task, config_key
 from autotune.workload import Workload
 
 _STARTUP_S = 180.0
 _MOST = 16
+_NICE = 5
+"""Compilers have every processor busy for minutes; what measures, and compiles the baselines, goes first."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """What became of a build: an artifact, or one line saying why there is none.
+    """The result of a build: an artifact, or one line with the reason why there is none.
 
     ``fault`` is set where the candidate is not to blame: the disk is full, the compiling process does not start or was
     killed.
@@ -129,7 +135,7 @@ class CompilePool:
             self._ahead[subject] = self._put(_AHEAD, workload, device, config)
 
     def keep(self, workload: Workload, device: str, config: Config, future: Future[Built]) -> None:
-        """Give back what :meth:`submit` answered and nobody waits for now, for the next who asks for it.
+        """Give back a result of :meth:`submit` that nobody waits for now, for the next :meth:`submit` of the same.
 
         A build that has not begun is dropped.
         """
@@ -156,7 +162,7 @@ class CompilePool:
         return future
 
     def close(self) -> None:
-        """Stop at once; builds under way are dropped, their futures cancelled or told so."""
+        """Stop at once; builds under way are dropped, their futures cancelled or failed."""
         self._closed = True
         with self._lock:
             for child in self._children.values():
@@ -225,7 +231,7 @@ class CompilePool:
             child = self._children.get(number)
             if child is None or not child.alive:
                 environment = {tasks.SHARED_BUILDS: self._shared}
-                child = self._children[number] = Child("autotune.measure.builder", environment)
+                child = self._children[number] = Child(__name__, environment)
             return child
 
     def _drop(self, number: int) -> None:
@@ -233,3 +239,33 @@ class CompilePool:
             child = self._children.pop(number, None)
             if child is not None:
                 child.kill()
+
+
+class Builder:
+    """Keeps the task of the last workload, since jobs of one search come in a row."""
+
+    def __init__(self) -> None:
+        self._task: Task | None = None
+
+    def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
+        try:
+            if "workload" in message:
+                workload = Workload.from_json(message["workload"])
+                tasks.DOMAINS[workload.kind] = message["domain"]
+                self._task = open_task(workload, message["device"])
+                link.send({"ok": True})
+                return
+            assert self._task is not None
+            head, code = artifact_to_wire(self._task.build(message["config"]))
+        except Exception as error:
+            fault, culprit = blame(error)
+            text, name = one_line(culprit) or type(culprit).__name__, type(culprit).__name__
+            reason = text if name == "BuildError" or fault is Blame.USER else f"{name}: {text}"
+            link.send({"ok": False, "reason": reason, "fault": str(fault)})
+            return
+        link.send({"ok": True, "artifact": head}, code)
+
+
+if __name__ == "__main__":
+    os.nice(_NICE)
+    serve(Builder().handle)

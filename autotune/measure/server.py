@@ -17,12 +17,10 @@ from autotune import numerics
 from autotune import task as tasks
 from autotune.domain import domain_of
 from autotune.errors import BuildError, UserError
-from autotune.measure.blame import Blame, blame
-from autotune.measure.outcome import Outcome, one_line
+from autotune.measure.outcome import Blame, Outcome, blame, one_line
 from autotune.measure.policy import COPIES, Policy
-from autotune.measure.serve import Link, serve
-from autotune.measure.timing.lock import device_lock
-from autotune.measure.wire import artifact_from_wire
+from autotune.measure.timing.quiet import device_lock
+from autotune.measure.wire import Link, artifact_from_wire, serve
 from autotune.task import Bench, Runnable, Status
 from autotune.workload import Workload
 
@@ -37,7 +35,7 @@ _MEMORY = re.compile(r"out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cannot
 
 
 def classify(error: BaseException) -> tuple[Status, bool]:
-    """The status an exception of a candidate stands for, and whether the process has to be replaced after it."""
+    """The status for an exception of a candidate, and whether the process has to be replaced after it."""
     text = f"{type(error).__name__}: {error}"
     if _STICKY.search(text):
         return Status.CRASHED, True
@@ -124,14 +122,14 @@ class Server:
         return {**outcome.to_json(), "restart": False}
 
     def _measured(self, run: Runnable, samples: Sequence[float], error: float | None) -> Outcome:
-        """What came of a timing, with the bench's own metrics."""
+        """The outcome of a timing, with the bench's own metrics."""
         outcome = Outcome(Status.OK, tuple(samples), error)
         assert self.bench is not None
         return replace(outcome, metrics=self.bench.metrics(run, outcome.latency_us or 0.0))
 
     @property
     def _figure(self) -> Callable[[Runnable], float] | None:
-        """What the bench measures in the place of time, if it does."""
+        """The bench's own figure in the place of time, if it has one."""
         return self.bench.figure() if self.bench is not None else None
 
     def _quiet(self, share: float) -> None:
@@ -141,7 +139,7 @@ class Server:
             wait_for_quiet(share * self.policy.quiet_s)
 
     def _copy_inputs(self) -> None:
-        """Have copies of the inputs, where the policy wants the calls to take some in turn and the bench can."""
+        """Make copies of the inputs, where the policy has calls take them in turn and the bench can make some."""
         if self.sets is None and self.bench is not None and self.policy.method == COPIES and self._figure is None:
             from autotune.measure.timing.rotate import set_count
 
@@ -151,10 +149,26 @@ class Server:
         from autotune.measure.timing import rotate, timer
 
         if self._figure is not None:
-            return timer.take_turns(self._figure, runs, self.policy, before)
+            return self._figures(self._figure, runs, before)
         if self.sets is not None:
             return rotate.rotate(runs, self.sets, self.policy, before)
         return timer.interleave(runs, self.policy, self.device, before)
+
+    def _figures(
+        self, figure: Callable[[Runnable], float], runs: Mapping[str, Runnable], before: Callable[[str], None]
+    ) -> dict[str, list[float]]:
+        """As :meth:`_interleave`, of a figure that is no time."""
+        from autotune.measure.timing.timer import in_rounds
+
+        begun: set[str] = set()
+
+        def sample(name: str) -> float:
+            if name not in begun:
+                begun.add(name)
+                before(name)
+            return figure(runs[name])
+
+        return in_rounds(list(runs), self.policy, sample)
 
     def _time(self, run: Runnable, stage: str, limit_us: float | None) -> list[float]:
         from autotune.measure.timing import rotate, timer
@@ -163,7 +177,8 @@ class Server:
         if self._figure is not None:
             screens = stage == "screen"
             repeats, budget_s = (p.screen_repeats, p.screen_s) if screens else (p.repeat_repeats, p.final_s)
-            return timer.take(self._figure, run, repeats, budget_s)
+            figure = self._figure
+            return timer.sampled(lambda: figure(run), repeats, budget_s)
         time: Callable[..., list[float]] = timer.time_cuda if self.device.startswith("cuda") else timer.time_cpu
         if self.sets is not None:
             time = functools.partial(rotate.time_rotating, self.sets)

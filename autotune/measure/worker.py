@@ -11,9 +11,8 @@ from typing import Any, Protocol
 
 from autotune import numerics
 from autotune import task as tasks
-from autotune.measure.blame import Blame
 from autotune.measure.child import Child, ChildDied, ChildSilent
-from autotune.measure.outcome import Outcome
+from autotune.measure.outcome import Blame, Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.wire import artifact_to_wire
 from autotune.task import Artifact, Config, Status
@@ -41,7 +40,7 @@ class Contender:
 
 
 class Measurer(Protocol):
-    """What the tuner needs of a worker."""
+    """The interface of a worker that the tuner uses."""
 
     restarts: int
     restart_s: float

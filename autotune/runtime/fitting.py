@@ -21,11 +21,10 @@ from functools import lru_cache
 from pathlib import Path
 
 from autotune import __version__
-from autotune.compiler.planner.groups import Plan
+from autotune.compiler.planner.groups import Plan, group_configs
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.columns import finish_graph
-from autotune.compiler.schedules.configurations import group_configs
-from autotune.compiler.schedules.limits import improper
+from autotune.compiler.schedules.configurations import improper
 from autotune.compiler.targets.cuda.counts import check_launch
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.device import DeviceIdentity
@@ -193,10 +192,10 @@ def launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) -> 
 
 def _cpu_misfit(here: Graph, tuned: Graph, config: Config) -> str:
     from autotune.compiler.targets.cpu.columns import LONGEST_ELSEWHERE, column_split, group_program, parts_for
-    from autotune.compiler.targets.cpu.emit import emit_columns
+    from autotune.compiler.targets.cpu.kernel import emit_columns
     from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
-    if group_program(here, config).dynamic < 0:
+    if group_program(here, bool(config.get("parts"))).dynamic < 0:
         return ONE_NUMBER
     own = CpuSchedule.from_config(config)
     parts = parts_for(tuned, own)

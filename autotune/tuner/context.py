@@ -19,8 +19,7 @@ from autotune import device as devices
 from autotune.device import DeviceIdentity
 from autotune.domain import domain_of, open_task, place
 from autotune.errors import Unsupported, UserError
-from autotune.measure.blame import Blame
-from autotune.measure.outcome import Outcome
+from autotune.measure.outcome import Blame, Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
 from autotune.measure.worker import MachineFault, Measurer

@@ -17,7 +17,7 @@ from typing import Any
 from autotune.errors import first_line
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.measure.pool import compile_threads
-from autotune.measure.serve import Link, serve
+from autotune.measure.wire import Link, serve
 from benchmarks.fusion.cases.case import Case
 from benchmarks.fusion.entry import Answer, Entries, Plan
 

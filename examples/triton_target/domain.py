@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.domain import Domain
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.program_spec import captured

@@ -26,7 +26,8 @@ from autotune.compiler.kernel.nodes import (
     sum_of,
 )
 from autotune.compiler.kernel.reducers import Plain, reducers_of
-from autotune.compiler.program.program import Pass, build_program, once_a_row
+from autotune.compiler.program.passes import build_program, once_a_row
+from autotune.compiler.program.program import Pass
 from autotune.errors import Unsupported
 from autotune.ir.graph import EIGHT_BIT_FLOATS, Graph
 from autotune.ir.precision import STRICT

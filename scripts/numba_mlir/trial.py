@@ -42,7 +42,7 @@ CASES = {
 def kernels(case: str, changes: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The kernels of a function of the zoo, before they are compiled."""
     from autotune.compiler.assemble import draft
-    from autotune.compiler.schedules.configurations import group_configs
+    from autotune.compiler.planner.groups import group_configs
     from autotune.domains.fusion.task import FusionTask
     from tests.support.zoo import workloads
 

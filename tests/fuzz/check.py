@@ -31,7 +31,7 @@ from typing import Any
 from unittest import mock
 
 from autotune.compiler.audit import foreign
-from autotune.compiler.schedules.limits import improper
+from autotune.compiler.schedules.configurations import improper
 from autotune.device import environment, identify
 from autotune.domain import open_task
 from autotune.domains.fusion.task import FusionTask

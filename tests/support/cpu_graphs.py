@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.compiler.program.program import build_program
-from autotune.compiler.targets.cpu.loading.kernel import load
+from autotune.compiler.program.passes import build_program
+from autotune.compiler.targets.cpu.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph, Output, Value, compute_type
 from autotune.ir.ops import POINTWISE
@@ -192,8 +192,7 @@ def random_inputs(graph: Graph, seed: int = 0) -> list[Tensor]:
 
 def run(graph: Graph, inputs: Sequence[Tensor], schedule: CpuSchedule, n0: int | None = None) -> list[Tensor]:
     """Run the compiled kernel over poisoned outputs; check that nothing behind them was written."""
-    program = build_program(graph, keep=schedule.keep == "scratch", online=schedule.online)
-    kernel = load(program, schedule)
+    kernel = load(build_program(graph), schedule)
     buffers = [
         torch.full((graph.output_numel(k) + MARGIN,), POISON, dtype=TORCH[o.dtype]) for k, o in enumerate(graph.outputs)
     ]

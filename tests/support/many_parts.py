@@ -8,13 +8,14 @@ from dataclasses import replace
 from torch import Tensor
 
 from autotune.compiler.assemble import draft, packed
+from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.schedules.configurations import group_configs
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.forms.canonical import canonicalize, to_workload
 from autotune.ir.forms.simplify import remap_output, remap_value, simplify
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
-from autotune.ir.oracle.interpret import interpret, make_inputs
+from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.oracle.interpret import interpret
 from autotune.measure.verify import compare
 from autotune.task import Config
 from tests.support.cpu_graphs import Build

@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search misses until interrupted; returns 0, or 130 after Ctrl-C."""
     from autotune.device import identify, resolve_device
-    from autotune.measure.timing.idle import be_nice, idle
+    from autotune.measure.timing.quiet import be_nice, idle
 
     parent = os.getppid()
     signal.signal(signal.SIGTERM, _end)
@@ -83,7 +83,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 @contextlib.contextmanager
 def _only_one(device: str, alone: Callable[[], bool]) -> Any:
     """Hold the lock of this user's background searches on a device; False where ``alone`` came first."""
-    from autotune.measure.timing.lock import device_lock
+    from autotune.measure.timing.quiet import device_lock
 
     while not alone():
         with device_lock(f"background-{device}", _LOOK_S) as held:
@@ -94,7 +94,7 @@ def _only_one(device: str, alone: Callable[[], bool]) -> Any:
 
 
 def _watch(args: argparse.Namespace, device: str, where: DeviceIdentity, alone: Callable[[], bool]) -> int:
-    from autotune.measure.timing.idle import idle
+    from autotune.measure.timing.quiet import idle
 
     given_up: frozenset[tuple[str, int]] = frozenset()
     faults = 0
@@ -166,19 +166,19 @@ def _say(error: UserError | str) -> None:
 
 def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) -> int:
     """One search of what is missed; its exit code, 130 where it was interrupted."""
-    from autotune.measure.timing.idle import Others
+    from autotune.measure.timing.quiet import Meter
 
     # By the environment: what stands in a command line is read by everybody.
     env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": args.db} if args.db else {})}
     # In a session of its own: Ctrl-C reaches it once, from here.
     with subprocess.Popen(_command(args, device), env=env, start_new_session=True, stdout=subprocess.DEVNULL) as child:
-        others = Others()
+        meter = Meter(family=True)
         try:
             while child.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(2 * _LOOK_S)
                 why = "the program has ended" if alone() else ""
-                if not why and device == "cpu" and not args.always and others.busy() > args.busy + 0.25:
+                if not why and device == "cpu" and not args.always and meter.lap() > args.busy + 0.25:
                     why = "others compute"
                 if why:
                     print(f"autotune: {why}: the search is interrupted", file=sys.stderr, flush=True)

@@ -21,8 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from autotune.errors import Unreachable, Unsupported
-from autotune.ir.bounds import in_memory, within
-from autotune.ir.build import Builder, position_type
+from autotune.ir.build import Builder, in_memory, position_type, within
 from autotune.ir.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES, compute_type
 
 NARROW = (torch.uint8, torch.int8, torch.int16)

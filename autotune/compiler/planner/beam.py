@@ -13,9 +13,8 @@ import random
 from collections.abc import Iterable, Sequence
 
 from autotune.compiler.planner.cost import Costs, Figures, plan_us
-from autotune.compiler.planner.groups import Root, Roots, Shape, groups_of, read_text, write_text
+from autotune.compiler.planner.groups import Root, Roots, Shape, groups_of, pack, unpack
 from autotune.compiler.planner.methods import Method
-from autotune.compiler.planner.packing import pack, unpack
 from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates, union
 from autotune.compiler.planner.plan import build_plan, by_rows, can_be_read_back, cone, homes, make_plan
 from autotune.errors import Unsupported
@@ -26,6 +25,7 @@ WIDTH = 3
 """States of the beam."""
 MOST_VERTICES = 48
 """Roots beyond which only the greedy plan and its variants are looked at."""
+_CUT_GAIN, _TIE = 0.03, 0.01
 
 
 def confined(shape: Shape, method: Method) -> Shape:
@@ -39,7 +39,7 @@ def shapes(graph: Graph, side: str, method: Method, figures: Figures, limit: int
 
     Every group of each can be run; a plan as a whole is checked by ``build_plan``.
     """
-    default = confined(read_text(make_plan(graph, side).text), method)
+    default = confined(make_plan(graph, side).shape, method)
     if method.plans == "greedy":
         return [default]
     found = [default]
@@ -56,10 +56,10 @@ def shapes(graph: Graph, side: str, method: Method, figures: Figures, limit: int
             found += [cut for shape in (default, *bare[:1]) for cut in _cuts(graph, vertices.costs, shape)]
     if side == "cuda":
         found = [variant for shape in found for variant in _launched(graph, shape, method)]
-    unique = {write_text(shape): shape for shape in found}
+    found = list(dict.fromkeys(found))
     if method.plans == "any":
-        return list(unique.values())[:limit]
-    ranked = _different(graph, vertices.costs, list(unique.values()))
+        return found[:limit]
+    ranked = _different(graph, vertices.costs, found)
     if side == "cuda" and len(vertices) <= MOST_VERTICES:
         ranked = [*_read_back_first(graph, vertices.costs, ranked[0]), *ranked]
     if method.plans == "model":
@@ -76,29 +76,21 @@ def _different(graph: Graph, costs: Costs, found: Sequence[Shape]) -> list[Shape
     Alike are those that divide reductions and launches alike: where a cheap output goes decides little, and each shape
     costs searches of its groups. A value kept in memory must promise a gain of some per cent.
     """
-    us = {write_text(s): shape_us(graph, costs, s) for s in found}
+    us = {s: shape_us(graph, costs, s) for s in found}
+    cuts = {s: sum(r.kind == "v" for group in groups_of(s) for r in group) for s in found}
     best: dict[object, Shape] = {}
-    for shape in sorted(found, key=lambda s: us[write_text(s)] * (1 + _CUT_GAIN * _cut_count(s))):
+    for shape in sorted(found, key=lambda s: us[s] * (1 + _CUT_GAIN * cuts[s])):
         groups = groups_of(shape)
         reductions = frozenset(frozenset(r for r in g if r.kind == "r") for g in groups)
         alike = (reductions, len(shape))
         best.setdefault(alike, shape)
     ranked = list(best.values())
     if found[0] not in ranked:  # the default gives way to its like only where that promises something
-        like = next(
-            (n for n, s in enumerate(ranked) if us[write_text(s)] > us[write_text(found[0])] * (1 - _TIE)), None
-        )
+        like = next((n for n, s in enumerate(ranked) if us[s] > us[found[0]] * (1 - _TIE)), None)
         ranked.insert(len(ranked) if like is None else like, found[0])
-        if like is not None and us[write_text(ranked[like + 1])] <= us[write_text(found[0])] * (1 + _TIE):
+        if like is not None and us[ranked[like + 1]] <= us[found[0]] * (1 + _TIE):
             del ranked[like + 1]
     return ranked
-
-
-_CUT_GAIN, _TIE = 0.03, 0.01
-
-
-def _cut_count(shape: Shape) -> int:
-    return sum(r.kind == "v" for group in groups_of(shape) for r in group)
 
 
 def beam(v: Vertices) -> list[list[Roots]]:
@@ -181,7 +173,7 @@ def _drawn(v: Vertices, rng: random.Random) -> list[Roots]:
 
 
 def _acyclic(v: Vertices, masks: Sequence[Mask]) -> bool:
-    """Whether the groups, with everything else by itself, can run one after the other."""
+    """True if the groups, with everything else by itself, can run one after the other."""
     try:
         _ordered(v, _complete(v, masks))
     except Unsupported:
@@ -321,8 +313,7 @@ def _effort(graph: Graph, i: int, home: Iterable[int]) -> int:
 
 def _launched(graph: Graph, shape: Shape, method: Method) -> list[Shape]:
     """A shape with its launches as they are, and packed, as far as that is legal."""
-    out = [shape]
     if len(shape) > 1 and method.packing:
         with contextlib.suppress(Unsupported):
-            out.append(pack(build_plan(graph, shape)))
-    return list({write_text(s): s for s in out}.values())
+            return [shape, pack(build_plan(graph, shape))]
+    return [shape]

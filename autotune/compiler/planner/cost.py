@@ -13,22 +13,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from autotune.compiler.program.lane_axis import unit_axis
-from autotune.compiler.program.one_pass import find_moments
+from autotune.compiler.program.passes import find_moments
+from autotune.compiler.program.rewrites import FEWEST
+from autotune.compiler.program.vectors import unit_axis
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.ir.ops import POINTWISE
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What a device can do; measured by ``autotune calibrate fusion``, else the values here, which are of a class.
+    """The speed of a device: measured by ``autotune calibrate fusion``, else of a class of devices.
 
     Attributes:
         copy_gbs: bytes read and written by a large copy, in 10^9 a second, caches cold.
-        l2_gbs: the same for what lies in the last-level cache; ``l2_mib`` is its size.
+        l2_gbs: the same for data in the last-level cache; ``l2_mib`` is its size.
         first_us: what a launch takes before its first byte, timed by itself.
         next_us: what another kernel after it adds.
         ops_gs: light operators (as fused multiply-adds) in 10^9 a second; ``units`` compute units share them.
@@ -55,66 +56,33 @@ class Figures:
         """
         names = {f.name for f in fields(cls)} - {"calibrated"}
         known = {k: float(v) for k, v in found.items() if k in names and v > 0}
-        of_class = dict(CLASSES.get(arch, CLASSES[side]))
+        base = CLASSES.get(arch, CLASSES[side])
         if units:
-            scale = units / of_class.get("units", cls.units)
-            of_class |= {"units": float(units)}
-            of_class |= {k: of_class.get(k, getattr(cls, k)) * scale for k in ("ops_gs", "heavy_gs")}
-        return cls(**{**of_class, **known}, calibrated=bool(known))
+            scale = units / base.units
+            base = replace(base, units=float(units), ops_gs=base.ops_gs * scale, heavy_gs=base.heavy_gs * scale)
+        return replace(base, **known, calibrated=bool(known))
 
 
-CLASSES: Mapping[str, Mapping[str, float]] = {
-    "cuda": {},
-    "sm_80": {
-        "copy_gbs": 1600.0,
-        "l2_gbs": 3500.0,
-        "l2_mib": 40.0,
-        "ops_gs": 8000.0,
-        "heavy_gs": 6000.0,
-        "units": 108.0,
-    },
-    "sm_86": {"copy_gbs": 700.0, "l2_gbs": 2000.0, "l2_mib": 6.0, "ops_gs": 9000.0, "heavy_gs": 6000.0, "units": 82.0},
-    "sm_89": {
-        "copy_gbs": 800.0,
-        "l2_gbs": 3500.0,
-        "l2_mib": 72.0,
-        "ops_gs": 18000.0,
-        "heavy_gs": 9000.0,
-        "units": 128.0,
-    },
-    "sm_100": {"copy_gbs": 7000.0, "l2_gbs": 10000.0, "l2_mib": 126.0, "ops_gs": 14000.0, "units": 148.0},
-    "sm_120": {
-        "copy_gbs": 1500.0,
-        "l2_gbs": 5000.0,
-        "l2_mib": 96.0,
-        "ops_gs": 20000.0,
-        "heavy_gs": 9000.0,
-        "units": 170.0,
-    },
-    "cpu": {
-        "copy_gbs": 20.0,
-        "l2_gbs": 60.0,
-        "l2_mib": 16.0,
-        "first_us": 10.0,
-        "next_us": 8.0,
-        "ops_gs": 20.0,
-        "heavy_gs": 8.0,
-        "units": 2.0,
-    },
+CLASSES: Mapping[str, Figures] = {
+    "cuda": Figures(),
+    "sm_80": Figures(1600.0, 3500.0, 40.0, ops_gs=8000.0, heavy_gs=6000.0, units=108.0),
+    "sm_86": Figures(700.0, 2000.0, 6.0, ops_gs=9000.0, heavy_gs=6000.0, units=82.0),
+    "sm_89": Figures(800.0, 3500.0, 72.0, ops_gs=18000.0, heavy_gs=9000.0, units=128.0),
+    "sm_100": Figures(7000.0, 10000.0, 126.0, ops_gs=14000.0, units=148.0),
+    "sm_120": Figures(1500.0, 5000.0, 96.0, ops_gs=20000.0, heavy_gs=9000.0, units=170.0),
+    "cpu": Figures(20.0, 60.0, 16.0, 10.0, 8.0, 20.0, 8.0, 2.0),
 }
 """Rough figures by class of device: an H200 where nothing else is said, others by architecture, and a small CPU."""
 
 HEAVY = 4
 """Operators dearer than this count as special functions."""
-FEWEST = 1 << 15
-"""Elements of one row from which on many blocks may share it."""
 KEPT_WORDS = 40_000.0
 """32-bit words of values between passes that an SM can hold."""
 
 
 @dataclass(frozen=True)
 class GroupCost:
-    """What one group does.
+    """The work of one group.
 
     Attributes:
         bytes: moved to and from memory, scratch included; ``scratch`` of them are of scratch.
@@ -150,6 +118,7 @@ class Costs:
     def __init__(self, graph: Graph, figures: Figures) -> None:
         self.graph, self.figures = graph, figures
         self.size = [float(graph.size(v.axes)) for v in graph.values]
+        self._lane_axis = unit_axis(graph)
 
     @cached_property
     def _loads(self) -> list[float]:
@@ -192,7 +161,7 @@ class Costs:
 
     def _shared_by_all(self, inside: Sequence[int]) -> set[int]:
         """Reductions to one number of so many elements that all blocks share them, as they do where nothing larger of
-        the group waits for one (see ``autotune.compiler.program.full_reduction``)."""
+        the group waits for one (see ``autotune.compiler.program.rewrites``)."""
         g = self.graph
         whole = {i for i in inside if g.values[i].op in REDUCTIONS and self.size[i] == 1.0}
         whole = {i for i in whole if self.size[g.values[i].args[0]] >= FEWEST}
@@ -206,7 +175,7 @@ class Costs:
 
     @cached_property
     def _of_moments(self) -> set[int]:
-        """What lies between a sum and the sum of squared deviations from its mean: one walk makes both."""
+        """Values between a sum and the sum of squared deviations from its mean: one walk makes both."""
         g = self.graph
         found = set()
         for over in {v.over for v in g.values if v.op == "sum"}:
@@ -214,10 +183,6 @@ class Costs:
                 square = g.values[m.square].args[0]
                 found |= {square, *(a for a in g.values[square].args)}
         return found
-
-    @cached_property
-    def _lane_axis(self) -> int:
-        return unit_axis(self.graph)
 
     def _walked_again(self, inside: Sequence[int]) -> set[int]:
         """Reductions inside after which their rows are needed again, for another reduction or at full size."""

@@ -1,4 +1,4 @@
-"""What a plan is: groups of a region's operators, how they are launched, and the text that says so.
+"""Plans: groups of a region's operators, how they are launched and packed, and the text that is stored.
 
 A plan is written as text, which is what a configuration stores (``config["plan"]``) and all that deployment needs::
 
@@ -15,13 +15,24 @@ itself where neighbours along its last axis are neighbours in memory, else a cop
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
-from autotune.ir.forms.families import family_of
+from autotune.compiler.schedules.configurations import group_config, one_block
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.ir.forms.canonical import Family, family_of
 from autotune.ir.graph import Graph
+from autotune.task import Choice, Config
+
+MOST_POINTERS = 500
+"""Tensors of one launch: a kernel's parameters take at most 4 KiB, 8 bytes each, on every driver."""
+MOST_BODIES = 8
+"""Different bodies of one launch: it takes the registers of the largest, and the shared memory of all."""
+SMALL_BYTES = 4 << 20
+"""Bytes that a group moves in about the time of a launch. Larger ones share a launch with their like only: a block size
+and register count that suit all of them would cost more than the launch."""
 
 Source = tuple[str, int]
 """A tensor of a region: ("input" | "output" | "scratch", number)."""
@@ -30,7 +41,7 @@ RootKind = Literal["r", "o", "v", "b"]
 
 
 class Root(NamedTuple):
-    """What a group computes and leaves for others.
+    """A result that a group computes and leaves for others.
 
     ``number`` counts the values of the region's graph for the kinds "r" and "v", and its outputs for "o" and "b".
     """
@@ -73,10 +84,9 @@ Shape = tuple[tuple[Roots, ...], ...]
 class Group:
     """The operators of one body of a kernel.
 
-    ``inputs`` says for each slot of ``graph`` where it comes from: ("input", slot of the region), ("scratch", number)
-    or ("output", number), which another group has written. ``outputs`` says likewise "output" or "scratch". ``roots``
-    are numbered as in the region's graph, ``graph``
-    is canonical.
+    ``inputs`` has the source of each slot of ``graph``: ("input", slot of the region), ("scratch", number), or
+    ("output", number) of what another group has written. ``outputs`` has "output" or "scratch" likewise. ``roots`` are
+    numbered as in the region's graph; ``graph`` is canonical.
     """
 
     graph: Graph
@@ -93,13 +103,21 @@ class Plan:
         groups: every group, each after those whose scratch it reads.
         scratch: (storage type, axes) of each global intermediate, dense in that axis order.
         launches: for each launch the numbers of its groups.
-        text: the plan as stored.
     """
 
     groups: tuple[Group, ...]
     scratch: tuple[tuple[str, tuple[int, ...]], ...]
     launches: tuple[tuple[int, ...], ...]
-    text: str
+
+    @cached_property
+    def shape(self) -> Shape:
+        """The roots of each launch's groups."""
+        return tuple(tuple(self.groups[k].roots for k in launch) for launch in self.launches)
+
+    @cached_property
+    def text(self) -> str:
+        """The plan as stored."""
+        return write_text(self.shape)
 
     @cached_property
     def leaders(self) -> tuple[int, ...]:
@@ -115,6 +133,23 @@ class Plan:
     def scratch_numel(self, graph: Graph) -> tuple[tuple[str, int], ...]:
         """(storage type, elements) of each scratch tensor for the region ``graph``."""
         return tuple((dtype, graph.size(axes)) for dtype, axes in self.scratch)
+
+
+def group_configs(plan: Plan, config: Mapping[str, Choice]) -> list[Config]:
+    """The configuration of each group of a plan, those of one family alike."""
+    n = len(plan.groups)
+    return [group_config(config, k, n, leader) for k, leader in enumerate(plan.leaders)]
+
+
+def agree(plan: Plan, parts: Sequence[Config]) -> list[Config]:
+    """The configurations with one block size within each launch of several groups."""
+    out = list(parts)
+    for launch in plan.launches:
+        if len(launch) > 1:
+            agreed = one_block([plan.groups[k].graph for k in launch], [out[k] for k in launch])
+            for k, config in zip(launch, agreed, strict=True):
+                out[k] = config
+    return out
 
 
 def read_text(text: str) -> Shape:
@@ -145,3 +180,68 @@ def names(roots: Iterable[Root]) -> str:
 def groups_of(shape: Shape) -> list[Roots]:
     """The groups of all launches, in order."""
     return [group for launch in shape for group in launch]
+
+
+def pack(plan: Plan) -> Shape:
+    """Join launches that do not wait for each other, as many as is legal and worth it.
+
+    Launches come out in the order in which they can run. A plan of one launch comes back unchanged, and so does one
+    that is packed already.
+
+    Args:
+        plan: for CUDA.
+    """
+    shape = plan.shape
+    if len(shape) < 2:
+        return shape
+    level = _levels(plan)
+    families = [family_of(g.graph) for g in plan.groups]
+    joined: list[list[int]] = []
+    for n in sorted(range(len(shape)), key=lambda n: level[n]):
+        for bin_ in joined:
+            if level[bin_[0]] == level[n] and _may_share(plan, families, [*bin_, n]):
+                bin_.append(n)
+                break
+        else:
+            joined.append([n])
+    return tuple(tuple(group for n in launches for group in shape[n]) for launches in joined)
+
+
+def unpack(shape: Shape) -> Shape:
+    """The inverse of :func:`pack`: a launch for each group."""
+    return tuple((group,) for launch in shape for group in launch)
+
+
+def _levels(plan: Plan) -> list[int]:
+    """For each launch how many launches must run before it, one after the other."""
+    made = {s: n for n, launch in enumerate(plan.launches) for k in launch for s in plan.groups[k].outputs}
+    level: list[int] = []
+    for n, launch in enumerate(plan.launches):
+        waits = {made[s] for k in launch for s in plan.groups[k].inputs if s[0] != "input"} - {n}
+        level.append(max((level[w] + 1 for w in waits), default=0))
+    return level
+
+
+def _may_share(plan: Plan, families: Sequence[Family], launches: Sequence[int]) -> bool:
+    numbers = [k for n in launches for k in plan.launches[n]]
+    groups = [plan.groups[k] for k in numbers]
+    if sum(len(g.inputs) + len(g.outputs) for g in groups) > MOST_POINTERS or not all(
+        scheme_of(g.graph).packs for g in groups
+    ):
+        return False
+    bodies: list[int] = []
+    for k in numbers:
+        if not any(families[k].has(families[b]) for b in bodies):
+            bodies.append(k)
+    if len(bodies) == 1:
+        return True
+    if len(bodies) > MOST_BODIES or any(g.graph.bytes_moved > SMALL_BYTES for g in groups):
+        return False
+    return _agree([plan.groups[k].graph for k in bodies])
+
+
+def _agree(graphs: Sequence[Graph]) -> bool:
+    """True if there is a block size that suits the groups' default schedules."""
+    schemes = [scheme_of(g) for g in graphs]
+    parts = one_block(graphs, [s.default(g) for s, g in zip(schemes, graphs, strict=True)])
+    return all(s.reject(g, c) is None for s, g, c in zip(schemes, graphs, parts, strict=True))

@@ -22,12 +22,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from autotune.compiler.planner.cost import Costs, Figures
-from autotune.compiler.program.program import Program, build_program
-from autotune.compiler.program.tiling import tiling
-from autotune.compiler.program.widened import widened
+from autotune.compiler.program.columns import main_program, split_columns
+from autotune.compiler.program.passes import build_program
+from autotune.compiler.program.program import Program
+from autotune.compiler.program.rewrites import widened
+from autotune.compiler.program.scattered import scattered
+from autotune.compiler.program.vectors import tiling, vector_length
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.schedules.cuda.columns import accumulators
+from autotune.compiler.schedules.cuda.rows import kept_words
+from autotune.compiler.schedules.cuda.scatter import blocks_of, place_bytes
 from autotune.compiler.targets.cuda.cubin import SmLimits, limits
+from autotune.compiler.targets.cuda.scatter import FLIGHT, MANY, MOST_PACKS, MOST_SORTED
 from autotune.errors import Unsupported
-from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.task import Choice
 
 Schedule = Mapping[str, Choice]
@@ -44,8 +52,8 @@ _SPREAD = 3.0  # what a byte takes where the elements of a warp are each in a se
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What a schedule's threads do. ``row_us`` is how long one row is under way."""
+class Work:
+    """The work of a schedule's threads. ``row_us`` is the latency of one row."""
 
     threads: int
     rows: float  # sets of rows that blocks take, in all
@@ -67,8 +75,6 @@ def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) 
         graph: of the group, canonical.
         config: parameters of ``search_spaces/fusion.toml``, [cuda].
     """
-    from autotune.compiler.schedules.cuda import scheme_of
-
     name = scheme_of(graph).name
     if name == "scatter":
         return _scattered(graph, config, figures, limits(target))
@@ -78,12 +84,12 @@ def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) 
     if found is None:
         return None
     program, extra = found
-    shape = _tiled(graph, config) if config.get("tile") else _shape(program, config, extra)
-    if shape is None:
+    work = _tiled(graph, config) if config.get("tile") else _work(program, config, extra)
+    if work is None:
         return None
     if name == "transpose" and not config.get("tile"):
-        shape = replace(shape, spread=1.0 + (_SPREAD - 1.0) * tiling(graph).share)
-    us = _time(graph, program, config, shape, figures, limits(target))
+        work = replace(work, spread=1.0 + (_SPREAD - 1.0) * tiling(graph).share)
+    us = _time(graph, program, config, work, figures, limits(target))
     return figures.first_us + us + (figures.next_us + 1.5 if name == "columns" else 0.0)
 
 
@@ -93,19 +99,13 @@ def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Progr
     try:
         if scheme != "columns":
             return build_program(widened(graph), keep=keep, online=online), 0.0
-        from autotune.compiler.program.columns import main_program, split_columns
-        from autotune.compiler.schedules.cuda.columns import accumulators
-
         program = main_program(split_columns(widened(graph)), keep=keep, online=online)
         return program, float(accumulators(program, 1, 1))
     except Unsupported:
         return None
 
 
-def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | None:
-    from autotune.compiler.program.vectors import vector_length
-    from autotune.compiler.schedules.cuda.rows import kept_words
-
+def _work(program: Program, config: Schedule, accumulators: float) -> Work | None:
     t, per_block = int(config["threads_per_row"]), int(config["rows_per_block"])
     cluster = int(config.get("cluster", 1))  # blocks that share a row
     vec = vector_length(program, int(config["vector_bytes"]))
@@ -141,11 +141,11 @@ def _shape(program: Program, config: Schedule, accumulators: float) -> Shape | N
     words = kept if config["keep"] == "shared" else 0.0
     shared = words * 4 * cols * per_block / cluster
     in_flight = resident * vec * each * min(inputs, 4)
-    return Shape(threads, max(1.0, rows), registers, shared, in_flight, lanes, row_us, again, packs, 2.0 * words)
+    return Work(threads, max(1.0, rows), registers, shared, in_flight, lanes, row_us, again, packs, 2.0 * words)
 
 
-def _tiled(graph: Graph, config: Schedule) -> Shape:
-    """The shape of a kernel that works in tiles: a thread has a tile's share of all inputs in flight at a time."""
+def _tiled(graph: Graph, config: Schedule) -> Work:
+    """A kernel that works in tiles: a thread has a tile's share of all inputs in flight at a time."""
     t, side, threads = tiling(graph), int(config["tile"]), int(config["threads_per_row"])
     share = side * side / threads
     widths = [STORAGE_BYTES[d] for d in graph.inputs] or [4]
@@ -155,19 +155,19 @@ def _tiled(graph: Graph, config: Schedule) -> Shape:
     in_flight = share * sum(widths[:4])
     shared = 4.0 * side * (side + 1) * max(len(t.loads), len(t.stores))
     registers = _BASE_REGISTERS + share + in_flight / 4
-    return Shape(threads, tiles, registers, shared, in_flight, filled, _LATENCY_US + _REDUCE_US[1], 0.0, 1.0)
+    return Work(threads, tiles, registers, shared, in_flight, filled, _LATENCY_US + _REDUCE_US[1], 0.0, 1.0)
 
 
 def _time(
-    graph: Graph, program: Program, config: Schedule, shape: Shape, figures: Figures, sm: SmLimits
+    graph: Graph, program: Program, config: Schedule, work: Work, figures: Figures, sm: SmLimits
 ) -> float:  # fmt: skip
-    cap = int(config["max_registers"]) or min(255, sm.registers // max(shape.threads, 32) // 8 * 8)
-    registers = min(max(shape.registers, 24.0), cap)
-    spilled = max(0.0, shape.registers - cap)
+    cap = int(config["max_registers"]) or min(255, sm.registers // max(work.threads, 32) // 8 * 8)
+    registers = min(max(work.registers, 24.0), cap)
+    spilled = max(0.0, work.registers - cap)
     blocks = min(
-        sm.threads // shape.threads,
-        int(sm.registers // (registers * shape.threads)),
-        int(sm.shared // (shape.shared + 1024)),
+        sm.threads // work.threads,
+        int(sm.registers // (registers * work.threads)),
+        int(sm.shared // (work.shared + 1024)),
         sm.blocks,
     )
     if blocks < 1:
@@ -175,27 +175,27 @@ def _time(
     persistent = int(config["blocks_per_sm"])
     if persistent:
         blocks = min(blocks, persistent)
-    sets = shape.rows / figures.units
+    sets = work.rows / figures.units
     resident = min(float(blocks), max(sets, 1.0))
     waves = max(sets / blocks, 1e-9)
     tail = math.ceil(waves) / waves if waves > 1 else 1.0
     tail = 1.0 + (tail - 1.0) * (0.8 if persistent else 0.5)
-    busy = min(1.0, shape.rows / figures.units)  # fewer blocks than SMs leave SMs idle
+    busy = min(1.0, work.rows / figures.units)  # fewer blocks than SMs leave SMs idle
     total, read, light, heavy = _costs(graph, figures)
-    flying = resident * shape.threads * shape.in_flight * figures.units * busy
+    flying = resident * work.threads * work.in_flight * figures.units * busy
     row_bytes = total / max(program.n_rows, 1) * min(resident * figures.units, program.n_rows)
     again = figures.l2_gbs if row_bytes < figures.l2_mib * 2**20 * 0.6 else figures.copy_gbs
     # Bandwidth, or by Little's law what the bytes in flight draw of it.
     memory = math.hypot(total / figures.copy_gbs / 1e3, total * _LATENCY_US / max(flying, 1.0)) * tail
-    memory = memory * shape.spread + shape.rereads * read / again / 1e3
+    memory = memory * work.spread + work.rereads * read / again / 1e3
     memory *= 1.0 + spilled / 32.0
-    shared_bytes = 4.0 * shape.shared_words * program.n_rows * program.n_cols
+    shared_bytes = 4.0 * work.shared_words * program.n_rows * program.n_cols
     memory += shared_bytes / (_SHARED_BYTES * _CLOCK_GHZ * 1e3 * figures.units * busy)
-    warps = resident * shape.threads / 32
+    warps = resident * work.threads / 32
     rate = _ISSUE * _CLOCK_GHZ * 1e3 * figures.units * min(1.0, warps / 12.0) * busy
-    issued = (light * (1.0 + 0.5 * shape.rereads) + heavy * (1.0 + shape.rereads)) / max(shape.lanes, 0.05)
+    issued = (light * (1.0 + 0.5 * work.rereads) + heavy * (1.0 + work.rereads)) / max(work.lanes, 0.05)
     issue = issued / rate * tail
-    latency = sets / max(resident, 1e-9) * shape.row_us if not program.pointwise else shape.row_us
+    latency = sets / max(resident, 1e-9) * work.row_us if not program.pointwise else work.row_us
     longest, second = sorted((memory, issue, latency), reverse=True)[:2]
     return longest + _BESIDE / resident * second
 
@@ -203,10 +203,6 @@ def _time(
 def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -> float:
     """Microseconds of sums at places: what moves, the places that every block reads from the cache, and blocks one
     after the other on an SM. The places are taken to be spread evenly."""
-    from autotune.compiler.program.scattered import scattered
-    from autotune.compiler.schedules.cuda.scatter import blocks_of, place_bytes
-    from autotune.compiler.targets.cuda.scatter import FLIGHT, MANY, MOST_PACKS, MOST_SORTED
-
     s = scattered(graph)
     threads, match = int(config["threads_per_row"]) * int(config["rows_per_block"]), int(config["rows_per_block"])
     owned, vec = int(config["owned"]), max(1, s.vector(int(config["vector_bytes"])))
@@ -255,12 +251,10 @@ def _costs(graph: Graph, figures: Figures) -> tuple[float, float, float, float]:
 
 def predict_cpu(graph: Graph, config: Schedule, figures: Figures) -> float | None:
     """As :func:`predict_cuda`, for the CPU's parameters; coarse: bytes, operations and threads."""
-    total, read, light, heavy = _costs(graph, figures)
+    total, _, light, heavy = _costs(graph, figures)
     threads = max(1.0, float(config["threads"]))
     share = min(1.0, threads / figures.units)
-    reductions = any(v.op in REDUCTIONS for v in graph.values)
-    again = 1.0 if config["keep"] == "reload" and reductions else 0.0
-    memory = (total + again * read * 0.3) / figures.copy_gbs / 1e3 / min(1.0, 0.35 + 0.65 * share)
-    compute = (light / figures.ops_gs + heavy / figures.heavy_gs * (1 + again)) / 1e3 / share
+    memory = total / figures.copy_gbs / 1e3 / min(1.0, 0.35 + 0.65 * share)
+    compute = (light / figures.ops_gs + heavy / figures.heavy_gs) / 1e3 / share
     longest, second = max(memory, compute), min(memory, compute)
     return figures.first_us * (1.0 if threads > 1 else 0.3) + longest + _OVERLAP * second

@@ -1,4 +1,4 @@
-"""Methods of the fusion search: the whole, and what is left of it without one of its parts.
+"""Methods of the fusion search: the whole, and the search without one of its parts.
 
 They are named here and nowhere else: ``autotune search --plans`` and ``--ablation``, ``autotune.search(plans=...,
 ablation=...)`` and the benchmarks' table of what each part buys take these names.
@@ -45,7 +45,7 @@ METHODS: Mapping[str, Method] = {
 ABLATIONS = (FULL, "greedy", "model", "no-model", "no-pack")
 """The methods of the table of what each part buys."""
 PLANS: Mapping[str, str] = {"measured": FULL, "model": "model-plan", "greedy": "greedy"}
-"""What ``plans`` may be, and the method it stands for."""
+"""The choices of ``plans``, and the method of each."""
 
 
 def method(name: str) -> Method:

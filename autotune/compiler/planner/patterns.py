@@ -4,7 +4,7 @@ The vertices are a region's roots: reductions and outputs, an output together wi
 operators belong to whoever uses them and are no vertices. Candidates of a vertex, which is their *producer*, are made
 in post-order (consumers first): the best few groups of its consumers are joined, two consumers at a time, and with the
 vertex itself. A large input is a producer too, of whoever reads it, so that independent reductions of one tensor become
-one group. What shares nothing is joined by packing launches (``autotune.compiler.planner.packing``), the paper's
+one group. What shares nothing is joined by packing launches (``autotune.compiler.planner.groups``), the paper's
 remote fusion.
 """
 
@@ -90,7 +90,7 @@ class Vertices:
         return tuple(r for k in bits(mask) for r in self.roots[k])
 
     def convex(self, mask: Mask) -> bool:
-        """Whether no vertex outside lies between two of the set: it would wait for the group, and the group for it."""
+        """True if no vertex outside lies between two of the set: it would wait for the group, and the group for it."""
         above = union(self.before[k] for k in bits(mask))
         return not any(self.before[k] & mask for k in bits(above & ~mask))
 

@@ -19,15 +19,13 @@ from autotune.compiler.planner.groups import (
     Source,
     groups_of,
     names,
+    pack,
     read_text,
-    write_text,
 )
-from autotune.compiler.planner.packing import pack
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import canonicalize
-from autotune.ir.forms.components import components
-from autotune.ir.forms.simplify import simplify
+from autotune.ir.forms.simplify import components, simplify
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph, Output, Value
 from autotune.ir.precision import STRICT
 
@@ -75,7 +73,6 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
             if kind == "scratch"
         ),
         tuple(launches),
-        write_text(shape),
     )
     _check_order(plan)
     for g in plan.groups:
@@ -95,13 +92,10 @@ def read_back(graph: Graph, groups: Iterable[Roots]) -> dict[int, int]:
 
 
 @lru_cache(maxsize=256)
-def _planned(key: str, text: str, target: str) -> Plan:
+def _planned(key: str, given: Shape, target: str) -> Plan:
     graph = Graph.from_json(json.loads(key))
-    if text:
-        try:
-            return build_plan(graph, read_text(text), target)
-        except ValueError as error:
-            raise Unsupported(f"the plan {text!r}: {error}") from error
+    if given:
+        return build_plan(graph, given, target)
     shape = greedy(graph, target)
     try:
         plan = build_plan(graph, shape, target)
@@ -112,20 +106,29 @@ def _planned(key: str, text: str, target: str) -> Plan:
     return plan if packed == shape else build_plan(graph, packed, target)
 
 
-def make_plan(graph: Graph, target: str = "cuda", text: str = "") -> Plan:
-    """The plan of a region: the one ``text`` describes, or :func:`greedy`'s, packed for "cuda". Remembered.
+def make_plan(graph: Graph, target: str = "cuda", plan: str | Shape = "") -> Plan:
+    """The plan of a region, remembered.
+
+    Args:
+        plan: its launches or their text; "" for :func:`greedy`'s, packed for "cuda".
 
     Raises:
-        Unsupported: some group has no kernel in this version, or the text does not fit the graph.
+        Unsupported: some group has no kernel in this version, or the plan does not fit the graph.
     """
-    return _planned(json.dumps(graph.to_json(), sort_keys=True), text, target)
+    key = json.dumps(graph.to_json(), sort_keys=True)
+    if not plan:
+        return _planned(key, (), target)
+    try:
+        return _planned(key, read_text(plan) if isinstance(plan, str) else plan, target)
+    except ValueError as error:
+        raise Unsupported(f"the plan {plan!r}: {error}") from error
 
 
 def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
     """The largest groups, one launch each: every root, in order, joins the latest group that it can join.
 
     Parts of the graph that have nothing to do with each other get groups of their own; their launches may be joined by
-    ``autotune.compiler.planner.packing.pack``.
+    ``autotune.compiler.planner.groups.pack``.
 
     Args:
         exact: judge groups in their canonical form, which takes longer. Where tensors of one size have neighbours along
@@ -225,7 +228,7 @@ _READERS: dict[int, tuple[Graph, dict[int, set[Root]]]] = {}
 
 def _readers(graph: Graph) -> dict[int, set[Root]]:
     """For each reduction, the roots that are made from it through values that are no roots. Remembered for the last
-    graph, which planning asks about again and again."""
+    graph, which planning reads again and again."""
     found = _READERS.get(id(graph))
     if found is None or found[0] is not graph:
         out: dict[int, set[Root]] = {i: set() for i in graph.live if graph.values[i].op in REDUCTIONS}
@@ -262,7 +265,7 @@ def _check_roots(graph: Graph, drafts: Sequence[Roots]) -> None:
 
 
 def can_be_read_back(graph: Graph, k: int) -> bool:
-    """Whether a group may read output ``k`` in place of computing its value: a float, which varies over all of it.
+    """True if a group may read output ``k`` in place of computing its value: a float, which varies over all of it.
 
     Under the precision "strict" only what storing does not round may be.
     """
@@ -281,7 +284,7 @@ def can_be_read_back(graph: Graph, k: int) -> bool:
 
 
 def _check_order(plan: Plan) -> None:
-    """What a group writes is read after it is written: by a later launch."""
+    """Raise Unsupported unless each result is read by a later launch than the one that writes it."""
     place = {g: n for n, launch in enumerate(plan.launches) for g in launch}
     made = {ref: k for k, g in enumerate(plan.groups) for ref in g.outputs}
     for k, g in enumerate(plan.groups):
@@ -306,7 +309,7 @@ def _strides(out: Output, axes: Iterable[int]) -> tuple[int, ...]:
 
 
 def by_rows(graph: Graph, k: int) -> bool:
-    """Whether neighbours along the last axis of output ``k``'s value are neighbours in memory."""
+    """True if neighbours along the last axis of output ``k``'s value are neighbours in memory."""
     return _strides(graph.outputs[k], graph.values[graph.outputs[k].value].axes)[-1:] == (1,)
 
 
@@ -314,7 +317,7 @@ def _raw_group(
     graph: Graph, roots: Iterable[Root], values: Sequence[int], home: Mapping[int, int], k: int,
     crossing: Mapping[int, Source], back: Mapping[int, int],
 ) -> tuple[Graph, list[Source], list[Source]]:  # fmt: skip
-    """A group's graph in the region's axes, and what its slots and outputs are."""
+    """A group's graph in the region's axes, and the sources of its slots and outputs."""
     new: dict[int, int] = {}
     made: list[Value] = []
     slots: dict[Source, int] = {}
@@ -363,8 +366,6 @@ def _build_group(
     graph: Graph, roots: Roots, values: Sequence[int], home: Mapping[int, int], k: int,
     crossing: Mapping[int, Source], back: Mapping[int, int],
 ) -> Group:  # fmt: skip
-    from autotune.ir.forms.canonical import canonicalize
-
     raw, slots, sinks = _raw_group(graph, roots, values, home, k, crossing, back)
     if not raw.outputs:
         raise Unsupported("a group without a result")

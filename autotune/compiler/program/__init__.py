@@ -1,1 +1,1 @@
-"""Kernel programs: a group of operators as passes over rows and columns. They know no threads and no target."""
+"""Kernel programs: a group of operators as passes over rows and columns. They have no threads and no target."""

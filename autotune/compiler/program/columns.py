@@ -1,4 +1,4 @@
-"""Reductions over all rows beside what is done row by row: one group becomes a main kernel and a finish.
+"""Reductions over all rows and over each row: one group becomes a main kernel and a finish.
 
 Layer norm's backward reduces over a row (for dx) and over all rows (for dgamma, dbeta); a bias gradient is a sum over
 all rows of what a pointwise kernel makes anyway. Instead of reading everything twice, each block of a persistent grid
@@ -13,11 +13,11 @@ second pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.compiler.program.one_pass import Column, find_moments
-from autotune.compiler.program.program import Program, build_program, stride_of
+from autotune.compiler.program.passes import build_program, find_moments
+from autotune.compiler.program.program import Column, Program, stride_of
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import canonicalize
 from autotune.ir.forms.simplify import remap, simplify
@@ -34,7 +34,7 @@ class Split:
         columns: accumulators of the main kernel.
         rows, cols: axes of ``main``, outermost first.
         whole: the group's graph.
-        reduced: for each of ``columns``, the reduction of ``whole`` that it stands for.
+        reduced: for each of ``columns``, the reduction of ``whole`` that it replaces.
     """
 
     main: Graph
@@ -55,21 +55,12 @@ class Split:
 
     @property
     def counts(self) -> bool:
-        """Whether the finish needs to know how many rows each part has."""
+        """True if the finish needs the number of rows of each part."""
         return any(c.kind == "moments" for c in self.columns)
-
-    def finish(self, parts: int) -> tuple[Graph, tuple[tuple[str, int], ...], tuple[int, ...]]:
-        """The graph that reduces ``parts`` partials.
-
-        Returns:
-            The graph, neither simplified nor canonical; for each of its input slots ("partial", number of the plane)
-            or ("input", slot of the group); and for each of its outputs, which of the group's it is.
-        """
-        return _Finish(self, parts).graph()
 
 
 def _unit_axis(graph: Graph) -> int:
-    """The axis along which neighbours in memory lie, in the largest tensor."""
+    """The axis of unit stride in the largest tensor."""
     best, found = 0, -1
     for axes, strides, _ in graph.walks:
         n = graph.size(axes)
@@ -80,7 +71,7 @@ def _unit_axis(graph: Graph) -> int:
 
 
 def _order(graph: Graph, axes: Iterable[int]) -> tuple[int, ...]:
-    """Axes by falling stride in the largest tensor; the one that neighbours in memory lie along is innermost."""
+    """Axes by falling stride in the largest tensor; the one of unit stride is innermost."""
     walks = sorted(graph.walks, key=lambda walk: -graph.size(walk.axes))
     unit = _unit_axis(graph)
 
@@ -126,75 +117,94 @@ def split_columns(graph: Graph) -> Split:
         Unsupported: it has no reductions over all rows, or their results are used again at full size.
     """
     rows, cols = _axes(graph)
-    over_rows, everything = frozenset(rows), frozenset(rows | cols)
-    vals = list(graph.values)
-    live = set(graph.live)
-    moments = {m.square: m for m in find_moments(graph, rows)}
-
-    # What a column reduction needs, with reductions of everything cut into one over the row and one over the rows.
-    reduced: list[int] = []
-    columns: list[Column] = []
-    for i in sorted(live):
-        v = graph.values[i]
-        if v.op not in REDUCTIONS:
-            continue
-        over = frozenset(v.over)
-        if i in moments:
-            columns.append(Column("moments", moments[i].score, "float32"))
-        elif over == over_rows:
-            columns.append(Column(v.op, v.args[0], v.dtype))
-        elif over == everything:
-            arg = graph.values[v.args[0]]
-            if set(arg.axes) != everything:
-                raise Unsupported("a reduction of everything of what does not vary over everything")
-            vals.append(Value(v.op, v.args, tuple(sorted(rows)), v.dtype, over=tuple(sorted(cols))))
-            columns.append(Column(v.op, len(vals) - 1, v.dtype))
-        else:
-            continue
-        reduced.append(i)
-    users = graph.users
-    inside: set[int] = set()  # deviations and their squares, which running moments do without
-    for i in moments:
-        square = graph.values[i].args[0]
-        d = graph.values[square].args[0]
-        stored = {o.value for o in graph.outputs}
-        if {u for u in users[square] if u in live} - set(moments) or {u for u in users[d] if u in live} - {square}:
-            raise Unsupported("deviations from a mean over the rows are used again at full size")
-        if square in stored or d in stored:
-            raise Unsupported("deviations from a mean over the rows are stored")
-        inside |= {square, d}
-    post: set[int] = set()
-    for i in sorted(live):
-        follows = i in reduced or any(a in post for a in graph.values[i].args)
-        if follows and i not in inside:
-            post.add(i)
-    for i in post:
-        v = graph.values[i]
-        if set(v.axes) & rows:
-            raise Unsupported("a result over all rows is used again at full size")
-        if v.op in REDUCTIONS and i not in reduced:
-            raise Unsupported("a reduction of reductions over all rows")
-        if i in reduced and i not in moments and any(a in post for a in v.args):
-            raise Unsupported("a reduction over all rows needs another one first")
+    moments = {m.square: m.score for m in find_moments(graph, rows)}
+    whole, columns, reduced = _accumulators(graph, rows, cols, moments)
+    follows = _following(graph, reduced, _deviations(graph, moments))
+    for i in follows:
+        _check_follower(graph, i, rows, follows, reduced, moments)
     for c in columns:
-        if c.value < len(graph.values) and c.value in post:
+        if c.value < len(graph.values) and c.value in follows:
             raise Unsupported("a reduction over all rows needs another one first")
-        if set((vals[c.value]).axes) & rows != rows:
+        if not rows <= set(whole.values[c.value].axes):
             raise Unsupported("a reduction over rows of what is the same in several")
-    outputs = tuple(k for k, o in enumerate(graph.outputs) if o.value not in post)
+    outputs = tuple(k for k, o in enumerate(graph.outputs) if o.value not in follows)
     if any(not (set(graph.outputs[k].axes) & rows) for k in outputs):
         raise Unsupported("an output that does not vary over the group's rows")
-    whole = replace(graph, values=tuple(vals))
     main, where = _main(whole, [graph.outputs[k] for k in outputs], [c.value for c in columns])
-    columns = [replace(c, value=where[c.value]) for c in columns]
-    ordered_rows = list(_order(main, rows))
-    if 0 in ordered_rows:  # the open extent must be the outermost
-        ordered_rows.remove(0)
-        ordered_rows.insert(0, 0)
-    split = Split(main, outputs, tuple(columns), tuple(ordered_rows), _order(main, cols), graph, tuple(reduced))
+    columns = tuple(replace(c, value=where[c.value]) for c in columns)
+    # The open extent must be the outermost.
+    ordered = sorted(_order(main, rows), key=lambda a: a != 0)
+    split = Split(main, outputs, columns, tuple(ordered), _order(main, cols), graph, tuple(reduced))
     if any(spans and set(spans) != cols for spans in map(split.spans, columns)):
         raise Unsupported("an accumulator that varies over some of the columns")
     return split
+
+
+def _accumulators(
+    graph: Graph, rows: set[int], cols: set[int], moments: Mapping[int, int]
+) -> tuple[Graph, tuple[Column, ...], list[int]]:
+    """The accumulators over the rows, and the reduction that each of them replaces.
+
+    The graph returned has reductions of everything cut into one over the row, behind all other values, and one over the
+    rows.
+    """
+    values = list(graph.values)
+    columns: list[Column] = []
+    reduced: list[int] = []
+    for i in graph.live:
+        v = graph.values[i]
+        if v.op not in REDUCTIONS:
+            continue
+        if i in moments:
+            columns.append(Column("moments", moments[i], "float32"))
+        elif set(v.over) == rows:
+            columns.append(Column(v.op, v.args[0], v.dtype))
+        elif set(v.over) == rows | cols:
+            if set(graph.values[v.args[0]].axes) != rows | cols:
+                raise Unsupported("a reduction of everything of what does not vary over everything")
+            values.append(Value(v.op, v.args, tuple(sorted(rows)), v.dtype, over=tuple(sorted(cols))))
+            columns.append(Column(v.op, len(values) - 1, v.dtype))
+        else:
+            continue
+        reduced.append(i)
+    return replace(graph, values=tuple(values)), tuple(columns), reduced
+
+
+def _deviations(graph: Graph, moments: Iterable[int]) -> set[int]:
+    """Deviations from means over the rows and their squares, which running moments do without."""
+    live = set(graph.live)
+    stored = {o.value for o in graph.outputs}
+    found: set[int] = set()
+    for i in moments:
+        square = graph.values[i].args[0]
+        d = graph.values[square].args[0]
+        if live.intersection(graph.users[square]) - set(moments) or live.intersection(graph.users[d]) - {square}:
+            raise Unsupported("deviations from a mean over the rows are used again at full size")
+        if square in stored or d in stored:
+            raise Unsupported("deviations from a mean over the rows are stored")
+        found |= {square, d}
+    return found
+
+
+def _following(graph: Graph, reduced: Sequence[int], inside: Container[int]) -> set[int]:
+    """The results over all rows, and the values made of them."""
+    found: set[int] = set()
+    for i in graph.live:
+        if i not in inside and (i in reduced or not found.isdisjoint(graph.values[i].args)):
+            found.add(i)
+    return found
+
+
+def _check_follower(
+    graph: Graph, i: int, rows: set[int], follows: set[int], reduced: Sequence[int], moments: Container[int]
+) -> None:
+    v = graph.values[i]
+    if not rows.isdisjoint(v.axes):
+        raise Unsupported("a result over all rows is used again at full size")
+    if v.op in REDUCTIONS and i not in reduced:
+        raise Unsupported("a reduction of reductions over all rows")
+    if i in reduced and i not in moments and not follows.isdisjoint(v.args):
+        raise Unsupported("a reduction over all rows needs another one first")
 
 
 def _main(graph: Graph, outputs: list[Output], roots: list[int]) -> tuple[Graph, dict[int, int]]:
@@ -224,7 +234,7 @@ def main_program(split: Split, *, keep: bool = True, online: bool = False, unit_
 def finish_graph(split: Split, parts: int) -> tuple[Graph, list[tuple[str, int]], list[int]]:
     """The canonical graph that reduces ``parts`` partial results, what its slots are ("partial" plane or "input" of the
     group), and which of the group's outputs it writes."""
-    raw, slots, outputs = split.finish(parts)
+    raw, slots, outputs = _Finish(split, parts).graph()
     graph, order, at = canonicalize(simplify(raw))
     return graph, [slots[s] for s in order], [outputs[k] for k in at]
 
@@ -275,6 +285,7 @@ class _Finish:
         )
 
     def graph(self) -> tuple[Graph, tuple[tuple[str, int], ...], tuple[int, ...]]:
+        """The graph, neither simplified nor canonical; its slots as in :func:`finish_graph`; the group's outputs."""
         split = self.split
         plane = 1 if split.counts else 0  # plane 0 holds the number of rows of each part
         rows = self.whole.size(split.rows)

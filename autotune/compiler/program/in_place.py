@@ -1,4 +1,4 @@
-"""Which outputs of a graph may lie where an input lies: a kernel that reads each element before it writes it."""
+"""Outputs of a graph that may share an input's memory, in a kernel that reads each element before it writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group with sums at places that other data tell, taken apart: the places, the terms, and what is made of the sums.
+"""A group with sums at places that other data give, taken apart: the places, the terms, and the results.
 
 Each part is a program of its own over the same values: places are walked along the *tokens* (the axes that are summed
 over), terms along the *columns* (the axes that a term and its sum share) of one token, results along the columns of one
@@ -116,7 +116,7 @@ def _part(
 
 
 def _with_column(graph: Graph, totals: list[int]) -> Graph:
-    """The graph with an axis of extent 1 along which terms and results lie; the places are computed without it."""
+    """The graph with an axis of extent 1 for terms and results; the places are computed without it."""
     x = len(graph.extents)
     places = set(_needed(graph, [graph.values[i].args[1] for i in totals]))
     values: list[Value] = []

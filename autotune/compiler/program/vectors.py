@@ -1,9 +1,26 @@
-"""How many elements of a row a thread takes at a time."""
+"""Neighbours in memory: their axis, and the number of them that a thread takes at a time.
+
+In a row-wise kernel a thread takes neighbours of its row. Where reductions run over outer axes, packs of neighbours lie
+on :func:`unit_axis` of the graph. A pointwise group whose tensors disagree on the axis is tiled (:func:`tiling`):
+``x + x.t()`` is the pattern, or a tensor read as NCHW and written as NHWC. Whichever axis threads lie side by side on,
+what has unit stride along the other one is spread over memory. See :mod:`autotune.compiler.targets.cuda.transpose`.
+"""
 
 from __future__ import annotations
 
-from autotune.compiler.program.program import Program
-from autotune.ir.graph import STORAGE_BYTES
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from autotune.compiler.program.passes import build_program
+from autotune.compiler.program.program import Program, stride_of
+from autotune.errors import Unsupported
+from autotune.ir.forms.simplify import rebuild
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Output, Value, Walk
+
+ACROSS = "across_"
+"""Prefix of the operators that reduce over the axis that packs lie on; see :func:`across_lanes`."""
+NARROWEST = 16
+"""Elements of either axis below which a tile would be mostly empty."""
 
 
 def narrowest(program: Program) -> int:
@@ -33,5 +50,138 @@ def vector_length(program: Program, vector_bytes: int) -> int:
 
 
 def open_row(program: Program) -> bool:
-    """Whether a group is one row of independent elements, their number an argument of the kernel."""
+    """True if a group is one row of independent elements, their number an argument of the kernel."""
     return program.pointwise and not program.rows and program.dynamic == 0
+
+
+def across_lanes(graph: Graph, axis: int) -> Graph:
+    """``graph`` with its reductions over ``axis`` as operators across lanes; those over more axes become two.
+
+    The result is for a program only: no other part of the package has such operators.
+    """
+
+    def make(i: int, v: Value, made: list[Value]) -> None:
+        if v.op in REDUCTIONS and axis in v.over:
+            axes = tuple(a for a in graph.values[graph.values[i].args[0]].axes if a != axis)
+            made.append(Value(ACROSS + v.op, v.args, axes, v.dtype, over=(axis,)))
+            if rest := tuple(a for a in v.over if a != axis):
+                made.append(replace(v, args=(len(made) - 1,), over=rest))
+        else:
+            made.append(v)
+
+    return rebuild(graph, make)
+
+
+def unit_axis(graph: Graph) -> int:
+    """The axis along which neighbours in memory lie, in most of the bytes that reductions run over or that are written
+    at their size (a reduced one in case of a tie); -1 if there is none."""
+    reduced = {a for i in graph.live for a in graph.values[i].over}
+    weight: dict[int, int] = {}
+    for axes, strides, storage in graph.walks:
+        for a, s in zip(axes, strides, strict=True):
+            if s == 1 and graph.extents[a] > 1 and reduced & set(axes):
+                weight[a] = weight.get(a, 0) + graph.size(axes) * STORAGE_BYTES[storage]
+    return max(weight, key=lambda a: (weight[a], a in reduced, -a)) if weight else -1
+
+
+def narrowest_along(graph: Graph, axis: int) -> int:
+    """Bytes of the narrowest storage type that has unit stride along ``axis`` and varies over more than it."""
+    sizes = [
+        STORAGE_BYTES[storage]
+        for axes, strides, storage in graph.walks
+        if axis in axes and strides[axes.index(axis)] == 1 and len(axes) > 1
+    ]
+    return min(sizes, default=4)
+
+
+def vector_along(graph: Graph, axis: int, vector_bytes: int) -> int:
+    """Neighbours on ``axis`` that a thread takes at a time; 0 if they do not divide it."""
+    n, rest = divmod(vector_bytes, narrowest_along(graph, axis))
+    return 0 if rest or not 1 <= n <= 16 or graph.extents[axis] % n else n
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The axes that are tiled, and the tensors that go through shared memory.
+
+    Attributes:
+        x, y: axes; threads compute side by side on ``x``.
+        loads: values that have their neighbours on ``y``; ``stores``: outputs that have (indices).
+        program: the group with ``x`` as its only column.
+        size: bytes of the narrowest type among the tensors that have their neighbours on either.
+        share: of the bytes of those tensors, the part that goes through shared memory.
+        mirrored: whether a square tensor is read both ways, ``x`` and ``x.t()``.
+    """
+
+    x: int
+    y: int
+    loads: tuple[int, ...]
+    stores: tuple[int, ...]
+    program: Program
+    size: int
+    share: float
+    mirrored: bool
+
+    def vectors(self, vector_bytes: int) -> tuple[int, int]:
+        """Elements a thread takes at a time along ``x`` and ``y``: as many as extents, offsets and strides allow."""
+        g = self.program.graph
+        along_x = along_y = max(1, min(16, vector_bytes // self.size))
+        while g.extents[self.x] % along_x:
+            along_x //= 2
+        parts: list[int] = [g.extents[self.y]]
+        tensors: list[Value | Output] = [g.values[i] for i in self.loads]
+        tensors += [g.outputs[k] for k in self.stores]
+        for t in tensors:
+            parts += [t.offset, *(s for a, s in zip(t.axes, t.strides, strict=True) if a != self.y)]
+        for i in self.loads:
+            parts += [n for a, lo, hi in g.values[i].guards if a == self.y for n in (lo, hi)]
+        while any(n % along_y for n in parts):
+            along_y //= 2
+        return along_x, along_y
+
+
+@lru_cache(maxsize=512)
+def tiling(graph: Graph) -> Tiling:
+    """The tiling of a group, by the two axes that the most bytes disagree on.
+
+    Raises:
+        Unsupported: it has reductions, or its large tensors agree on one axis.
+    """
+    if any(graph.values[i].op in REDUCTIONS for i in graph.live):
+        raise Unsupported("a group with reductions")
+    weight: dict[tuple[int, int], int] = {}  # bytes with unit stride along the first axis that vary over the second
+    for t in graph.walks:
+        u = _unit(graph, t)
+        for a in t.axes:
+            if u >= 0 and a != u and stride_of(t, a) and min(graph.extents[a], graph.extents[u]) >= NARROWEST:
+                weight[u, a] = (
+                    weight.get((u, a), 0) + graph.size(b for b in t.axes if stride_of(t, b)) * STORAGE_BYTES[t.storage]
+                )
+    pairs = [(x, y) for x, y in weight if (y, x) in weight]
+    if not pairs:
+        raise Unsupported("no two axes that tensors disagree on")
+    stored = [_unit(graph, o) for o in graph.outputs]
+    x, y = max(pairs, key=lambda p: (weight[p] + weight[p[::-1]], weight[p], stored.count(p[0]), p))
+    used = {a for i in graph.live for a in graph.values[i].axes} | {a for o in graph.outputs for a in o.axes}
+    rows = (*sorted(used - {x, y}), y)
+    program = build_program(graph, split=(rows, (x,)))
+    if program.passes[0].row_stores:
+        raise Unsupported("an output that does not vary over the tiled axes")
+    if rows[0] == y:  # the extent of a tiled axis is fixed: the tensors across it have it in their strides
+        program = replace(program, dynamic=-1)
+    loads = tuple(
+        i
+        for i in graph.live
+        if (v := graph.values[i]).op == "load" and _unit(graph, v) == y and stride_of(v, x)
+    )  # fmt: skip
+    stores = tuple(k for k, o in enumerate(graph.outputs) if stored[k] == y and stride_of(o, x))
+    size = min(narrowest(program), *(STORAGE_BYTES[graph.inputs[graph.values[i].slot]] for i in loads), 16)
+    share = weight[y, x] / (weight[x, y] + weight[y, x])
+    straight = {v.slot for i in graph.live if (v := graph.values[i]).op == "load" and _unit(graph, v) == x}
+    mirrored = graph.extents[x] == graph.extents[y] and any(graph.values[i].slot in straight for i in loads)
+    return Tiling(x, y, loads, stores, program, size, share, mirrored)
+
+
+def _unit(graph: Graph, t: Value | Output | Walk) -> int:
+    """The axis along which a tensor has unit stride; -1 if there is none."""
+    return next((a for a, s in zip(t.axes, t.strides, strict=True) if s == 1 and graph.extents[a] > 1), -1)

@@ -6,7 +6,7 @@ from torch import fx
 
 from autotune.compiler.lower.op_names import telling
 from autotune.compiler.lower.translate import origin_name
-from autotune.ir.forms.components import components
+from autotune.ir.forms.simplify import components
 from autotune.ir.graph import SHORT, Graph
 
 _MOST = 4

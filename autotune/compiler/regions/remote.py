@@ -3,7 +3,7 @@
 Small regions at the same place of a program, such as the masks and scales before a layer; any number of equal
 computations on different tensors, such as an optimizer's updates; and regions that read the same tensor, which one
 kernel may then read once. FusionStitching (arXiv 2009.10924, section 4) does it by a virtual producer of all vertices.
-Which of a region's parts then do share a launch is for its plan (``autotune.compiler.planner.packing``).
+Which of a region's parts then do share a launch is for its plan (``autotune.compiler.planner.groups``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.compiler.planner.packing import MOST_POINTERS, SMALL_BYTES
-from autotune.ir.forms.families import Family, family_of
+from autotune.compiler.planner.groups import MOST_POINTERS, SMALL_BYTES
+from autotune.ir.forms.canonical import Family, family_of
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.workload import Workload
 

@@ -1,1 +1,1 @@
-"""Schedules: which choices a group has, the default, the seeds, and the limits of what is stored."""
+"""Schedules: a group's choices, the default, the seeds, and the limits of stored configurations."""

@@ -1,28 +1,33 @@
-"""From a region's plan to configurations: which choices make sense for it, where to begin, and what a choice means.
+"""From a region's plan to configurations: which choices make sense for it, and what a stored one may hold.
 
 A region of one group uses the names of ``search_spaces/fusion.toml`` as they are. With several groups each has its own
 copy, ``g0.threads_per_row`` and so on; parameters of the machine (``threads``) would still be one a group. Groups that
 differ in the number of rows only share one copy, that of their leader (``Plan.leaders``): an optimizer step over 37
 tensors has the parameters of one kernel.
+
+The search space (``search_spaces/fusion.toml``) lists what is tried, and bounds what adapting and joining groups may
+make of it. A stored configuration is held to these types and ranges, whoever wrote the database. Beyond them nothing is
+emitted or launched: 2**31 rows a block crash a process, and 2**63 - 1 columns a tile wrap around.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cache
+from typing import Any, Protocol
 
-from autotune.compiler.program.one_pass import find_online
+from autotune.compiler.program.passes import find_online
 from autotune.compiler.program.program import Program
+from autotune.compiler.targets.cpu import schedule as cpu
 from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.space import Space, load_space
 from autotune.task import Choice, Config
-
-if TYPE_CHECKING:
-    from autotune.space import Space
 
 
 class Choices(Protocol):
-    """How groups are scheduled: a CUDA scheme, or the module ``autotune.compiler.schedules.cpu``."""
+    """The schedules of groups: a CUDA scheme, or the module ``autotune.compiler.schedules.cpu``."""
 
     def space_of(self, graph: Graph, space: Space) -> Space:
         """``space`` narrowed to what can matter for the group."""
@@ -45,26 +50,6 @@ class Choices(Protocol):
         ...
 
 
-class Group(Protocol):
-    """What is asked of a group here; see ``autotune.compiler.planner.groups.Group``."""
-
-    @property
-    def graph(self) -> Graph: ...
-
-
-class Plan(Protocol):
-    """What is asked of a plan here; see ``autotune.compiler.planner.groups.Plan``."""
-
-    @property
-    def groups(self) -> Sequence[Group]: ...
-
-    @property
-    def launches(self) -> Sequence[Sequence[int]]: ...
-
-    @property
-    def leaders(self) -> Sequence[int]: ...
-
-
 PLAIN_CUDA: Config = {
     "threads_per_row": 1,
     "rows_per_block": 1,
@@ -80,9 +65,15 @@ PLAIN_CUDA: Config = {
     "prefetch": False,
 }
 """Every CUDA parameter at what asks for nothing: where the schemes' defaults begin."""
-EARLIER = ("finish",)
-"""Parameters that configurations stored by earlier versions have beside these; what they may say is what happens anyway
-(see ``autotune.compiler.schedules.limits``)."""
+Range = tuple[int, int] | tuple[str, ...] | None
+"""Smallest and largest number, or the words there are; None for a truth value."""
+EARLIER: Mapping[str, Mapping[str, Range]] = {"cuda": {"finish": ("kernel",)}, "cpu": cpu.EARLIER}
+"""For each side, parameters that only configurations of earlier versions have: all that they may be happens anyway."""
+_PLAN = "plan"
+_LONGEST_PLAN = 1 << 20
+_BLOCK = 1024
+"""Threads that a block may have."""
+_BARRIERS = "grid barriers, which this autotune lacks"
 
 
 def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: int | None = None) -> Config:
@@ -91,19 +82,13 @@ def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: 
     ``leader`` is the group whose parameters it shares; where the configuration has none for that one, its own count.
     """
     if groups == 1:
-        return {k: v for k, v in config.items() if k not in ("plan", *EARLIER)}
+        return {k: v for k, v in config.items() if k != _PLAN and k not in EARLIER["cuda"]}
     for number in (group if leader is None else leader, group):
         prefix = f"g{number}."
         found = {k.removeprefix(prefix): v for k, v in config.items() if k.startswith(prefix)}
         if found:
-            return {k: v for k, v in found.items() if k not in EARLIER}
+            return {k: v for k, v in found.items() if k not in EARLIER["cuda"]}
     return {}
-
-
-def group_configs(plan: Plan, config: Mapping[str, Choice]) -> list[Config]:
-    """The configuration of each group of a plan, those of one family alike."""
-    n = len(plan.groups)
-    return [group_config(config, k, n, leader) for k, leader in enumerate(plan.leaders)]
 
 
 def join_configs(parts: Sequence[Mapping[str, Choice]], leaders: Sequence[int] | None = None) -> Config:
@@ -123,17 +108,6 @@ def join_spaces(spaces: Sequence[Space], leaders: Sequence[int] | None = None) -
     return replace(spaces[0], parameters=parameters)
 
 
-def agree(plan: Plan, parts: Sequence[Config]) -> list[Config]:
-    """The configurations with one block size within each launch of several groups."""
-    out = list(parts)
-    for launch in plan.launches:
-        if len(launch) > 1:
-            agreed = one_block([plan.groups[k].graph for k in launch], [out[k] for k in launch])
-            for k, config in zip(launch, agreed, strict=True):
-                out[k] = config
-    return out
-
-
 def one_block(graphs: Sequence[Graph], parts: Sequence[Config]) -> list[Config]:
     """Configurations of groups that share a launch, with one block size: the largest among groups with reductions.
 
@@ -144,16 +118,6 @@ def one_block(graphs: Sequence[Graph], parts: Sequence[Config]) -> list[Config]:
     sizes = [int(c["threads_per_row"]) * int(c["rows_per_block"]) for c in parts]
     block = max((n for n, w in zip(sizes, whole, strict=True) if not w), default=sizes[0])
     return [_with_block(c, block, w) for c, w in zip(parts, whole, strict=True)]
-
-
-def _with_block(config: Config, block: int, whole: bool) -> Config:
-    alone: Config = {"cluster": 1} if "cluster" in config else {}
-    if whole:
-        return config | alone | {"threads_per_row": block, "rows_per_block": 1}
-    most = min(int(config["threads_per_row"]), block)
-    even = most & (most - 1) == 0
-    fits = [t for t in range(1, most + 1) if block % t == 0 and (t & (t - 1) == 0 or (t % 32 == 0 and not even))]
-    return config | alone | {"threads_per_row": fits[-1], "rows_per_block": block // fits[-1]}
 
 
 def has_online(program: Program) -> bool:
@@ -188,3 +152,71 @@ def having(space: Space, schedule: type[Any]) -> Space:
     """The space with the parameters that are fields of a scheme's schedule; configurations mention no others."""
     names = {f.name for f in fields(schedule)}
     return replace(space, parameters=tuple(p for p in space if p.name in names))
+
+
+@cache
+def ranges(side: str) -> dict[str, Range]:
+    """The values of each parameter of a stored configuration on "cuda" or "cpu"; from ``search_spaces/fusion.toml``."""
+    found: dict[str, Range] = dict(EARLIER[side])
+    for p in load_space("fusion", side):
+        if isinstance(p.choices[0], bool):
+            found[p.name] = None
+        elif isinstance(p.choices[0], str):
+            found[p.name] = tuple(str(c) for c in p.choices)
+        else:
+            least, most = p.bounds
+            found[p.name] = (least, most)
+    return found
+
+
+def improper(config: Mapping[str, object], side: str) -> str:
+    """Why a configuration cannot be one of ours; "" where it can.
+
+    Args:
+        side: "cuda" or "cpu".
+    """
+    limits = ranges(side)
+    for name, value in config.items():
+        if name == _PLAN:
+            if not isinstance(value, str) or len(value) > _LONGEST_PLAN:
+                return "its plan is no text"
+            if side == "cuda" and ">" in value:
+                return f"its plan has {_BARRIERS}"
+            continue
+        of_group = re.fullmatch(r"g(0|[1-9]\d{0,5})\.(\w+)", name)
+        bare = of_group[2] if of_group else name
+        if bare not in limits:
+            return f"it has a parameter {name[:40]!r}, which this autotune lacks"
+        if bare == "finish" and value == "barrier":
+            return f"{name} asks for {_BARRIERS}"
+        if not _within(value, limits[bare]):
+            return f"{name} = {_shown(value)} is out of range"
+    if side == "cuda":
+        for name, value in config.items():
+            if name.endswith("threads_per_row"):
+                rows = config.get(name.removesuffix("threads_per_row") + "rows_per_block", 1)
+                if int(str(value)) * int(str(rows)) > _BLOCK:
+                    return f"blocks of {value} x {rows} threads"
+    return ""
+
+
+def _with_block(config: Config, block: int, whole: bool) -> Config:
+    alone: Config = {"cluster": 1} if "cluster" in config else {}
+    if whole:
+        return config | alone | {"threads_per_row": block, "rows_per_block": 1}
+    most = min(int(config["threads_per_row"]), block)
+    even = most & (most - 1) == 0
+    fits = [t for t in range(1, most + 1) if block % t == 0 and (t & (t - 1) == 0 or (t % 32 == 0 and not even))]
+    return config | alone | {"threads_per_row": fits[-1], "rows_per_block": block // fits[-1]}
+
+
+def _within(value: object, limits: Range) -> bool:
+    if limits is None:
+        return type(value) is bool
+    if isinstance(limits[0], str):
+        return type(value) is str and value in limits
+    return type(value) is int and int(limits[0]) <= value <= int(limits[1])
+
+
+def _shown(value: object) -> str:
+    return str(value) if type(value) is int and abs(value) < 1 << 64 else repr(value)[:40]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from autotune.compiler.program.program import Program, power_of_two
-from autotune.compiler.schedules.configurations import has_online, narrow
+from autotune.compiler.program.program import power_of_two
+from autotune.compiler.schedules.configurations import narrow
 from autotune.compiler.targets.cpu.columns import column_split, group_program, row_wise
 from autotune.compiler.targets.cpu.lanes import lanes_suit
-from autotune.compiler.targets.cpu.moves import fetched_bytes, streamed_bytes
-from autotune.compiler.targets.cpu.passes import flatten
+from autotune.compiler.targets.cpu.passes import fetched_bytes, flatten, streamed_bytes
+from autotune.compiler.targets.cpu.schedule import EARLIER
 from autotune.device import cpu_isa, usable_processors
 from autotune.task import Config
 
@@ -48,30 +48,30 @@ def completed(config: Config, names: Iterable[str]) -> Config:
     def last(name: str) -> str:
         return name.rpartition(".")[2]
 
-    out = {n: False for n in names if last(n) in EARLIER} | dict(config)
+    out = {n: False for n in names if last(n) in _LATER} | dict(config)
     return out if wide_vectors() else {n: False if last(n) == "wide" else v for n, v in out.items()}
 
 
 def forms(graph: Graph) -> tuple[bool, bool]:
-    """Whether the group has a kernel without parts, and one with."""
+    """True if the group has a kernel without parts, and one with."""
     return row_wise(graph), column_split(graph) is not None
 
 
 _MOVES = {"stream": streamed_bytes, "prefetch": fetched_bytes}
-EARLIER: Config = dict.fromkeys((*_MOVES, "wide"), False)
-"""What configurations that an earlier version stored lack; they did without all of it."""
+_LATER: Config = dict.fromkeys((*_MOVES, "wide"), False)
+"""Choices that configurations of an earlier version lack; it did without them."""
 
 
 def wide_vectors() -> bool:
-    """Whether this machine's vectors can be wider than those that LLVM takes by itself."""
+    """True if this machine's vectors can be wider than those that LLVM takes by itself."""
     return "avx512f" in cpu_isa().split()
 
 
-def moved(graph: Graph, config: Config) -> dict[str, int]:
+def moved(graph: Graph, parts: bool) -> dict[str, int]:
     """Bytes that the group's kernel can write by streaming stores, and fetch ahead; 0 where they are few."""
-    program = group_program(graph, config)
-    lanes = not config.get("parts") and lanes_suit(program)
-    if not config.get("parts"):
+    program = group_program(graph, parts)
+    lanes = not parts and lanes_suit(program)
+    if not parts:
         program = flatten(program)[0]
     found = {name: size(program, lanes) for name, size in _MOVES.items()}
     return {name: size if size >= _LEAST_MOVED else 0 for name, size in found.items()}
@@ -81,14 +81,10 @@ def space_of(graph: Graph, space: Space) -> Space:
     """``space`` narrowed to what can matter for a group on this machine."""
     plain, split = forms(graph)
     space = narrow(space, parts=[p for p in (0, 1, 2, 4, 8) if (split if p else plain)])
-    program = group_program(graph, {"parts": 0 if plain else 1})
+    program = group_program(graph, not plain)
     cores = usable_processors()
     space = narrow(space, threads=[t for t in (1, 2, 4, 8, 16, 32, 64, 128) if t <= cores])
-    if not has_online(program):
-        space = narrow(space, online=[False])
-    if not program.kept:
-        space = narrow(space, keep=["scratch"])
-    sizes = [moved(graph, {"parts": p}) for p, there in ((0, plain), (1, split)) if there]
+    sizes = [moved(graph, parts) for parts, there in ((False, plain), (True, split)) if there]
     for name in _MOVES:
         if not any(size[name] for size in sizes):
             space = narrow(space, **{name: [False]})
@@ -101,32 +97,28 @@ def space_of(graph: Graph, space: Space) -> Space:
         least = 16 if lanes_suit(program) else 1
         blocks = [b for b in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512) if least <= b <= max(1, rows // 2)]
         space = narrow(space, row_block=[*([1] if split and least > 1 else []), *(blocks or [least])])
-    cols = max(program.n_cols, group_program(graph, {"parts": 1}).n_cols if split else 0)
+    cols = max(program.n_cols, group_program(graph, True).n_cols if split else 0)
     tiles = [t for t in (256, 512, 1024, 2048, 4096, 8192, 16384) if t < cols]
     return narrow(space, column_tile=[0, *tiles])
 
 
 def normalize(graph: Graph, config: Config) -> Config:
     """The configuration that would in effect run: a tile at least as long as a row is no tile."""
-    c = {"parts": 0} | EARLIER | dict(config)
+    c = {"parts": 0} | _LATER | {name: value for name, value in config.items() if name not in EARLIER}
     plain, split = forms(graph)
     if not split:
         c["parts"] = 0
     elif not plain:
         c["parts"] = max(1, int(c["parts"]))
-    program = group_program(graph, c)
+    program = group_program(graph, bool(c["parts"]))
     if c["parts"]:
         c["row_block"] = 1
     elif lanes_suit(program):
         c["row_block"] = max(16, int(c["row_block"]))
     if int(c["column_tile"]) >= program.n_cols:
         c["column_tile"] = 0
-    if c["keep"] != "scratch" and not group_program(graph, c | {"keep": "scratch"}).kept:
-        c["keep"] = "scratch"
-    if not has_online(program):
-        c["online"] = False
     if c["stream"] or c["prefetch"]:
-        c |= {name: bool(c[name]) and size > 0 for name, size in moved(graph, c).items()}
+        c |= {name: bool(c[name]) and size > 0 for name, size in moved(graph, bool(c["parts"])).items()}
     if int(c["row_block"]) == 1 and not c["parts"]:
         c["prefetch"] = False  # the next row is another thread's
     c["wide"] = bool(c["wide"]) and wide_vectors()
@@ -141,20 +133,18 @@ def default(graph: Graph) -> Config:
     config: Config = {
         "row_block": 1,
         "column_tile": 0,
-        "keep": "scratch",
-        "online": False,
         "threads": min(128, threads),
         "parts": 0,
-        **EARLIER,
+        **_LATER,
         "wide": wide_vectors(),
     }
     plain, split = forms(graph)
     if split:
-        program = group_program(graph, {"parts": PARTS})
+        program = group_program(graph, True)
         many = program.n_rows >= _MANY_ROWS and program.n_rows * program.n_cols >= _LARGE
-        if not plain or many or group_program(graph, {"parts": 0}).n_rows < threads:
+        if not plain or many or group_program(graph, False).n_rows < threads:
             return normalize(graph, config | {"parts": PARTS})
-    program = group_program(graph, config)
+    program = group_program(graph, False)
     cols = max(1, program.n_cols)
     block = min(512, power_of_two(max(1, _BLOCK // cols)))
     while block > 1 and 4 * block * threads > program.n_rows:
@@ -166,12 +156,12 @@ def default(graph: Graph) -> Config:
 
 
 def seeds(graph: Graph) -> list[Config]:
-    """Variations of the default: other moves, vectors, row blocks, parts and tiles, recomputing, online, one thread."""
+    """Variations of the default: other moves, vectors, row blocks, parts and tiles, one thread."""
     d = default(graph)
-    program: Program = group_program(graph, d)
+    program = group_program(graph, bool(d["parts"]))
     plain, split = forms(graph)
     out: list[Config] = []
-    much = [name for name, size in moved(graph, d).items() if size >= _MUCH_MOVED]
+    much = [name for name, size in moved(graph, bool(d["parts"])).items() if size >= _MUCH_MOVED]
     long: Config = {}
     if not d["parts"]:
         most = max(1, power_of_two(program.n_rows) // 2)
@@ -184,7 +174,7 @@ def seeds(graph: Graph) -> list[Config]:
     if d["parts"]:
         out += [d | {"parts": p} for p in (1, 8)]
         if plain:
-            rows = group_program(graph, {"parts": 0}).n_rows
+            rows = group_program(graph, False).n_rows
             out.append(d | {"parts": 0, "row_block": min(LANES, max(16, power_of_two(rows) // 2))})
     else:
         block = int(d["row_block"])
@@ -192,10 +182,6 @@ def seeds(graph: Graph) -> list[Config]:
         if split:
             out.append(d | {"parts": PARTS})
     out += [d | {"column_tile": t} for t in (1024, 4096) if t < program.n_cols]
-    if program.kept:
-        out.append(d | {"keep": "reload"})
-    if has_online(program):
-        out.append(d | {"online": True})
     if int(d["threads"]) > 1:
         out.append(d | {"threads": 1})
     return [normalize(graph, c) for c in out]

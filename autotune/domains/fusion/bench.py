@@ -91,7 +91,7 @@ class FusionBench(Bench):
     def __init__(self, workload: Workload, device: str) -> None:
         import torch
 
-        from autotune.ir.oracle.interpret import make_inputs
+        from autotune.ir.oracle.inputs import make_inputs
 
         self.workload, self.graph = workload, Graph.from_json(workload.spec)
         self.device = torch.device(device)
@@ -124,7 +124,7 @@ class FusionBench(Bench):
         """Bounds on slots that the program uses as positions, where the graph has integers of which it says none."""
         from autotune.compiler.regions.symbols import traced
         from autotune.domains.fusion.positions import positions
-        from autotune.ir.oracle.interpret import index_bounds
+        from autotune.ir.oracle.inputs import index_bounds
 
         said = index_bounds(self.graph)
         if not any(name in ("int32", "int64") and k not in said for k, name in enumerate(self.graph.inputs)):
@@ -240,7 +240,8 @@ class FusionBench(Bench):
 
     def _expectation(self, seed: int, special: bool) -> _Expectation:
         """Inputs and what the oracle makes of them; those of the last seeds are kept where they are not too large."""
-        from autotune.ir.oracle.interpret import interpret, make_inputs
+        from autotune.ir.oracle.inputs import make_inputs
+        from autotune.ir.oracle.interpret import interpret
 
         found = self._expected.get((seed, special))
         if found is None:

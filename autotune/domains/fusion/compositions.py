@@ -11,14 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from autotune.compiler.assemble import graph_ops
 from autotune.compiler.planner.cost import Costs, Figures, GroupCost, plan_us
-from autotune.compiler.planner.groups import Group, Plan, write_text
-from autotune.compiler.planner.kernel_names import graph_ops
+from autotune.compiler.planner.groups import Group, Plan, group_configs
 from autotune.compiler.planner.latency import predict_cpu, predict_cuda
 from autotune.compiler.planner.methods import Method
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.regions.label import form
-from autotune.compiler.schedules.configurations import group_configs
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import to_workload
 from autotune.ir.graph import Graph
@@ -63,9 +62,8 @@ def compositions(task: Region, limit: int) -> list[Composition]:
     figures = task.estimates
     out = []
     for shape in shapes(task.graph, task.side, task.method, figures, limit):
-        text = write_text(shape)
         try:
-            plan = make_plan(task.graph, task.side, text)
+            plan = make_plan(task.graph, task.side, shape)
         except Unsupported:
             continue
         if all(_alone(g, task.side) for g in plan.groups):

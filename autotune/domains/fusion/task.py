@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING
 
 from autotune.compiler.planner import methods as ablation
 from autotune.compiler.planner.cost import Figures
-from autotune.compiler.planner.groups import Group, Plan, read_text, write_text
+from autotune.compiler.planner.groups import Group, Plan, agree, group_configs
 from autotune.compiler.planner.methods import FULL, METHODS, Method
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules import cpu as target_cpu
-from autotune.compiler.schedules.configurations import Choices, agree, group_configs, join_configs, join_spaces
+from autotune.compiler.schedules.configurations import Choices, improper, join_configs, join_spaces
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.schedules.limits import improper
 from autotune.device import describe_cuda, usable_processors
 from autotune.domains.fusion.compositions import compositions, plan_prediction
 from autotune.errors import BuildError, Unsupported
@@ -62,9 +61,9 @@ class FusionTask(Task):
         made = copy.copy(self)
         made.__dict__.pop("estimates", None)
         made.method, made.figures = ablation.method(method), dict(figures)
-        shape = read_text(self.plan.text)
-        if confined(shape, made.method) != shape:
-            made.plan = make_plan(self.graph, self.side, write_text(confined(shape, made.method)))
+        shape = confined(self.plan.shape, made.method)
+        if shape != self.plan.shape:
+            made.plan = make_plan(self.graph, self.side, shape)
         return made
 
     def compositions(self, limit: int) -> Sequence[Composition]:

@@ -10,7 +10,7 @@ The *row axis* becomes axis 0: of the axes that are never reduced over, the one 
 output; of all, where every axis is reduced over, as in the backward of a layer norm. The family of a workload is its
 digest with that axis's extent left open.
 
-A graph of several parts that have nothing to do with each other (``autotune.ir.forms.components``) is the canonical
+A graph of several parts that have nothing to do with each other (``simplify.components``) is the canonical
 forms of its parts one after the other, equal ones and those of one family side by side. It has no row axis: its parts
 have.
 """
@@ -19,21 +19,204 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
-from autotune.ir.forms.components import components, part
-from autotune.ir.forms.simplify import remap_output, remap_value
-from autotune.ir.graph import Graph, Output, Value
+from autotune.ir.forms.simplify import components, part, remap, remap_output, remap_value
+from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
 from autotune.ir.ops import POINTWISE
-from autotune.workload import Workload, digest
+from autotune.workload import Workload, canonical_json, digest
 
 Colour = str
 
 _WORK = 1 << 17
 """Values times rounds after which a graph is coloured from end to end first (:meth:`_Colours.deepen`): about a second;
 no region of fewer than 360 values comes to it."""
+
+
+def canonicalize(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+    """The canonical form of a simplified graph.
+
+    Returns:
+        The canonical graph, the slot order (canonical input slot ``k`` is the given graph's slot ``order[k]``) and the
+        output order (likewise).
+    """
+    parts = components(graph)
+    return _connected(graph) if len(parts) < 2 else _side_by_side(graph, parts)
+
+
+def row_extent(graph: Graph) -> int:
+    """The extent of the row axis of a canonical graph whose rows have nothing to do with each other; 0 where it has
+    none (every axis is reduced over, or the graph is of several parts, each with rows of its own)."""
+    if not graph.extents or any(0 in v.over for v in graph.values) or len(components(graph)) > 1:
+        return 0
+    return graph.extents[0]
+
+
+def open_extent(graph: Graph) -> int:
+    """The extent that the family of a canonical graph leaves open; 0 where it has no family.
+
+    That is :func:`row_extent`, or where every axis is reduced over that of the rows, if results run over them: the
+    input's gradient beside the weights'. Whether kernels take another number of rows is for a look-up to find out.
+    """
+    if row := row_extent(graph):
+        return row
+    if len(graph.extents) < 2 or not any(0 in o.axes for o in graph.outputs) or len(components(graph)) > 1:
+        return 0
+    return graph.extents[0]
+
+
+def one_body(graph: Graph) -> str:
+    """The digest with its rows left open of a canonical graph whose rows have nothing to do with each other; "" of
+    others. Graphs that one kernel body runs side by side have the same.
+
+    The order of parts in composite graphs, which are in fingerprints, and the parameters that the groups of a stored
+    plan share go by it. So it is not the family, which may come to take in more.
+    """
+    return _with_open_rows(graph) if row_extent(graph) else ""
+
+
+def to_workload(graph: Graph, label: str = "", source: Mapping[str, Any] | None = None) -> Workload:
+    """The workload of a canonical graph.
+
+    ``label`` and ``source`` are carried along and are not part of the identity.
+    """
+    rows = open_extent(graph)
+    label = f"{label} {graph.precision}" if label and graph.precision else label
+    family = _with_open_rows(graph) if rows else ""
+    return Workload("fusion", graph.to_json(), family=family, extent=rows, label=label, source=dict(source or {}))
+
+
+@dataclass(frozen=True)
+class Family:
+    """The key of a canonical graph and of those that differ from it in the number of rows only.
+
+    This is narrower than a workload's family: sums over the rows take kernels of their own.
+
+    Attributes:
+        key: the digest with the rows left open; of a graph without open rows its fingerprint.
+        unit: for a row of elements the fingerprint at one element, where it has no axis left; for a graph without axes
+            its own; "" for others.
+    """
+
+    key: str
+    unit: str = ""
+
+    def has(self, other: Family) -> bool:
+        """True if one kernel with the number of rows as a variable runs graphs of both."""
+        return self.key == other.key or (self.unit != "" and self.unit == other.unit and self._one() != other._one())
+
+    def _one(self) -> bool:
+        return self.key == self.unit
+
+
+def family_of(graph: Graph) -> Family:
+    """The family of a canonical graph."""
+    return _family(canonical_json(graph.to_json()))
+
+
+def single(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]] | None:
+    """The canonical form of a row of elements when it has one element, with the order of its slots and outputs.
+
+    None where the graph is not one row of independent elements, or an element's place in it matters.
+    """
+    if len(graph.extents) != 1:
+        return None
+    if any(v.op in REDUCTIONS or v.op == "index" or v.guards for v in graph.values):
+        return None
+    return canonicalize(remap(graph, list(range(len(graph.values))), {}, ()))
+
+
+def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+    """The canonical forms of the parts with these outputs, concatenated in an order of what they are."""
+    made: list[tuple[Graph, tuple[int, ...], tuple[int, ...]]] = []
+    for outputs in parts:
+        own, used = part(graph, outputs)
+        form, slots, order = _connected(own)
+        made.append((form, tuple(used[s] for s in slots), tuple(outputs[k] for k in order)))
+    names = [to_workload(form).fingerprint for form, _, _ in made]
+    # A slot that several parts read tells equal parts apart by who else reads it.
+    readers: dict[int, list[tuple[str, int]]] = {}
+    for (_, slots, _), name in zip(made, names, strict=True):
+        for k, s in enumerate(slots):
+            readers.setdefault(s, []).append((name, k))
+
+    def place(n: int) -> tuple[object, ...]:
+        form, slots, _ = made[n]
+        return (one_body(form) or names[n], -row_extent(form), names[n], [sorted(readers[s]) for s in slots])
+
+    extents: list[int] = []
+    values: list[Value] = []
+    inputs: dict[int, str] = {}
+    stores: list[Output] = []
+    sinks: list[int] = []
+    for n in sorted(range(len(made)), key=place):
+        form, slots, outputs = made[n]
+        for k, s in enumerate(slots):
+            inputs.setdefault(s, form.inputs[k])
+        number = {s: k for k, s in enumerate(inputs)}
+        where = {i: i + len(values) for i in range(len(form.values))}
+        axes = {a: a + len(extents) for a in range(len(form.extents))}
+        stores += [remap_output(o, where, axes) for o in form.outputs]
+        moved = [remap_value(v, where, axes) for v in form.values]
+        values += [replace(v, slot=number[slots[v.slot]]) if v.slot >= 0 else v for v in moved]
+        extents += form.extents
+        sinks += outputs
+    result = Graph(tuple(extents), tuple(values), tuple(inputs.values()), tuple(stores), graph.precision)
+    result.check()
+    return result, tuple(inputs), tuple(sinks)
+
+
+def _connected(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+    """The canonical form of a graph of one part."""
+    colours = _Colours(graph)
+    deep = colours.discrete()
+    rows = _order(graph, colours)[2][:1]
+    # Once more without the rows' extent, so that the members of a family are numbered alike.
+    colours = _Colours(graph, *rows)
+    colours.discrete(deep)
+    order, outputs, by_place = _order(graph, colours)
+    by_place = [*rows, *(a for a in by_place if a not in rows)]
+    where = {old: new for new, old in enumerate(order)}
+    reads = [i for i in order if graph.values[i].op in ("load", "gather")]
+    axes = {a: k for k, a in enumerate(by_place)}
+    slots: list[int] = []
+    for i in reads:
+        if graph.values[i].slot not in slots:
+            slots.append(graph.values[i].slot)
+    slot_of = {old: new for new, old in enumerate(slots)}
+    values = []
+    for i in order:
+        v = remap_value(graph.values[i], where, axes)
+        if _commutes(v):
+            v = replace(v, args=tuple(sorted(v.args)))
+        values.append(replace(v, slot=slot_of[v.slot]) if v.slot >= 0 else v)
+    result = Graph(
+        tuple(graph.extents[a] for a in sorted(axes, key=lambda a: axes[a])),
+        tuple(values),
+        tuple(graph.inputs[s] for s in slots),
+        tuple(remap_output(graph.outputs[k], where, axes) for k in outputs),
+        graph.precision,
+    )
+    result.check()
+    return result, tuple(slots), tuple(outputs)
+
+
+def _with_open_rows(graph: Graph) -> str:
+    return digest({"kind": "fusion", "spec": {**graph.to_json(), "extents": [None, *graph.extents[1:]]}})
+
+
+@lru_cache(maxsize=4096)
+def _family(text: str) -> Family:
+    graph = Graph.from_json(json.loads(text))
+    name, body = to_workload(graph).fingerprint, one_body(graph)
+    if not graph.extents:
+        return Family(name, name)
+    at_one = single(graph) if body else None
+    return Family(body or name, to_workload(at_one[0]).fingerprint if at_one else "")
 
 
 def _mix(*parts: object) -> Colour:
@@ -237,135 +420,3 @@ def _order(graph: Graph, colours: _Colours) -> tuple[list[int], list[int], list[
     outputs = sorted(range(len(graph.outputs)), key=lambda k: (where[graph.outputs[k].value], colours.output[k]))
     reads = [i for i in order if graph.values[i].op in ("load", "gather")]
     return order, outputs, _axis_order(graph, colours.axis, outputs, reads)
-
-
-def canonicalize(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
-    """The canonical form of a simplified graph.
-
-    Returns:
-        The canonical graph, the slot order (canonical input slot ``k`` is the given graph's slot ``order[k]``) and the
-        output order (likewise).
-    """
-    parts = components(graph)
-    return _connected(graph) if len(parts) < 2 else _side_by_side(graph, parts)
-
-
-def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
-    """The canonical forms of the parts with these outputs, concatenated in an order of what they are."""
-    made: list[tuple[Graph, tuple[int, ...], tuple[int, ...]]] = []
-    for outputs in parts:
-        own, used = part(graph, outputs)
-        form, slots, order = _connected(own)
-        made.append((form, tuple(used[s] for s in slots), tuple(outputs[k] for k in order)))
-    names = [to_workload(form).fingerprint for form, _, _ in made]
-    # A slot that several parts read tells equal parts apart by who else reads it.
-    readers: dict[int, list[tuple[str, int]]] = {}
-    for (_, slots, _), name in zip(made, names, strict=True):
-        for k, s in enumerate(slots):
-            readers.setdefault(s, []).append((name, k))
-
-    def place(n: int) -> tuple[object, ...]:
-        form, slots, _ = made[n]
-        return (one_body(form) or names[n], -row_extent(form), names[n], [sorted(readers[s]) for s in slots])
-
-    extents: list[int] = []
-    values: list[Value] = []
-    inputs: dict[int, str] = {}
-    stores: list[Output] = []
-    sinks: list[int] = []
-    for n in sorted(range(len(made)), key=place):
-        form, slots, outputs = made[n]
-        for k, s in enumerate(slots):
-            inputs.setdefault(s, form.inputs[k])
-        number = {s: k for k, s in enumerate(inputs)}
-        where = {i: i + len(values) for i in range(len(form.values))}
-        axes = {a: a + len(extents) for a in range(len(form.extents))}
-        stores += [remap_output(o, where, axes) for o in form.outputs]
-        moved = [remap_value(v, where, axes) for v in form.values]
-        values += [replace(v, slot=number[slots[v.slot]]) if v.slot >= 0 else v for v in moved]
-        extents += form.extents
-        sinks += outputs
-    result = Graph(tuple(extents), tuple(values), tuple(inputs.values()), tuple(stores), graph.precision)
-    result.check()
-    return result, tuple(inputs), tuple(sinks)
-
-
-def _connected(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
-    """The canonical form of a graph of one part."""
-    colours = _Colours(graph)
-    deep = colours.discrete()
-    rows = _order(graph, colours)[2][:1]
-    # Once more without the rows' extent, so that the members of a family are numbered alike.
-    colours = _Colours(graph, *rows)
-    colours.discrete(deep)
-    order, outputs, by_place = _order(graph, colours)
-    by_place = [*rows, *(a for a in by_place if a not in rows)]
-    where = {old: new for new, old in enumerate(order)}
-    reads = [i for i in order if graph.values[i].op in ("load", "gather")]
-    axes = {a: k for k, a in enumerate(by_place)}
-    slots: list[int] = []
-    for i in reads:
-        if graph.values[i].slot not in slots:
-            slots.append(graph.values[i].slot)
-    slot_of = {old: new for new, old in enumerate(slots)}
-    values = []
-    for i in order:
-        v = remap_value(graph.values[i], where, axes)
-        if _commutes(v):
-            v = replace(v, args=tuple(sorted(v.args)))
-        values.append(replace(v, slot=slot_of[v.slot]) if v.slot >= 0 else v)
-    result = Graph(
-        tuple(graph.extents[a] for a in sorted(axes, key=lambda a: axes[a])),
-        tuple(values),
-        tuple(graph.inputs[s] for s in slots),
-        tuple(remap_output(graph.outputs[k], where, axes) for k in outputs),
-        graph.precision,
-    )
-    result.check()
-    return result, tuple(slots), tuple(outputs)
-
-
-def row_extent(graph: Graph) -> int:
-    """The extent of the row axis of a canonical graph whose rows have nothing to do with each other; 0 where it has
-    none (every axis is reduced over, or the graph is of several parts, each with rows of its own)."""
-    if not graph.extents or any(0 in v.over for v in graph.values) or len(components(graph)) > 1:
-        return 0
-    return graph.extents[0]
-
-
-def open_extent(graph: Graph) -> int:
-    """The extent that the family of a canonical graph leaves open; 0 where it has no family.
-
-    That is :func:`row_extent`, or where every axis is reduced over that of the rows, if results run over them: the
-    input's gradient beside the weights'. Whether kernels take another number of rows is for a look-up to find out.
-    """
-    if row := row_extent(graph):
-        return row
-    if len(graph.extents) < 2 or not any(0 in o.axes for o in graph.outputs) or len(components(graph)) > 1:
-        return 0
-    return graph.extents[0]
-
-
-def one_body(graph: Graph) -> str:
-    """The digest with its rows left open of a canonical graph whose rows have nothing to do with each other; "" of
-    others. Graphs that one kernel body runs side by side have the same.
-
-    The order of parts in composite graphs, which are in fingerprints, and the parameters that the groups of a stored
-    plan share go by it. So it is not the family, which may come to take in more.
-    """
-    return _with_open_rows(graph) if row_extent(graph) else ""
-
-
-def _with_open_rows(graph: Graph) -> str:
-    return digest({"kind": "fusion", "spec": {**graph.to_json(), "extents": [None, *graph.extents[1:]]}})
-
-
-def to_workload(graph: Graph, label: str = "", source: Mapping[str, Any] | None = None) -> Workload:
-    """The workload of a canonical graph.
-
-    ``label`` and ``source`` are carried along and are not part of the identity.
-    """
-    rows = open_extent(graph)
-    label = f"{label} {graph.precision}" if label and graph.precision else label
-    family = _with_open_rows(graph) if rows else ""
-    return Workload("fusion", graph.to_json(), family=family, extent=rows, label=label, source=dict(source or {}))

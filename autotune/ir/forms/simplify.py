@@ -1,15 +1,113 @@
-"""Clean-up after translation: dead values and axes go, loads are guarded, axes that are walked as one become one.
+"""Simpler graphs of the same results: without dead values and axes, with guarded loads, with fewer axes, or in parts.
 
-``[8, 128, 768]`` and ``[1024, 768]``, both contiguous, come out as the same graph.
+Axes that are walked as one become one: ``[8, 128, 768]`` and ``[1024, 768]``, both contiguous, come out as the same
+graph.
+
+Loads whose values are only used on a part of an axis are read there alone (:func:`guard_selected`). The tensors of a
+stack, or of a sum of ``select_backward``, do not vary over the axis that tells them apart, so that a select between
+them would load them all for every element: three loads for each element of a packed QKV projection's gradient. Here
+such a load gets the axis, with stride 0, and a guard on it; a select between that and zeros is gone.
+
+The parts of a graph that share nothing are found by :func:`components`: one update of an optimizer step and the others.
+Values belong together if one is computed from the other or if they vary over a common axis. What costs nothing to
+compute again ties nothing together: constants, and numbers made of numbers alone (a learning rate, a step's bias
+correction); each part that needs them has its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.ir.forms.selected import guard_selected
-from autotune.ir.graph import Graph, Output, Value, at_axis
+from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, at_axis
+from autotune.ir.ops import POINTWISE
+
+Range = tuple[int, int]
+
+
+def simplify(graph: Graph) -> Graph:
+    """All of it; the result computes the same outputs at the same addresses."""
+    return drop_dead(merge_axes(drop_dead(guard_selected(graph))))
+
+
+def merge_axes(graph: Graph) -> Graph:
+    """Merge every pair of axes that all loads, stores, reductions and positions walk as one."""
+    while True:
+        places = _places(graph)
+        pair = next(((a, b) for a, b in _neighbours(graph) if _mergeable(graph, a, b, places)), None)
+        if pair is None:
+            return graph
+        outer, inner = pair
+        if any(outer in place.coefficients for place in places.values()):
+            graph = _placed_by_inner(graph, outer, places)
+        extents = list(graph.extents)
+        extents[inner] *= extents[outer]
+        del extents[outer]
+        axes = {a: a - (a > outer) for a in range(len(graph.extents)) if a != outer}
+        graph = remap(graph, list(range(len(graph.values))), axes, tuple(extents))
+
+
+def guard_selected(graph: Graph) -> Graph:
+    """The graph with guards on loads that are used under conditions on an axis which they do not vary over.
+
+    Not along an axis of unit stride: there two loads and a select are a vector's worth of elements.
+    Nor where a load varies over fewer axes than what it is selected for (a bias): it costs next to nothing.
+    """
+    tensors: list[Value | Output] = [graph.values[i] for i in graph.live if graph.values[i].op in ("load", "gather")]
+    tensors += graph.outputs
+    neighbours = {a for t in tensors for a, s in zip(t.axes, t.strides, strict=True) if s == 1}
+    bounds = {i: b for i, b in ((i, _bound(graph, i)) for i in graph.live) if b is not None}
+    for axis in sorted({a for a, _ in bounds.values()} - neighbours):
+        cuts = {i: t for i, (a, t) in bounds.items() if a == axis}
+        graph = _guarded(graph, axis, cuts)
+    return graph
+
+
+def components(graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """The outputs of each connected part of a graph, by their first output; () where there are none."""
+    free = _numbers(graph)
+    sets = _Sets()
+    # Results that are numbers keep what they are made of.
+    wanted = set(graph.making(o.value for o in graph.outputs if free[o.value]))
+    for i in graph.live:
+        v = graph.values[i]
+        if v.op == "const" or (free[i] and i not in wanted):
+            continue
+        for a in v.args:
+            if graph.values[a].op != "const" and free[a] == free[i]:
+                sets.union(i, a)
+        for axis in (*v.axes, *v.over):
+            sets.union(i, ("axis", axis))
+    found: dict[object, list[int]] = {}
+    for k, o in enumerate(graph.outputs):
+        for axis in o.axes:  # a number may be stored over an axis
+            sets.union(("output", k), ("axis", axis))
+        if graph.values[o.value].op != "const" and not (free[o.value] and o.axes):
+            sets.union(("output", k), o.value)
+    for k in range(len(graph.outputs)):
+        found.setdefault(sets.find(("output", k)), []).append(k)
+    return tuple(tuple(outputs) for outputs in found.values())
+
+
+def part(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
+    """The graph of some outputs alone, and which of the graph's slots each of its slots is."""
+    return drop_slots(drop_dead(replace(graph, outputs=tuple(graph.outputs[k] for k in outputs))))
+
+
+Make = Callable[[int, Value, list[Value]], int | None]
+"""Takes a value's number, the value with its new arguments, and the new values so far, to which it adds. It returns the
+new number, or None where that is the last one's."""
+
+
+def rebuild(graph: Graph, make: Make) -> Graph:
+    """``graph`` with the values that ``make`` makes in the place of each one."""
+    made: list[Value] = []
+    where: dict[int, int] = {}
+    for i, v in enumerate(graph.values):
+        number = make(i, replace(v, args=tuple(where[a] for a in v.args)), made)
+        where[i] = len(made) - 1 if number is None else number
+    outputs = tuple(replace(o, value=where[o.value]) for o in graph.outputs)
+    return replace(graph, values=tuple(made), outputs=outputs)
 
 
 def remap(graph: Graph, values: list[int], axes: dict[int, int], extents: tuple[int, ...]) -> Graph:
@@ -119,50 +217,131 @@ def _neighbours(graph: Graph) -> list[tuple[int, int]]:
     return sorted({(a, b) for axes in walks for a in axes for b in axes if a != b})
 
 
-def merge_axes(graph: Graph) -> Graph:
-    """Merge every pair of axes that all loads, stores, reductions and positions walk as one."""
-    while True:
-        places = _places(graph)
-        pair = next(((a, b) for a, b in _neighbours(graph) if _mergeable(graph, a, b, places)), None)
-        if pair is None:
-            return graph
-        outer, inner = pair
-        if any(outer in place.coefficients for place in places.values()):
-            graph = _placed_by_inner(graph, outer, places)
-        extents = list(graph.extents)
-        extents[inner] *= extents[outer]
-        del extents[outer]
-        axes = {a: a - (a > outer) for a in range(len(graph.extents)) if a != outer}
-        graph = remap(graph, list(range(len(graph.values))), axes, tuple(extents))
-
-
 def _placed_by_inner(graph: Graph, outer: int, places: Mapping[int, _Place]) -> Graph:
     """The graph with ``outer`` left out of every position, for the axis inside it to walk both."""
-    values: list[Value] = []
-    where: dict[int, int] = {}
 
-    def put(v: Value) -> int:
-        values.append(v)
-        return len(values) - 1
-
-    for i, v in enumerate(graph.values):
+    def make(i: int, v: Value, made: list[Value]) -> int | None:
         place = places.get(i)
         if place is None or outer not in place.coefficients:
-            where[i] = put(replace(v, args=tuple(where[a] for a in v.args)))
+            made.append(v)
         elif place.used:
             shift, total = place.constant, -1
             for a, c in sorted(place.coefficients.items()):
                 if a == outer:
                     continue
-                one = put(Value("index", axes=(a,), dtype=v.dtype, scale=c, shift=shift))
-                axes = tuple(sorted((*(values[total].axes if total >= 0 else ()), a)))
-                total = one if total < 0 else put(Value("add", (total, one), axes, v.dtype))
-                shift = 0
-            where[i] = total
-    outputs = tuple(replace(o, value=where[o.value]) for o in graph.outputs)
-    return Graph(graph.extents, tuple(values), graph.inputs, outputs, graph.precision)
+                made.append(Value("index", axes=(a,), dtype=v.dtype, scale=c, shift=shift))
+                one, shift = len(made) - 1, 0
+                if total >= 0:
+                    axes = tuple(sorted((*made[total].axes, a)))
+                    made.append(Value("add", (total, one), axes, v.dtype))
+                total = len(made) - 1
+            return total
+        return None
+
+    return rebuild(graph, make)
 
 
-def simplify(graph: Graph) -> Graph:
-    """All of it; the result computes the same outputs at the same addresses."""
-    return drop_dead(merge_axes(drop_dead(guard_selected(graph))))
+def _bound(graph: Graph, i: int) -> tuple[int, int] | None:
+    """(axis, t) if value ``i`` is true where the index along the axis is less than ``t``."""
+    v = graph.values[i]
+    if v.op != "lt":
+        return None
+    position, limit = (graph.values[a] for a in v.args)
+    if position.op != "index" or position.scale < 1 or limit.op != "const" or position.dtype == "float32":
+        return None
+    return position.axes[0], -((position.shift - int(limit.number)) // position.scale)
+
+
+def _guarded(graph: Graph, axis: int, cuts: dict[int, int]) -> Graph:
+    """The graph with guards along ``axis``; ``cuts`` has the values that are true below a number on it."""
+    needs = _needs(graph, axis, cuts)
+    values: list[Value] = []
+    same: dict[int, int] = {}  # selects that their guarded argument stands for
+    for i, v in enumerate(graph.values):
+        args = tuple(same.get(a, a) for a in v.args)
+        if i in needs:
+            at = sorted([*zip(v.axes, v.strides, strict=True), (axis, 0)])
+            guards = tuple(sorted((*v.guards, (axis, *needs[i]))))
+            v = replace(v, axes=tuple(a for a, _ in at), strides=tuple(s for _, s in at), guards=guards)
+        elif v.op in POINTWISE:
+            v = replace(v, args=args, axes=tuple(sorted({a for k in args for a in values[k].axes})))
+        else:
+            v = replace(v, args=args)
+        values.append(v)
+        if v.op == "where" and v.args[0] in cuts:
+            cut, (then, other) = cuts[v.args[0]], v.args[1:]
+            if _is_zero(values[other]) and _inside(values[then], axis, 0, cut):
+                same[i] = then
+            elif _is_zero(values[then]) and _inside(values[other], axis, cut, graph.extents[axis]):
+                same[i] = other
+    outputs = tuple(replace(o, value=same.get(o.value, o.value)) for o in graph.outputs)
+    return replace(graph, values=tuple(values), outputs=outputs)
+
+
+def _needs(graph: Graph, axis: int, cuts: dict[int, int]) -> dict[int, Range]:
+    """The part of ``axis`` on which each load that is to be guarded is used."""
+    whole = (0, graph.extents[axis])
+    needs: dict[int, Range] = {o.value: whole for o in graph.outputs}
+    wide: dict[int, set[int]] = {}  # axes of what a value is selected for
+
+    def use(i: int, part: Range, over: set[int]) -> None:
+        low, high = part if part[0] < part[1] else whole
+        have = needs.get(i, (low, high))
+        needs[i] = min(low, have[0]), max(high, have[1])
+        wide.setdefault(i, set()).update(over)
+
+    for i in reversed(graph.live):
+        v = graph.values[i]
+        (low, high), over = needs[i], wide.get(i, set())
+        if v.op == "where" and v.args[0] in cuts:
+            cut = cuts[v.args[0]]
+            use(v.args[0], (low, high), over)
+            use(v.args[1], (low, min(high, cut)), over | set(v.axes))
+            use(v.args[2], (max(low, cut), high), over | set(v.axes))
+            continue
+        passes = v.op in POINTWISE
+        assert passes or v.op in (*REDUCTIONS, "gather") or not v.args
+        for a in v.args:
+            use(a, (low, high) if passes else whole, over)
+    return {
+        i: part
+        for i, part in needs.items()
+        if graph.values[i].op == "load"
+        and axis not in graph.values[i].axes
+        and part != whole
+        and wide[i] - {axis} <= set(graph.values[i].axes)
+    }
+
+
+def _inside(v: Value, axis: int, low: int, high: int) -> bool:
+    """True if ``v`` is a load that is zero outside ``[low, high)`` of ``axis``."""
+    return v.op == "load" and any(a == axis and low <= lo and hi <= high for a, lo, hi in v.guards)
+
+
+def _is_zero(v: Value) -> bool:
+    return v.op == "const" and repr(v.number) in ("0", "0.0", "False")
+
+
+class _Sets:
+    """Union-find over anything hashable."""
+
+    def __init__(self) -> None:
+        self.parent: dict[object, object] = {}
+
+    def find(self, x: object) -> object:
+        self.parent.setdefault(x, x)
+        while self.parent[x] != x:
+            self.parent[x] = self.parent[self.parent[x]]
+            x = self.parent[x]
+        return x
+
+    def union(self, x: object, y: object) -> None:
+        self.parent[self.find(x)] = self.find(y)
+
+
+def _numbers(graph: Graph) -> list[bool]:
+    """For each value, whether it is one number that no reduction goes into."""
+    out: list[bool] = []
+    for v in graph.values:
+        out.append(not v.axes and v.op not in REDUCTIONS and all(out[a] for a in v.args))
+    return out

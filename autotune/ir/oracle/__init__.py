@@ -1,1 +1,1 @@
-"""The oracle: runs a graph in fp64, on inputs made for what it multiplies, and says how far kernels may be off."""
+"""The oracle: runs a graph in fp64, on random inputs made for it, and bounds the errors of kernels."""

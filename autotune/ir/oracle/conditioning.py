@@ -1,4 +1,4 @@
-"""How far correct kernels may part where a program magnifies rounding.
+"""Bounds on the difference of correct kernels where a program magnifies rounding.
 
 A small difference of large numbers, a square root near zero, a variance of almost equal numbers: float32's rounding
 grows there beyond any fixed tolerance, and every correct kernel comes to other digits. Where a candidate misses the
@@ -38,7 +38,7 @@ def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> 
     rng = torch.Generator(device=device).manual_seed(seed)
 
     def exact_along(v: Value, out: Tensor, i: int, arg: Tensor) -> Tensor:
-        """Where value ``i`` is a number of float32, along the axes of ``v``."""
+        """True where value ``i`` is a number of float32, along the axes of ``v``."""
         own = graph.values[i].axes
         return _is_exact(arg).reshape([n if a in own else 1 for a, n in zip(v.axes, out.shape, strict=True)])
 
@@ -66,7 +66,7 @@ def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> 
 
 
 def _is_exact(x: Tensor) -> Tensor:
-    """Where float32 has the number itself."""
+    """True where float32 has the number itself."""
     return x == x.float()
 
 
@@ -89,7 +89,7 @@ def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device
     NaN. Of booleans it is which elements may be either. Other integers have None.
 
     Args:
-        want: what the oracle makes of ``inputs``.
+        want: the oracle's results for ``inputs``.
     """
     found: list[Tensor | None] = [
         torch.zeros_like(w) if w.dtype.is_floating_point or w.dtype is torch.bool else None for w in want
@@ -114,11 +114,11 @@ def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device
 
 
 def may_explain(storage: str, error: float) -> bool:
-    """Whether :func:`slack` may explain that an output missed its tolerance by so many times."""
+    """True if :func:`slack` may explain that an output missed its tolerance by so many times."""
     return storage == "bool" or (storage in FLOATS and math.isfinite(error))
 
 
 def from_float(graph: Graph, k: int) -> bool:
-    """Whether output ``k`` is an integer made from floats."""
+    """True if output ``k`` is an integer made from floats."""
     made = (graph.values[i] for i in graph.making([graph.outputs[k].value]))
     return any(v.op == "cast" and v.dtype != "bool" and graph.values[v.args[0]].dtype == "float32" for v in made)

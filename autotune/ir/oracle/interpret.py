@@ -12,11 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, Output, Value, at_axis
+from autotune.ir.graph import EIGHT_BIT_FLOATS, Graph, Output, Value, at_axis
 from autotune.ir.ops import LIBRARY
-from autotune.ir.oracle.operands import Operand, operands
 
-_PLAIN = Operand(scale=1.0, odd=4096)  # any other input
 _COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
 _MAX = float(torch.finfo(torch.float32).max) * (1 + 2**-25)
 _TINY = 2.0**-150
@@ -84,7 +82,7 @@ class _Evaluation:
     """Evaluation of some of a graph's values, in pieces along an axis where one of them is large.
 
     Attributes:
-        large: the values that are not to be there as a whole.
+        large: the values that are never held as a whole.
     """
 
     def __init__(
@@ -169,13 +167,13 @@ class _Frame:
             self.start[axis], self.count[axis] = lo, hi - lo
 
     def cut(self, whole: Tensor, axes: Sequence[int]) -> Tensor:
-        """What of a value is in the frame."""
+        """The part of a value that is in the frame."""
         if self.axis not in axes:
             return whole
         return whole.narrow(axes.index(self.axis), self.start[self.axis], self.count[self.axis])
 
     def output(self, o: Output, value: Tensor) -> Tensor:
-        """What of a result is in the frame, contiguous."""
+        """The part of a result that is in the frame, contiguous."""
         # An output lists its axes in its own order; values have theirs sorted.
         v, axes = self.graph.values[o.value], sorted(o.axes)
         wide = self.aligned(value, v.axes, axes).expand([self.count[a] for a in axes])
@@ -279,106 +277,3 @@ def _limited(v: Value, t: Tensor) -> Tensor:
     if not most <= _MAX:  # NaN is neither
         t = torch.where((size > _MAX) & (size < math.inf), torch.sign(t) * math.inf, t)
     return t if least >= _TINY else torch.where(size < _TINY, t * 0.0, t)
-
-
-def index_bounds(graph: Graph) -> dict[int, int]:
-    """For each slot whose elements are positions (they index a gather or say where a sum goes, or are compared with
-    one), the bound on them."""
-    bounds: dict[int, int] = {}
-    seen: set[tuple[int, int]] = set()
-
-    def reach(i: int) -> int:
-        u = graph.values[i]
-        if u.op == "index":
-            return u.shift + max(0, u.scale * (graph.extents[u.axes[0]] - 1))
-        return int(u.number) if u.op == "const" else 0
-
-    def limit(i: int, bound: int) -> None:
-        u = graph.values[i]
-        if (i, bound) in seen or u.dtype not in ("int32", "int64") or u.op in ("index", "const"):
-            return
-        seen.add((i, bound))
-        if u.op in ("load", "gather"):
-            bounds[u.slot] = min(bounds.get(u.slot, bound), bound)
-            return  # where a gather picks from has a bound of its own
-        if u.op == "add":  # what is added takes from the room; where it takes all, it is a negative index's turn
-            room = bound - sum(max(0, reach(a)) for a in u.args)
-            bound = room if room > 0 else bound
-        if u.op == "mul":  # of a position and a mask, say: neither tells which it is
-            numbers = [int(graph.values[a].number) for a in u.args if graph.values[a].op == "const"]
-            bound = (bound - 1) // max(1, abs(numbers[0])) + 1 if numbers else math.isqrt(bound - 1) + 1
-        if u.op == "minimum":
-            bound = min([bound, *(int(graph.values[a].number) + 1 for a in u.args if graph.values[a].op == "const")])
-        for a in u.args[1:] if u.op == "where" else u.args:
-            limit(a, bound)
-
-    for v in graph.values:
-        if v.op == "gather":
-            limit(v.args[0], v.bound)
-        elif v.op == "sum_at":
-            limit(v.args[1], graph.extents[at_axis(graph, v)])
-        elif v.op == "eq":
-            for one, other in (v.args, v.args[::-1]):
-                position = graph.values[one]
-                if position.op == "index":
-                    limit(other, graph.extents[position.axes[0]] * position.scale + position.shift)
-    return bounds
-
-
-def make_inputs(
-    graph: Graph,
-    seed: int,
-    device: torch.device | str = "cpu",
-    special: bool = False,
-    within: Mapping[int, int] | None = None,
-) -> list[Tensor]:
-    """Random inputs for ``graph``: for each slot a one-dimensional tensor of ``input_numel(slot)`` elements.
-
-    Floats are standard normal, what indexes a gather is within its bound, other integers are in ``[-8, 8)`` (unsigned
-    ones in ``[0, 8)``), booleans are fair coins. An eighth of the terms of a ``sum_at`` goes to one place, as padding
-    and the commonest words do: a schedule chosen for evenly spread terms took three times as long with a model's own.
-    ``special`` makes that a half, and puts NaN, infinities, zeros of both signs and outliers (30; larger ones would
-    show float32's own cancellation, not a kernel's mistake) into up to one float in 500 and always some. What matrix
-    products read is scaled, and holds fewer of these (``autotune.ir.oracle.operands``).
-
-    Args:
-        within: bounds on integers of slots of which the graph does not say that they are positions.
-    """
-    rng = torch.Generator(device=device).manual_seed(seed)
-    bounds, multiplied, crowded = {**(within or {}), **index_bounds(graph)}, operands(graph), _places(graph)
-    out = []
-    for slot, name in enumerate(graph.inputs):
-        n = graph.input_numel(slot)
-        dtype: torch.dtype = getattr(torch, name)
-        if name in FLOATS:
-            t = torch.randn(n, generator=rng, device=device, dtype=torch.float32)
-            operand = multiplied.get(slot, _PLAIN)
-            t = t.mul_(operand.scale).to(dtype)
-            if special:
-                _sprinkle(t.view(torch.uint8) if name in EIGHT_BIT_FLOATS else t, dtype, rng, operand.odd)
-        elif name == "bool":
-            t = torch.randint(0, 2, (n,), generator=rng, device=device).bool()
-        else:
-            lo = 0 if slot in bounds or name == "uint8" else -8
-            t = torch.randint(lo, bounds.get(slot, 8), (n,), generator=rng, device=device).to(dtype)
-            if slot in crowded:
-                share = n // (2 if special else 8)
-                t[torch.randint(0, n, (share,), generator=rng, device=device)] = t[0].clone()
-        out.append(t)
-    return out
-
-
-def _places(graph: Graph) -> set[int]:
-    """The slots that say where the terms of a ``sum_at`` go."""
-    made = graph.making(v.args[1] for v in graph.values if v.op == "sum_at")
-    values = (graph.values[i] for i in made)
-    return {v.slot for v in values if v.op == "load" and v.dtype in ("int32", "int64")}
-
-
-def _sprinkle(t: Tensor, dtype: torch.dtype, rng: torch.Generator, most: int) -> None:
-    """``t`` holds numbers of ``dtype``, or their bytes: torch assigns few floats of eight bits at an index."""
-    odd = torch.tensor([math.nan, math.inf, -math.inf, 30.0, -30.0, 0.0, -0.0], device=t.device).to(dtype).view(t.dtype)
-    count = min(max(1, t.numel() // 500), most)  # few enough that most rows of a large input stay finite
-    where = torch.randint(0, t.numel(), (count,), generator=rng, device=t.device)
-    which = torch.randint(0, len(odd), (count,), generator=rng, device=t.device)
-    t[where] = odd[which]

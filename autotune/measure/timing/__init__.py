@@ -1,1 +1,1 @@
-"""When and how a device is timed: alone, with cold caches, contenders in turn."""
+"""Timing of a device: alone, with cold caches, contenders in turn."""

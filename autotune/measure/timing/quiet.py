@@ -1,27 +1,70 @@
-"""How much other processes disturb a measurement on the CPU: waiting for a quiet moment, and owning up to the rest."""
+"""A device for oneself: its lock, quiet moments of a CPU, and whether others use it."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import fcntl
 import os
+import re
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
+
+from autotune.errors import UserError
 
 _WINDOW_S = 0.05
 BUSY = 0.25
 """Processors that others may keep busy in a moment that counts as quiet."""
 
 
-class Meter:
-    """Counts the processors that other processes keep busy, from its making on."""
+@contextlib.contextmanager
+def device_lock(device: str, timeout_s: float) -> Iterator[bool]:
+    """Hold the machine-wide lock of ``device`` ("cpu", "cuda:0") for this user; the kernel frees it if the holder dies.
 
-    def __init__(self) -> None:
-        self._wall, self._mine, self._all = _clocks()
+    Searches in other processes wait, or each would time the other's noise.
+
+    Yields:
+        True when held; False when ``timeout_s`` passed or no lock file can be made: measuring then goes on without.
+    """
+    name = re.sub(r"\W+", "-", _physical(device))
+    path = Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}-{name}.lock"
+    deadline = time.monotonic() + timeout_s
+    with contextlib.ExitStack() as stack:
+        try:
+            held, queue = (stack.enter_context(_opened(p)) for p in (path, path.with_suffix(".next")))
+        except OSError:
+            yield False
+            return
+        # A waiting process holds the queue, so that one that has just measured waits behind it.
+        got = _acquire(queue, deadline) and _acquire(held, deadline)
+        fcntl.flock(queue, fcntl.LOCK_UN)
+        yield got
+
+
+class Meter:
+    """Counts the processors that other processes keep busy, from its making on.
+
+    Args:
+        family: whether descendants of this process are no others.
+    """
+
+    def __init__(self, family: bool = False) -> None:
+        self._family = family
+        self._before = _clocks(family)
 
     def others(self) -> float:
         """Processors that others kept busy on average since the meter was made; 0 or more."""
-        wall, mine, every = _clocks()
-        return max(0.0, (every - self._all) - (mine - self._mine)) / max(wall - self._wall, 1e-9)
+        wall, every, ours = (a - b for a, b in zip(_clocks(self._family), self._before, strict=True))
+        return max(0.0, every - ours) / max(wall, 1e-3)
+
+    def lap(self) -> float:
+        """As :meth:`others`; the meter begins again."""
+        busy, self._before = self.others(), _clocks(self._family)
+        return busy
 
 
 def wait_for_quiet(limit_s: float) -> None:
@@ -38,15 +81,116 @@ def wait_for_quiet(limit_s: float) -> None:
             return
 
 
-def _clocks() -> tuple[float, float, float]:
-    """Seconds: wall clock, processor time of this process, processor time of everybody."""
+def idle(device: str, busy: float, moment_s: float = 1.0) -> bool:
+    """True if others leave a device alone for a moment.
+
+    Args:
+        device: "cpu" or "cuda:N".
+        busy: processors of a CPU, or the share of a GPU's time, that others may take.
+
+    Raises:
+        UserError: the driver of a GPU does not report it.
+    """
+    if device != "cpu":
+        first = gpu_use(device)
+        time.sleep(moment_s)
+        return max(first, gpu_use(device)) <= busy
+    meter = Meter(family=True)
+    time.sleep(moment_s)
+    return meter.others() <= busy
+
+
+def be_nice() -> None:
+    """Give every other process the right of way, for this process and those that it starts."""
+    with contextlib.suppress(OSError):
+        os.nice(19)
+    with contextlib.suppress(psutil.Error, OSError, AttributeError, ValueError):
+        psutil.Process().ionice(psutil.IOPRIO_CLASS_IDLE)
+
+
+def gpu_use(device: str) -> float:
+    """The share of the last moment in which any kernel ran on a GPU ("cuda:N"), 0 to 1, by NVML.
+
+    Raises:
+        UserError: the driver does not report it.
+    """
+    try:
+        driver, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError as e:
+        raise UserError(f"cannot tell whether {device} is idle ({e}): give --always to search all the same") from None
+    handle, place, found = ctypes.c_int(), ctypes.create_string_buffer(32), _Utilization()
+    board = ctypes.c_void_p()
+    index = int(device.partition(":")[2] or 0)
+    # By the bus, as CUDA_VISIBLE_DEVICES renumbers CUDA's devices and not NVML's.
+    steps: tuple[Callable[[], int], ...] = (
+        lambda: driver.cuInit(0),
+        lambda: driver.cuDeviceGet(ctypes.byref(handle), index),
+        lambda: driver.cuDeviceGetPCIBusId(place, len(place), handle),
+        lambda: nvml.nvmlInit_v2(),
+        lambda: nvml.nvmlDeviceGetHandleByPciBusId_v2(place, ctypes.byref(board)),
+        lambda: nvml.nvmlDeviceGetUtilizationRates(board, ctypes.byref(found)),
+    )
+    for step in steps:
+        if code := step():
+            why = f"error {code} of the driver"
+            raise UserError(f"cannot tell whether {device} is idle ({why}): give --always to search all the same")
+    return float(found.gpu) / 100
+
+
+def _clocks(family: bool = False) -> tuple[float, float, float]:
+    """Seconds: wall clock, processor time of everybody, and of this process or of its family."""
     mine = os.times()
-    return time.monotonic(), mine.user + mine.system, processor_time()
+    ours = mine.user + mine.system
+    if family:
+        here = psutil.Process()
+        ours = 0.0
+        for process in (here, *here.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it has ended: its parent counts it, once it has waited for it
+                t = process.cpu_times()
+                ours += t.user + t.system + getattr(t, "children_user", 0.0) + getattr(t, "children_system", 0.0)
+    return time.monotonic(), _processor_time(), ours
 
 
-def processor_time() -> float:
+def _processor_time() -> float:
     """Processor time of everybody since the machine was started, in seconds."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # "guest" is part of "user", and "steal" is others' too: it is taken from us just the same.
     return float(sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
+
+
+class _Utilization(ctypes.Structure):
+    """``nvmlUtilization_t``: percent of the last sampling period."""
+
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _physical(device: str) -> str:
+    """``cuda:0`` under CUDA_VISIBLE_DEVICES=3 is another device than without."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    index = device.partition(":")[2]
+    if device.startswith("cuda") and visible and index.isdigit():
+        names = visible.split(",")
+        if int(index) < len(names):
+            return f"cuda-{names[int(index)]}"
+    return device
+
+
+def _acquire(handle: int, deadline: float) -> bool:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.005)

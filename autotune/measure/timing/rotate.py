@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.measure.policy import Policy
-from autotune.measure.timing.timer import MIN_SAMPLES, rounds
+from autotune.measure.timing.timer import MIN_SAMPLES, in_rounds, sampled
 
 Samples = list[float]
 Inputs = TypeVar("Inputs")
@@ -30,7 +30,7 @@ _MOST_BYTES = 2 << 30
 
 
 def set_count(moved: int, policy: Policy) -> int:
-    """How many copies of the inputs it takes that a round through them leaves nothing of the first in the caches.
+    """The number of copies of the inputs after a round through which nothing of the first is in the caches.
 
     Args:
         moved: bytes of the inputs and the results, which are kept as well.
@@ -64,7 +64,7 @@ def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> int:
 
 
 def _size(text: str) -> int:
-    """Bytes of what Linux writes: "32768K"."""
+    """Bytes of a size as Linux writes it: "32768K"."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)
 
@@ -80,7 +80,7 @@ def rotate(
     Args:
         calls: contenders by name; each takes a set of inputs.
         sets: at least two; see :func:`input_sets`.
-        before: told the name of a contender ahead of its warm-up (so that a hang can be blamed).
+        before: called with a contender's name ahead of its warm-up (so that a hang can be blamed).
 
     Returns:
         ``policy.final_rounds`` samples each in microseconds, fewer (at least five) where ``policy.final_s`` ran out.
@@ -91,12 +91,7 @@ def rotate(
         if before is not None:
             before(name)
         turn.warm(calls[name], policy)
-    samples: dict[str, Samples] = {name: [] for name in names}
-    for order in rounds(names, policy):
-        for name in order:
-            turn.sample(calls[name])
-            samples[name].append(turn.sample(calls[name]))
-    return samples
+    return in_rounds(names, policy, lambda name: turn.warm_sample(calls[name]))
 
 
 def time_rotating(
@@ -115,16 +110,11 @@ def time_rotating(
     turn = _Turn(sets)
     if turn.warm(call, policy) > limit_us:
         repeats = MIN_SAMPLES
-    samples: Samples = []
-    end = time.perf_counter() + budget_s
-    while len(samples) < repeats and (len(samples) < MIN_SAMPLES or time.perf_counter() < end):
-        turn.sample(call)
-        samples.append(turn.sample(call))
-    return samples
+    return sampled(lambda: turn.warm_sample(call), repeats, budget_s)
 
 
 class _Turn:
-    """Whose turn it is among the sets, and what was computed from each the last time."""
+    """The sets in turn, with the last results from each."""
 
     def __init__(self, sets: Sequence[Any]) -> None:
         self._sets, self._next = sets, 0
@@ -133,6 +123,11 @@ class _Turn:
     def warm(self, call: Callable[[Any], object], policy: Policy) -> float:
         """Warm up; microseconds of the fastest of the calls."""
         return min(self.sample(call) for _ in range(max(policy.warmup, 1)))
+
+    def warm_sample(self, call: Callable[[Any], object]) -> float:
+        """As :meth:`sample`, right after an untimed call on the set before."""
+        self.sample(call)
+        return self.sample(call)
 
     def sample(self, call: Callable[[Any], object]) -> float:
         """Microseconds of a call with the set whose turn it is. What becomes of the results is not timed."""
@@ -144,6 +139,3 @@ class _Turn:
         took = time.perf_counter_ns() - begin
         self._results[k] = result
         return took / 1e3
-
-
-__all__ = ["input_sets", "last_level_cache", "rotate", "set_count", "time_rotating"]

@@ -12,17 +12,17 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from autotune.measure.policy import Policy
-from autotune.measure.timing.orders import balanced
 from autotune.task import Runnable
 
+T = TypeVar("T")
 Samples = list[float]
 MIN_SAMPLES = 3
 _MIN_ROUNDS = 5
@@ -123,36 +123,48 @@ def time_cpu(
         repeats = MIN_SAMPLES
     cold = _cold_cache(policy, "cpu")
     inner = _inner(estimate, policy)
+    return sampled(lambda: _sample_cpu(fn, cold, inner), repeats, budget_s)
+
+
+def sampled(sample: Callable[[], float], repeats: int, budget_s: float) -> Samples:
+    """``repeats`` samples, fewer (at least three) where ``budget_s`` runs out."""
     samples: Samples = []
     end = time.perf_counter() + budget_s
     while len(samples) < repeats and (len(samples) < MIN_SAMPLES or time.perf_counter() < end):
-        samples.append(_sample_cpu(fn, cold, inner))
+        samples.append(sample())
     return samples
 
 
-def take(figure: Callable[[Runnable], float], run: Runnable, repeats: int, budget_s: float) -> Samples:
-    """Samples of a figure that is no time: ``repeats`` of them, fewer (at least three) where ``budget_s`` runs out."""
-    samples: Samples = []
-    end = time.perf_counter() + budget_s
-    while len(samples) < repeats and (len(samples) < MIN_SAMPLES or time.perf_counter() < end):
-        samples.append(figure(run))
-    return samples
-
-
-def take_turns(
-    figure: Callable[[Runnable], float],
-    runs: Mapping[str, Runnable],
-    policy: Policy,
-    before: Callable[[str], None] | None = None,
-) -> dict[str, Samples]:
-    """A figure that is no time of several contenders, as :func:`interleave` times them."""
-    samples: dict[str, Samples] = {name: [] for name in runs}
-    for order in rounds(list(runs), policy):
+def in_rounds(names: Sequence[str], policy: Policy, sample: Callable[[str], float]) -> dict[str, Samples]:
+    """A sample of each contender a round, in an order that changes, until the policy ends it; see :func:`balanced`."""
+    samples: dict[str, Samples] = {name: [] for name in names}
+    end = time.perf_counter() + policy.final_s
+    for done, order in zip(range(policy.final_rounds), balanced(names), strict=False):
+        if done >= _MIN_ROUNDS and time.perf_counter() > end:
+            break
         for name in order:
-            if before is not None and not samples[name]:
-                before(name)
-            samples[name].append(figure(runs[name]))
+            samples[name].append(sample(name))
     return samples
+
+
+def balanced(contenders: Sequence[T]) -> Iterator[list[T]]:
+    """One order for each round, without end: each has every contender once.
+
+    Over as many rounds as there are contenders (twice as many, where their number is odd) every contender has each
+    place equally often, and follows every other one equally often within a round. What a contender leaves behind, such
+    as a lower clock after a large GEMM, then meets all others alike. An order that only rotates leaves each contender
+    behind the same other one. Orders are those of a Latin square after E. J. Williams, "Experimental designs balanced
+    for the estimation of residual effects of treatments" (1949).
+    """
+    count = len(contenders)
+    zigzag = [k // 2 if k % 2 == 0 else count - (k + 1) // 2 for k in range(count)]
+    while True:
+        for backwards in (False, True) if count % 2 else (False,):
+            for shift in range(count):
+                order = [contenders[(k + shift) % count] for k in zigzag]
+                yield order[::-1] if backwards else order
+        if not count:
+            yield []
 
 
 def _warm_cpu(fn: Runnable, policy: Policy) -> float:
@@ -284,15 +296,6 @@ def _graph_pool() -> Any:
     return torch.cuda.graph_pool_handle()  # type: ignore[no-untyped-call, unused-ignore]
 
 
-def rounds(names: list[str], policy: Policy) -> Iterator[list[str]]:
-    """The order of each round of a comparison, until the policy ends it; see :mod:`autotune.measure.timing.orders`."""
-    end = time.perf_counter() + policy.final_s
-    for done, order in zip(range(policy.final_rounds), balanced(names), strict=False):
-        if done >= _MIN_ROUNDS and time.perf_counter() > end:
-            return
-        yield order
-
-
 def interleave(
     fns: Mapping[str, Runnable],
     policy: Policy,
@@ -309,7 +312,7 @@ def interleave(
     contender leaves behind for the next, and sample ``i`` of every contender belongs to the same moment.
 
     Args:
-        before: told the name of a contender ahead of its warm-up (so that a hang can be blamed).
+        before: called with a contender's name ahead of its warm-up (so that a hang can be blamed).
         one_memory: captured graphs share their memory, so that all take no more than the one that takes most. What a
             contender returns must not be kept then.
         plain: contenders that are called as they are, not captured: they make CUDA graphs of their own.
@@ -343,13 +346,11 @@ def interleave(
     cold = _cold_cache(policy, "cuda" if cuda else "cpu")
     if cuda:
         _wake(cold, policy.wake_s)
-    samples: dict[str, Samples] = {name: [] for name in names}
-    for order in rounds(names, policy):
-        for name in order:
-            if cuda:
-                led = keep_running(runs[name], lead_s)
-                sample = statistics.fmean(_batch_cuda(runs[name], cold, max(1, led // 4)))
-            else:
-                sample = _sample_cpu(runs[name], cold, inner)
-            samples[name].append(sample)
-    return samples
+
+    def sample(name: str) -> float:
+        if not cuda:
+            return _sample_cpu(runs[name], cold, inner)
+        led = keep_running(runs[name], lead_s)
+        return statistics.fmean(_batch_cuda(runs[name], cold, max(1, led // 4)))
+
+    return in_rounds(names, policy, sample)

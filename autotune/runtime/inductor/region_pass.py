@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from autotune import numerics
+from autotune.compiler.assemble import kernel_name, program_ops
 from autotune.compiler.capture.joint import takes_bias_apart
 from autotune.compiler.capture.options import requirements
-from autotune.compiler.planner.kernel_names import kernel_name, program_ops
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.compiler.regions.indexed import indices_of

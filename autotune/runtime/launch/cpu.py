@@ -7,14 +7,12 @@ on. The source comes from our own emitter and a checked graph; nothing that is s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from autotune.compiler.planner.groups import Plan
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import Plan, group_configs
 from autotune.task import Config
 
-if TYPE_CHECKING:
-    from autotune.compiler.targets.cpu.loading.launcher import Entry, Kernel
+Kernel = Callable[[Sequence[int], int], None]
+"""A group's one or several kernels: a function of addresses and the extent of axis 0."""
 
 
 def make_launches(
@@ -33,7 +31,7 @@ def make_launches(
         Unsupported, BuildError: a group that cannot be emitted for the CPU.
     """
     from autotune.compiler.targets.cpu.columns import parts_for
-    from autotune.compiler.targets.cpu.loading.kernel import load_group
+    from autotune.compiler.targets.cpu.kernel import load_group
     from autotune.compiler.targets.cpu.schedule import CpuSchedule
 
     schedules = [CpuSchedule.from_config(own) for own in group_configs(plan, config)]
@@ -41,17 +39,19 @@ def make_launches(
     if tuned is not None:
         parts = [parts_for(group.graph, own) for group, own in zip(tuned.groups, schedules, strict=True)]
     kernels = [load_group(g.graph, own, n) for g, own, n in zip(plan.groups, schedules, parts, strict=True)]
-    entries = [getattr(kernel, "entry", None) for kernel in kernels]
-    return [(together, _launch(plan, together, kernels, entries)) for together in _together(plan, entries)]
+    return [(together, _launch(plan, together, kernels)) for together in _together(plan, kernels)]
 
 
-def _together(plan: Plan, entries: Sequence[Entry | None]) -> list[range]:
-    """Neighbours that one launch can run; a group of several kernels (no entry) stays alone."""
+def _together(plan: Plan, kernels: Sequence[Kernel]) -> list[range]:
+    """Neighbours that one launch can run; a group of several kernels stays alone."""
+    from autotune.compiler.targets.cpu.launcher import CpuKernel
+
     out: list[range] = []
     written: set[tuple[str, int]] = set()
-    for k, (group, entry) in enumerate(zip(plan.groups, entries, strict=True)):
+    alone = [not isinstance(kernel, CpuKernel) for kernel in kernels]
+    for k, group in enumerate(plan.groups):
         last = out[-1] if out else range(0)
-        if last and entry is not None and entries[last[0]] is not None and not written & {*group.inputs}:
+        if last and not alone[k] and not alone[last[0]] and not written & {*group.inputs}:
             out[-1] = range(last.start, k + 1)
         else:
             out.append(range(k, k + 1))
@@ -60,35 +60,18 @@ def _together(plan: Plan, entries: Sequence[Entry | None]) -> list[range]:
     return out
 
 
-def _launch(
-    plan: Plan, together: range, kernels: Sequence[Kernel], entries: Sequence[Entry | None]
-) -> Callable[[int, Sequence[int]], None]:
+def _launch(plan: Plan, together: range, kernels: Sequence[Kernel]) -> Callable[[int, Sequence[int]], None]:
+    from autotune.compiler.targets.cpu.kernel import batch
+    from autotune.compiler.targets.cpu.launcher import CpuKernel
+
     groups = [plan.groups[k] for k in together]
     extents = [group.graph.extents[0] if group.graph.extents else 1 for group in groups]
+    counts = [len(group.inputs) + len(group.outputs) for group in groups]
+    first = kernels[together[0]]
+    if len(together) == 1 and isinstance(first, CpuKernel):
+        return first.bind(extents[0], counts[0])
     if len(together) == 1:
-        return _bind(kernels[together[0]], extents[0], len(groups[0].inputs) + len(groups[0].outputs))
-    from autotune.compiler.targets.cpu.loading.batch import batch
-
-    parts = []
-    for k, group, extent0 in zip(together, groups, extents, strict=True):
-        entry = entries[k]
-        assert entry is not None
-        parts.append((entry, len(group.inputs) + len(group.outputs), extent0))
-    run_all = batch(parts)
-
-    def run(stream: int, pointers: Sequence[int]) -> None:
-        run_all(pointers)
-
-    return run
-
-
-def _bind(kernel: Kernel, extent0: int, count: int) -> Callable[[int, Sequence[int]], None]:
-    bind = getattr(kernel, "bind", None)  # a group of several kernels has none
-    if bind is not None:
-        bound: Callable[[int, Sequence[int]], None] = bind(extent0, count)
-        return bound
-
-    def run(stream: int, pointers: Sequence[int]) -> None:
-        kernel(pointers, extent0)
-
-    return run
+        return lambda stream, pointers: first(pointers, extents[0])
+    own = [kernel for kernel in kernels[together.start : together.stop] if isinstance(kernel, CpuKernel)]
+    run_all = batch(list(zip(own, counts, extents, strict=True)))
+    return lambda stream, pointers: run_all(pointers)

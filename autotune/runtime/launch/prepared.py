@@ -14,7 +14,7 @@ import torch
 
 from autotune.compiler.planner.groups import Plan
 from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.schedules.limits import improper
+from autotune.compiler.schedules.configurations import improper
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.runtime.launch.cuda import check_rule

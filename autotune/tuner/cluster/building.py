@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune import __version__
 from autotune import task as tasks
-from autotune.measure.blame import Blame
+from autotune.measure.outcome import Blame
 from autotune.measure.pool import Built, CompilePool
 from autotune.task import Config
 from autotune.workload import Workload

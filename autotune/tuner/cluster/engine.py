@@ -17,8 +17,8 @@ from typing import Any
 
 from autotune import task as tasks
 from autotune.errors import UserError, first_line, told
-from autotune.measure.blame import Blame
 from autotune.measure.child import ChildDied
+from autotune.measure.outcome import Blame
 from autotune.measure.pool import Built
 from autotune.task import Config
 from autotune.tuner.cluster import actor, building

@@ -17,7 +17,7 @@ from autotune import task as tasks
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
-from autotune.measure.serve import serve
+from autotune.measure.wire import serve
 from autotune.store.store import Store
 from autotune.tuner.ahead import Ahead
 from autotune.tuner.context import Context
@@ -28,7 +28,7 @@ from autotune.workload import Workload
 
 
 class Sender(Protocol):
-    """The way to the parent; :class:`autotune.measure.serve.Link` is one."""
+    """The way to the parent; :class:`autotune.measure.wire.Link` is one."""
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None: ...
 

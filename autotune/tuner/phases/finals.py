@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.errors import UserError
-from autotune.measure.blame import Blame
-from autotune.measure.outcome import Outcome
+from autotune.measure.outcome import Blame, Outcome
 from autotune.measure.worker import Contender, MachineFault
 from autotune.store.records import Measurement, Schedule
 from autotune.task import REFERENCE, Config, Status, config_key

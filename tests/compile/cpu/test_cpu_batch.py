@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.program.program import build_program
-from autotune.compiler.targets.cpu.loading import batch as cpu_batch
-from autotune.compiler.targets.cpu.loading import launcher as cpu_load
-from autotune.compiler.targets.cpu.loading.batch import batch
-from autotune.compiler.targets.cpu.loading.kernel import load
+from autotune.compiler.program.passes import build_program
+from autotune.compiler.targets.cpu import kernel as cpu_batch
+from autotune.compiler.targets.cpu import launcher as cpu_load
+from autotune.compiler.targets.cpu.kernel import batch, load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.runtime.launch.cpu import make_launches
 from tests.support.cpu_graphs import Build, softmax
@@ -25,8 +24,8 @@ def _kernels(rows: list[int], **schedule: Any) -> tuple[Any, list[torch.Tensor],
     parts, inputs, wanted = [], [], []
     for n in rows:
         graph = softmax(n, 64)
-        kernel: Any = load(build_program(graph), CpuSchedule(**schedule))
-        parts.append((kernel.entry, 2, n))
+        kernel = load(build_program(graph), CpuSchedule(**schedule))
+        parts.append((kernel, 2, n))
         inputs.append(torch.randn(n, 64))
         wanted.append(torch.softmax(inputs[-1] * 0.7, 1))
     return batch(parts), inputs, wanted
@@ -68,8 +67,8 @@ def test_small_kernels_share_a_team_where_all_of_them_together_are_worth_it(monk
 
     monkeypatch.setattr(cpu_load, "_most_threads", lambda: 2)
     monkeypatch.setattr(cpu_batch, "starter", starter)
-    kernel: Any = load(build_program(softmax(4, 64)), CpuSchedule(threads=2))
-    limit = kernel.entry.serial_below
+    kernel = load(build_program(softmax(4, 64)), CpuSchedule(threads=2))
+    limit = kernel.serial_below
     assert limit > 8
     for rows, team in (([4, 4], 1), ([limit // 2 + 1] * 2, 2)):
         launch, inputs, wanted = _kernels(rows, threads=2)

@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.compiler.program.full_reduction import cut_everything
+from autotune.compiler.program.rewrites import cut_everything
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.cuda import legal
 from autotune.compiler.targets.cpu.columns import column_split, parts_for, parts_of
-from autotune.compiler.targets.cpu.emit import emit_columns
-from autotune.compiler.targets.cpu.loading.kernel import load_group
+from autotune.compiler.targets.cpu.kernel import emit_columns, load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import usable_processors
 from autotune.errors import Unsupported
@@ -86,7 +85,7 @@ def pointwise_and_bias(rows: int, cols: int, storage: str = "float32") -> Graph:
     return b.graph()
 
 
-@pytest.mark.parametrize("schedule", [PARTS, CpuSchedule(parts=1), CpuSchedule(parts=8, threads=2, keep="reload")])
+@pytest.mark.parametrize("schedule", [PARTS, CpuSchedule(parts=1), CpuSchedule(parts=8, threads=2)])
 @pytest.mark.parametrize(("rows", "cols"), [(64, 96), (131, 33), (16, 2), (3000, 20)])
 def test_layer_norm_backward(rows: int, cols: int, schedule: CpuSchedule) -> None:
     check(layer_norm_backward(rows, cols), schedule)
@@ -99,9 +98,8 @@ def test_half_precision_is_rounded_once_at_the_end() -> None:
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(40, 64), (5000, 24), (17, 7)])
-@pytest.mark.parametrize("online", [False, True])
-def test_variances_over_rows_need_one_pass(rows: int, cols: int, online: bool) -> None:
-    check(statistics_and_softmax(rows, cols), CpuSchedule(parts=2, threads=2, online=online))
+def test_variances_over_rows_need_one_pass(rows: int, cols: int) -> None:
+    check(statistics_and_softmax(rows, cols), CpuSchedule(parts=2, threads=2))
 
 
 def test_a_variance_far_from_zero_keeps_its_digits() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from autotune.compiler.program.program import build_program
-from autotune.compiler.targets.cpu.loading.kernel import load_group
+from autotune.compiler.program.passes import build_program
+from autotune.compiler.targets.cpu.kernel import load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph, compute_type
 from autotune.ir.oracle.interpret import interpret
@@ -35,19 +35,13 @@ def test_row_lengths(make: Callable[..., Graph], cols: int) -> None:
     check(make(5, cols), CpuSchedule(row_block=2))
 
 
-SCHEDULES = [
-    CpuSchedule(row_block=r, column_tile=t, keep=k, online=o, threads=n)
-    for (r, t, n), k, o in itertools.product(
-        [(1, 0, 1), (4, 256, 2), (512, 512, 1)], ["scratch", "reload"], [False, True]
-    )
-]
+SCHEDULES = [CpuSchedule(row_block=r, column_tile=t, threads=n) for r, t, n in ((1, 0, 1), (4, 256, 2), (512, 512, 1))]
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 def test_schedules_agree_with_the_oracle(schedule: CpuSchedule) -> None:
     check(softmax(9, 1000), schedule)
-    if not schedule.online:
-        check(gelu_layer_norm(9, 1000), schedule)
+    check(gelu_layer_norm(9, 1000), schedule)
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "bfloat16"])
@@ -57,9 +51,8 @@ def test_storage_types(make: Callable[..., Graph], storage: str) -> None:
 
 
 @pytest.mark.parametrize("tile", [0, 4])
-@pytest.mark.parametrize("online", [False, True])
 @pytest.mark.parametrize("make", [softmax, logsumexp])
-def test_infinities_and_nan(make: Callable[..., Graph], online: bool, tile: int) -> None:
+def test_infinities_and_nan(make: Callable[..., Graph], tile: int) -> None:
     """Tiles of nothing but -inf before and after finite ones, whole rows of it, +inf, NaN, numbers far below zero."""
     rows = [
         [-INF] * 12,
@@ -76,8 +69,7 @@ def test_infinities_and_nan(make: Callable[..., Graph], online: bool, tile: int)
         [200.0] * 4 + [0.0] * 4 + [-200.0] * 4,
     ]
     x = torch.tensor(rows)
-    schedule = CpuSchedule(column_tile=tile, online=online)
-    (got,) = run(make(*x.shape), [x.flatten()], schedule)
+    (got,) = run(make(*x.shape), [x.flatten()], CpuSchedule(column_tile=tile))
     scaled = (x * torch.tensor(0.7)).double() if make is softmax else x.double()
     want = torch.softmax(scaled, 1) if make is softmax else torch.logsumexp(scaled, 1)
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-30, equal_nan=True)
@@ -87,8 +79,7 @@ def test_masked_softmax_with_broadcast_mask() -> None:
     g = softmax(8, 64, masked=True)
     inputs = random_inputs(g)
     inputs[1][::3] = -INF
-    for online in (False, True):
-        check(g, CpuSchedule(online=online), inputs)
+    check(g, CpuSchedule(), inputs)
 
 
 @pytest.mark.parametrize("cols", [70000, 131073])
@@ -143,8 +134,8 @@ def test_several_row_and_column_axes() -> None:
     e = b.exp(b.sub(y, m))
     b.out(b.div(e, b.reduce("sum", e, 1, 3)), "float32", strides=(1, 3, 12, 60))
     b.out(m, "float32", axes=(0, 2))
-    for keep, online, tile in itertools.product(["scratch", "reload"], [False, True], [0, 4]):
-        check(b.graph(), CpuSchedule(row_block=3, keep=keep, online=online, column_tile=tile))
+    for tile in (0, 4):
+        check(b.graph(), CpuSchedule(row_block=3, column_tile=tile))
 
 
 def test_column_reduction_over_the_outer_axis() -> None:
@@ -163,8 +154,7 @@ def test_column_reduction_with_results_used_over_columns() -> None:
     d = b.sub(x, b.mul(b.reduce("sum", x, 0), inv))
     var = b.mul(b.reduce("sum", b.mul(d, d), 0), inv)
     b.out(b.mul(b.mul(d, b.rsqrt(b.add_(var, b.const(1e-5)))), b.load("float32", 1)), "float32")
-    for keep in ("scratch", "reload"):
-        check(b.graph(), CpuSchedule(row_block=16, keep=keep))
+    check(b.graph(), CpuSchedule(row_block=16))
 
 
 def test_whole_tensor_reduction_and_scalars() -> None:

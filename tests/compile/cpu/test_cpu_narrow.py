@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from autotune.compiler.program.program import build_program
-from autotune.compiler.targets.cpu.emit import emit_source
-from autotune.compiler.targets.cpu.loading.kernel import load_group
+from autotune.compiler.program.passes import build_program
+from autotune.compiler.targets.cpu.kernel import emit_source, load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph
 from tests.support.cpu_graphs import TORCH, Build, check, random_inputs, run, softmax

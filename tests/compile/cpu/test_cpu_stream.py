@@ -6,19 +6,25 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.targets.cpu.columns import group_program
-from autotune.compiler.targets.cpu.emit import emit_source
-from autotune.compiler.targets.cpu.loading.kernel import load, load_group
-from autotune.compiler.targets.cpu.moves import LINE, STRETCH, fetched, fetched_bytes, streamed, streamed_bytes
-from autotune.compiler.targets.cpu.passes import flatten
+from autotune.compiler.targets.cpu.kernel import emit_source, load, load_group
+from autotune.compiler.targets.cpu.passes import (
+    LINE,
+    STRETCH,
+    fetched,
+    fetched_bytes,
+    flatten,
+    streamed,
+    streamed_bytes,
+)
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph
 from autotune.ir.oracle.interpret import interpret
@@ -69,7 +75,7 @@ def check(graph: Graph, schedule: CpuSchedule | None = None, outputs: int = 1, e
     longest = max((graph.size(v.over) for v in graph.values if v.over), default=1)
     if not schedule.parts:
         assert len(streamed(flatten(build_program(graph))[0])) == outputs
-    walks = [p for p in group_program(graph, asdict(schedule)).passes if p.walks]
+    walks = [p for p in group_program(graph, bool(schedule.parts)).passes if p.walks]
     resums = any(p.reduce for p in walks[1:])
     for shift, ahead in ((0, False), (1, True), (5, False)):
         for k, got in enumerate(run(graph, inputs, replace(schedule, stream=True, prefetch=ahead), shift)):
@@ -82,8 +88,7 @@ def check(graph: Graph, schedule: CpuSchedule | None = None, outputs: int = 1, e
 
 
 def machine_code(graph: Graph, schedule: CpuSchedule) -> str:
-    program = build_program(graph, keep=schedule.keep == "scratch", online=schedule.online)
-    return str(load(program, schedule).kernel._library.get_asm_str())  # type: ignore[attr-defined]
+    return str(load(build_program(graph), schedule).compiled._library.get_asm_str())
 
 
 @pytest.mark.parametrize(
@@ -95,14 +100,11 @@ def test_rows_of_every_length(make, cols: int) -> None:
     check(make(7, cols))
 
 
-@pytest.mark.parametrize(
-    ("tile", "keep", "online"),
-    [(0, "scratch", False), (256, "scratch", False), (256, "reload", True), (2048, "reload", True)],
-)
-def test_tiles_threads_and_passes(tile: int, keep: str, online: bool) -> None:
-    check(softmax(9, 3001), CpuSchedule(3, tile, keep, online, threads=2))
+@pytest.mark.parametrize("tile", [0, 256, 2048])
+def test_tiles_threads_and_passes(tile: int) -> None:
+    check(softmax(9, 3001), CpuSchedule(3, tile, threads=2))
     if tile != 256:
-        check(gelu_layer_norm(9, 3001), CpuSchedule(3, tile, keep, threads=2))
+        check(gelu_layer_norm(9, 3001), CpuSchedule(3, tile, threads=2))
 
 
 @pytest.mark.parametrize("storage", ["float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"])
@@ -274,7 +276,6 @@ def test_which_rows_are_fetched_ahead() -> None:
     assert "o0 + s + 512" in emit_source(masked, CpuSchedule(prefetch=True))
     assert fetched(build_program(_dense(8, 512))) == ()
     assert fetched(build_program(logsumexp(8, 512))) == (0,)
-    assert fetched(build_program(logsumexp(8, 512), online=True)) == ()
     assert fetched(build_program(softmax(8, 32))) == ()
     assert fetched(build_program(outer_softmax(8, 512)), lanes=True) == ()  # over before it is there
     outer = build_program(outer_softmax(32, 512))
@@ -360,12 +361,3 @@ def test_the_search_streams_what_is_large() -> None:
     lanes = target_cpu.default(outer_softmax(512, 1024)) | {"stream": True, "prefetch": True}
     assert target_cpu.normalize(outer_softmax(512, 1024), lanes) == lanes
     assert target_cpu.normalize(outer_softmax(32, 1024), lanes)["stream"] is False
-
-
-def test_values_made_again_are_searched() -> None:
-    """Where something is kept, nothing may be: the two are different configurations."""
-    graph = softmax(2048, 1024)
-    config = target_cpu.default(graph) | {"keep": "reload"}
-    assert target_cpu.normalize(graph, config) == config
-    assert config in target_cpu.seeds(graph)
-    assert target_cpu.normalize(_dense(64, 1024), config)["keep"] == "scratch"

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.compiler.schedules import cpu as target_cpu
-from autotune.compiler.targets.cpu.emit import emit_source
-from autotune.compiler.targets.cpu.loading.kernel import load, load_group
+from autotune.compiler.targets.cpu.kernel import emit_source, load, load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import cpu_isa
 from autotune.ir.graph import Graph
@@ -62,7 +61,7 @@ def test_results_are_right(cols: int) -> None:
 
 def test_llvm_is_asked() -> None:
     program = build_program(softmax(8, 4096))
-    narrow, wide = (load(program, CpuSchedule(wide=w)).kernel._library for w in (False, True))  # type: ignore[attr-defined]
+    narrow, wide = (load(program, CpuSchedule(wide=w)).compiled._library for w in (False, True))
     assert '"prefer-vector-width"="512"' in wide.get_llvm_str()
     assert "prefer-vector-width" not in narrow.get_llvm_str()
     if "avx512f" in cpu_isa().split():

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.compiler.schedules.cuda.rows import emit
 from autotune.compiler.targets.cuda.compile import build, capability, compile_ptx
 from autotune.compiler.targets.cuda.cubin import resources

@@ -7,7 +7,7 @@ import re
 import torch
 
 from autotune.compiler.assemble import draft
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask

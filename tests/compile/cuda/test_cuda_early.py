@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.vectors import vector_length
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx

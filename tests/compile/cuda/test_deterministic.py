@@ -9,7 +9,7 @@ import pytest
 
 import autotune
 from autotune.compiler.assemble import draft
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import group_configs
 from autotune.domains.fusion.task import FusionTask
 from tests.support.zoo import ZOO, random_configs, workloads
 

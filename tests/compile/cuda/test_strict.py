@@ -13,7 +13,7 @@ from torch import Tensor
 
 from autotune.compiler.assemble import draft
 from autotune.compiler.kernel.nodes import Expr, Op, Select, Var
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.kernels import GroupKernels

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import group_configs
+from autotune.compiler.schedules.configurations import improper
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.device import describe_cuda
 from autotune.domains.fusion.bench import FusionBench
@@ -204,6 +205,18 @@ def test_what_was_stored_before_there_was_a_choice_is_fitted(name: str) -> None:
     assert {k: adapted[k] for k in default} == default
     assert not any(v for k, v in adapted.items() if k.rpartition(".")[2] == "wide")
     assert task.adapt({k: v for k, v in old.items() if not k.endswith("row_block")}) is None
+
+
+@pytest.mark.parametrize("name", ["ln_f32", "expanded"])
+def test_choices_that_a_cpu_has_no_more_are_dropped(name: str) -> None:
+    """A configuration that an earlier version stored is fitted, runs as it is, and is in the space again."""
+    task = FusionTask(workloads(name)[0], "cpu")
+    default = task.default()
+    groups = {k.rpartition(".")[0] for k in default}
+    earlier = {f"{g}.{k}".lstrip("."): v for g in groups for k, v in (("keep", "reload"), ("online", True))}
+    assert improper({**default, **earlier}, "cpu") == ""
+    assert task.adapt({**default, **earlier}) == task.normalize({**default, **earlier}) == default
+    assert improper({**default, **dict.fromkeys(earlier, 1)}, "cpu")
 
 
 def test_users_space_is_narrowed_further(tmp_path: Path) -> None:

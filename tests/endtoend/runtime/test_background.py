@@ -19,7 +19,7 @@ import autotune
 from autotune.cli.commands import background as command
 from autotune.device import identify
 from autotune.errors import UserError
-from autotune.measure.timing import idle
+from autotune.measure.timing import quiet
 from autotune.runtime import background
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import Level
@@ -183,7 +183,7 @@ def test_a_search_gives_way(
     )
     monkeypatch.setattr(command, "_command", lambda args, device: [sys.executable, "-c", code])
     monkeypatch.setattr(command, "_LOOK_S", 1.0)
-    monkeypatch.setattr(idle.Others, "busy", lambda self: 2.0 * (how == "others compute" and begun.exists()))
+    monkeypatch.setattr(quiet.Meter, "lap", lambda self: 2.0 * (how == "others compute" and begun.exists()))
     args = argparse.Namespace(always=False, busy=0.25, db=None, timeout=60.0)
     assert command._search(args, "cpu", lambda: how != "others compute" and begun.exists()) == 130
     assert mark.exists()
@@ -243,21 +243,21 @@ def test_others_are_those_that_are_not_ours() -> None:
     """A child's time, and that of its children, is ours, while it lives and once it has ended."""
     spin = "import time\nwhile time.process_time() < 0.4: pass"
     twice = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {spin!r}])\nsys.stdin.read()"
-    before = idle._clocks()
+    before = quiet._clocks(family=True)
     with subprocess.Popen([sys.executable, "-c", twice], stdin=subprocess.PIPE) as child:
-        while idle._clocks()[2] - before[2] < 0.4:
+        while quiet._clocks(family=True)[2] - before[2] < 0.4:
             assert child.poll() is None
             time.sleep(0.1)
-    after = idle._clocks()
+    after = quiet._clocks(family=True)
     assert after[2] - before[2] >= 0.4
     assert after[1] - before[1] >= after[2] - before[2] - 0.1, "of everybody's"
     with subprocess.Popen([sys.executable, "-c", spin], start_new_session=True) as child:
-        others = idle.Others()
+        meter = quiet.Meter(family=True)
         child.wait()
-        busy = others.busy()
+        busy = meter.others()
     assert 0.0 <= busy <= (os.cpu_count() or 1)
 
 
 def test_a_gpu_that_tells_nothing_is_not_taken_for_idle() -> None:
     with pytest.raises(UserError, match=r"cannot tell whether cuda:0 is idle .* --always"):
-        idle.gpu_use("cuda:0")
+        quiet.gpu_use("cuda:0")

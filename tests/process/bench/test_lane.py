@@ -19,7 +19,7 @@ from autotune.bench import form
 from autotune.bench.turns import Turns, inductor_takes_turns
 from autotune.device import identify
 from autotune.measure.policy import default_policy
-from autotune.measure.timing.lock import device_lock
+from autotune.measure.timing.quiet import device_lock
 from benchmarks.fusion import instrument, lane, suite
 from benchmarks.fusion import run as runs
 from benchmarks.fusion.__main__ import main
@@ -31,7 +31,7 @@ QUICK = replace(default_policy("cpu"), quiet_s=0.0, cold_bytes=1 << 16, warmup=1
 HOLD = """
 import os, time
 from pathlib import Path
-from autotune.measure.timing.lock import device_lock
+from autotune.measure.timing.quiet import device_lock
 from tests.support.locks import awaited
 with device_lock("cpu", 600) as held:
     print(held, flush=True)

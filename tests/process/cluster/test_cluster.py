@@ -23,8 +23,8 @@ import pytest
 from autotune import api
 from autotune.cli.app import main
 from autotune.errors import UserError
-from autotune.measure.blame import Blame
 from autotune.measure.child import ChildDied
+from autotune.measure.outcome import Blame
 from autotune.measure.pool import Built
 from autotune.store import Store
 from autotune.tuner.cluster import building

@@ -23,7 +23,7 @@ from autotune.errors import BuildError
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool, default_processes
 from autotune.measure.server import classify
-from autotune.measure.timing.lock import device_lock
+from autotune.measure.timing.quiet import device_lock
 from autotune.measure.wire import Reader, artifact_from_wire, artifact_to_wire, pack
 from autotune.measure.worker import Contender, Worker, WorkerFault
 from autotune.task import Artifact, Config, Kernel, Status
@@ -154,7 +154,7 @@ def test_a_worker_that_does_not_start_in_time_is_a_fault(policy: Policy) -> None
 def test_children_do_not_outlive_a_parent_that_is_killed() -> None:
     code = (
         "import time; from autotune.measure.child import Child\n"
-        "child = Child('autotune.measure.builder'); print(child.pid, flush=True)\n"
+        "child = Child('autotune.measure.pool'); print(child.pid, flush=True)\n"
         "child.send({'workload': {}}); child.receive(time.monotonic() + 600)\n"  # it has asked to die with its parent
         "print('prepared', flush=True); time.sleep(600)"
     )

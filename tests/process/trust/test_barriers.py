@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autotune.compiler.audit import bind
-from autotune.compiler.schedules.limits import improper
+from autotune.compiler.schedules.configurations import improper
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError
 from autotune.runtime.ladder import Level

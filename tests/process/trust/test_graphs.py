@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.compiler.targets.cpu.loading.kernel import load_group
+from autotune.compiler.targets.cpu.kernel import load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import make_inputs
+from autotune.ir.oracle.inputs import make_inputs
 from tests.support.hostile import softmax, workload_of
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.compiler.schedules.limits import improper, ranges
+from autotune.compiler.schedules.configurations import improper, ranges
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import environment, identify
 from autotune.errors import BuildError, Unsupported, UserError

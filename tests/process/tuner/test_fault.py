@@ -11,7 +11,7 @@ import pytest
 from autotune import api
 from autotune.cli.searched import Searched, conclude
 from autotune.errors import UserError
-from autotune.measure.blame import Blame, blame
+from autotune.measure.outcome import Blame, blame
 from autotune.measure.policy import Policy
 from autotune.store import Store
 from autotune.task import Status

@@ -21,7 +21,7 @@ from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import make_inputs
+from autotune.ir.oracle.inputs import make_inputs
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.groups import check_inputs
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.program.columns import main_program, split_columns
-from autotune.compiler.program.program import build_program
+from autotune.compiler.program.passes import build_program
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.memory.select_load import find_joins

@@ -10,10 +10,8 @@ import pytest
 from autotune.compiler.assemble import packed
 from autotune.compiler.kernel.nodes import Cast, Const, Function
 from autotune.compiler.kernel.rewrite import functions_of
-from autotune.compiler.planner.groups import read_text, write_text
-from autotune.compiler.planner.packing import pack
+from autotune.compiler.planner.groups import group_configs, pack, read_text, write_text
 from autotune.compiler.planner.plan import build_plan, greedy
-from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import BLOCK, EXTENT
 from autotune.compiler.targets.cuda.kernels import Ref

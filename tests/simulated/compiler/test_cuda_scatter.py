@@ -10,16 +10,16 @@ from torch import Tensor
 
 from autotune.compiler.kernel.nodes import Var
 from autotune.compiler.planner.cost import Figures
+from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.planner.latency import predict_cuda
 from autotune.compiler.program.scattered import scattered
-from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda import scatter as cuda_scatter
 from autotune.compiler.targets.cuda.device import BARRIER
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import make_inputs
+from autotune.ir.oracle.inputs import make_inputs
 from autotune.space import load_space
 from autotune.task import Config
 from tests.support.edited import changed, without

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.program.lane_axis import ACROSS, lower, unit_axis
+from autotune.compiler.program.vectors import ACROSS, across_lanes, unit_axis
 from autotune.compiler.schedules.cuda.tile import SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.errors import Unsupported
@@ -95,7 +95,7 @@ def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
 def test_lowering_takes_reductions_apart() -> None:
     g = graph("centred")
     x = unit_axis(g)
-    made = lower(g, x)
+    made = across_lanes(g, x)
     assert unit_axis(made) == x
     assert all(x not in v.over for v in made.values if v.op in REDUCTIONS)
     assert {v.over for v in made.values if v.op.startswith(ACROSS)} == {(x,)}

@@ -24,7 +24,7 @@ from autotune.compiler.targets.cuda.printing.printer import CudaPrinter
 from autotune.compiler.targets.cuda.transpose import _Kernel
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import make_inputs
+from autotune.ir.oracle.inputs import make_inputs
 from autotune.space import load_space
 from autotune.task import Config
 from tests.simulated.compiler.test_cuda_outer import Case, graphs_of

@@ -23,7 +23,7 @@ from autotune.compiler.kernel.nodes import (
     Var,
     when,
 )
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.device import BARRIER, THREAD, Shared, ThreadIndex, shuffle
 from autotune.compiler.targets.cuda.memory.access import COLUMN

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.program_spec import workloads_of

@@ -16,7 +16,8 @@ from autotune.compiler.lower.rules.table import GENERATORS, VIEWS
 from autotune.compiler.lower.translate import op_name
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import interpret, make_inputs
+from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.oracle.interpret import interpret
 from tests.support.random_programs.programs import Program
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -13,7 +13,8 @@ import torch
 
 from autotune.domains.fusion.bench import FusionBench
 from autotune.ir.oracle.conditioning import DRAWS, noise
-from autotune.ir.oracle.interpret import interpret, make_inputs
+from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.oracle.interpret import interpret
 from autotune.task import Runnable
 
 

@@ -10,7 +10,8 @@ from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.ir.oracle.conditioning import from_float
-from autotune.ir.oracle.interpret import interpret, make_inputs
+from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.oracle.interpret import interpret
 from autotune.measure.verify import compare
 from autotune.runtime.launch import prepared
 from tests.support.simulator.errors import KernelError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.bench.library_kernels import has_product, is_library
+from autotune.compiler.assemble import kernel_name
 from autotune.compiler.lower.op_names import PRODUCTS
-from autotune.compiler.planner.kernel_names import kernel_name
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, NotCompared, Peer, com
 from autotune.errors import UserError
 from autotune.measure.policy import Policy, default_policy
 from autotune.measure.timing import timer
-from autotune.measure.timing.lock import device_lock
+from autotune.measure.timing.quiet import device_lock
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Store
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from autotune.compiler.kernel.nodes import Binary, Const, Expr, Item, Load, Op, Select, Store, Unary, Unpack, Var
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.device import Shared, await_copies, copy_ahead, put, remote_store, shuffle, take
 from autotune.compiler.targets.cuda.printing import operators

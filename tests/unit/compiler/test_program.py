@@ -8,8 +8,8 @@ import pytest
 
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.columns import finish_graph, main_program
-from autotune.compiler.program.one_pass import find_online
-from autotune.compiler.program.program import Program, build_program, split_axes
+from autotune.compiler.program.passes import build_program, find_online, split_axes
+from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cpu.columns import column_split, row_wise
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph

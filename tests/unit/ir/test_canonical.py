@@ -17,11 +17,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.ir.forms import canonical
-from autotune.ir.forms.canonical import _Colours, canonicalize, one_body, open_extent, row_extent, to_workload
-from autotune.ir.forms.families import family_of
+from autotune.ir.forms.canonical import (
+    _Colours,
+    canonicalize,
+    family_of,
+    one_body,
+    open_extent,
+    row_extent,
+    to_workload,
+)
 from autotune.ir.forms.simplify import remap_output, remap_value
 from autotune.ir.graph import Graph, Output, Value
-from autotune.ir.oracle.interpret import interpret, make_inputs
+from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.oracle.interpret import interpret
 from autotune.workload import Workload
 from tests.support import ROOT
 from tests.support.capture_helpers import graph_of, only_region

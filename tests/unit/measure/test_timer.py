@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice, pairwise
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ import torch
 from autotune.measure.outcome import Outcome, one_line, spread
 from autotune.measure.policy import Policy, default_policy
 from autotune.measure.timing import timer
-from autotune.measure.timing.timer import ColdCache, interleave, time_cpu
+from autotune.measure.timing.timer import ColdCache, balanced, interleave, time_cpu
 from autotune.task import Status
 from tests.support.clock import Clock
 
@@ -255,3 +257,21 @@ def test_a_capture_leaves_the_stream_as_it_was(monkeypatch: pytest.MonkeyPatch, 
     assert now == ["the user's"]
     assert replays == ([] if refused else ["the user's"] * 2)
     assert states == (["in no capture"] if refused else [])
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_each_has_every_place_and_follows_every_other_equally_often(count: int) -> None:
+    rounds = list(islice(balanced(range(count)), count if count % 2 == 0 else 2 * count))
+    assert all(sorted(order) == list(range(count)) for order in rounds)
+    places = Counter((place, who) for order in rounds for place, who in enumerate(order))
+    assert len(places) == count**2
+    assert len(set(places.values())) == 1
+    followed = Counter(pair for order in rounds for pair in pairwise(order))
+    assert len(followed) == count * (count - 1)
+    assert len(set(followed.values())) <= 1
+
+
+def test_orders_go_on_for_as_long_as_asked() -> None:
+    orders = list(islice(balanced("abc"), 13))
+    assert orders[12] == orders[6] == orders[0]
+    assert list(islice(balanced([]), 2)) == [[], []]

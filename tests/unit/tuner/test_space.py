@@ -31,14 +31,12 @@ def test_cpu_section_has_its_own_parameters() -> None:
 
 def test_a_copy_narrows_and_leaves_out(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text(
-        'domain = "fusion"\nversion = 1\n[cuda.unroll]\nchoices = [4, 1]\n[cpu.keep]\nchoices = ["reload"]\n'
-    )
+    file.write_text('domain = "fusion"\nversion = 1\n[cuda.unroll]\nchoices = [4, 1]\n[cpu.parts]\nchoices = [4]\n')
     shipped, mine = load_space("fusion", "cuda"), load_space("fusion", "cuda", str(file))
     assert mine["unroll"].choices == (1, 4)
     assert mine["keep"].choices == shipped["keep"].choices
     assert mine.fingerprint != shipped.fingerprint
-    assert load_space("fusion", "cpu", str(file))["keep"].choices == ("reload",)
+    assert load_space("fusion", "cpu", str(file))["parts"].choices == (4,)
 
 
 @pytest.mark.parametrize(

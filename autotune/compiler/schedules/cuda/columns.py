@@ -11,10 +11,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.compiler.program.columns import Split, finish_graph, main_program, split_columns
-from autotune.compiler.program.full_reduction import cut_everything
 from autotune.compiler.program.program import Program, power_of_two
+from autotune.compiler.program.rewrites import cut_everything, widened
 from autotune.compiler.program.vectors import vector_length
-from autotune.compiler.program.widened import widened
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda import rows as row_wise
 from autotune.compiler.targets.cuda.kernels import GroupKernels, Private, Ref

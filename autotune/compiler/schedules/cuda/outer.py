@@ -14,8 +14,9 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from autotune.compiler.program.lane_axis import narrowest, unit_axis
-from autotune.compiler.program.program import Program, build_program, power_of_two
+from autotune.compiler.program.passes import build_program
+from autotune.compiler.program.program import Program, power_of_two
+from autotune.compiler.program.vectors import narrowest_along, unit_axis
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, narrow
 from autotune.compiler.schedules.cuda.outer_seeds import copied_seeds
 from autotune.compiler.schedules.cuda.outer_shape import (
@@ -86,7 +87,7 @@ def _held(program: Program, config: Config) -> bool:
     """Whether a block's registers hold what it keeps, with room for what is computed from it."""
     words, block = _registers(program, config), int(config["threads_per_row"]) * int(config["rows_per_block"])
     # The compiler keeps some elements of packed pairs unpacked as well, from one pass to the next.
-    room = 1.8 if narrowest(program.graph, unit_axis(program.graph)) == 2 else 1.25
+    room = 1.8 if narrowest_along(program.graph, unit_axis(program.graph)) == 2 else 1.25
     return words <= 64 and (room * words + 28) * block <= 65536
 
 

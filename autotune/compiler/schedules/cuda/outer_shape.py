@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autotune.compiler.program.lane_axis import unit_axis, vector_length
 from autotune.compiler.program.program import Program
+from autotune.compiler.program.vectors import unit_axis, vector_along
 from autotune.compiler.schedules.configurations import most_kept
 from autotune.compiler.targets.cuda.cubin import SmLimits
 from autotune.compiler.targets.cuda.outer.lanes import Lanes
@@ -31,7 +31,7 @@ def kept_words(program: Program, vec: int) -> float:
 
 def lanes(program: Program, vector_bytes: int) -> int:
     """Neighbours that a thread takes at a time; 0 if they do not divide the axis that they lie on."""
-    return vector_length(program.graph, unit_axis(program.graph), vector_bytes)
+    return vector_along(program.graph, unit_axis(program.graph), vector_bytes)
 
 
 def lines(program: Program, vec: int) -> int:

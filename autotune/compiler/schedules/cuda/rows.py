@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from autotune.compiler.program.one_pass import find_moments
-from autotune.compiler.program.program import Program, build_program, once_a_row, power_of_two
+from autotune.compiler.program.passes import build_program, find_moments, once_a_row
+from autotune.compiler.program.program import Program, power_of_two
+from autotune.compiler.program.rewrites import widened
 from autotune.compiler.program.vectors import narrowest, vector_length
-from autotune.compiler.program.widened import widened
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, most_kept, narrow
 from autotune.compiler.targets.cuda.cubin import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels

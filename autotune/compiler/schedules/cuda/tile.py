@@ -4,15 +4,16 @@ Block-wise scaling in two directions is the pattern: ``x`` as [R, 32, C, 32], it
 over the other 32, and both results used again at full size. A tile is what one index of the axes that nothing reduces
 over selects. It is the outer scheme with one more thing: what reduces over the unit-stride axis is done across the
 lanes of a pack and the neighbours in a warp that share the tile, as part of a pass
-(``autotune.compiler.program.lane_axis.lower``), so that one read of ``x`` serves both directions.
+(``autotune.compiler.program.vectors.across_lanes``), so that one read of ``x`` serves both directions.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from autotune.compiler.program.lane_axis import ACROSS, lower, unit_axis
-from autotune.compiler.program.program import Program, build_program, stride_of
+from autotune.compiler.program.passes import build_program
+from autotune.compiler.program.program import Program, stride_of
+from autotune.compiler.program.vectors import ACROSS, across_lanes, unit_axis
 from autotune.compiler.schedules.cuda.outer import NARROWEST, OuterScheme
 from autotune.compiler.schedules.cuda.outer_shape import vectors
 from autotune.errors import Unsupported
@@ -50,7 +51,7 @@ def _program(graph: Graph, keep: bool = True, online: bool = False) -> Program:
     if wide * deep > LARGEST and graph.size(rows) < MANY:
         raise Unsupported("few large tiles")
     split = _ordered(graph, set(rows)), _ordered(graph, set(cols))
-    program = build_program(lower(graph, x), keep=keep, online=online, split=split)
+    program = build_program(across_lanes(graph, x), keep=keep, online=online, split=split)
     if not vectors(program):
         raise Unsupported(f"tiles of {wide} elements on the unit-stride axis")
     needed = {a for a in rows if graph.extents[a] > 1}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from autotune.compiler.program.tiling import Tiling, tiling
+from autotune.compiler.program.vectors import Tiling, tiling
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda.rows import RowsScheme
 from autotune.compiler.targets.cuda.cubin import too_large

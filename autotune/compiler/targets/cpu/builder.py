@@ -1,20 +1,23 @@
-"""What all shapes of CPU kernel have in common: how values are computed, and the frame around units of work."""
+"""The base of all CPU kernels: computing values, and the frame around units of work."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
-from autotune.compiler.kernel.lower import pointwise
+from autotune.compiler.kernel.lower import identity, pointwise
 from autotune.compiler.kernel.nodes import (
     Assign,
+    Binary,
     Cast,
     Const,
     Do,
     Expr,
     Intrinsic,
+    Op,
     Operand,
     Stmt,
+    Unary,
     Var,
     both,
     expr,
@@ -23,14 +26,15 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.program.program import Pass, Program, stride_of
-from autotune.compiler.targets.cpu.forms import number, plain, zero
-from autotune.compiler.targets.cpu.moves import fetched, streamed
 from autotune.compiler.targets.cpu.nodes import Accumulate, Break, Loop, Memory, Named, buffer, output, plane, source
-from autotune.compiler.targets.cpu.passes import shared_exponentials
+from autotune.compiler.targets.cpu.passes import fetched, shared_exponentials, streamed
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Value, compute_type
 from autotune.ir.precision import STRICT
 
+_INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_POWERS = {0.5: "sqrt", -0.5: "rsqrt", -1.0: "reciprocal"}
 BYTES = {"float32": 4, "int32": 4, "int64": 8, "bool": 1}
 Term = tuple[Expr, int]
 """An index and its factor."""
@@ -56,13 +60,25 @@ def call(name: str, *args: Operand) -> Intrinsic:
     return Intrinsic(name, tuple(expr(a) for a in args), "int64")
 
 
+def start(op: str, dtype: str = "float32") -> Named:
+    """A reduction's neutral element; booleans are carried as such."""
+    neutral = Const(op in ("prod", "min"), "bool") if dtype == "bool" else identity(op, dtype)
+    return Named(f"START_{op}_{dtype}", neutral)
+
+
+def number(name: str, value: float, dtype: str) -> Named:
+    """A constant of type ``dtype``."""
+    kind = {"float32": float, "bool": bool}.get(dtype, int)
+    return Named(name, Const(kind(value), dtype))
+
+
 BLOCK, EXTENT, THREADS, UNITS, UNIT, FIRST, STEP = map(index, ("block", "n0", "threads", "units", "u", "first", "step"))
 """The argument block, the extent of axis 0, and units of work: how many, the one in hand, the first of those taken off
 the counter, and how many those are."""
 
 
 class Scratch:
-    """Named buffers in one allocation, each on a cache line of its own."""
+    """Named buffers in one allocation, each with its own cache lines."""
 
     def __init__(self) -> None:
         self.at: dict[str, int] = {}
@@ -134,7 +150,7 @@ class Builder:
             guards += [axis(a) < high] if high < self.graph.extents[a] or self.program.dynamic == a else []
         if not guards and not outside:
             return [fetched]
-        cleared = Assign(self.variable(i), zero(v.dtype))
+        cleared = Assign(self.variable(i), number(f"ZERO_{v.dtype}", 0, v.dtype))
         return [cleared] if outside else [cleared, when(both(*guards), [fetched])]
 
     def _index(self, i: int) -> Expr:
@@ -153,7 +169,7 @@ class Builder:
             return args[0] * self.variable(v.args[1], "d")
         if v.op == "erf" and self.helpers.get(i) in self.ready:
             return Intrinsic("erf_by", (args[0], self.variable(self.helpers[i])), "float32")
-        return plain(pointwise(v, args))
+        return _plain(pointwise(v, args))
 
     def divisors(self, compute: Iterable[int]) -> list[int]:
         """Row values that elements are divided by: one division a row instead of one an element, by default."""
@@ -179,7 +195,7 @@ class Builder:
         """One element of a pass, but for its stores.
 
         Args:
-            at: where it lies in the buffers of kept values.
+            at: its index in the buffers of kept values.
             carried: what each reduction is carried in.
         """
         self.ready.clear()
@@ -279,3 +295,27 @@ class Builder:
     def unit(self) -> list[Stmt]:
         """The work of unit u."""
         raise NotImplementedError
+
+
+def _plain(x: Expr) -> Expr:
+    """An operator without a call, where that is the same: LLVM sees through it as well, and the source is shorter."""
+    if not isinstance(x, Op):
+        return x
+    if x.of == "float32" and x.name in _INFIX:
+        return Binary(_INFIX[x.name], *x.args)
+    if x.of == "float32" and x.name == "neg":
+        return Unary("-", *x.args)
+    if x.of != "bool" and x.name in _COMPARE:
+        return Binary(_COMPARE[x.name], *x.args)
+    if x.of == "float32" and x.name == "pow" and isinstance(x.args[1], Named):
+        return _power(x, float(x.args[1].value.value))
+    return x
+
+
+def _power(x: Op, exponent: float) -> Expr:
+    """Constant powers that need no libm call, as torch takes them too."""
+    base = x.args[0]
+    if exponent in _POWERS:
+        return Op(_POWERS[exponent], (base,), "float32", "float32")
+    square = base * base
+    return {1.0: base, 2.0: square, 3.0: square * base, 4.0: square * square}.get(exponent, x)

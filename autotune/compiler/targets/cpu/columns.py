@@ -1,4 +1,4 @@
-"""CPU kernels with reductions over all rows beside what is done row by row.
+"""CPU kernels with reductions over all rows and over each row.
 
 The rows are cut into *parts*. A unit of work is one part (or a tile of its columns, where no row has to be known as a
 whole): it walks its rows as ``rows`` does and adds each to accumulators, one for each column, which lie in the
@@ -10,17 +10,17 @@ them, and other rows run the same code. See ``autotune.compiler.program.columns`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
 from autotune.compiler.kernel.nodes import Assign, Const, Expr, Intrinsic, Stmt, Var, loop, sum_of, when
 from autotune.compiler.program.columns import Split, finish_graph, main_program, split_columns
-from autotune.compiler.program.full_reduction import cut_everything
-from autotune.compiler.program.program import Pass, Program, build_program, once_a_row
-from autotune.compiler.targets.cpu.builder import STEP, UNIT, UNITS, Term, call, cast, index
-from autotune.compiler.targets.cpu.forms import start
+from autotune.compiler.program.passes import build_program, once_a_row
+from autotune.compiler.program.program import Pass, Program
+from autotune.compiler.program.rewrites import cut_everything
+from autotune.compiler.targets.cpu.builder import STEP, UNIT, UNITS, Term, call, cast, index, start
 from autotune.compiler.targets.cpu.nodes import Accumulate, Named, plane
 from autotune.compiler.targets.cpu.rows import AT, END, ROW, ROWS, TILES, RowBuilder
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
@@ -52,23 +52,23 @@ def column_split(graph: Graph) -> Split | None:
     return split
 
 
-def group_program(graph: Graph, config: Mapping[str, object]) -> Program:
-    """The program of a group's only or main kernel under a configuration; ``dynamic`` is -1 where its kernels are for
-    one number of rows alone.
+def group_program(graph: Graph, parts: bool) -> Program:
+    """The program of a group's only kernel, or with ``parts`` of its main one where it has a kernel in parts.
+
+    Its ``dynamic`` is -1 where its kernels are for one number of rows alone.
 
     Raises:
-        Unsupported: the group has no kernel of the form that the configuration asks for.
+        Unsupported: the group has no kernel of that form.
     """
-    keep, online = config.get("keep") != "reload", bool(config.get("online", False))
-    split = column_split(graph) if config.get("parts", 0) else None
+    split = column_split(graph) if parts else None
     if split is None:
-        return build_program(graph, keep=keep, online=online)
-    program = main_program(split, keep=keep, online=online, unit_rows=True)
+        return build_program(graph)
+    program = main_program(split, unit_rows=True)
     return replace(program, dynamic=-1) if split.counts else program
 
 
 def row_wise(graph: Graph) -> bool:
-    """Whether the group has a kernel without parts."""
+    """True if the group has a kernel without parts."""
     try:
         once_a_row(build_program(graph))
     except Unsupported:
@@ -99,7 +99,7 @@ def planes_of(split: Split, parts: int) -> list[tuple[str, int]]:
 
 
 def plane_bytes(planes: list[tuple[str, int]]) -> list[int]:
-    """Where each array begins in one buffer, in whole cache lines; the last number is the size of all."""
+    """The offset of each array in one buffer, in whole cache lines; the last number is the size of all."""
     at = [0]
     for storage, numel in planes:
         at.append(at[-1] + (numel * STORAGE_BYTES[storage] + 63) // 64 * 64)
@@ -174,9 +174,9 @@ class ColumnBuilder(RowBuilder):
         filled = loop(j, END, neutral, AT) if self.flat else loop(j, width, neutral)
         return [Assign(_place(n), PART * width), filled]
 
-    def columns(self, pas: Pass, position: Sequence[Term], in_tile: Expr, partial: Collection[int]) -> list[Stmt]:
+    def columns(self, pas: Pass, position: Sequence[Term], partial: Collection[int]) -> list[Stmt]:
         accumulated = (s for n in pas.columns for s in self._accumulate(n, sum_of([(_place(n), 1), *position])))
-        return [*super().columns(pas, position, in_tile, partial), *accumulated]
+        return [*super().columns(pas, position, partial), *accumulated]
 
     def _accumulate(self, n: int, at: Expr) -> list[Stmt]:
         """One more element into the accumulator at ``at``."""
@@ -200,7 +200,7 @@ class ColumnBuilder(RowBuilder):
 
 
 def _place(n: int) -> Var:
-    """Where accumulator ``n`` of the part begins in its planes."""
+    """The start of the part's accumulator ``n`` in its planes."""
     return index(f"b{n}")
 
 

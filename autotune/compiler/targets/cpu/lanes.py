@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from autotune.compiler.kernel.nodes import Assign, Const, Expr, Stmt, Var, loop, sum_of
 from autotune.compiler.program.program import Pass, Program, stride_of
-from autotune.compiler.targets.cpu.builder import STEP, THREADS, UNIT, UNITS, Builder, axis, call, index
-from autotune.compiler.targets.cpu.forms import start
-from autotune.compiler.targets.cpu.moves import AHEAD
+from autotune.compiler.targets.cpu.builder import STEP, THREADS, UNIT, UNITS, Builder, axis, call, index, start
 from autotune.compiler.targets.cpu.nodes import Fetch, Stream, buffer, source
+from autotune.compiler.targets.cpu.passes import AHEAD
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import STORAGE_BYTES
 
@@ -30,7 +29,7 @@ COLUMN, WHOLE, AT, END = map(index, ("c", "whole", "t", "e"))
 
 
 def lanes_suit(program: Program) -> bool:
-    """Whether the innermost row axis is the contiguous one of most full tensors."""
+    """True if the innermost row axis is the contiguous one of most full tensors."""
     if program.pointwise or not program.rows or not program.cols:
         return False
     row, col = program.rows[-1], program.cols[-1]
@@ -177,8 +176,7 @@ class LaneBuilder(Builder):
         return [Assign(self.row, BASE), Assign(self.column, COLUMN + column)]
 
     def _fetch_ahead(self, pas: Pass, count: int) -> list[Stmt]:
-        """Ask for columns that the first pass to read them will come to: where each is a jump in memory, the processor
-        does not see them coming."""
+        """Fetch columns ahead for the first pass that reads them: the processor foresees no jumps in memory."""
         first = {i: next(q for q in self.program.passes if i in q.compute) for i in self.ahead}
         loads = [self.values[i] for i, q in first.items() if q is pas]
         out: list[Stmt] = []

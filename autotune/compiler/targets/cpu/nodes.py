@@ -1,10 +1,13 @@
-"""What only CPU kernels have: memory of a known space, constants of the module, and ways around the caches."""
+"""Nodes of CPU kernels alone: memory of a known space, constants of the module, and ways around the caches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from autotune.compiler.kernel.nodes import Body, Const, Expr, Load, Operand, Stmt, Store, Var, expr
+
+COLUMNS = Var("columns", "int64")
+"""The columns of a row, hidden from LLVM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class Break(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Stmt):
-    """Asks for ``count`` elements from ``index`` on, which are read later."""
+    """Prefetches ``count`` elements from ``index`` on."""
 
     storage: str
     memory: Memory
@@ -102,7 +105,7 @@ class Fetch(Stmt):
 class Stream(Stmt):
     """Copies ``count`` elements from address ``source`` to ``index`` of output ``number``, past the caches.
 
-    The source lies in the buffer ``stream<number>``.
+    The source is in the buffer ``stream<number>``.
     """
 
     storage: str

@@ -1,27 +1,33 @@
-"""What a CPU kernel keeps between passes.
+"""Programs as CPU kernels run them: kept values, streamed outputs, and loads that are fetched ahead.
 
-A program keeps the smallest set of values; on a CPU even that is too much. A row that was just read lies in the first
+A program keeps the smallest set of values; on a CPU even that is too much. A row that was just read is in the first
 or second-level cache, where reading it again costs what reading a kept copy costs, and the store into the copy comes
 on top. So a value is kept only if making it again from the inputs takes more than light arithmetic: the exponentials
 of a softmax are kept, the scaled and masked scores are not.
+
+Streaming stores and rows fetched ahead are those of ``intrinsics.memory``. Deployment asks here for them, and loads no
+Numba.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.compiler.program.program import Pass, Program
-from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.compiler.program.passes import with_kept, without
+from autotune.compiler.program.program import Program, stride_of
+from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.ir.ops import LIGHT, POINTWISE
 from autotune.ir.precision import STRICT
 
+LINE = 64
+"""Bytes of a cache line, and of what is streamed at a time."""
+STRETCH = 4096
+"""Bytes of an output between two copies, where a walk has more: they stay in the first-level cache."""
+AHEAD = 8
+"""Columns from the one in hand to the one that a kernel of lanes asks for."""
+_SHORTEST = 4 * LINE  # neighbours in memory below which a run has hardly a whole line
 _LOAD_COST = 1
 _GATHER_COST = 2 * LIGHT + 1  # never again
-
-
-def _closure(program: Program, roots: tuple[int, ...], have: set[int]) -> list[int]:
-    """Column and full values that make ``roots`` from ``have``, row values and constants, in order."""
-    return program.graph.making(roots, lambda i: i in have or program.domain(i) in ("const", "row"))
 
 
 def shared_exponentials(graph: Graph) -> dict[int, int]:
@@ -85,7 +91,7 @@ def _order(program: Program, compute: list[int]) -> tuple[int, ...]:
 
 def _cost(program: Program, i: int, have: set[int]) -> int:
     total = 0
-    for j in _closure(program, (i,), have):
+    for j in program.elementwise((i,), have):
         v = program.graph.values[j]
         if v.op in POINTWISE:
             total += POINTWISE[v.op].cost
@@ -94,53 +100,11 @@ def _cost(program: Program, i: int, have: set[int]) -> int:
     return total
 
 
-def _roots(program: Program, p: Pass) -> tuple[int, ...]:
-    """Values whose elements the pass needs: arguments of its reductions, scores, stored and accumulated values."""
-    values, outputs = program.graph.values, program.graph.outputs
-    return (
-        *(values[i].args[0] for i in p.reduce),
-        *(o.score for o in p.online),
-        *(outputs[k].value for k in p.stores),
-        *(program.columns[n].value for n in p.columns),
-    )
-
-
 def thin(program: Program) -> Program:
     """``program`` without the kept values that light operators make again from the inputs or from other kept values."""
-    wanted = [set(p.kept_in) for p in program.passes]
-    # Later values first: one may be cheap only because an earlier one is kept, which is then judged by itself.
-    for i in reversed(program.kept):
-        takers = [w for w in wanted if i in w]
-        if all(_cost(program, i, w - {i}) <= 2 * LIGHT for w in takers):
-            for w in takers:
-                w.discard(i)
-    last = {i: n for n, w in enumerate(wanted) for i in w}
-    passes: list[Pass] = []
-    made: set[int] = set()
-    for n, p in enumerate(program.passes):
-        needed = _closure(program, (*_roots(program, p), *(i for i in p.kept_out if i in last)), wanted[n])
-        compute = _order(program, needed)
-        out = tuple(i for i in compute if last.get(i, -1) > n and i not in made)
-        made.update(out)
-        passes.append(replace(p, kept_in=tuple(sorted(wanted[n])), compute=compute, kept_out=out))
-    return _with_row_values(replace(program, passes=tuple(passes)))
-
-
-def _with_row_values(program: Program) -> Program:
-    """Row values moved to the first pass that now needs them (values made again may need them earlier or later)."""
-    values, outputs = program.graph.values, program.graph.outputs
-    done: set[int] = set()
-    passes = []
-    for p in program.passes:
-        roots = [a for i in p.compute for a in values[i].args]
-        roots += [outputs[k].value for k in p.row_stores]
-        roots += [program.columns[n].value for n in p.row_columns]
-        roots += _roots(program, p)
-        made = program.graph.making(roots, lambda i: program.domain(i) != "row" or values[i].op in REDUCTIONS)
-        now = tuple(i for i in made if i not in done)
-        done.update(now)
-        passes.append(replace(p, row_values=now))
-    return replace(program, passes=tuple(passes))
+    kept = [set(p.kept_in) for p in program.passes]
+    left = without(kept, lambda i, have: _cost(program, i, have) <= 2 * LIGHT)
+    return with_kept(program, left, lambda compute: _order(program, compute))
 
 
 def flatten(program: Program) -> tuple[Program, int]:
@@ -191,3 +155,63 @@ def flatten(program: Program) -> tuple[Program, int]:
     flat = replace(graph, extents=(step,), values=values, outputs=outputs)
     factor = step // max(1, graph.extents[program.dynamic]) if dynamic else 1
     return replace(program, graph=flat, rows=(), cols=(0,), dynamic=0 if dynamic else -1), factor
+
+
+def streamed(program: Program, lanes: bool = False) -> tuple[int, ...]:
+    """Outputs (indices into ``graph.outputs``) that a kernel can stream.
+
+    Those whose neighbours along the innermost column axis, or row axis for a kernel of ``lanes``, are neighbours in
+    memory, in runs of a few lines at least.
+    """
+    graph = program.graph
+    if not program.cols:
+        return ()
+    inner = program.rows[-1] if lanes else program.cols[-1]
+    stored = {k for p in program.passes for k in p.stores}
+    return tuple(
+        k
+        for k, o in enumerate(graph.outputs)
+        if k in stored
+        and dict(zip(o.axes, o.strides, strict=True)).get(inner) == 1
+        and graph.extents[inner] * STORAGE_BYTES[o.dtype] >= _SHORTEST
+    )
+
+
+def fetched(program: Program, lanes: bool = False) -> tuple[int, ...]:
+    """Loads whose next row a kernel can prefetch while it finishes a row: rows of many neighbours in memory.
+
+    There are none where rows are walked once only: the processor's own prefetchers see no pause then. A kernel of
+    ``lanes`` fetches columns instead, each a jump in memory.
+    """
+    graph = program.graph
+    walks = [p for p in program.passes if p.walks]
+    loads = [(i, graph.values[i]) for i in sorted({i for p in program.passes for i in p.compute})]
+    loads = [(i, v) for i, v in loads if v.op == "load"]
+    if not program.rows or not program.cols:
+        return ()
+    row, inner = program.rows[-1], program.cols[-1]
+    if lanes:
+        if graph.extents[inner] < 2 * AHEAD:
+            return ()  # the end of a walk is reached before what was asked for
+        return tuple(i for i, v in loads if stride_of(v, row) == 1 and any(stride_of(v, a) for a in program.cols))
+    if len(walks) < 2 or walks[-1].online:
+        return ()
+    return tuple(
+        i
+        for i, v in loads
+        if stride_of(v, inner) == 1
+        and stride_of(v, row) > 0
+        and graph.extents[inner] * STORAGE_BYTES[graph.inputs[v.slot]] >= _SHORTEST
+    )
+
+
+def streamed_bytes(program: Program, lanes: bool = False) -> int:
+    """Bytes of the streamed outputs."""
+    outputs = [program.graph.outputs[k] for k in streamed(program, lanes)]
+    return sum(program.graph.size(o.axes) * STORAGE_BYTES[o.dtype] for o in outputs)
+
+
+def fetched_bytes(program: Program, lanes: bool = False) -> int:
+    """Bytes of the loads that are fetched ahead."""
+    loads = [program.graph.values[i] for i in fetched(program, lanes)]
+    return sum(program.graph.size(v.axes) * STORAGE_BYTES[program.graph.inputs[v.slot]] for v in loads)

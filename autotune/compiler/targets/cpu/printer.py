@@ -1,16 +1,55 @@
-"""Prints kernels as Numba CPU source. What kernels call is defined once, as a constant of the module."""
+"""Prints kernels as Numba CPU source. What kernels call is defined once, as a constant of the module.
+
+Short walks that store integers are printed with ends that LLVM cannot see (:func:`hide_ends`). LLVM makes one vector of
+a loop with fewer rounds than ``_TINY``, and masks the lanes beyond its end. Where the mask is known and leaves one lane
+(the last of 9 elements in vectors of 8), its code for processors with AVX-512 is wrong (LLVM 22): of an integer that is
+cut to fewer bits and stored so, it stores all the bits. The last uint8 of a tensor then zeroes three bytes behind it,
+which are another tensor's, or a row of another thread. An end that is not known leaves the elements beyond whole
+vectors to a loop without masks. LLVM itself makes a comparison with 0 a shift, of which one bit is kept, so the source
+does not show which integers are cut: all stores of integers count that are narrower than the widest compute type.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 
-from autotune.compiler.kernel.nodes import Cast, Const, Expr, Intrinsic, Load, Op, Select, Store
+from autotune.compiler.kernel.nodes import (
+    Body,
+    Cast,
+    Const,
+    Expr,
+    For,
+    If,
+    Intrinsic,
+    Load,
+    Op,
+    Select,
+    Stmt,
+    Store,
+    walk,
+)
 from autotune.compiler.kernel.printer import Printer
-from autotune.compiler.targets.cpu.nodes import Accumulate, Break, Choice, Fetch, Increase, Loop, Memory, Named, Stream
+from autotune.compiler.targets.cpu.nodes import (
+    COLUMNS,
+    Accumulate,
+    Break,
+    Choice,
+    Fetch,
+    Increase,
+    Loop,
+    Memory,
+    Named,
+    Stream,
+)
 
+_TINY = 16  # LLVM's vectorizer-min-trip-count
+_WHOLE = ("float32", "float16", "int64")
+"""Storage types whose stores cut nothing; the narrower floats are put together as integers."""
 _NUMPY = {"float32": "np.float32", "int32": "np.int32", "int64": "np.int64", "bool": "bool"}
 _OF_OPERATORS = ("clamp", "erf_by", "inverse")
-"""Intrinsics of ``intrinsics.ops`` that are no operators."""
+"""Intrinsics of ``intrinsics.operators`` that are no operators."""
 
 
 class CpuPrinter(Printer):
@@ -92,3 +131,31 @@ class CpuPrinter(Printer):
         maker = f'streamer("{s.storage}", "stream{s.number}", "out{s.number}", SPACES)'
         args = (s.output, s.index, s.source, s.count)
         self.put(self.defined_call(f"stream_{s.storage}_{s.number}", maker, *args))
+
+
+def hide_ends(body: Iterable[Stmt]) -> Body:
+    """``body`` with the ends hidden of all loops that LLVM may find tiny and that store what may be cut.
+
+    ``columns`` is hidden already, but for what divides it.
+    """
+    return tuple(_hidden(s) for s in body)
+
+
+def _hidden(s: Stmt) -> Stmt:
+    if isinstance(s, For):
+        inside = hide_ends(s.body)
+        stop = s.stop if _long(s) or s.stop == COLUMNS or not _cuts(s.body) else Intrinsic("hidden", (s.stop,), "int64")
+        return replace(s, stop=stop, body=inside)
+    if isinstance(s, If):
+        return replace(s, then=hide_ends(s.then), other=hide_ends(s.other))
+    return replace(s, body=hide_ends(s.body)) if isinstance(s, Loop) else s
+
+
+def _long(s: For) -> bool:
+    ends: list[Expr] = [s.start, s.stop, s.step]
+    start, stop, step = (int(x.value) if isinstance(x, Const) else None for x in ends)
+    return start is not None and stop is not None and step is not None and stop - start >= _TINY * step
+
+
+def _cuts(body: Body) -> bool:
+    return any(isinstance(s, Store) and s.storage not in _WHOLE for s in walk(body))

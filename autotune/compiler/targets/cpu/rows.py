@@ -1,23 +1,31 @@
 """A CPU kernel that takes its rows one at a time, and the columns of a row in vectorised loops.
 
 A unit of work is a row, or for a pointwise group a tile of one row. Each pass is a loop over the columns. With
-``column_tile`` the loop is cut into tiles, which bounds the error of long sums and is what an online softmax rescales
-by.
+``column_tile`` the loop is cut into tiles, which bounds the error of long sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
-from autotune.compiler.kernel.nodes import Assign, Const, Expr, Op, Stmt, Var, loop, sum_of, when
-from autotune.compiler.kernel.reducers import exp, moved
-from autotune.compiler.program.one_pass import Online
+from autotune.compiler.kernel.nodes import Assign, Const, Expr, Stmt, Var, loop, sum_of, when
 from autotune.compiler.program.program import Pass, Program, stride_of
-from autotune.compiler.targets.cpu.builder import FIRST, STEP, THREADS, UNIT, UNITS, Builder, Term, axis, call, index
-from autotune.compiler.targets.cpu.forms import start
-from autotune.compiler.targets.cpu.moves import STRETCH
-from autotune.compiler.targets.cpu.nodes import Accumulate, Choice, Fetch, Increase, Stream, buffer, source
+from autotune.compiler.targets.cpu.builder import (
+    FIRST,
+    STEP,
+    THREADS,
+    UNIT,
+    UNITS,
+    Builder,
+    Term,
+    axis,
+    call,
+    index,
+    start,
+)
+from autotune.compiler.targets.cpu.nodes import COLUMNS, Choice, Fetch, Increase, Stream, buffer, source
+from autotune.compiler.targets.cpu.passes import STRETCH
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import STORAGE_BYTES
 
@@ -30,8 +38,8 @@ _VECTOR, _UNROLLED, _LONG_WALK = 16, 64, 192
 constant up to a larger one, since the tail costs more than the loop saves."""
 ORIGIN = Const(0)
 """The first column."""
-ROW, ROWS, COLUMNS, WHOLE = index("r"), index("rows"), index("columns"), index("cols")
-"""The row in hand, how many there are, and the columns of a row: hidden from LLVM, and as they are."""
+ROW, ROWS, WHOLE = index("r"), index("rows"), index("cols")
+"""The row in hand, how many there are, and the columns of a row."""
 TILE, TILES, AT, END = index("tile"), index("tiles"), index("t"), index("e")
 """Columns of a tile, tiles of a row, and the columns of the tile in hand."""
 MORE = Var("more", "bool")
@@ -44,13 +52,12 @@ def distance(first: Expr, last: Expr) -> Expr:
 class RowBuilder(Builder):
     """Builds one row after the other.
 
-    ``factor``: columns of a pointwise group without rows that one step of a dynamic extent stands for.
+    ``factor``: columns of a pointwise group without rows for each step of a dynamic extent.
     """
 
     def __init__(self, program: Program, schedule: CpuSchedule, factor: int = 1) -> None:
         super().__init__(program, schedule)
         self.factor = factor
-        self.rows_done: set[int] = set()
         self.flat = program.pointwise and len(program.cols) == 1
         self.tile = schedule.column_tile
         if not self.flat:
@@ -63,9 +70,6 @@ class RowBuilder(Builder):
         self.base: Expr = ORIGIN  # the column that is the first of the buffers of streamed outputs
         for i in program.kept:
             self.scratch.take(f"kept{i}", program.n_cols, self.values[i].dtype)
-        for pas in program.passes:
-            for pair in pas.online:
-                self.scratch.take(f"tile{pair.score}", self.tile or self.inner, "float32")
 
     @property
     def column(self) -> Var:
@@ -124,37 +128,31 @@ class RowBuilder(Builder):
         return out
 
     def next_row(self, following: Expr, end: Expr) -> list[Stmt]:
-        """Whether this thread has the next row too: another one would read it from memory once more."""
+        """True if this thread has the next row too: another one would read it from memory once more."""
         return [Assign(MORE, following < end)] if self.ahead else []
 
     def row_part(self, pas: Pass) -> list[Stmt]:
-        """What a pass does once a row, before its walk."""
+        """The work of a pass once a row, before its walk."""
         return [
-            *self.row_values(pas.row_values),
+            *(s for i in pas.row_values if self.values[i].op != "const" for s in self.compute(i)),
             *(self.inverse(y) for y in self.divisors(pas.compute) if y not in self.inverses),
             *(self.write(k, index(f"w{k}")) for k in pas.row_stores),
         ]
 
     def offsets(self) -> list[Stmt]:
-        """Where the row starts in each input and output."""
+        """Assign the start of the row in each input and output."""
         live = {i for pas in self.program.passes for i in (*pas.row_values, *pas.compute)}
-        live.update(i for pas in self.program.passes for pair in pas.online for i in self.program.row_chain(pair.shift))
         loads = [(i, v) for i, v in ((i, self.values[i]) for i in sorted(live)) if v.op in ("load", "gather")]
         return [
             *(Assign(index(f"o{i}"), self.row_offset(v)) for i, v in loads),
             *(Assign(index(f"w{k}"), self.output_row_offset(k)) for k in range(self.n_outputs)),
         ]
 
-    def row_values(self, values: Iterable[int]) -> list[Stmt]:
-        new = [i for i in values if i not in self.rows_done and self.values[i].op != "const"]
-        self.rows_done.update(new)
-        return [s for i in new for s in self.compute(i)]
-
     # ---- walks ------------------------------------------------------------------------------------------------------
 
     def flat_walk(self, pas: Pass, end: Expr, most: int | None) -> list[Stmt]:
         """The columns of a tile of a pointwise kernel."""
-        return self._stretches(pas, AT, end, most, lambda: self.columns(pas, [(self.column, 1)], ORIGIN, ()))
+        return self._stretches(pas, AT, end, most, lambda: self.columns(pas, [(self.column, 1)], ()))
 
     def walk(self, pas: Pass) -> list[Stmt]:
         """The loops of one pass over a row."""
@@ -162,20 +160,14 @@ class RowBuilder(Builder):
         begin: list[Stmt] = [
             Assign(self.variable(i), start(self.values[i].op, self.values[i].dtype)) for i in pas.reduce
         ]
-        for pair in pas.online:
-            begin.append(Assign(self.variable(pair.peak), start("max")))
-            begin += [Assign(x, start("sum")) for x in (self.variable(pair.peak, "m"), self.variable(pair.total))]
         looped = n >= _LONG_WALK or (n >= _VECTOR and (n % _UNROLLED == 0 or n < _UNROLLED))
         first, last = (AT, END) if self.tile else (ORIGIN, COLUMNS if looped else Const(n))
         partial = self.float_sums(pas) if self.tile or outer else []
         position: list[Term] = [*([(index("f"), 1)] if outer else []), (self.column, 1)]
-        in_tile = distance(first, self.column)
         body: list[Stmt] = [
             *(Assign(self.variable(i, "t"), start("sum")) for i in partial),
-            *(Assign(self.variable(pair.peak, "t"), start("max")) for pair in pas.online),
-            *self._stretches(pas, first, last, self.tile or n, lambda: self.columns(pas, position, in_tile, partial)),
+            *self._stretches(pas, first, last, self.tile or n, lambda: self.columns(pas, position, partial)),
             *(Increase(self.variable(i), self.variable(i, "t")) for i in partial),
-            *(s for pair in pas.online for s in self._rescale(pair, distance(first, last))),
         ]
         if self.tile:
             body = [loop(AT, n, [Assign(END, call("min", AT + self.tile, n)), *body], 0, self.tile)]
@@ -183,16 +175,15 @@ class RowBuilder(Builder):
             body.insert(0, Assign(index("f"), sum_of(self.spans(outer, n))))
         for a in reversed(outer):
             body = [loop(axis(a), extents[a], body)]
-        return [*begin, *body, *(s for pair in pas.online for s in self._shift(pair))]
+        return [*begin, *body]
 
     def _stretches(
         self, pas: Pass, first: Expr, last: Expr, most: int | None, body: Callable[[], list[Stmt]]
     ) -> list[Stmt]:
         """Loops of ``body`` over the columns from ``first`` to ``last``, at most ``most``.
 
-        What a pass streams is copied out after each stretch of them. The passes after the first ask for the next row
-        between them, a share before each stretch: one that computes much leaves memory to them, which one that stores
-        does not.
+        Streamed results are copied out after each stretch. The passes after the first prefetch the next row, a share
+        before each stretch: a pass that computes much leaves the memory idle, one that stores does not.
         """
         outputs = [k for k in pas.stores if k in self.streams]
         ahead = self.ahead if pas in self.later else ()
@@ -204,7 +195,7 @@ class RowBuilder(Builder):
         # A piece costs a sum the additions across a vector: not cut for the stores' sake while the buffer stays in the
         # second-level cache.
         whole = bool(pas.reduce) and not ahead and most is not None and most <= 16 * length
-        cut = most is None or not (pas.online or most <= length or whole)
+        cut = most is None or not (most <= length or whole)
         if most is not None and not cut:
             length = most
         stretch, after = index("c"), index("d")
@@ -224,7 +215,7 @@ class RowBuilder(Builder):
         return [loop(stretch, last, [Assign(after, call("min", stretch + length, last)), *out], first, length)]
 
     def _ask(self, pas: Pass, loads: Sequence[int], first: Expr, last: Expr, count: Expr) -> list[Stmt]:
-        """Ask for this pass's share of what the next row has in the columns from ``first`` to ``last``."""
+        """Prefetch this pass's share of the next row: its columns from ``first`` to ``last``."""
         if not loads:
             return []
         out: list[Stmt] = []
@@ -265,14 +256,10 @@ class RowBuilder(Builder):
         self.piece = None
         return out
 
-    def columns(self, pas: Pass, position: Sequence[Term], in_tile: Expr, partial: Collection[int]) -> list[Stmt]:
-        """The body of the innermost loop, for the column at a ``position`` of the row and ``in_tile``."""
+    def columns(self, pas: Pass, position: Sequence[Term], partial: Collection[int]) -> list[Stmt]:
+        """The body of the innermost loop, for the column at a ``position`` of the row."""
         carried = {i: self.variable(i, "t" if i in partial else "v") for i in pas.reduce}
         out = self.element(pas, sum_of(position), carried)
-        for pair in pas.online:
-            highest, score = self.variable(pair.peak, "t"), self.value(pair.score)
-            out.append(buffer(f"tile{pair.score}").store("float32", in_tile, score))
-            out.append(Assign(highest, Accumulate("max", highest, score)))
         for k in pas.stores:
             tensor = self.graph.outputs[k]
             if k in self.streams:
@@ -282,33 +269,3 @@ class RowBuilder(Builder):
                 terms = self.column_terms(tensor.axes, tensor.strides)
                 out.append(self.write(k, sum_of([(index(f"w{k}"), 1), *terms])))
         return out
-
-    # ---- online softmax ---------------------------------------------------------------------------------------------
-
-    def _rescale(self, pair: Online, count: Expr) -> list[Stmt]:
-        """Take a tile of ``count`` scores into the running maximum and sum.
-
-        The sum is kept relative to ``shift``: the maximum where that is finite, else 0, so that rows of infinities come
-        out as the two-pass formula has them. A sum of 0 (only -inf so far) is not rescaled: the factor may be infinite.
-        """
-        peak, highest, shift, later = (self.variable(pair.peak, x) for x in "vtmn")
-        total, sum_of_tile, j = self.variable(pair.total), self.variable(pair.total, "t"), index("j")
-        zero = start("sum")
-        term = exp(buffer(f"tile{pair.score}").load("float32", j) - later)
-        return [
-            Assign(peak, Accumulate("max", peak, highest)),
-            Assign(later, Choice(Op("isinf", (peak,), "float32", "bool"), zero, peak)),
-            Assign(sum_of_tile, zero),
-            loop(j, count, [Assign(sum_of_tile, Accumulate("sum", sum_of_tile, term))]),
-            when(total.differs(zero), [Assign(total, moved(total, shift, later))]),
-            Assign(total, total + sum_of_tile),
-            Assign(shift, later),
-        ]
-
-    def _shift(self, pair: Online) -> list[Stmt]:
-        """The sum as its users expect it, with what that needs of the row; the peak is whole now."""
-        total, shift = self.variable(pair.total), self.variable(pair.peak, "m")
-        return [
-            *self.row_values(self.program.row_chain(pair.shift)),
-            Assign(total, moved(total, shift, self.value(pair.shift))),
-        ]

@@ -35,8 +35,7 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program
-from autotune.compiler.program.tiling import Tiling, tiling
-from autotune.compiler.program.vectors import narrowest
+from autotune.compiler.program.vectors import Tiling, narrowest, tiling
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex
 from autotune.compiler.targets.cuda.memory.access import AHEAD, COLUMN, FALSE, OK

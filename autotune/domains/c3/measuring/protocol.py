@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from autotune.domains.c3.group import Group
-from autotune.measure.blame import blame
-from autotune.measure.outcome import Outcome
-from autotune.measure.serve import Link
+from autotune.measure.outcome import Outcome, blame
 from autotune.measure.server import classify, explain
 from autotune.measure.timing.quiet import Meter
+from autotune.measure.wire import Link
 from autotune.task import Status
 
 T = TypeVar("T")

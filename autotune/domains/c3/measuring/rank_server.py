@@ -20,9 +20,8 @@ from autotune.domains.c3.measuring.protocol import FINE, Load, Talk, attempt, fa
 from autotune.domains.c3.scenario import Scenario
 from autotune.measure.outcome import Outcome, one_line
 from autotune.measure.policy import Policy
-from autotune.measure.serve import Link, serve
-from autotune.measure.timing.lock import device_lock
-from autotune.measure.wire import artifact_from_wire
+from autotune.measure.timing.quiet import device_lock
+from autotune.measure.wire import Link, artifact_from_wire, serve
 from autotune.task import REFERENCE, Bench, Runnable, Status
 from autotune.workload import Workload
 

@@ -11,8 +11,7 @@ from typing import Any
 from autotune.domains.c3.measuring.agents import Agents, torchrun_agents
 from autotune.domains.c3.measuring.crew import Crew, Lost
 from autotune.errors import UserError
-from autotune.measure.blame import Blame
-from autotune.measure.outcome import Outcome
+from autotune.measure.outcome import Blame, Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.worker import (
     Attempt,

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 
 from autotune.domains.c3.group import Group
 from autotune.measure.policy import Policy
-from autotune.measure.timing.orders import balanced
-from autotune.measure.timing.timer import ColdCache
+from autotune.measure.timing.timer import ColdCache, balanced
 from autotune.task import Runnable
 
 Samples = list[float]

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from autotune.compiler.planner.groups import Group, Plan
+from autotune.compiler.planner.groups import Group, Plan, group_configs
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.columns import split_columns
-from autotune.compiler.program.full_reduction import cut_everything
-from autotune.compiler.program.program import Program, build_program
-from autotune.compiler.schedules.configurations import group_configs
+from autotune.compiler.program.passes import build_program
+from autotune.compiler.program.program import Program
+from autotune.compiler.program.rewrites import cut_everything
 from autotune.compiler.schedules.cuda import scheme_of, schemes
 from autotune.compiler.targets.cpu.columns import column_split, parts_of, planes_of
 from autotune.compiler.targets.cpu.schedule import CpuSchedule

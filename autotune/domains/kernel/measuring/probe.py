@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.errors import UserError, first_line
 from autotune.measure.child import Child, ChildDied, ChildSilent
-from autotune.measure.serve import Link, serve
+from autotune.measure.wire import Link, serve
 
 START_S = 180.0
 STEP_S = 120.0

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autotune.compiler.assemble import kernel_name, program_ops
 from autotune.compiler.capture import joint
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.translate import op_name
-from autotune.compiler.planner.kernel_names import kernel_name, program_ops
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.find import find_regions
 from autotune.errors import Unsupported

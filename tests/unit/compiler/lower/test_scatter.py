@@ -21,7 +21,8 @@ from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import canonicalize
 from autotune.ir.graph import Graph, at_axis
 from autotune.ir.oracle.conditioning import slack
-from autotune.ir.oracle.interpret import index_bounds, interpret, make_inputs
+from autotune.ir.oracle.inputs import index_bounds, make_inputs
+from autotune.ir.oracle.interpret import interpret
 from tests.support.capture_helpers import check
 from tests.unit.compiler.lower.test_products import names as operators
 from tests.unit.compiler.lower.test_products import regions_of

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.ir.forms.selected import guard_selected
+from autotune.ir.forms.simplify import guard_selected
 from autotune.ir.graph import Graph, Output, Value
-from autotune.ir.oracle.interpret import interpret, make_inputs
+from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.oracle.interpret import interpret
 from tests.support.capture_helpers import check, only_region
 
 BACK = torch.ops.aten.select_backward

@@ -18,7 +18,8 @@ from autotune.domains.fusion.correlation import report, spearman
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.forms.canonical import canonicalize, to_workload
 from autotune.ir.forms.simplify import simplify
-from autotune.ir.oracle.interpret import interpret, make_inputs
+from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.oracle.interpret import interpret
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Measurer, Worker
 from autotune.store import Calibration, Key, Measurement, Store

@@ -11,8 +11,8 @@ import zlib
 import pytest
 
 from autotune.compiler.planner.cost import Figures
-from autotune.compiler.planner.latency import Shape, _shape
-from autotune.compiler.program.program import build_program
+from autotune.compiler.planner.latency import Work, _work
+from autotune.compiler.program.passes import build_program
 from autotune.domains.fusion.compositions import compositions
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.forms.canonical import canonicalize, to_workload
@@ -105,14 +105,14 @@ def test_registers_that_keep_nothing_do_not_hasten_a_row() -> None:
 
 
 def test_inputs_of_a_row_take_no_registers_of_its_elements() -> None:
-    def shape(scales: int) -> Shape:
+    def shape(scales: int) -> Work:
         b = Build(8192, 4096)
         x = b.load("bfloat16", 0, 1)
         for _ in range(scales):
             x = b.mul(x, b.load("float32", 0))
         b.out(b.reduce("sum", x, 1), "float32")
         t = task(to_workload(canonicalize(simplify(b.graph()))[0]))
-        found = _shape(build_program(t.graph, keep=True, online=False), t.default(), 0.0)
+        found = _work(build_program(t.graph, keep=True, online=False), t.default(), 0.0)
         assert found is not None
         return found
 

@@ -15,7 +15,8 @@ from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import canonicalize
 from autotune.ir.graph import REDUCTIONS, Graph
-from autotune.ir.oracle.interpret import interpret, make_inputs
+from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.oracle.interpret import interpret
 from tests.support.cpu_graphs import TORCH, Build, layer_norm
 from tests.support.zoo import ZOO, workload, workloads
 

@@ -11,16 +11,15 @@ from torch import Tensor
 from autotune.compiler.assemble import Draft, draft
 from autotune.compiler.planner.beam import shapes
 from autotune.compiler.planner.cost import Figures
-from autotune.compiler.planner.groups import Root, names, read_text, write_text
+from autotune.compiler.planner.groups import Root, group_configs, names, pack, read_text, write_text
 from autotune.compiler.planner.methods import METHODS
-from autotune.compiler.planner.packing import pack
 from autotune.compiler.planner.plan import all_roots, build_plan, make_plan
-from autotune.compiler.schedules.configurations import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import interpret, make_inputs
+from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.oracle.interpret import interpret
 from autotune.ir.precision import STRICT
 from tests.support.read_back import cut, graph_of, mixer_norm, plain_norm, stream_norm, workload_of
 from tests.support.zoo import BF16, Case, T, workloads_of

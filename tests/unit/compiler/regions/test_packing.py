@@ -12,19 +12,17 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autotune.compiler.planner.groups import read_text, write_text
-from autotune.compiler.planner.packing import MOST_POINTERS, pack, unpack
+from autotune.compiler.planner.groups import MOST_POINTERS, pack, read_text, unpack, write_text
 from autotune.compiler.planner.plan import build_plan, greedy, make_plan
 from autotune.compiler.regions.contraction import bundle_groups
 from autotune.compiler.regions.find import find_regions
 from autotune.compiler.regions.remote import Candidate, may_join
 from autotune.domains.fusion.bench import FusionBench
-from autotune.ir.forms.canonical import canonicalize, row_extent, to_workload
-from autotune.ir.forms.components import components, part
-from autotune.ir.forms.families import family_of, single
-from autotune.ir.forms.simplify import simplify
+from autotune.ir.forms.canonical import canonicalize, family_of, row_extent, single, to_workload
+from autotune.ir.forms.simplify import components, part, simplify
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import interpret, make_inputs
+from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.oracle.interpret import interpret
 from autotune.task import Config
 from tests.support.capture_helpers import check, graph_of, regions_of
 from tests.support.cpu_graphs import Build, layer_norm, softmax

@@ -1,7 +1,7 @@
 """Loads of which a select, or a sum, takes one: a single load whose pointer is selected.
 
 The parts of a stack, or of a sum of ``select_backward``, are loads at the same address of different tensors, each
-guarded on its own part of one axis (:mod:`autotune.ir.forms.selected`). As they stand they are a predicated load each,
+guarded on its own part of one axis (:mod:`autotune.ir.forms.simplify`). As they stand they are a predicated load each,
 and what the others leave, zeros, is unpacked and added up. Where the axis is the same for a whole pack, one load does.
 """
 

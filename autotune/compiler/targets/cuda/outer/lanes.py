@@ -5,7 +5,7 @@ is ``vec`` neighbours on the *kept* unit-stride axis at one place of the reduced
 axis has a lane for each of them, reductions included, and what does not is one number: the roles of rows and columns
 are exchanged.
 
-In a *tile* (see :func:`autotune.compiler.program.lane_axis.lower`) that axis is reduced over as well, within a pack
+In a *tile* (:func:`autotune.compiler.program.vectors.across_lanes`) that axis is reduced over as well, within a pack
 and by shuffles, whenever such a value is computed, for its threads are neighbours in a warp. It is then one of the
 axes that a pack covers and neither a row nor a column of the program.
 """
@@ -30,9 +30,8 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.kernel.reducers import OnlineSoftmax, Plain
 from autotune.compiler.kernel.rewrite import closed
-from autotune.compiler.program.lane_axis import ACROSS, unit_axis, vector_length
-from autotune.compiler.program.one_pass import Online
-from autotune.compiler.program.program import Pass, Program
+from autotune.compiler.program.program import Online, Pass, Program
+from autotune.compiler.program.vectors import ACROSS, unit_axis, vector_along
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import shuffle
 from autotune.compiler.targets.cuda.memory.address import Tensors, fixed_index, moving_index, taken_apart, within
@@ -65,7 +64,7 @@ class Lanes(Tensors):
             raise Unsupported("the axis whose elements are neighbours in memory is reduced over")
         self.tile = self.axis not in program.rows
         self.kept = (*program.rows, self.axis) if self.tile else program.rows
-        vec = vector_length(program.graph, self.axis, schedule.vector_bytes)
+        vec = vector_along(program.graph, self.axis, schedule.vector_bytes)
         if not vec:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the kept axis")
         super().__init__(program, schedule, self.axis, vec, self.kept)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from autotune.compiler.kernel import lower
 from autotune.compiler.kernel.nodes import Assign, Const, Expr, Select, Stmt, Var
 from autotune.compiler.kernel.reducers import ZERO
-from autotune.compiler.program.one_pass import Column
+from autotune.compiler.program.program import Column
 
 SEEN, SHARE = Var("cnt", "float32"), Var("rn", "float32")
 """Rows that the thread has added, and one over them."""

@@ -1,4 +1,4 @@
-"""The operators and memory accesses of a generated CPU kernel, as Numba intrinsics.
+"""The operators of a generated CPU kernel, as Numba intrinsics.
 
 Arithmetic types are Numba's float32, int32, int64 and boolean. Pointers are plain 64-bit integers: a kernel gets raw
 addresses, and every access names its *space* (the inputs, one output, one scratch buffer). Accesses of different
@@ -54,19 +54,7 @@ def _is_float(t: Any) -> bool:
     return bool(t == types.float32)
 
 
-def _signed(t: Any) -> bool:
-    return bool(t != types.boolean)
-
-
 # --- integers and booleans ------------------------------------------------------------------------
-
-
-def _int_max(b: Builder, x: Ir, y: Ir) -> Ir:
-    return b.or_(x, y) if x.type == _I1 else b.select(b.icmp_signed(">", x, y), x, y)
-
-
-def _int_min(b: Builder, x: Ir, y: Ir) -> Ir:
-    return b.and_(x, y) if x.type == _I1 else b.select(b.icmp_signed("<", x, y), x, y)
 
 
 def _safe_divisor(b: Builder, y: Ir) -> tuple[Ir, Ir]:
@@ -103,10 +91,6 @@ def _int_pow(b: Builder, x: Ir, y: Ir) -> Ir:
     return b.fptosi(call(b, "llvm.pow.f64", b.sitofp(x, double), b.sitofp(y, double)), x.type)
 
 
-def _int_abs(b: Builder, x: Ir) -> Ir:
-    return b.select(b.icmp_signed("<", x, ir.Constant(x.type, 0)), b.neg(x), x)
-
-
 def _int_sign(b: Builder, x: Ir) -> Ir:
     zero = ir.Constant(x.type, 0)
     return b.sub(
@@ -117,7 +101,7 @@ def _int_sign(b: Builder, x: Ir) -> Ir:
 
 _INT_UNARY: dict[str, Emit] = {
     "neg": lambda b, x: b.neg(x),
-    "abs": lambda b, x: x if x.type == _I1 else _int_abs(b, x),
+    "abs": lambda b, x: x if x.type == _I1 else b.select(b.icmp_signed("<", x, x.type(0)), b.neg(x), x),
     "sign": lambda b, x: x if x.type == _I1 else _int_sign(b, x),
     "not": lambda b, x: b.not_(x),
     "floor": lambda b, x: x,
@@ -129,8 +113,8 @@ _INT_BINARY: dict[str, Emit] = {
     "add": lambda b, x, y: b.or_(x, y) if x.type == _I1 else b.add(x, y),
     "sub": lambda b, x, y: b.sub(x, y),
     "mul": lambda b, x, y: b.mul(x, y),
-    "maximum": _int_max,
-    "minimum": _int_min,
+    "maximum": lambda b, x, y: b.or_(x, y) if x.type == _I1 else b.select(b.icmp_signed(">", x, y), x, y),
+    "minimum": lambda b, x, y: b.and_(x, y) if x.type == _I1 else b.select(b.icmp_signed("<", x, y), x, y),
     "floordiv": _floordiv,
     "mod": _int_mod,
     "pow": _int_pow,
@@ -162,7 +146,7 @@ def _compare(name: str) -> Any:
     def emit(b: Builder, t: Any, args: Sequence[Ir]) -> Ir:
         if _is_float(t):
             return b.fcmp_unordered("!=", *args) if name == "ne" else b.fcmp_ordered(symbol, *args)
-        return b.icmp_signed(symbol, *args) if _signed(t) else b.icmp_unsigned(symbol, *args)
+        return (b.icmp_unsigned if t == types.boolean else b.icmp_signed)(symbol, *args)
 
     return _make(name, 2, "bool", emit)
 

@@ -1,0 +1,293 @@
+"""Compiled CPU kernels: kept on disk, and launched over OpenMP threads.
+
+Threads are those of the OpenMP runtime that PyTorch has loaded already (``GOMP_parallel``, which GNU's, LLVM's and
+Intel's runtimes all export): its workers are warm after any torch operator, nothing is oversubscribed, and any number
+of Python threads may launch at once, each with its own team. Numba's own threading layers are not used: the default
+one aborts the process when entered from two threads. Without such a runtime, threads of a Python pool run the same
+kernel.
+
+The folder of compiled kernels has a source file for each, and Numba's cache. That cache is made of pickles
+and machine code: whoever can write to the folder can run code as everyone who loads a kernel from there. So the folder
+is made for its owner alone, and another user's is not used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autotune.compiler.targets import intrinsic
+from autotune.compiler.targets.cpu import intrinsics
+from autotune.device import usable_processors
+from autotune.errors import UserError
+from autotune.user_cache import cache_folder, make_own
+
+TAIL = 3
+"""Words of an argument block after the addresses: extent of axis 0, threads, counter."""
+
+
+class CpuKernel:
+    """A compiled kernel: ``kernel(addresses, n0)`` runs it.
+
+    Args:
+        text: generated source.
+        threads: threads of a launch, the caller's included; no more than there are processors are used.
+        serial_below: value of ``n0`` under which the launch is not worth waking other threads for.
+        rows: pieces that the work can be cut into, as a function of ``n0``; None where there is no such limit.
+
+    Attributes:
+        compiled: Numba's ``CFunc``.
+        address: of a function of one argument, the address of its block (``builder``).
+    """
+
+    def __init__(self, text: str, threads: int, serial_below: int, rows: Callable[[int], int] | None = None) -> None:
+        self.compiled = compile_source(text)
+        self.address = int(self.compiled.address)
+        self.threads, self.serial_below = min(threads, _most_threads()), serial_below
+        self._rows, self._start = rows, starter(self.address, self.threads)
+
+    def __call__(self, addresses: Sequence[int], n0: int) -> None:
+        n = 1 if _forked else self._team(n0)
+        block = (ctypes.c_int64 * (len(addresses) + TAIL))(*addresses, n0, n, 0)
+        self._start(ctypes.addressof(block), n)
+
+    def _team(self, n0: int) -> int:
+        n = self.threads if n0 >= self.serial_below else 1
+        return max(1, min(n, self._rows(n0))) if n > 1 and self._rows is not None else n
+
+    def bind(self, n0: int, count: int) -> Callable[[int, Sequence[int]], None]:
+        """A function of (nothing, ``count`` addresses) that runs the kernel for one ``n0``.
+
+        It takes two Python functions less than a call: data that come and go between the calls drive their code out of
+        the caches, and it then takes microseconds to come back.
+        """
+        address, n = self.address, self._team(n0)
+        form = ctypes.c_int64 * (count + TAIL)
+        run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        gomp = _gomp_parallel() if n > 1 else None
+        start = starter(address, n)
+
+        def alone(nothing: int, addresses: Sequence[int]) -> None:
+            run(form(*addresses, n0, 1, 0))
+
+        def together(nothing: int, addresses: Sequence[int]) -> None:
+            if _forked:
+                alone(nothing, addresses)
+            elif gomp is not None:
+                gomp(address, form(*addresses, n0, n, 0), n, 0)
+            else:
+                block = form(*addresses, n0, n, 0)
+                start(ctypes.addressof(block), n)
+
+        return alone if n == 1 else together
+
+
+def starter(address: int, threads: int) -> Callable[[int, int], None]:
+    """A function of (address of an argument block, number of threads) that runs the function at ``address`` in each.
+
+    Args:
+        threads: of any call, at most.
+    """
+    run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # ctypes lets go of the GIL for the call
+    gomp = _gomp_parallel() if threads > 1 else None
+
+    def start(at: int, n: int) -> None:
+        if n == 1 or _forked:
+            run(at)
+        elif gomp is not None:
+            gomp(address, at, n, 0)
+        else:
+            others = [_pool().submit(run, at) for _ in range(n - 1)]
+            run(at)
+            for o in others:
+                o.result()
+
+    return start
+
+
+_lock = threading.Lock()
+_compiled: dict[str, Any] = {}
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+
+
+# The OpenMP team of a forked process is gone, and waiting for it would hang: run serially there.
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@cache
+def _intrinsics() -> str:
+    """Digest of the intrinsics of this version, which the machine code depends on as it does on the source.
+
+    Numba's cache sees only the source file, and would go on with what an older autotune compiled.
+    """
+    paths = [Path(str(intrinsic.__file__)), *Path(intrinsics.__path__[0]).glob("*.py")]
+    code = b"".join(path.read_bytes() for path in sorted(paths))
+    return hashlib.sha256(code).hexdigest()
+
+
+def _import(digest: str, path: Path) -> Any:
+    name = f"autotune_cpu_{digest}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    # Numba's cache names the module a function belongs to, and imports it by that name when it loads.
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compile_source(text: str) -> Any:
+    """The compiled kernel (a Numba ``CFunc``) of generated source, from this process, the disk cache or LLVM."""
+    digest = hashlib.sha256(f"{_intrinsics()}\n{text}".encode()).hexdigest()
+    with _lock:  # Numba compiles one function at a time anyway
+        found = _compiled.get(digest)
+        if found is None:
+            found = _compiled[digest] = _compiled_at(f"k{digest}.py", text, lambda path: _import(digest, path).kernel)
+    return found
+
+
+@cache
+def _gomp_parallel() -> Any:
+    """``GOMP_parallel(fn, data, threads, flags)`` of the process's OpenMP runtime, or None."""
+    import torch
+
+    folder = Path(torch.__file__).parent / "lib"
+    bundled = sorted(p for pattern in ("libgomp*", "libomp*", "libiomp5*") for p in folder.glob(pattern))
+    for name in (None, *map(str, bundled), "libgomp.so.1", "libomp.so"):
+        try:
+            fn = ctypes.CDLL(name).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        fn.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        fn.restype = None
+        return fn
+    return None
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=_most_threads(), thread_name_prefix="autotune-cpu")
+
+
+@cache
+def _most_threads() -> int:
+    """Processors this process may run on when it loads its first kernel: the pool has as many threads from then on."""
+    return usable_processors()
+
+
+# ---- the folder ----------------------------------------------------------------------------------------------------
+
+
+def _compiled_at(name: str, text: str, load: Callable[[Path], Any]) -> Any:
+    """The result of ``load`` for the path of a file called ``name`` that holds ``text``.
+
+    A damaged result of an earlier compilation is deleted. Where the user's cache directory cannot be written, or the
+    disk is full, a folder of this process alone takes its place.
+
+    Raises:
+        UserError: ``$AUTOTUNE_CACHE_DIR`` cannot be written, or belongs to another user.
+    """
+    folder = cache_folder("cpu")
+    try:
+        _own(folder)
+        return _load(folder, name, text, load)
+    except OSError as e:
+        if os.environ.get("AUTOTUNE_CACHE_DIR"):
+            why = e.strerror or str(e)
+            raise UserError(f"AUTOTUNE_CACHE_DIR: cannot write {folder} ({why}); point it elsewhere") from e
+        return _load(_private_dir(), name, text, load)
+
+
+def _load(folder: Path, name: str, text: str, load: Callable[[Path], Any]) -> Any:
+    path = folder / name
+    _write_once(path, text)
+    try:
+        return load(path)
+    except OSError:
+        raise
+    except Exception:  # a damaged pickle raises anything
+        if not _forget(path):
+            raise
+    return load(path)
+
+
+def _forget(path: Path) -> bool:
+    """Delete what was compiled of a source file; False where nothing was."""
+    from numba import config
+
+    found = list((path.parent / "__pycache__").glob(f"{path.stem}.*"))
+    if config.CACHE_DIR:
+        found += Path(config.CACHE_DIR).glob(f"*/{path.stem}.*")
+    for file in found:
+        file.unlink(missing_ok=True)
+    return bool(found)
+
+
+def _own(folder: Path) -> None:
+    """As :func:`make_own`.
+
+    Raises:
+        UserError: another user's, where the user has named it.
+        PermissionError: another user's, where it is the default one.
+    """
+    try:
+        make_own(folder)
+    except PermissionError as e:
+        if e.errno is not None:
+            raise
+        if os.environ.get("AUTOTUNE_CACHE_DIR"):
+            raise UserError(f"AUTOTUNE_CACHE_DIR: {e}; point it at a folder of your own") from e
+        warnings.warn(f"autotune: {e}: kernels are compiled anew in each process", stacklevel=2)
+        raise
+
+
+def _write_once(path: Path, text: str) -> None:
+    """Create ``path`` with ``text`` unless it exists.
+
+    An existing good file is never replaced: Numba's cache goes by its modification time, so a second writer would throw
+    away what the first had compiled.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if path.read_bytes() == text.encode():
+            return
+        path.unlink()  # cut short or tampered with
+    fd, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(fd, "w") as f:
+            f.write(text)
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            os.replace(temporary, path)
+            return
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+@cache
+def _private_dir() -> Path:
+    """A folder of this process alone, for machines whose cache directory cannot be written (containers, mostly)."""
+    folder = tempfile.mkdtemp(prefix="autotune-cpu-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

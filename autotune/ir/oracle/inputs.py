@@ -1,0 +1,179 @@
+"""Random inputs for a graph: positions within their bounds, and operands of products scaled.
+
+A sum of K products of standard normal numbers is sqrt(K) large: what follows it (a softmax, a tanh) would be saturated,
+and a kernel that leaves out some of the K would pass. And one NaN in a vector that every result reads leaves no result
+to compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, at_axis, is_product
+
+_SHARE = 8  # of the results, one in so many may be lost to what is odd in an operand
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Of a slot that is read by products only.
+
+    Attributes:
+        scale: what standard normal numbers are multiplied by.
+        odd: how many elements may be NaN or infinite.
+    """
+
+    scale: float
+    odd: int
+
+
+_PLAIN = Operand(scale=1.0, odd=4096)  # any other input
+
+
+def make_inputs(
+    graph: Graph,
+    seed: int,
+    device: torch.device | str = "cpu",
+    special: bool = False,
+    within: Mapping[int, int] | None = None,
+) -> list[Tensor]:
+    """Random inputs for ``graph``: for each slot a one-dimensional tensor of ``input_numel(slot)`` elements.
+
+    Floats are standard normal, what indexes a gather is within its bound, other integers are in ``[-8, 8)`` (unsigned
+    ones in ``[0, 8)``), booleans are fair coins. An eighth of the terms of a ``sum_at`` goes to one place, as padding
+    and the commonest words do: a schedule chosen for evenly spread terms took three times as long with a model's own.
+    ``special`` makes that a half, and puts NaN, infinities, zeros of both signs and outliers (30; larger ones would
+    show float32's own cancellation, not a kernel's mistake) into up to one float in 500 and always some. What matrix
+    products read is scaled, and holds fewer of these (:func:`operands`).
+
+    Args:
+        within: bounds on integers of slots of which the graph does not say that they are positions.
+    """
+    rng = torch.Generator(device=device).manual_seed(seed)
+    bounds, multiplied, crowded = {**(within or {}), **index_bounds(graph)}, operands(graph), _places(graph)
+    out = []
+    for slot, name in enumerate(graph.inputs):
+        n = graph.input_numel(slot)
+        dtype: torch.dtype = getattr(torch, name)
+        if name in FLOATS:
+            t = torch.randn(n, generator=rng, device=device, dtype=torch.float32)
+            operand = multiplied.get(slot, _PLAIN)
+            t = t.mul_(operand.scale).to(dtype)
+            if special:
+                _sprinkle(t.view(torch.uint8) if name in EIGHT_BIT_FLOATS else t, dtype, rng, operand.odd)
+        elif name == "bool":
+            t = torch.randint(0, 2, (n,), generator=rng, device=device).bool()
+        else:
+            lo = 0 if slot in bounds or name == "uint8" else -8
+            t = torch.randint(lo, bounds.get(slot, 8), (n,), generator=rng, device=device).to(dtype)
+            if slot in crowded:
+                share = n // (2 if special else 8)
+                t[torch.randint(0, n, (share,), generator=rng, device=device)] = t[0].clone()
+        out.append(t)
+    return out
+
+
+def index_bounds(graph: Graph) -> dict[int, int]:
+    """For each slot whose elements are positions (they index a gather or say where a sum goes, or are compared with
+    one), the bound on them."""
+    bounds: dict[int, int] = {}
+    seen: set[tuple[int, int]] = set()
+
+    def reach(i: int) -> int:
+        u = graph.values[i]
+        if u.op == "index":
+            return u.shift + max(0, u.scale * (graph.extents[u.axes[0]] - 1))
+        return int(u.number) if u.op == "const" else 0
+
+    def limit(i: int, bound: int) -> None:
+        u = graph.values[i]
+        if (i, bound) in seen or u.dtype not in ("int32", "int64") or u.op in ("index", "const"):
+            return
+        seen.add((i, bound))
+        if u.op in ("load", "gather"):
+            bounds[u.slot] = min(bounds.get(u.slot, bound), bound)
+            return  # where a gather picks from has a bound of its own
+        if u.op == "add":  # what is added takes from the room; where it takes all, it is a negative index's turn
+            room = bound - sum(max(0, reach(a)) for a in u.args)
+            bound = room if room > 0 else bound
+        if u.op == "mul":  # of a position and a mask, say: neither tells which it is
+            numbers = [int(graph.values[a].number) for a in u.args if graph.values[a].op == "const"]
+            bound = (bound - 1) // max(1, abs(numbers[0])) + 1 if numbers else math.isqrt(bound - 1) + 1
+        if u.op == "minimum":
+            bound = min([bound, *(int(graph.values[a].number) + 1 for a in u.args if graph.values[a].op == "const")])
+        for a in u.args[1:] if u.op == "where" else u.args:
+            limit(a, bound)
+
+    for v in graph.values:
+        if v.op == "gather":
+            limit(v.args[0], v.bound)
+        elif v.op == "sum_at":
+            limit(v.args[1], graph.extents[at_axis(graph, v)])
+        elif v.op == "eq":
+            for one, other in (v.args, v.args[::-1]):
+                position = graph.values[one]
+                if position.op == "index":
+                    limit(other, graph.extents[position.axes[0]] * position.scale + position.shift)
+    return bounds
+
+
+def operands(graph: Graph) -> dict[int, Operand]:
+    """The floating-point slots that go into sums of products and nowhere else."""
+    values = graph.values
+    sums = {i for i in graph.live if is_product(graph, i)}
+    stored = {o.value for o in graph.outputs}
+    reached: dict[int, set[int] | None] = {}  # the sums that a value goes to; None where it goes elsewhere too
+    for i in reversed(graph.live):
+        found: set[int] | None = set()
+        for u in graph.users[i]:
+            if u in sums:
+                more: set[int] | None = {u}
+            elif values[u].op in ("mul", "cast"):
+                more = reached.get(u)
+            else:
+                more = None
+            found = None if found is None or more is None else found | more
+        reached[i] = None if i in stored else found
+    slots: dict[int, tuple[set[int], int] | None] = {}
+    for i in graph.live:
+        v = values[i]
+        if v.op not in ("load", "gather"):
+            continue
+        to, known = reached[i], slots.get(v.slot, (set(), 1 << 62))
+        if not to or known is None or v.op == "gather" or v.dtype != "float32":
+            slots[v.slot] = None
+            continue
+        seen = min(graph.size(set(values[s].axes) & set(v.axes)) for s in to)
+        slots[v.slot] = (known[0] | to, min(known[1], seen))
+    scaled: set[int] = set()  # sums of which an operand is scaled
+    out = {}
+    for slot, found_ in sorted(slots.items(), key=lambda item: -graph.input_numel(item[0])):
+        if found_ is None:
+            continue
+        to, seen = found_
+        terms = max(graph.size(values[s].over) for s in to)
+        scale = 1.0 if to & scaled else terms**-0.5
+        scaled |= to
+        out[slot] = Operand(scale, max(1, seen // _SHARE) if seen > 1 else 0)
+    return out
+
+
+def _places(graph: Graph) -> set[int]:
+    """The slots that say where the terms of a ``sum_at`` go."""
+    made = graph.making(v.args[1] for v in graph.values if v.op == "sum_at")
+    values = (graph.values[i] for i in made)
+    return {v.slot for v in values if v.op == "load" and v.dtype in ("int32", "int64")}
+
+
+def _sprinkle(t: Tensor, dtype: torch.dtype, rng: torch.Generator, most: int) -> None:
+    """``t`` holds numbers of ``dtype``, or their bytes: torch assigns few floats of eight bits at an index."""
+    odd = torch.tensor([math.nan, math.inf, -math.inf, 30.0, -30.0, 0.0, -0.0], device=t.device).to(dtype).view(t.dtype)
+    count = min(max(1, t.numel() // 500), most)  # few enough that most rows of a large input stay finite
+    where = torch.randint(0, t.numel(), (count,), generator=rng, device=t.device)
+    which = torch.randint(0, len(odd), (count,), generator=rng, device=t.device)
+    t[where] = odd[which]
