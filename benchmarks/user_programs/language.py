@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.real.vision import declare_operators
 from benchmarks.user_programs.program import (
     Known,
     Program,
@@ -99,6 +100,7 @@ def gpt(setup: Setup) -> Program:
 
 
 def _from_config(setup: Setup, auto: str, config: Any, dtype: torch.dtype) -> Any:
+    declare_operators()
     import transformers
 
     with torch.device(setup.device):
