@@ -109,7 +109,10 @@ class Residual(nn.Module):
 
     def __init__(self, given: int, made: int, width: int) -> None:
         super().__init__()
-        self.norm_1, self.norm_2 = nn.GroupNorm(math.gcd(32, given), given), nn.GroupNorm(math.gcd(32, made), made)
+        self.norm_1, self.norm_2 = (
+            nn.GroupNorm(math.gcd(32, given // 2), given),
+            nn.GroupNorm(math.gcd(32, made // 2), made),
+        )
         self.first, self.second = nn.Conv2d(given, made, 3, padding=1), nn.Conv2d(made, made, 3, padding=1)
         self.time = nn.Linear(width, made)
         self.across = nn.Conv2d(given, made, 1) if given != made else nn.Identity()
@@ -127,7 +130,7 @@ class Attended(nn.Module):
         super().__init__()
         self.head = head
         self.norm, self.before, self.after = (
-            nn.GroupNorm(math.gcd(32, width), width),
+            nn.GroupNorm(math.gcd(32, width // 2), width),
             nn.Linear(width, width),
             nn.Linear(width, width),
         )
@@ -188,7 +191,7 @@ class UNet(nn.Module):
                 given.append(now + sizes.pop())
                 now = made
             self.up.append(level(given, made, nn.Conv2d(made, made, 3, padding=1) if k else None, k < len(factors) - 1))
-        self.norm = nn.GroupNorm(math.gcd(32, width), width)
+        self.norm = nn.GroupNorm(math.gcd(32, width // 2), width)
 
     def forward(self, x: Tensor, t: Tensor, text: Tensor) -> Tensor:
         """``x`` [B, channels, H, W], ``t`` [B], ``text`` [B, T, D]."""
