@@ -16,6 +16,9 @@ and listed.
 from __future__ import annotations
 
 import argparse
+import shlex
+import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -27,7 +30,9 @@ from typing import Any
 from autotune.bench.form import check_commit, finished
 from autotune.cli.options import positive_int, seconds
 from autotune.errors import UserError
+from autotune.outputs import check_output
 from benchmarks import form
+from benchmarks.suite_options import names
 from benchmarks.user_programs import step_table
 from benchmarks.user_programs.program import CONTENDERS, MODES
 from benchmarks.user_programs.rounds import Measured, Plan
@@ -40,8 +45,11 @@ _COMPILES_S = 40.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0; 1 where a program failed; 2 for a mistake in the arguments; 130 where interrupted."""
     args = parse(argv)
+    command = shlex.join(["python", "-m", f"benchmarks.{SUITE}", *(sys.argv[1:] if argv is None else argv)])
+    if argv is None:  # the contenders are processes of their own sessions: they are to be ended as well
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return listing() if args.list else measure_all(args)
+        return listing() if args.list else measure_all(args, command)
     except UserError as error:
         print(f"user_programs: {error}", file=sys.stderr)
         return 2
@@ -59,9 +67,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--list", action="store_true", help="show the programs and end")
     parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: the first GPU, else the CPU)")
-    parser.add_argument("--programs", type=_names, metavar="A,B", help="names as of --list, or their beginnings")
+    parser.add_argument("--programs", type=names, metavar="A,B", help="names as of --list, or their beginnings")
     about = f"default: all of {','.join(CONTENDERS)}"
-    parser.add_argument("--contenders", type=_names, default=list(CONTENDERS), metavar="A,B", help=about)
+    parser.add_argument("--contenders", type=names, default=list(CONTENDERS), metavar="A,B", help=about)
     parser.add_argument("--search", type=seconds, default=90.0, metavar="S", help="of the option (default: 90)")
     parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile (default: default)")
     parser.add_argument("--steps", type=positive_int, default=20, help="of a block (default: 20)")
@@ -72,15 +80,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--together", action="store_true", help=about)
     parser.add_argument("--tiny", action="store_true", help="small versions, to try the benchmark itself on a CPU")
     parser.add_argument("--out", type=Path, help="result file; programs in it are skipped")
-    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep databases, caches and logs of the contenders")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the contenders' standard error")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.contenders if name not in CONTENDERS]:
         parser.error(f"unknown contender {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
     return args
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def listing() -> int:
@@ -108,36 +112,34 @@ def _chosen(given: Sequence[str] | None) -> list[str]:
     return list(found)
 
 
-def measure_all(args: argparse.Namespace) -> int:
+def measure_all(args: argparse.Namespace, command: str) -> int:
     """Measure what --out does not have yet and print the table of all of it."""
     from autotune.device import environment, identify, resolve_device
     from benchmarks.user_programs.known import PROGRAMS
 
     begin = time.monotonic()
-    names, device = _chosen(args.programs), resolve_device(args.device)
+    chosen, device = _chosen(args.programs), resolve_device(args.device)
     if args.out:
         check_commit()
+        check_output(args.out, f"--out {args.out}", make=True)
     label, env = identify(device).label, environment(device)
-    more = {"suite": SUITE, "tiny": args.tiny, "mode": args.mode}
-    cases = finished(args.out, device=label, **more) if args.out else {}
+    own = {"suite": SUITE, "tiny": args.tiny, "mode": args.mode}
+    cases = finished(args.out, device=label, **own) if args.out else {}
     versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
     failed, skipped = dict[str, str](), dict[str, str]()
-    plan = Plan(
-        args.contenders, device, args.mode, args.search, args.steps, args.rounds, args.tiny, args.together
-    )  # fmt: skip
+    shape = (args.steps, args.rounds, args.tiny, args.together)
+    plan = Plan(args.contenders, device, args.mode, args.search, *shape)
     end = begin + args.budget if args.budget else float("inf")
     longest = args.search + _COMPILES_S * len(args.contenders) if not args.tiny else 0.0
 
     def write() -> dict[str, Any]:
-        data = {"device": label, "versions": versions, **more, "failed": failed, "skipped": skipped}
-        data["cases"] = list(cases.values())
+        more = {**own, "failed": failed, "skipped": skipped}
+        found = list(cases.values())
         if args.out and (cases or failed):
-            return form.write(args.out, label, data["cases"], versions, extra={
-                **more, "failed": failed, "skipped": skipped,
-            })  # fmt: skip
-        return data
+            return form.write(args.out, label, found, versions, command=command, extra=more)
+        return {**more, "cases": found}
 
-    for name in names:
+    for name in chosen:
         if name in cases:
             _say(f"{name}: is there already, skipped")
             continue
@@ -151,8 +153,7 @@ def measure_all(args: argparse.Namespace) -> int:
         started = time.monotonic()
         until = min(end - 2.0, started + args.timeout)
         with tempfile.TemporaryDirectory(prefix="autotune-user-") as folder:
-            place = args.logs.absolute() / name if args.logs else Path(folder)
-            with Measured(plan, name, place, until, _say) as measured:
+            with Measured(plan, name, Path(folder), until, _say) as measured:
                 for case in measured.run():
                     case |= {"about": PROGRAMS[name].about, "commit": form.commit()}
                     case |= {"when": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -162,6 +163,10 @@ def measure_all(args: argparse.Namespace) -> int:
                 if name not in cases:
                     failed[name] = "; ".join(f"{who}: {why}" for who, why in measured.case["missing"].items())
                     write()
+            if args.logs:
+                for log in Path(folder).glob("*/*.log"):
+                    (args.logs / name).mkdir(parents=True, exist_ok=True)
+                    shutil.copy(log, args.logs / name)
         longest = max(longest if name in failed else 0.0, time.monotonic() - started)
         _say(f"{name}: {time.monotonic() - started:.0f} s")
     print(step_table.text(write()), flush=True)

@@ -1,8 +1,9 @@
 """One contender of one program, in a process of its own: ``python -m benchmarks.user_programs.contender SPEC``.
 
 SPEC is a JSON object with the fields of :class:`Spec`. The process writes one JSON object a line to its standard
-output. The first line comes after the first step and the warm-up. Then each line read from standard input is a number
-of steps, answered by their times in ms; an empty line or the input's end asks for the last line.
+output: one after the first step, one after the warm-up. Then each line of standard input is answered by one: a number
+of steps by their times in ms, "facts" by :meth:`Running.facts`, "kernels" by the kernels of one step. The input's end
+ends it.
 """
 
 from __future__ import annotations
@@ -17,10 +18,15 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from autotune.measure.serve import prepare
+
 WARM_STEPS = 10
 CONTEST_STEPS = 64
 """Warm-up of a contender that searches: its contest between two codes takes about 56 steps."""
 MOST_STEPS = 400
+_TRACES = 3
+_PLAIN = ("eager", "compile", "compile again")
+"""Contenders without autotune."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +146,28 @@ class Running:
             "peak_bytes": self._peak(),
             "first_peak_bytes": self._first_peak,
             "reserved_bytes": torch.cuda.max_memory_reserved() if self._cuda else None,
-            "counters": _counters(),
+            "counters": {} if self._spec.contender in _PLAIN else _counters(),
             "versions": {"python": platform.python_version(), **_versions()},
         }
+
+    def kernels(self) -> dict[str, Any] | None:
+        """Kernels of one step by :func:`autotune.bench.step_kernels.summed`, None where the profiler shows none."""
+        if not self._cuda:
+            return None
+        from autotune.bench.kernels import record
+        from autotune.bench.step_kernels import summed
+
+        def work() -> None:
+            self.step()
+            self._wait()
+
+        for _ in range(_TRACES):  # a process's first trace may be empty
+            try:
+                if spans := [s for s in record(work) if s[2]]:
+                    return summed([(begin, end, kernel) for begin, end, _, kernel in spans])
+            except RuntimeError:
+                return None
+        return None
 
     def _loss(self) -> float | None:
         value = float(self._last.detach().float().mean())
@@ -164,8 +189,6 @@ def _deciding() -> bool:
 
 
 def _counters() -> dict[str, int]:
-    if "autotune" not in sys.modules:
-        return {}
     import autotune
 
     return {name: int(count) for name, count in dict(autotune.counters()).items() if count}
@@ -185,6 +208,7 @@ def _versions() -> dict[str, str]:
 
 def main() -> int:
     """Returns 0; 1 where the program failed, with the reason in the last line."""
+    prepare()
     lines = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is none of this conversation
 
@@ -198,10 +222,13 @@ def main() -> int:
         running.warm_up()
         tell({"warm": running.steps})
         for line in sys.stdin:
-            if not line.strip():
-                break
-            tell({"ms": running.times(int(line))})
-        tell(running.facts())
+            word = line.strip()
+            if word == "facts":
+                tell(running.facts())
+            elif word == "kernels":
+                tell({"kernels": running.kernels()})
+            else:
+                tell({"ms": running.times(int(word))})
     except Exception as error:
         import traceback
 

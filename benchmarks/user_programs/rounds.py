@@ -12,17 +12,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.form import ROOT
 from benchmarks.user_programs.contender import Spec
-from benchmarks.user_programs.program import COLD, WARM
+from benchmarks.user_programs.program import COLD, CONTENDERS, WARM
 
 MODULE = "benchmarks.user_programs.contender"
 _OURS = "autotune: "
-_DROPPED = ("AUTOTUNE_DB", "AUTOTUNE_SEARCH", "AUTOTUNE_DB_READ", "AUTOTUNE_BACKGROUND", "TRITON_CACHE_DIR")
+_LEAST_S = 5.0
+"""Seconds under which no process is begun."""
+_DROPPED = (
+    *(f"AUTOTUNE_{name}" for name in ("BACKGROUND", "DB", "DB_READ", "PARENT", "SEARCH")),
+    "TRITON_CACHE_DIR",
+)
+"""Variables that a contender does not inherit."""
+
+
+def _field(contender: str) -> str:
+    """The field of a case that has a contender's time."""
+    return f"{contender.replace(' ', '_')}_ms"
 
 
 class Failed(Exception):
@@ -89,7 +100,11 @@ class Process:
         Raises:
             Failed: the process ended, reported a failure, or took too long.
         """
-        found: dict[str, Any] = json.loads(self._line())
+        line = self._line()
+        try:
+            found: dict[str, Any] = json.loads(line)
+        except ValueError:
+            raise Failed(f"it answered {line[:80]!r}") from None
         if "failed" in found:
             raise Failed(found["failed"])
         return found
@@ -177,7 +192,7 @@ class Measured:
             "name": name,
             "mode": plan.mode,
             "search_s": plan.search_s,
-            **{f"{c.replace(' ', '_')}_ms": None for c in ("compile", "attention", "search", *WARM)},
+            **{_field(name): None for name in CONTENDERS},
             "train": None,
             "ratios": {},
             "contenders": {},
@@ -190,11 +205,11 @@ class Measured:
     def __exit__(self, *_: object) -> None:
         for process in self._open.values():
             process.end()
+        self._open.clear()
 
     def run(self) -> Iterator[dict[str, Any]]:
         """Measure one contender after the other; yields the case as far as it is known."""
         begin = time.monotonic()
-        wanted = self._plan.contenders
         for names in self._waves(COLD):
             for name in names:
                 self._begin(name)
@@ -205,12 +220,13 @@ class Measured:
                     self._compare(name)
                     self._close(name)
             yield self._now(begin)
-        if "compile" in self._open and "compile" in wanted:
+        if "compile" in self._open:
             self._block_alone("compile")
             self._close("compile")
+            yield self._now(begin)
         for names in self._waves(tuple(WARM)):
             for name in names:
-                if WARM[name] in self.case["contenders"]:
+                if self.case[_field(WARM[name])] is not None:
                     self._begin(name)
                 else:
                     self.case["missing"][name] = f"there is no process {WARM[name]!r} before it"
@@ -235,9 +251,12 @@ class Measured:
 
     def _begin(self, name: str) -> None:
         plan = self._plan
+        if self._until - time.monotonic() < _LEAST_S:
+            self.case["missing"][name] = "the time was up"
+            return
         spec = Spec(self.case["name"], name, plan.device, plan.mode, plan.search_s, plan.tiny)
         place = self._place / WARM.get(name, name)
-        self._open[name] = Process(replace(spec), place, self._until)
+        self._open[name] = Process(spec, place, self._until)
 
     def _first(self, name: str) -> None:
         """Wait for the first step and the warm-up of a contender that was begun."""
@@ -301,7 +320,7 @@ class Measured:
 
     def _ms(self, name: str) -> float:
         middle = statistics.median(self.case["contenders"][name]["block_ms"])
-        self.case[f"{name.replace(' ', '_')}_ms"] = round(middle, 4)
+        self.case[_field(name)] = round(middle, 4)
         return middle
 
     def _close(self, name: str) -> None:
@@ -311,11 +330,13 @@ class Measured:
             return
         found = self.case["contenders"][name]
         try:
-            found |= process.ask("")
+            found |= process.ask("facts")
+            found["told"] = process.told()
+            if name in COLD:
+                found |= process.ask("kernels")
         except Failed as error:
             self._lose(name, str(error))
             return
-        found["told"] = process.told()
         if found["loss"] is None:
             self.case["missing"][name] = "its last result is not finite"
         del self._open[name]

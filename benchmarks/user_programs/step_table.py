@@ -19,13 +19,15 @@ HEADS = (
     "first s",
     "added s",
     "warm s",
+    "memory-intensive",
     "peak",
 )
 ABOUT = (
     "A step in ms, launched from Python with its optimizer. + attention: rewritten attention without other kernels.",
     "gain: over torch.compile, by blocks of steps in turn (least and most of the rounds). kernels: the gain beyond",
     "attention's. first s: first step of torch.compile with empty caches. added s: the search's addition to it.",
-    "warm s: first step of a second process, torch.compile -> autotune. peak: GiB, torch.compile -> autotune.",
+    "warm s: first step of a second process, torch.compile -> autotune, and so for the last two: ms of",
+    "memory-intensive kernels in a step by the profiler, the optimizer's among them; peak memory of a step in GiB.",
 )
 
 
@@ -98,10 +100,9 @@ def _left_out(data: Mapping[str, Any]) -> list[str]:
 def _cells(case: Case) -> tuple[str, ...]:
     ratios, kernels = case["ratios"].get("search"), beyond_attention(case)
     span = f" ({min(ratios):.3f}-{max(ratios):.3f})" if ratios else ""
-    pairs = [[of(case, who, key) for who in both] for both, key in (
-        (("compile again", "again"), "first_s"), (("compile", "search"), "peak_bytes"),
-    )]  # fmt: skip
-    warm, peak = pairs
+    warm = [of(case, who, "first_s") for who in ("compile again", "again")]
+    memory = [(of(case, who, "kernels") or {}).get("memory_intensive_us") for who in ("compile", "search")]
+    peak = [of(case, who, "peak_bytes") for who in ("compile", "search")]
     return (
         case["name"],
         *(_number(case[f"{who}_ms"], 2) for who in ("compile", "attention", "search")),
@@ -110,6 +111,7 @@ def _cells(case: Case) -> tuple[str, ...]:
         _number(of(case, "compile", "first_s"), 1),
         _number(added_s(case), 1),
         _arrow([_number(s, 1) for s in warm]),
+        _arrow([_number(us and us / 1e3, 2) for us in memory]),
         _arrow([_number(b and b / 2**30, 1) for b in peak]),
     )
 
