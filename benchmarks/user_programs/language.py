@@ -99,12 +99,17 @@ def gpt(setup: Setup) -> Program:
 # Models of transformers
 
 
-def _from_config(setup: Setup, auto: str, config: Any, dtype: torch.dtype) -> Any:
+def _transformers() -> Any:
+    """The library; it imports torchvision, whose operators are declared where they do not load."""
     declare_operators()
     import transformers
 
+    return transformers
+
+
+def _from_config(setup: Setup, auto: str, config: Any, dtype: torch.dtype) -> Any:
     with torch.device(setup.device):
-        return getattr(transformers, auto).from_config(config, dtype=dtype)
+        return getattr(_transformers(), auto).from_config(config, dtype=dtype)
 
 
 def _trained(
@@ -136,11 +141,9 @@ def _trained(
 
 
 def _bert(setup: Setup, *, padded: bool) -> Program:
-    from transformers import BertConfig
-
     sizes = setup.size((1024, 24, 16, 4096, 30522), (32, 2, 2, 64, 64))
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-    config = BertConfig(**dict(zip(names, sizes, strict=True)))
+    config = _transformers().BertConfig(**dict(zip(names, sizes, strict=True)))
     model = _from_config(setup, "AutoModelForMaskedLM", config, torch.float32)
     count, length = setup.size((16, 512), (2, 16))
 
@@ -169,10 +172,8 @@ def bert_padded(setup: Setup) -> Program:
 
 def t5(setup: Setup) -> Program:
     """Sequence to sequence: padded sources with their mask, padded targets with labels of -100."""
-    from transformers import T5Config
-
     width, layers, heads, inner, vocabulary = setup.size((768, 12, 12, 3072, 32128), (32, 2, 2, 64, 64))
-    config = T5Config(
+    config = _transformers().T5Config(
         d_model=width, num_layers=layers, num_heads=heads, d_ff=inner, vocab_size=vocabulary, d_kv=width // heads,
         decoder_start_token_id=0,
     )  # fmt: skip
@@ -191,10 +192,8 @@ def t5(setup: Setup) -> Program:
 
 def _llama(setup: Setup) -> Any:
     """A Llama of 1.2 billion parameters in bf16, with grouped heads and a tied head."""
-    from transformers import LlamaConfig
-
     width, layers, heads, groups, inner, vocabulary = setup.size((2048, 16, 32, 8, 8192, 128256), (32, 2, 4, 2, 64, 64))
-    config = LlamaConfig(
+    config = _transformers().LlamaConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups,
         intermediate_size=inner, vocab_size=vocabulary, max_position_embeddings=setup.size(8192, 256),
         tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
@@ -204,10 +203,8 @@ def _llama(setup: Setup) -> Any:
 
 def _qwen(setup: Setup) -> Any:
     """A Qwen 3 of 0.6 billion parameters in bf16, with norms of queries and keys."""
-    from transformers import Qwen3Config
-
     width, layers, heads, groups, inner, vocabulary = setup.size((1024, 28, 16, 8, 3072, 151936), (32, 2, 4, 2, 64, 64))
-    config = Qwen3Config(
+    config = _transformers().Qwen3Config(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups,
         head_dim=setup.size(128, 8), intermediate_size=inner, vocab_size=vocabulary,
         max_position_embeddings=setup.size(8192, 256), tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
@@ -259,13 +256,11 @@ def llama_packed(setup: Setup) -> Program:
 
 def whisper(setup: Setup) -> Program:
     """Speech to text: 30 seconds of sound a sample, labels padded by -100."""
-    from transformers import WhisperConfig
-
     width, layers, heads, inner, vocabulary = setup.size((768, 12, 12, 3072, 51865), (32, 2, 2, 64, 64))
     special = {} if not setup.tiny else dict.fromkeys(
         ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1
     ) | {"max_source_positions": 16, "max_target_positions": 16}  # fmt: skip
-    config = WhisperConfig(
+    config = _transformers().WhisperConfig(
         d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
         decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner, vocab_size=vocabulary, **special,
     )  # fmt: skip
@@ -284,14 +279,12 @@ def whisper(setup: Setup) -> Program:
 
 def llama_generate(setup: Setup) -> Program:
     """Greedy decoding by ``generate`` with a static cache: prompts padded on the left, the decoding step compiled."""
-    from transformers import CompileConfig
-
     model = _llama(setup).eval()
     count, prompt, new = setup.size((8, 128, 32), (2, 8, 4))
     options: dict[str, Any] = {"disable_compile": True}
     if setup.compile.contender != "eager":
         arguments = setup.compile.arguments(mode="reduce-overhead")  # what transformers compiles by
-        options = {"compile_config": CompileConfig(**{"mode": None, **arguments})}
+        options = {"compile_config": _transformers().CompileConfig(**{"mode": None, **arguments})}
         options["compile_config"]._compile_all_devices = True
 
     def batch() -> dict[str, Tensor]:
