@@ -112,9 +112,7 @@ def _from_config(setup: Setup, auto: str, config: Any, dtype: torch.dtype) -> An
         return getattr(_transformers(), auto).from_config(config, dtype=dtype)
 
 
-def _trained(
-    setup: Setup, model: Any, batch: Any, lr: float, *, autocast: bool, dtype: Any = torch.bfloat16
-) -> Program:
+def _trained(setup: Setup, model: Any, batch: Any, lr: float, *, autocast: bool) -> Program:
     """The loop of a trainer: forward pass with labels, backward pass, clipping, AdamW, a schedule of the rate."""
     model.train()
     optimizer = torch.optim.AdamW(decayed(model, 0.01), lr=lr, fused=True)
@@ -125,7 +123,7 @@ def _trained(
     def step() -> Tensor:
         inputs = following()
         if autocast:
-            with setup.autocast(dtype):
+            with setup.autocast():
                 loss = compiled(**inputs).loss
         else:
             loss = compiled(**inputs).loss
@@ -274,7 +272,7 @@ def whisper(setup: Setup) -> Program:
         labels = setup.tokens(vocabulary, count, target).masked_fill(ends == 0, IGNORED)
         return {"input_features": sound, "labels": labels}
 
-    return _trained(setup, model, batch, 1e-5, autocast=True, dtype=torch.float16)
+    return _trained(setup, model, batch, 1e-5, autocast=True)
 
 
 def llama_generate(setup: Setup) -> Program:

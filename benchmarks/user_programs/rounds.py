@@ -91,7 +91,7 @@ class Process:
         try:
             self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
-        except (BrokenPipeError, OSError):
+        except (OSError, ValueError):
             raise Failed(self._epitaph()) from None
 
     def answer(self) -> dict[str, Any]:
