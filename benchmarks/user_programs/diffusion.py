@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.user_programs.program import Known, Program, Setup, batches, named
+from benchmarks.user_programs.program import Known, Program, Setup, batches, library, named
 
 # A diffusion transformer in plain torch
 
@@ -256,16 +256,15 @@ def unet(setup: Setup) -> Program:
 
 def unet_diffusers(setup: Setup) -> Program:
     """The same step by the UNet of diffusers."""
-    from diffusers import UNet2DConditionModel
-
     small = {
         "block_out_channels": (16, 32), "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
         "norm_num_groups": 8, "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
         "cross_attention_dim": 16, "attention_head_dim": 2,
     }  # fmt: skip
     fields = setup.size({"cross_attention_dim": 768, "attention_head_dim": 8}, small)
+    models = library("diffusers")
     with torch.device(setup.device):
-        model = UNet2DConditionModel(sample_size=64, **fields)
+        model = models.UNet2DConditionModel(sample_size=64, **fields)
     count, side = setup.size((8, 64), (1, 8))
     text = (setup.size(77, 5), fields["cross_attention_dim"])
     return _denoised(setup, model, count, side, text, lambda f, x, t, c: f(x, t, c, return_dict=False)[0])
@@ -273,14 +272,13 @@ def unet_diffusers(setup: Setup) -> Program:
 
 def flux_diffusers(setup: Setup) -> Program:
     """A step of a diffusion transformer of diffusers with streams of images and of text, in bf16."""
-    from diffusers import FluxTransformer2DModel
-
     layers, single, heads, width = setup.size((6, 12, 24, 128), (1, 1, 2, 16))
     fields = {"num_layers": layers, "num_single_layers": single, "num_attention_heads": heads}
     rotary = setup.size((16, 56, 56), (4, 6, 6))
     text, pooled = setup.size((4096, 768), (32, 16))
+    models = library("diffusers")
     with torch.device(setup.device):
-        model = FluxTransformer2DModel(
+        model = models.FluxTransformer2DModel(
             **fields, attention_head_dim=width, joint_attention_dim=text, pooled_projection_dim=pooled,
             guidance_embeds=True, axes_dims_rope=rotary,
         )  # fmt: skip

@@ -7,19 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.real.vision import declare_operators
-from benchmarks.user_programs.program import Known, Program, Setup, batches, decayed, named
+from benchmarks.user_programs.program import Known, Program, Setup, batches, decayed, library, named
 
 
 def _model(setup: Setup, name: str, tiny: str, **fields: Any) -> nn.Module:
-    """A model of timm with random weights.
-
-    Args:
-        tiny: fields of the small version are those of ``setup.size``.
-    """
-    declare_operators()
-    import timm
-
+    """A model of timm with random weights; ``tiny`` is the name of the small version's."""
+    timm = library("timm")
     with torch.device(setup.device):
         model: nn.Module = timm.create_model(setup.size(name, tiny), pretrained=False, **fields)
     return model

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.real.vision import declare_operators
 from benchmarks.user_programs.program import (
     Known,
     Program,
@@ -17,6 +16,7 @@ from benchmarks.user_programs.program import (
     batches,
     decayed,
     lengths,
+    library,
     named,
     right_padded,
 )
@@ -99,17 +99,9 @@ def gpt(setup: Setup) -> Program:
 # Models of transformers
 
 
-def _transformers() -> Any:
-    """The library; it imports torchvision, whose operators are declared where they do not load."""
-    declare_operators()
-    import transformers
-
-    return transformers
-
-
 def _from_config(setup: Setup, auto: str, config: Any, dtype: torch.dtype) -> Any:
     with torch.device(setup.device):
-        return getattr(_transformers(), auto).from_config(config, dtype=dtype)
+        return getattr(library("transformers"), auto).from_config(config, dtype=dtype)
 
 
 def _trained(setup: Setup, model: Any, batch: Any, lr: float, *, autocast: bool) -> Program:
@@ -141,7 +133,7 @@ def _trained(setup: Setup, model: Any, batch: Any, lr: float, *, autocast: bool)
 def _bert(setup: Setup, *, padded: bool) -> Program:
     sizes = setup.size((1024, 24, 16, 4096, 30522), (32, 2, 2, 64, 64))
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-    config = _transformers().BertConfig(**dict(zip(names, sizes, strict=True)))
+    config = library("transformers").BertConfig(**dict(zip(names, sizes, strict=True)))
     model = _from_config(setup, "AutoModelForMaskedLM", config, torch.float32)
     count, length = setup.size((16, 512), (2, 16))
 
@@ -171,7 +163,7 @@ def bert_padded(setup: Setup) -> Program:
 def t5(setup: Setup) -> Program:
     """Sequence to sequence: padded sources with their mask, padded targets with labels of -100."""
     width, layers, heads, inner, vocabulary = setup.size((768, 12, 12, 3072, 32128), (32, 2, 2, 64, 64))
-    config = _transformers().T5Config(
+    config = library("transformers").T5Config(
         d_model=width, num_layers=layers, num_heads=heads, d_ff=inner, vocab_size=vocabulary, d_kv=width // heads,
         decoder_start_token_id=0,
     )  # fmt: skip
@@ -191,7 +183,7 @@ def t5(setup: Setup) -> Program:
 def _llama(setup: Setup) -> Any:
     """A Llama of 1.2 billion parameters in bf16, with grouped heads and a tied head."""
     width, layers, heads, groups, inner, vocabulary = setup.size((2048, 16, 32, 8, 8192, 128256), (32, 2, 4, 2, 64, 64))
-    config = _transformers().LlamaConfig(
+    config = library("transformers").LlamaConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups,
         intermediate_size=inner, vocab_size=vocabulary, max_position_embeddings=setup.size(8192, 256),
         tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
@@ -202,7 +194,7 @@ def _llama(setup: Setup) -> Any:
 def _qwen(setup: Setup) -> Any:
     """A Qwen 3 of 0.6 billion parameters in bf16, with norms of queries and keys."""
     width, layers, heads, groups, inner, vocabulary = setup.size((1024, 28, 16, 8, 3072, 151936), (32, 2, 4, 2, 64, 64))
-    config = _transformers().Qwen3Config(
+    config = library("transformers").Qwen3Config(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups,
         head_dim=setup.size(128, 8), intermediate_size=inner, vocab_size=vocabulary,
         max_position_embeddings=setup.size(8192, 256), tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
@@ -258,7 +250,7 @@ def whisper(setup: Setup) -> Program:
     special = {} if not setup.tiny else dict.fromkeys(
         ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1
     ) | {"max_source_positions": 16, "max_target_positions": 16}  # fmt: skip
-    config = _transformers().WhisperConfig(
+    config = library("transformers").WhisperConfig(
         d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
         decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner, vocab_size=vocabulary, **special,
     )  # fmt: skip
@@ -282,7 +274,7 @@ def llama_generate(setup: Setup) -> Program:
     options: dict[str, Any] = {"disable_compile": True}
     if setup.compile.contender != "eager":
         arguments = setup.compile.arguments(mode="reduce-overhead")  # what transformers compiles by
-        options = {"compile_config": _transformers().CompileConfig(**{"mode": None, **arguments})}
+        options = {"compile_config": library("transformers").CompileConfig(**{"mode": None, **arguments})}
         options["compile_config"]._compile_all_devices = True
 
     def batch() -> dict[str, Tensor]:

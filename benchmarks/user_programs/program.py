@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.real.vision import declare_operators
+
 COLD = ("compile", "attention", "search")
 WARM = {"again": "search", "compile again": "compile"}
 """Contenders of a second process, and the one whose database and caches each starts with."""
@@ -126,6 +128,12 @@ class Setup:
     def scaler(self) -> torch.amp.GradScaler:
         """A gradient scaler, which does nothing on a CPU."""
         return torch.amp.GradScaler(self.kind, enabled=self.kind == "cuda")
+
+
+def library(name: str) -> Any:
+    """Import a library of models; torchvision's operators are declared where they do not load."""
+    declare_operators()
+    return importlib.import_module(name)
 
 
 Maker = Callable[[Setup], Program]
