@@ -3,11 +3,11 @@
     python -m benchmarks.user_programs --device cuda:0 --search 90 --out user_programs.json
 
 Steps are launched from Python, with the programs' own optimizers, scalers and clipping; models are made from
-configurations with random weights, and nothing is downloaded. Each contender is a process of its own, with an empty
+configurations with random weights, and nothing is downloaded. Each contender runs in its own process, with an empty
 database and empty caches of Inductor: "compile" is torch.compile; "attention" is the backend "autotune" without any
 kernels; "search" has the option "search" of that backend. "again" and "compile again" are second processes with the
 database and caches of "search" and "compile". Two processes of one program take turns by blocks of steps, so that
-both meet the same clocks.
+both share clocks.
 
 --out is written after every contender. A program whose library is missing, or that no longer fits --budget, is skipped
 and listed.

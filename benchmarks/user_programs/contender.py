@@ -1,4 +1,4 @@
-"""One contender of one program, in a process of its own: ``python -m benchmarks.user_programs.contender SPEC``.
+"""The process of one contender of one program: ``python -m benchmarks.user_programs.contender SPEC``.
 
 SPEC is a JSON object with the fields of :class:`Spec`. The process writes one JSON object a line to its standard
 output: one after the first step, one after the warm-up. Then each line of standard input is answered by one: a number
@@ -31,7 +31,7 @@ _PLAIN = ("eager", "compile", "compile again")
 
 @dataclass(frozen=True)
 class Spec:
-    """What a process measures.
+    """The task of a process.
 
     Attributes:
         program, contender: names.

@@ -92,7 +92,7 @@ def _backend() -> Any:
 
 @dataclass(frozen=True)
 class Setup:
-    """Where and how large a program is made.
+    """Device and size of a program that is made.
 
     Attributes:
         device: "cpu" or "cuda:N".

@@ -41,7 +41,7 @@ class Failed(Exception):
 
 
 class Process:
-    """A contender's process, in a session of its own.
+    """A contender's process, which leads its own session.
 
     Args:
         spec: what it measures.
@@ -129,7 +129,7 @@ class Process:
         return f"the process ended with {self._process.poll()}: {(last or [''])[0].strip()}"[:300]
 
     def log(self) -> str:
-        """What it wrote to its standard error."""
+        """The text of its standard error so far."""
         return self._log.read_text(errors="replace")
 
     def told(self) -> list[str]:
@@ -149,7 +149,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Plan:
-    """How programs are measured.
+    """Settings of all measurements.
 
     Attributes:
         contenders: names.
@@ -172,14 +172,14 @@ Tell = Callable[[str], object]
 
 
 class Measured:
-    """What is known of a program so far.
+    """A program's measurements so far.
 
     Args:
         plan: of all programs.
         name: of the program.
         place: an empty folder.
         until: time by ``time.monotonic()`` at which its contenders are ended.
-        tell: gets a line about each contender.
+        tell: takes a line about each contender.
 
     Attributes:
         case: as the result file has it.
@@ -324,7 +324,7 @@ class Measured:
         return middle
 
     def _close(self, name: str) -> None:
-        """Ask for a contender's last words and end it."""
+        """Get a contender's facts and kernels and end it."""
         process = self._open.get(name)
         if process is None:
             return
