@@ -2,8 +2,8 @@
 
 SPEC is a JSON object with the fields of :class:`Spec`. The process writes one JSON object a line to its standard
 output: one after the first step, one after the warm-up. Then each line of standard input is answered by one: a number
-of steps by their times in ms, "facts" by :meth:`Running.facts`, "kernels" by the kernels of one step. The input's end
-ends it.
+of steps by their times in ms, "rest" once its unused memory is free, "facts" by :meth:`Running.facts`, "kernels" by the
+kernels of one step. The input's end ends it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ WARM_STEPS = 10
 CONTEST_STEPS = 64
 """Warm-up of a contender that searches: its contest between two codes takes about 56 steps."""
 MOST_STEPS = 400
+_WAKE_STEPS = 3
+"""Steps before a block that follows a rest: memory is allocated again."""
 _TRACES = 3
 _PLAIN = ("eager", "compile", "compile again")
 """Contenders without autotune."""
@@ -99,6 +101,7 @@ class Running:
         self._program = PROGRAMS[spec.program].make(Setup(spec.device, spec.tiny, compiler))
         self._spec, self._clock, self.steps = spec, Clock(spec.device), 0
         self._last: Any = None
+        self._rested = False
         self._wait()
         begin = time.perf_counter()
         self.step()
@@ -133,7 +136,17 @@ class Running:
 
     def times(self, count: int) -> list[float]:
         """Times of so many steps in ms, behind one that is not counted."""
+        if self._rested:
+            for _ in range(_WAKE_STEPS):
+                self.step()
+            self._rested = False
         return [round(ms, 4) for ms in self._clock.of(self.step, count)]
+
+    def rest(self) -> None:
+        """Release the memory that the allocator keeps for the next step: others search meanwhile."""
+        if self._cuda:
+            self._torch.cuda.empty_cache()
+        self._rested = True
 
     def facts(self) -> dict[str, Any]:
         """Memory in bytes, losses, autotune's counters, versions."""
@@ -225,6 +238,9 @@ def main() -> int:
             word = line.strip()
             if word == "facts":
                 tell(running.facts())
+            elif word == "rest":
+                running.rest()
+                tell({})
             elif word == "kernels":
                 tell({"kernels": running.kernels()})
             else:

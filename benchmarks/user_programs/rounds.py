@@ -211,6 +211,8 @@ class Measured:
         """Measure one contender after the other; yields the case as far as it is known."""
         begin = time.monotonic()
         for names in self._waves(COLD):
+            if "search" in names:
+                self._rest("compile")
             for name in names:
                 self._begin(name)
             for name in names:
@@ -322,6 +324,14 @@ class Measured:
         middle = statistics.median(self.case["contenders"][name]["block_ms"])
         self.case[_field(name)] = round(middle, 4)
         return middle
+
+    def _rest(self, name: str) -> None:
+        """Have a contender release memory that it does not use, if it runs."""
+        if name in self._open:
+            try:
+                self._open[name].ask("rest")
+            except Failed as error:
+                self._lose(name, str(error))
 
     def _close(self, name: str) -> None:
         """Get a contender's facts and kernels and end it."""

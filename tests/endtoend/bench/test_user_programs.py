@@ -195,7 +195,8 @@ def test_contenders_of_a_program_take_turns(tmp_path: Path, monkeypatch: pytest.
     assert case["attention_ms"] is case["compile_again_ms"] is None
     assert min(case["compile_ms"], case["search_ms"], case["again_ms"]) > 0
     found = case["contenders"]
-    assert found["compile"]["steps"] == contender.WARM_STEPS + 2 * (2 + 1)
+    assert asked[0] == ("compile", "rest"), "its memory is free while another searches"
+    assert found["compile"]["steps"] == contender.WARM_STEPS + 3 + 2 * (2 + 1)
     assert found["search"]["steps"] >= contender.CONTEST_STEPS
     assert found["compile"]["first_loss"] == found["search"]["first_loss"], "the same seed and weights"
     assert found["compile"]["counters"] == {}
