@@ -28,6 +28,7 @@ from benchmarks.fusion import report
 from benchmarks.fusion.ablation import ABLATIONS
 from benchmarks.fusion.report import geometric_mean
 from benchmarks.real import table as real_table
+from benchmarks.user_programs import step_table
 
 MARKED = re.compile(r"(<!-- (results|ablations): (\S+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
 COLUMNS = (
@@ -54,6 +55,8 @@ def render(data: Mapping[str, Any]) -> str:
         return real_table.markdown(data)
     if data.get("suite") == "precision":
         return precision_table.markdown(data)
+    if data.get("suite") == "user_programs":
+        return step_table.markdown(data)
     if data.get("suite"):
         return report.render(data)
     cases = data["cases"]

@@ -1,0 +1,1 @@
+"""Programs as their users write them: steps launched from Python, with their optimizers, by several ways to compile."""

@@ -1,0 +1,258 @@
+"""The process of one contender of one program: ``python -m benchmarks.user_programs.contender SPEC``.
+
+SPEC is a JSON object with the fields of :class:`Spec`. The process writes one JSON object a line to its standard
+output: one after the first step, one after the warm-up. Then each line of standard input is answered by one: a number
+of steps by their times in ms, "rest" once its unused memory is free, "facts" by :meth:`Running.facts`, "kernels" by the
+kernels of one step. The input's end ends it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autotune.measure.serve import prepare
+
+WARM_STEPS = 10
+CONTEST_STEPS = 64
+"""Warm-up of a contender that searches: its contest between two codes takes about 56 steps."""
+MOST_STEPS = 400
+_WAKE_STEPS = 3
+"""Steps before a block that follows a rest: memory is allocated again."""
+_TRACES = 3
+_PLAIN = ("eager", "compile", "compile again")
+"""Contenders without autotune."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The task of a process.
+
+    Attributes:
+        program, contender: names.
+        mode: of ``torch.compile``.
+        search_s: of the option "search".
+        warm_s: warm-up ends after so many seconds, if its steps have not ended before.
+    """
+
+    program: str
+    contender: str
+    device: str
+    mode: str = "default"
+    search_s: float = 0.0
+    tiny: bool = False
+    warm_s: float = 60.0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Clock:
+    """Times of steps in ms: by events of a GPU at the ends of steps, by the host's clock on a CPU."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device.startswith("cuda")
+
+    def of(self, step: Any, count: int) -> list[float]:
+        """Run a step that is not timed, then ``count`` steps; nothing waits for the device in between."""
+        import torch
+
+        step()
+        if not self._cuda:
+            marks = [time.perf_counter()]
+            for _ in range(count):
+                step()
+                marks.append(time.perf_counter())
+            return [1e3 * (b - a) for a, b in itertools.pairwise(marks)]
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        events[0].record()
+        for event in events[1:]:
+            step()
+            event.record()
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) for a, b in itertools.pairwise(events)]
+
+
+class Running:
+    """A program that has taken its first step.
+
+    Attributes:
+        first_s: seconds of the first step, from its call to the device's end.
+    """
+
+    def __init__(self, spec: Spec) -> None:
+        import torch
+
+        from benchmarks.user_programs.known import PROGRAMS
+        from benchmarks.user_programs.program import Compiler, Setup
+
+        self._torch, self._cuda = torch, spec.device.startswith("cuda")
+        if self._cuda:
+            torch.cuda.set_device(spec.device)
+        torch.manual_seed(0)
+        compiler = Compiler(spec.contender, spec.mode, spec.search_s)
+        self._program = PROGRAMS[spec.program].make(Setup(spec.device, spec.tiny, compiler))
+        self._spec, self._clock, self.steps = spec, Clock(spec.device), 0
+        self._last: Any = None
+        self._rested = False
+        self._wait()
+        begin = time.perf_counter()
+        self.step()
+        self._wait()
+        self.first_s = time.perf_counter() - begin
+        self.first_loss = self._loss()
+        self._first_peak = self._peak()
+
+    @property
+    def train(self) -> bool:
+        return self._program.train
+
+    def step(self) -> None:
+        # A loss of a step by CUDA graphs would be overwritten by the next one.
+        self._torch.compiler.cudagraph_mark_step_begin()
+        self._last = self._program.step()
+        self.steps += 1
+
+    def warm_up(self) -> None:
+        """Take steps until nothing is compiled or decided any more; then memory's peak begins again."""
+        least = CONTEST_STEPS if self._spec.contender == "search" else WARM_STEPS
+        end = time.perf_counter() + self._spec.warm_s
+        while self.steps < least or (_deciding() and self.steps < MOST_STEPS):
+            self.step()
+            if self.steps % 8 == 0:
+                self._wait()
+                if time.perf_counter() > end:
+                    break
+        self._wait()
+        if self._cuda:
+            self._torch.cuda.reset_peak_memory_stats()
+
+    def times(self, count: int) -> list[float]:
+        """Times of so many steps in ms, behind one that is not counted."""
+        if self._rested:
+            for _ in range(_WAKE_STEPS):
+                self.step()
+            self._rested = False
+        return [round(ms, 4) for ms in self._clock.of(self.step, count)]
+
+    def rest(self) -> None:
+        """Release the memory that the allocator keeps for the next step: others search meanwhile."""
+        if self._cuda:
+            self._torch.cuda.empty_cache()
+        self._rested = True
+
+    def facts(self) -> dict[str, Any]:
+        """Memory in bytes, losses, autotune's counters, versions."""
+        torch = self._torch
+        return {
+            "first_s": round(self.first_s, 3),
+            "steps": self.steps,
+            "first_loss": self.first_loss,
+            "loss": self._loss(),
+            "peak_bytes": self._peak(),
+            "first_peak_bytes": self._first_peak,
+            "reserved_bytes": torch.cuda.max_memory_reserved() if self._cuda else None,
+            "counters": {} if self._spec.contender in _PLAIN else _counters(),
+            "versions": {"python": platform.python_version(), **_versions()},
+        }
+
+    def kernels(self) -> dict[str, Any] | None:
+        """Kernels of one step by :func:`autotune.bench.step_kernels.summed`, None where the profiler shows none."""
+        if not self._cuda:
+            return None
+        from autotune.bench.kernels import record
+        from autotune.bench.step_kernels import summed
+
+        def work() -> None:
+            self.step()
+            self._wait()
+
+        for _ in range(_TRACES):  # a process's first trace may be empty
+            try:
+                if spans := [s for s in record(work) if s[2]]:
+                    return summed([(begin, end, kernel) for begin, end, _, kernel in spans])
+            except RuntimeError:
+                return None
+        return None
+
+    def _loss(self) -> float | None:
+        value = float(self._last.detach().float().mean())
+        return value if math.isfinite(value) else None
+
+    def _peak(self) -> int | None:
+        return self._torch.cuda.max_memory_allocated() if self._cuda else None
+
+    def _wait(self) -> None:
+        if self._cuda:
+            self._torch.cuda.synchronize()
+
+
+def _deciding() -> bool:
+    """True while autotune's contest between the codes before and after a search runs."""
+    search = sys.modules.get("autotune.in_program.search")
+    contest = getattr(search, "_contest", None)
+    return bool(contest is not None and contest.running)
+
+
+def _counters() -> dict[str, int]:
+    import autotune
+
+    return {name: int(count) for name, count in dict(autotune.counters()).items() if count}
+
+
+def _versions() -> dict[str, str]:
+    from importlib import metadata
+
+    found = {}
+    for name in ("torch", "triton", "transformers", "timm", "diffusers"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def main() -> int:
+    """Returns 0; 1 where the program failed, with the reason in the last line."""
+    prepare()
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is none of this conversation
+
+    def tell(answer: dict[str, Any]) -> None:
+        lines.write(json.dumps(answer) + "\n")
+        lines.flush()
+
+    try:
+        running = Running(Spec(**json.loads(sys.argv[1])))
+        tell({"first_s": round(running.first_s, 3), "train": running.train})
+        running.warm_up()
+        tell({"warm": running.steps})
+        for line in sys.stdin:
+            word = line.strip()
+            if word == "facts":
+                tell(running.facts())
+            elif word == "rest":
+                running.rest()
+                tell({})
+            elif word == "kernels":
+                tell({"kernels": running.kernels()})
+            else:
+                tell({"ms": running.times(int(word))})
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        tell({"failed": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:300]})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

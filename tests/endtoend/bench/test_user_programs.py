@@ -1,0 +1,392 @@
+"""The benchmark of users' programs, on a CPU: small versions of the programs, its processes, its table and its file."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import form
+from benchmarks import table as documents
+from benchmarks.user_programs import __main__ as command
+from benchmarks.user_programs import contender, rounds, step_table
+from benchmarks.user_programs.known import PROGRAMS
+from benchmarks.user_programs.program import CONTENDERS, Compiler, Known, Program, Setup, lengths, right_padded
+from benchmarks.user_programs.rounds import Failed, Measured, Plan, Process
+
+
+def made_here(name: str) -> Any:
+    """A parameter of a test, skipped where the program's library is missing."""
+    lacks = PROGRAMS[name].lacks()
+    return pytest.param(name, marks=pytest.mark.skipif(bool(lacks), reason=lacks))
+
+
+# Programs
+
+
+def test_there_are_programs_of_all_kinds() -> None:
+    assert len(PROGRAMS) >= 16
+    assert {known.library for known in PROGRAMS.values()} == {"", "transformers", "timm", "diffusers"}
+    assert all(name == known.name and known.about for name, known in PROGRAMS.items())
+
+
+@pytest.mark.parametrize("name", [made_here(name) for name in PROGRAMS])
+def test_a_small_program_takes_steps(name: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        results = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            program = PROGRAMS[name].make(Setup("cpu", tiny=True))
+            results.append([float(program.step().detach().float().mean()) for _ in range(3)])
+        assert all(map(math.isfinite, results[0]))
+        assert results[0] == results[1], "random numbers begin at the seed"
+        assert len(set(results[0])) > 1, "weights or batches change"
+        assert program.train is not name.endswith(("_infer", "_generate"))
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_a_program_of_a_missing_library_has_the_reason() -> None:
+    assert Known("x", "about", lambda setup: Program(True, torch.ones), "no_such_library").lacks() == (
+        "no_such_library is not installed"
+    )
+    assert Known("x", "about", lambda setup: Program(True, torch.ones)).lacks() == ""
+
+
+def test_padding_is_on_the_right_and_one_text_fills_the_batch() -> None:
+    assert right_padded([3, 1], 4, "cpu").tolist() == [[1, 1, 1, 0], [1, 0, 0, 0]]
+    found = lengths(8, 2, 5)
+    assert found[0] == 5
+    assert all(2 <= n <= 5 for n in found)
+
+
+# Ways to compile
+
+
+def test_contenders_compile_as_their_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AUTOTUNE_SEARCH", raising=False)
+    assert Compiler("compile").arguments() == {}
+    assert Compiler("compile again", "max-autotune").arguments(fullgraph=True) == {
+        "mode": "max-autotune", "fullgraph": True,
+    }  # fmt: skip
+    assert Compiler("compile").arguments(mode="reduce-overhead") == {"mode": "reduce-overhead"}
+    attention = Compiler("attention").arguments()
+    assert set(attention) == {"backend"}
+    found = Compiler("search", seconds=7.0).arguments()
+    assert found["options"] == {"search": 7.0}
+    assert found["backend"] is attention["backend"]
+    assert "mode" not in found, "torch.compile takes a mode or options"
+    import os
+
+    assert "AUTOTUNE_SEARCH" not in os.environ
+    monkeypatch.setenv("AUTOTUNE_SEARCH", "")  # which is put back after the test
+    again = Compiler("again", "max-autotune", 7.0).arguments()
+    assert set(again) == {"backend", "mode"}
+    assert os.environ["AUTOTUNE_SEARCH"] == "7"
+
+
+def test_the_compiled_part_gets_its_users_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def compiled(target: Any, **arguments: Any) -> Any:
+        asked.update(arguments)
+        return target
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    PROGRAMS["unet_infer"].make(Setup("cpu", True, Compiler("compile", "max-autotune"))).step()
+    assert asked == {"fullgraph": True, "mode": "max-autotune"}
+    asked.clear()
+    PROGRAMS["unet_infer"].make(Setup("cpu", True)).step()
+    assert not asked, "eager"
+
+
+# Processes
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contenders whose torch.compile compiles nothing, which takes no time."""
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+
+
+def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, wait_s: float = 60.0) -> Process:
+    """A contender's process with other code."""
+    module = tmp_path / "other.py"
+    module.write_text(code)
+    start = subprocess.Popen
+
+    def instead(words: list[str], **how: Any) -> Any:
+        return start([sys.executable, str(module), words[-1]], **how)
+
+    monkeypatch.setattr(rounds.subprocess, "Popen", instead)
+    return Process(contender.Spec("mesh_train", "compile", "cpu"), tmp_path / "place", time.monotonic() + wait_s)
+
+
+def test_a_process_answers_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import json, sys\nprint('autotune: first', file=sys.stderr)\nprint('other', file=sys.stderr)\n"
+        "for line in sys.stdin: print(json.dumps({'ms': [float(line)]}), flush=True)"
+    )
+    process = answering(tmp_path, monkeypatch, code)
+    assert process.ask("3") == {"ms": [3.0]}
+    process.send("4")
+    process.send("5")
+    assert [process.answer(), process.answer()] == [{"ms": [4.0]}, {"ms": [5.0]}]
+    assert process.told() == ["first"]
+    process.end()
+    with pytest.raises(Failed):
+        process.ask("6")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import sys; print('why it ended', file=sys.stderr); sys.exit(3)", "ended with 3: why it ended"),
+        ("import os; os.abort()", "ended with -6"),
+        ('print(\'{"failed": "OutOfMemoryError: none"}\')', "OutOfMemoryError: none"),
+        ("print('noise')", "it answered b'noise'"),
+    ],
+)
+def test_a_process_that_fails_has_a_reason(
+    code: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = answering(tmp_path, monkeypatch, code)
+    with pytest.raises(Failed, match=said):
+        process.answer()
+    process.end()
+
+
+def test_a_process_that_hangs_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = answering(tmp_path, monkeypatch, "import time; time.sleep(600)", wait_s=0.5)
+    begin = time.monotonic()
+    with pytest.raises(Failed, match="the time was up"):
+        process.answer()
+    process.end()
+    assert time.monotonic() - begin < 60
+
+
+def test_contenders_of_a_program_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncompiled: None) -> None:
+    asked: list[tuple[str, str]] = []
+    send = Process.send
+
+    def noted(process: Process, line: str) -> None:
+        asked.append((process.spec.contender, line))
+        send(process, line)
+
+    monkeypatch.setattr(Process, "send", noted)
+    plan = Plan(["compile", "search", "again"], "cpu", search_s=9.0, steps=2, rounds=2, tiny=True)
+    told: list[str] = []
+    with Measured(plan, "mesh_train", tmp_path, time.monotonic() + 300, told.append) as measured:
+        for case in measured.run():
+            json.dumps(case, allow_nan=False)
+    assert case["missing"] == {}
+    assert [who for who, line in asked if line == "2"] == ["compile", "search", "compile", "search", "again"]
+    assert case["train"] is True
+    assert len(case["ratios"]["search"]) == 2
+    assert case["attention_ms"] is case["compile_again_ms"] is None
+    assert min(case["compile_ms"], case["search_ms"], case["again_ms"]) > 0
+    found = case["contenders"]
+    assert asked[0] == ("compile", "rest"), "its memory is free while another searches"
+    assert found["compile"]["steps"] == contender.WARM_STEPS + 3 + 2 * (2 + 1)
+    assert found["search"]["steps"] >= contender.CONTEST_STEPS
+    assert found["compile"]["first_loss"] == found["search"]["first_loss"], "the same seed and weights"
+    assert found["compile"]["counters"] == {}
+    assert found["compile"]["versions"]["torch"] == torch.__version__
+    assert (tmp_path / "search" / "again.log").exists(), "a second process has the first one's database and caches"
+
+
+def test_a_contender_that_fails_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncompiled: None
+) -> None:
+    first = Measured._first
+
+    def dies(measured: Measured, name: str) -> None:
+        if name == "search":
+            measured._open[name]._process.kill()
+        first(measured, name)
+
+    monkeypatch.setattr(Measured, "_first", dies)
+    plan = Plan(["compile", "search", "again"], "cpu", steps=2, rounds=1, tiny=True)
+    with Measured(plan, "mesh_train", tmp_path, time.monotonic() + 300, lambda line: None) as measured:
+        cases = list(measured.run())
+    assert cases[-1]["compile_ms"] > 0
+    assert cases[-1]["missing"]["search"].startswith("the process ended with -9")
+    assert cases[-1]["missing"]["again"] == "there is no process 'search' before it"
+
+
+def test_pairs_start_together_and_a_search_alone(tmp_path: Path) -> None:
+    def waves(**how: Any) -> list[list[str]]:
+        measured = Measured(Plan(CONTENDERS, "cpu", **how), "x", tmp_path, 0.0, lambda line: None)
+        return [*measured._waves(("compile", "attention", "search")), *measured._waves(("again", "compile again"))]
+
+    assert waves(together=True) == [["compile", "attention"], ["search"], ["again", "compile again"]]
+    assert waves() == [["compile"], ["attention"], ["search"], ["again"], ["compile again"]]
+
+
+# The command
+
+
+def case(name: str = "gpt_train", **other: Any) -> dict[str, Any]:
+    """A case as it is recorded."""
+
+    def process(first_s: float, gib: float, memory_us: float) -> dict[str, Any]:
+        kernels = {"memory_intensive_us": memory_us, "library_us": 9000.0}
+        return {"first_s": first_s, "peak_bytes": int(gib * 2**30), "kernels": kernels, "block_ms": [30.0]}
+
+    return {
+        "name": name,
+        "mode": "default",
+        "compile_ms": 30.0,
+        "attention_ms": 27.0,
+        "search_ms": 24.0,
+        "again_ms": 24.1,
+        "compile_again_ms": 30.1,
+        "train": True,
+        "ratios": {"attention": [1.1, 1.1, 1.2], "search": [1.2, 1.32, 1.4]},
+        "contenders": {
+            "compile": process(40.0, 8.0, 10_000.0),
+            "attention": process(41.0, 8.0, 10_000.0),
+            "search": process(130.5, 7.5, 6000.0),
+            "again": process(11.0, 7.5, 6000.0),
+            "compile again": process(10.0, 8.0, 10_000.0),
+        },
+        "missing": {},
+        **other,
+    }
+
+
+def test_the_table_has_gains_and_seconds() -> None:
+    lost = case(
+        "swin_train", search_ms=None, again_ms=None, ratios={}, missing={"search": "the time was up"}, contenders={}
+    )
+    other = case("t5_train", ratios={"search": [1.0, 1.0]})
+    data = {"cases": [case(), lost, other], "failed": {"a": "why"}, "skipped": {"b": "timm is not installed"}}
+    lines = step_table.text(data).splitlines()
+    assert lines[1].split() == [
+        "gpt_train", "30.00", "27.00", "24.00", "1.320x", "(1.200-1.400)", "1.200x", "40.0", "90.5", "10.0", "->",
+        "11.0", "10.00", "->", "6.00", "8.0", "->", "7.5",
+    ]  # fmt: skip
+    assert lines[2].split() == ["swin_train", "30.00", "27.00", *"–" * 8]
+    assert "over torch.compile: 1.149x in the geometric mean of 2 programs; worst t5_train 1.000x" in "\n".join(lines)
+    assert "beyond attention: 1.200x in the geometric mean of 1 program" in lines
+    assert lines[-3:] == [
+        "swin_train: search: the time was up", "a failed: why", "b skipped: timm is not installed",
+    ]  # fmt: skip
+
+
+def test_the_file_is_of_the_form_and_a_document_can_have_it(tmp_path: Path) -> None:
+    out = tmp_path / "user_programs.json"
+    form.write(out, "a GPU", [case()], extra={"suite": command.SUITE, "failed": {}, "skipped": {"b": "no timm"}})
+    data = form.read(out)
+    made = documents.render(data)
+    assert "| gpt_train | 30.00 | 27.00 | 24.00 | 1.320x (1.200-1.400) | 1.200x |" in made
+    assert "- b skipped: no timm" in made
+    assert made.rstrip().endswith(f"by `{data['command']}`.")
+
+
+class Recorded:
+    """Stands for :class:`Measured`: yields the cases that a test records."""
+
+    cases: dict[str, list[dict[str, Any]]]
+
+    def __init__(self, plan: Plan, name: str, place: Path, until: float, tell: object) -> None:
+        self.name, self.case, self.until = name, {"missing": {"compile": "no memory"}}, until
+
+    def __enter__(self) -> Recorded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def run(self) -> Any:
+        yield from self.cases.get(self.name, [])
+
+
+def run(monkeypatch: pytest.MonkeyPatch, out: Path, cases: dict[str, Any], *words: str) -> int:
+    monkeypatch.setattr(command, "Measured", type("Recorded", (Recorded,), {"cases": cases}))
+    return command.main(["--device", "cpu", "--tiny", "--out", str(out), *words])
+
+
+def test_the_file_is_written_after_every_contender(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, seen = tmp_path / "made" / "x.json", list[Any]()
+
+    def cases() -> Any:
+        yield case(search_ms=None)
+        seen.append(form.read(out)["cases"][0]["search_ms"])
+        yield case()
+        raise KeyboardInterrupt
+
+    assert run(monkeypatch, out, {"gpt_train": cases()}, "--programs", "gpt") == 130
+    assert seen == [None]
+    found = form.read(out)["cases"]
+    assert [c["search_ms"] for c in found] == [24.0], "an interrupt loses nothing"
+    assert found[0]["about"] == PROGRAMS["gpt_train"].about
+    capsys.readouterr()
+    assert run(monkeypatch, out, {"mesh_train": [case("mesh_train")]}, "--programs", "gpt,mesh,encoder") == 1
+    shown = capsys.readouterr()
+    assert "gpt_train: is there already" in shown.err
+    assert [c["name"] for c in form.read(out)["cases"]] == ["gpt_train", "mesh_train"]
+    assert "encoder_train failed: compile: no memory" in shown.out
+
+
+def test_what_no_longer_fits_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Known, "lacks", lambda known: "timm is not installed" if known.library == "timm" else "")
+    words = ["--programs", "gpt_train,swin_train,mesh_train", "--budget", "1"]
+    monkeypatch.setattr(command, "Measured", type("Recorded", (Recorded,), {"cases": {}}))
+    assert command.main(["--device", "cpu", "--search", "60", *words]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert "swin_train skipped: timm is not installed" in shown
+    assert sum("of the budget were left" in line for line in shown) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--programs", "nothing"], "unknown program 'nothing'"),
+        (["--contenders", "eager"], "unknown contender eager"),
+        (["--search", "-1"], "--search"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = command.main(["--device", "cpu", *words])
+    except SystemExit as error:
+        code = int(str(error.code))
+    assert code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_list_has_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(Known, "lacks", lambda known: "it is missing" if known.library == "diffusers" else "")
+    assert command.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(PROGRAMS)
+    assert all(line.endswith("(it is missing)") == ("_diffusers_" in line) for line in lines)
+
+
+def test_contenders_end_with_a_command_that_is_terminated(tmp_path: Path, uncompiled: None) -> None:
+    words = ["--tiny", "--device", "cpu", "--programs", "mesh", "--contenders", "compile", "--steps", "100000000"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.user_programs", *words], cwd=form.ROOT, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert "first step" in process.stderr.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert children
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 130
+    assert "interrupted" in process.stderr.read()
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
