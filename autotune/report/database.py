@@ -12,7 +12,7 @@ from autotune.charts import Exhibit
 from autotune.domain import Figure, figure_of, known_domain
 from autotune.errors import pasted_again, printable
 from autotune.report import plots
-from autotune.report.page import (
+from autotune.report.site import (
     KINDS,
     Cell,
     Page,

@@ -11,7 +11,7 @@ from autotune.charts import Exhibit
 from autotune.domain import known_domain
 from autotune.errors import UserError, pasted_again
 from autotune.report import plots
-from autotune.report.page import (
+from autotune.report.site import (
     Cell,
     Page,
     Point,

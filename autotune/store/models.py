@@ -6,6 +6,7 @@ A change here needs a migration in ``db/versions`` and a new :data:`SCHEMA_REVIS
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -22,6 +23,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from autotune.store.damage import Damaged
 
 TABLE_PREFIX = "autotune_"
 VERSION_TABLE = "autotune_alembic_version"
@@ -255,3 +258,26 @@ class ClaimRow(Base):
     stage: Mapped[str] = mapped_column(String(16), primary_key=True)
     owner: Mapped[str] = mapped_column(String(255))
     expires: Mapped[float]
+
+
+def table_name(model: type[Base]) -> str:
+    """A table's name without the prefix."""
+    return str(model.__tablename__).removeprefix(TABLE_PREFIX)
+
+
+def fits(model: type[Base], row: Mapping[str, Any]) -> None:
+    """See that the texts of a row fit into their columns.
+
+    Raises:
+        Damaged: one is no text, is too long, or holds what PostgreSQL or UTF-8 has no place for.
+    """
+    for column in model.__table__.c:
+        value, kind = row.get(column.name), column.type
+        if not isinstance(kind, String) or (value is None and column.nullable):
+            continue
+        if not isinstance(value, str):
+            raise Damaged(f"its {column.name} is no text")
+        if kind.length is not None and len(value) > kind.length:
+            raise Damaged(f"its {column.name} is longer than {kind.length} characters")
+        if "\0" in value or any("\ud800" <= ch <= "\udfff" for ch in value):
+            raise Damaged(f"its {column.name} holds a character that no database takes")

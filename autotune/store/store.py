@@ -11,17 +11,13 @@ import sqlalchemy as sa
 
 from autotune.errors import UserError
 from autotune.store.connection.engine import create_engine, parse_url, patient, revision, show_url
-from autotune.store.connection.outage import OUTAGE_S, LostConnection, Patience
+from autotune.store.connection.faults import OUTAGE_S, LostConnection, Patience
 from autotune.store.connection.sqlite import new_file
 from autotune.store.connection.urls import REPLICA_VARIABLE, is_missing, no_database, upgrade_command
 from autotune.store.models import SCHEMA_REVISION
-from autotune.store.tables.activity import Activities
-from autotune.store.tables.efforts import Efforts
 from autotune.store.tables.measurements import Measurements
 from autotune.store.tables.overviews import Overviews
-from autotune.store.tables.runs import Runs
 from autotune.store.tables.schedules import Schedules
-from autotune.store.tables.verdicts import Verdicts
 
 T = TypeVar("T")
 
@@ -30,7 +26,7 @@ DEPLOY_S = 2.0
 
 
 @patient
-class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activities):
+class Store(Measurements, Schedules, Overviews):
     """Everything learnt, in one SQL database. Open it with :meth:`open`; safe to share among threads.
 
     Every method raises UserError, in one line, when the database fails (locked for too long, disk full, server gone).

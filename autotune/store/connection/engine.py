@@ -8,21 +8,20 @@ import math
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 
 from autotune.errors import UserError, told
-from autotune.store.connection.faults import first_line, user_errors
-from autotune.store.connection.outage import LostConnection, Patience, within
+from autotune.store.connection.faults import LostConnection, Patience, first_line, user_errors, within
 from autotune.store.connection.sqlite import sqlite_engine
 from autotune.store.connection.urls import default_path, parse_url, server_options, show_url
-from autotune.store.health.damage import BROKEN, from_json_text, why
+from autotune.store.damage import BROKEN, from_json_text, why
 from autotune.store.models import VERSION_TABLE, Base
 from autotune.workload import canonical_json
 
@@ -192,8 +191,27 @@ class Database:
         self.problems.append(line)
         log.warning("%s", line)
 
+    @contextmanager
+    def referring(self, what: str, before: str) -> Iterator[sa.Connection]:
+        """As :meth:`writing`, for a row that refers to others.
+
+        Raises:
+            ValueError: these others, ``what``, were not put before.
+        """
+        try:
+            with self.writing() as c:
+                yield c
+        except IntegrityError as e:
+            raise ValueError(f"put {what} before {before}") from e
+
+    def made(self, query: Any, make: Callable[[Any], T], name: Callable[[Any], str]) -> list[T]:
+        """The sound rows of ``query``, as :meth:`sound` makes them."""
+        with self.reading() as c:
+            rows = c.execute(query).all()
+        return list(self.sound(rows, make, name))
+
     def sound(self, rows: Iterable[Any], make: Callable[[Any], T], name: Callable[[Any], str]) -> Iterator[T]:
-        """What ``make`` makes of each row, without those that are damaged, which are told by ``name``."""
+        """Call ``make`` with each row; damaged rows are left out and reported under their ``name``."""
         for row in rows:
             try:
                 yield make(row)
@@ -203,6 +221,19 @@ class Database:
     def insert(self, model: type[Base]) -> Any:
         """An INSERT with ``on_conflict_do_...``, which both dialects spell alike but SQLAlchemy types apart."""
         return self._insert(model)
+
+    def upsert(
+        self, model: type[Base], columns: Iterable[str], keys: Sequence[str], where: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """An INSERT of ``columns`` whose row takes the place of the stored one with its ``keys``.
+
+        Args:
+            where: made of the new row, the condition on which it does; None for always.
+        """
+        insert = self.insert(model)
+        news = {n: insert.excluded[n] for n in columns if n not in keys}
+        condition = None if where is None else where(insert.excluded)
+        return insert.on_conflict_do_update(index_elements=list(keys), set_=news, where=condition)
 
     @staticmethod
     def changed(connection: sa.Connection, statement: Any) -> bool:
@@ -254,7 +285,8 @@ def patient(cls: type[T]) -> type[T]:
         if base is object or base is Database:
             continue
         for name, method in vars(base).items():
-            if callable(method) and not name.startswith("_") and not isinstance(method, (type, staticmethod)):
+            public = callable(method) and not name.startswith("_") and not isinstance(method, (type, staticmethod))
+            if public and not hasattr(Database, name):
                 setattr(cls, name, _repeated(getattr(cls, name)))
     return cls
 

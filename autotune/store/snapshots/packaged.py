@@ -48,7 +48,7 @@ def _digest(path: Path) -> str:
     except UserError:
         return "damaged"
     file.close()
-    return seal.root.hex()
+    return seal.checksum.hex()
 
 
 def path_of(name: str | os.PathLike[str]) -> str:
