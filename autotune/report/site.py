@@ -26,7 +26,7 @@ from autotune.workload import digest
 
 @dataclass(frozen=True)
 class Cell:
-    """What a table shows, and the number that it is sorted by (None: by its text)."""
+    """A cell's text, and the number that the table is sorted by (None: by the text)."""
 
     text: str
     value: float | None = None
@@ -46,7 +46,7 @@ class Page:
 
     Attributes:
         kind: a name of :data:`KINDS`.
-        id: what its file is named by; the same for the same thing in every report.
+        id: the name of its file, the same in every report.
         device: in words, as :attr:`autotune.device.DeviceIdentity.label`.
         source: where it is from: a database, or a result file.
         cells: of its line, by the column's name.
@@ -76,7 +76,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of pages: its folder, the heading of its table and what that says."""
+    """A kind of pages: its folder, the heading of its table and a sentence on it."""
 
     folder: str
     heading: str
@@ -94,7 +94,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def page_id(*parts: str) -> str:
-    """A file's name without its ending: words of the first part, and 12 digits that tell it from all others."""
+    """A file's name without its ending: words of the first part, and 12 digits of a digest."""
     text = re.sub(r"[^a-z0-9]+", "-", parts[0].lower()).strip("-")[:40].strip("-")
     return f"{text or 'page'}-{digest(list(parts))[:12]}"
 
@@ -129,7 +129,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 MARK = ".autotune-report"
-"""A file that says that the folder was written here, and may be written anew."""
+"""A file that marks a folder as a report, which may be replaced."""
 
 _HERE = Path(__file__).parent
 
@@ -197,7 +197,7 @@ def _environment() -> Environment:
 
 
 def anchor(title: str) -> str:
-    """What a section of a page is linked by."""
+    """The anchor of a section of a page."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
@@ -283,7 +283,6 @@ class _Table:
 
 
 def _index(pages: Sequence[Page]) -> dict[str, Any]:
-    """What the overview shows."""
     tables = []
     for kind in KINDS:
         own = [p for p in pages if p.kind == kind]

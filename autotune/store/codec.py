@@ -61,8 +61,7 @@ def artifact_from(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str,
     """Rebuild an artifact, checking every checksum.
 
     Raises:
-        Damaged: the launch data or a kernel's code is not what was stored, or is gone, or is of a form that this
-            version does not know.
+        Damaged: the launch data or a kernel's code are missing or changed, or have a form of another version.
     """
     if artifact_id(data) != fingerprint:
         raise Damaged(f"artifact {fingerprint[:12]}: its launch data does not match its SHA-256")

@@ -1,4 +1,4 @@
-"""Stored data that cannot be used: reading goes on without it, and says so."""
+"""Damaged data: checks of stored values. Reading continues without a damaged row, and reports it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _HUGE = re.compile(r"[0-9]{300}")
 
 
 class Damaged(Exception):
-    """Stored data that cannot be used, mostly by its checksum; ``str`` says what and how it was found out."""
+    """Stored data that cannot be used; the text names the value and the failed check."""
 
 
 class Unreadable:
-    """In the place of a column's value: what is stored there is no JSON. A row that holds it is damaged."""
+    """A column's value that is no JSON. A row with one is damaged."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -61,7 +61,7 @@ BROKEN = (Damaged, KeyError, TypeError, ValueError, AttributeError, ArithmeticEr
 
 
 def why(error: BaseException, row: Any = ()) -> str:
-    """What is wrong with a row of which no record could be made."""
+    """The reason why no record could be made from a row."""
     for value in row:
         if isinstance(value, Unreadable):
             return f"it is not JSON ({value.why})"

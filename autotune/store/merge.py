@@ -18,17 +18,7 @@ import sqlalchemy as sa
 
 from autotune.errors import UserError, printable
 from autotune.space import is_number
-from autotune.store.codec import (
-    artifact_blobs,
-    artifact_id,
-    artifact_json,
-    calibration_values,
-    device_values,
-    environment_values,
-    schedule_values,
-    verdict_values,
-    workload_values,
-)
+from autotune.store import codec
 from autotune.store.damage import BROKEN, Damaged, cost, moment, why
 from autotune.store.models import (
     ArtifactRow,
@@ -162,21 +152,23 @@ def _rows(snapshot: Snapshot) -> dict[type[Base], list[Row]]:
             configs[fingerprint] = {"fingerprint": fingerprint, "params": s.config}
         name = None
         if s.artifact is not None:
-            data = artifact_json(s.artifact)
-            name = artifact_id(data)
+            data = codec.artifact_json(s.artifact)
+            name = codec.artifact_id(data)
             artifacts[name] = {"fingerprint": name, **data, "created": now}
-            blobs |= {sha256: {"sha256": sha256, "code": code} for sha256, code in artifact_blobs(s.artifact).items()}
-        listed.append(schedule_values(s, name, now))
+            blobs |= {
+                sha256: {"sha256": sha256, "code": code} for sha256, code in codec.artifact_blobs(s.artifact).items()
+            }
+        listed.append(codec.schedule_values(s, name, now))
     return {
-        WorkloadRow: [workload_values(w, now) for w in workloads.values()],
-        DeviceRow: [device_values(d, now) for d in snapshot.devices],
-        EnvironmentRow: [environment_values(e, now) for e in snapshot.environments],
+        WorkloadRow: [codec.workload_values(w, now) for w in workloads.values()],
+        DeviceRow: [codec.device_values(d, now) for d in snapshot.devices],
+        EnvironmentRow: [codec.environment_values(e, now) for e in snapshot.environments],
         ConfigRow: list(configs.values()),
         BlobRow: list(blobs.values()),
         ArtifactRow: list(artifacts.values()),
         ScheduleRow: listed,
-        VerdictRow: [verdict_values(v, now) for v in snapshot.verdicts()],
-        CalibrationRow: [calibration_values(c, now) for c in snapshot.calibrations()],
+        VerdictRow: [codec.verdict_values(v, now) for v in snapshot.verdicts()],
+        CalibrationRow: [codec.calibration_values(c, now) for c in snapshot.calibrations()],
     }
 
 

@@ -53,7 +53,7 @@ def _reference(table: str, **options: Any) -> Mapped[Any]:
 
 
 class WorkloadRow(Base):
-    """What is tuned; ``created`` and every other time is in seconds since the epoch."""
+    """Workloads; ``created`` and every other time is in seconds since the epoch."""
 
     __tablename__ = "autotune_workloads"
     __table_args__ = (Index("ix_autotune_workloads_family", "family"),)
@@ -139,7 +139,7 @@ class BlobRow(Base):
 
 
 class ArtifactRow(Base):
-    """What a configuration compiled to. The fingerprint covers every field, so launch data is as protected as code."""
+    """A compiled configuration. The fingerprint covers every field, so launch data is as protected as code."""
 
     __tablename__ = "autotune_artifacts"
 
@@ -152,7 +152,7 @@ class ArtifactRow(Base):
 
 
 class ScheduleRow(Base):
-    """What is deployed: one row for each key. ``config`` and ``artifact`` are null where a baseline won."""
+    """Schedules to deploy, one for each key. ``config`` and ``artifact`` are null where a baseline won."""
 
     __tablename__ = "autotune_schedules"
     __table_args__ = (
@@ -189,7 +189,7 @@ class MissRow(Base):
 
 
 class RunRow(Base):
-    """One invocation of a search. ``owner`` tells whether a "running" one still is."""
+    """One invocation of a search. ``owner`` names its process, which may have died while "running"."""
 
     __tablename__ = "autotune_runs"
 
@@ -203,7 +203,7 @@ class RunRow(Base):
 
 
 class EffortRow(Base):
-    """How far a workload has been searched, within one ``scope`` (space file, method and version of the search)."""
+    """The progress of a workload's search, within one ``scope`` (space file, method and version of the search)."""
 
     __tablename__ = "autotune_efforts"
 
@@ -234,7 +234,7 @@ class VerdictRow(Base):
 
 
 class CalibrationRow(Base):
-    """What a short measured run found of a device, for a domain's cost models."""
+    """Figures of a device from a short measured run, for a domain's cost models."""
 
     __tablename__ = "autotune_calibrations"
 

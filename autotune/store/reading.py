@@ -1,6 +1,6 @@
-"""What a look-up asks of whatever holds schedules: a database (``Store``) or a frozen file (``Snapshot``).
+"""Look-ups: choosing a schedule from a database (``Store``) or a frozen file (``Snapshot``).
 
-:class:`Reader` chooses, in the same way for both, among the rows that each reads in its own way.
+:class:`Reader` chooses in the same way for both, among rows that each reads in its own way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Near(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A schedule without its artifact, and what its reader loads the artifact by."""
+    """A schedule without its artifact, and the handle by which its reader loads that."""
 
     schedule: Schedule
     artifact: Any
@@ -76,7 +76,7 @@ class Reader(ABC):
 
     @abstractmethod
     def state(self) -> str:
-        """A digest of what is deployed."""
+        """A digest of the schedules and verdicts."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -95,7 +95,7 @@ class Reader(ABC):
 
     @abstractmethod
     def _decided(self, workloads: Sequence[str]) -> Mapping[str, float]:
-        """What :attr:`Near.when` is of each workload."""
+        """Each workload's :attr:`Near.when`."""
 
     @abstractmethod
     def _verdicts(self, where: Where) -> list[Verdict]:
@@ -120,8 +120,7 @@ class Reader(ABC):
 
         Args:
             workload, device: fingerprints.
-            environment: the software at hand, or its strict fingerprint if it is known here; None accepts what was
-                tuned with any.
+            environment: the software at hand, or its strict fingerprint if that is stored; None accepts any.
 
         Returns:
             The fastest that fits, of those decided by the measuring policy that decided last: numbers of different
@@ -144,7 +143,7 @@ class Reader(ABC):
         """The schedule of each workload of a family on a device, by row extent; arguments as in :meth:`get_schedule`.
 
         Args:
-            artifacts: load them; without, ``artifact`` is None, and only :meth:`get_schedule` tells what is damaged.
+            artifacts: load them; without, ``artifact`` is None, and only :meth:`get_schedule` finds damaged ones.
             extents: the least and the most rows.
         """
         if not family:
@@ -192,7 +191,7 @@ class Reader(ABC):
     def get_verdict(
         self, graph: str, device: str, environment: Environment, mode: str, *, match: Match = "loose"
     ) -> Verdict | None:
-        """The verdict on a graph's step to obey, or None; what was decided last, of those with the nearest software.
+        """The verdict on a graph's step to obey, or None: the last one, of those with the nearest software.
 
         Args:
             graph, device: fingerprints.

@@ -60,8 +60,7 @@ class Store(Measurements, Schedules, Overviews):
             timeout_s: how long to wait for a lock that another process holds.
             limit_s: how long connecting to a server, and each transaction there, may take; None for as long as it
                 takes.
-            patience_s: how long to wait, when writing, for a server that goes away after it was opened, or that says
-                when it is opened that it is starting, or full.
+            patience_s: how long a write waits for a server that went away, and opening for one that starts or is full.
             awaited: wait as long for a server that does not answer when it is opened: it was there before.
 
         Raises:
@@ -102,7 +101,7 @@ class Store(Measurements, Schedules, Overviews):
 
     @classmethod
     def fill(cls, url: str | os.PathLike[str] | None, action: Callable[[Store], T]) -> T:
-        """What ``action`` makes of a database; an SQLite file that is not there appears only once it is filled.
+        """Call ``action`` with a database; a new SQLite file appears only once it is filled.
 
         Raises:
             UserError: as :meth:`open`, or what ``action`` raised. No new file is left then.
@@ -180,8 +179,7 @@ class Store(Measurements, Schedules, Overviews):
             raise
 
     def may_note(self) -> bool:
-        """Whether what a deployment misses can be written: a server's standby, or a user with the right to read only,
-        cannot."""
+        """Return True where misses can be written: not on a server's standby, nor with the right to read only."""
         if self.readonly or self._engine.dialect.name != "postgresql":
             return not self.readonly
         rights = " AND ".join(

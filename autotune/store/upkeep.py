@@ -1,4 +1,4 @@
-"""Keeping a database: finding damaged rows, removing what nothing asks for any more, forgetting failures."""
+"""Upkeep of a database: finding damaged rows, removing old ones, forgetting failures."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
 from autotune.errors import UserError, told
-from autotune.store.codec import (
-    calibration_from,
-    config_from,
-    device_from,
-    environment_from,
-    measurement_from,
-    schedule_from,
-    verdict_from,
-    workload_from,
-)
+from autotune.store import codec
 from autotune.store.damage import BROKEN, Damaged, moment, why
 from autotune.store.models import (
     ArtifactRow,
@@ -44,7 +35,7 @@ from autotune.store.records import Key
 from autotune.store.store import Store
 from autotune.store.tables.measurements import WORKLOAD_COLUMNS
 from autotune.store.tables.runs import effort_from, miss_from, run_from
-from autotune.store.tables.schedules import DEPLOYED, PLAIN, TOUCH, artifact_of
+from autotune.store.tables.schedules import DEPLOYED, TOUCH, artifact_of
 from autotune.task import Status
 
 _M, _S = MeasurementRow, ScheduleRow
@@ -71,15 +62,14 @@ def damage(store: Store) -> Iterator[str]:
 
 
 def checked_rows(store: Store, model: type[Base]) -> Iterator[tuple[Any, str]]:
-    """The rows of a table, each with what is wrong with it; "" for a sound one."""
-    query, check = _CHECKS[model]
-    for row in _rows(store, query):
+    """The rows of a table, each with the reason why it is damaged; "" for a sound one."""
+    for row in _rows(store, _QUERIES.get(model, sa.select(model.__table__))):
         wrong = ""
         try:
             if model is ArtifactRow:
                 with store.reading() as c:
                     artifact_of(c, row.fingerprint, row)
-            check(row)
+            _CHECKS[model](row)
         except BROKEN as e:
             wrong = why(e, row)
         yield row, wrong
@@ -108,17 +98,17 @@ def _dangling(store: Store, model: type[Base]) -> Iterator[str]:
 
 
 def _workload(row: Any) -> None:
-    workload_from(row)
+    codec.workload_from(row)
     moment(row.created)
 
 
 def _device(row: Any) -> None:
-    if device_from(row.fingerprint, row.identity).kind != row.kind:
+    if codec.device_from(row.fingerprint, row.identity).kind != row.kind:
         raise Damaged("its kind is not that of its identity")
 
 
 def _environment(row: Any) -> None:
-    if environment_from(row.fingerprint, row.versions).loose != row.loose:
+    if codec.environment_from(row.fingerprint, row.versions).loose != row.loose:
         raise Damaged("its loose fingerprint does not match its versions")
 
 
@@ -129,41 +119,46 @@ def _blob(row: Any) -> None:
 
 def _measurement(row: Any) -> None:
     if row.params_of is not None:  # a missing configuration is reported as a reference that leads nowhere
-        measurement_from(row)
+        codec.measurement_from(row)
 
 
 def _schedule(row: Any) -> None:
     if row.config is None or row.params_of is not None:
-        schedule_from(row)
+        codec.schedule_from(row)
 
 
-_CODE = sa.type_coerce(BlobRow.code, sa.types.NullType()).label("code")
-_CONFIG_IS_THERE = ConfigRow.fingerprint.label("params_of")
-_MEASURED = sa.select(_M.__table__, ConfigRow.params, _CONFIG_IS_THERE)
-_CHECKS: Mapping[type[Base], tuple[Any, Callable[[Any], object]]] = {
-    WorkloadRow: (sa.select(WorkloadRow.fingerprint, WorkloadRow.created, *WORKLOAD_COLUMNS), _workload),
-    DeviceRow: (sa.select(DeviceRow.__table__), _device),
-    EnvironmentRow: (sa.select(EnvironmentRow.__table__), _environment),
-    ConfigRow: (sa.select(ConfigRow.__table__), lambda row: config_from(row.params, row.fingerprint)),
-    BlobRow: (sa.select(BlobRow.sha256, _CODE), _blob),
-    ArtifactRow: (sa.select(ArtifactRow.__table__), lambda row: None),  # with its code, by checked_rows
-    MeasurementRow: (_MEASURED.outerjoin_from(_M, ConfigRow, ConfigRow.fingerprint == _M.config), _measurement),
-    ScheduleRow: (PLAIN.add_columns(_CONFIG_IS_THERE), _schedule),
-    VerdictRow: (sa.select(VerdictRow.__table__), verdict_from),
-    EffortRow: (sa.select(EffortRow.__table__), effort_from),
-    CalibrationRow: (sa.select(CalibrationRow.__table__), calibration_from),
-    MissRow: (sa.select(MissRow.__table__, MissRow.count.label("times")), miss_from),
-    RunRow: (sa.select(RunRow.__table__), run_from),
-    ClaimRow: (sa.select(ClaimRow.__table__), lambda row: moment(row.expires, "expiry")),
+_CHECKS: Mapping[type[Base], Callable[[Any], object]] = {
+    WorkloadRow: _workload,
+    DeviceRow: _device,
+    EnvironmentRow: _environment,
+    ConfigRow: lambda row: codec.config_from(row.params, row.fingerprint),
+    BlobRow: _blob,
+    ArtifactRow: lambda row: None,  # checked_rows checks it, with its code
+    MeasurementRow: _measurement,
+    ScheduleRow: _schedule,
+    VerdictRow: codec.verdict_from,
+    EffortRow: effort_from,
+    CalibrationRow: codec.calibration_from,
+    MissRow: miss_from,
+    RunRow: run_from,
+    ClaimRow: lambda row: moment(row.expires, "expiry"),
 }
-"""Of each table the query and the check of a row."""
+_WITH_CONFIG = (ConfigRow.params, ConfigRow.fingerprint.label("params_of"))
+_QUERIES: Mapping[type[Base], Any] = {
+    WorkloadRow: sa.select(WorkloadRow.fingerprint, WorkloadRow.created, *WORKLOAD_COLUMNS),
+    BlobRow: sa.select(BlobRow.sha256, sa.type_coerce(BlobRow.code, sa.types.NullType()).label("code")),
+    MeasurementRow: sa.select(_M.__table__, *_WITH_CONFIG).outerjoin(ConfigRow, ConfigRow.fingerprint == _M.config),
+    ScheduleRow: sa.select(_S.__table__, *_WITH_CONFIG).outerjoin(ConfigRow, ConfigRow.fingerprint == _S.config),
+    MissRow: sa.select(MissRow.__table__, MissRow.count.label("times")),
+}
+"""Where a row is more, or less, than the columns of its table."""
 TABLES = tuple(_CHECKS)
 """Each refers to those before it only."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is to go. Times are in seconds since the epoch; None keeps all of a kind.
+    """Rows to remove. Times are in seconds since the epoch; None keeps all of a kind.
 
     Attributes:
         runs: runs that have ended and of which the same command was run again later.
@@ -259,8 +254,8 @@ def forget_failures(
 ) -> dict[Key, int]:
     """Delete the measurements of these statuses, and how far workloads were searched on their devices.
 
-    The latter since a workload that has nothing left to do would not be begun again, nor would one that has the failed
-    candidate's workload for a part. Schedules, and whatever was measured, stay.
+    Without the latter, a search would skip a finished workload, and one with the failed candidate's workload as a part.
+    Schedules and successful measurements stay.
 
     Args:
         workload: fingerprint, or the beginning of one, or a part of a label; empty for all.

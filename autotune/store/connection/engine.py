@@ -1,4 +1,4 @@
-"""Connecting: from what the user wrote to an engine with the right transactions, and errors in one line."""
+"""Connecting: engines with the right transactions, and the base class of the store."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _DEAD_PEER = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_coun
 def create_engine(
     url: sa.URL, *, readonly: bool = False, timeout_s: float = 30.0, limit_s: float | None = None
 ) -> sa.Engine:
-    """An engine whose transactions are what they say; see :class:`Database` for reading and writing with it.
+    """An engine with explicit transactions; :class:`Database` reads and writes with it.
 
     Args:
         limit_s: seconds that connecting to a server, and each statement there, may take; None waits for as long as it
@@ -64,7 +64,7 @@ def create_engine(
     try:
         engine = sa.create_engine(
             url,
-            pool_pre_ping=limit_s is None,  # a stopped server does not answer to it, and it knows no limit
+            pool_pre_ping=limit_s is None,  # a stopped server does not answer a ping, which has no time limit
             json_serializer=canonical_json,
             json_deserializer=from_json_text,
             connect_args={"options": f"{own if isinstance(own, str) else ' '.join(own)} {options}".strip()},
@@ -98,7 +98,7 @@ def revision(engine: sa.Engine, url: sa.URL, *, limit_s: float | None = None) ->
 class Database:
     """One database, open: the base of the store's parts.
 
-    Thread-safe: every call takes its own connection from the pool. A forked child gets a pool of its own.
+    Thread-safe: every call takes its own connection from the pool. A forked child opens another pool.
 
     Args:
         replica: where to read, and its engine; None reads where it writes.
@@ -145,7 +145,7 @@ class Database:
         return show_url(self._url)
 
     def outlast(self, action: Callable[[], T]) -> T:
-        """What ``action`` returns, called again while the server is away; see :class:`Patience`.
+        """Call ``action``, and repeat it while the server is away; see :class:`Patience`.
 
         Raises:
             LostConnection: it did not come back in time.

@@ -1,4 +1,4 @@
-"""What a database does wrong, as one line for the user, and who waits for how long for a server to come back."""
+"""Errors of databases as one line for the user, and waiting for a server to come back."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class LostConnection(UserError):
     """The server cannot be reached, broke off, or did not answer in time: the same call may well succeed later.
 
     Attributes:
-        named: the text says which database.
-        alive: the server itself said so, since it starts, ends or is full: it is there, and worth waiting for.
-        replica: it is the replica that look-ups read.
-        waited: for it to come back, already.
+        named: the text names the database.
+        alive: the server answered that it starts, ends or is full: it is worth waiting for.
+        replica: of the replica that look-ups read.
+        waited: the caller has waited for it already.
     """
 
     def __init__(self, text: str, *, named: bool = False, alive: bool = False) -> None:
@@ -106,7 +106,7 @@ class _Cut:
 
 class Patience:
     """Repeats calls that lost their connection, for as long as ``seconds`` (0: once more, where the loss was quick, as
-    of a connection that lay idle). Whoever waits says so on stderr, once for all threads."""
+    of an idle connection). A line on stderr announces the wait, once for all threads."""
 
     def __init__(self, name: str, seconds: float) -> None:
         self._name = name
@@ -115,7 +115,7 @@ class Patience:
         self._since: float | None = None
 
     def call(self, action: Callable[[], T]) -> T:
-        """What ``action`` returns, done again after a Conflict too. Raises LostConnection when the time is up."""
+        """Call ``action``, again after a Conflict too. Raises LostConnection when the time is up."""
         begin, wait, again, conflicts = time.monotonic(), _FIRST_S, True, 0
         while True:
             try:
@@ -159,13 +159,13 @@ class Patience:
 
 
 def first_line(error: BaseException | None, url: sa.URL) -> str:
-    """The first line of what a driver said, without what of ``url`` is not for showing."""
+    """The first line of a driver's message, without the secrets of ``url``."""
     lines = str(error).strip().splitlines()
     return without_secrets(lines[0] if lines else type(error).__name__, url)
 
 
 def reason(url: sa.URL, error: BaseException | None) -> str:
-    """A driver's error as a line that names the database and, where that is known, says how to mend it."""
+    """A driver's error as a line that names the database and, if known, the remedy."""
     where, first = show_url(url), first_line(error, url)
     if "not a database" in first or "malformed" in first:
         return f"{where} is not a usable SQLite database ({first}): give another with --db"
@@ -205,10 +205,10 @@ def user_errors(url: sa.URL) -> Iterator[None]:
         if isinstance(e, (OperationalError, InterfaceError)) or any(w in str(e.orig) for w in _WORDS):
             raise UserError(reason(url, e.orig)) from e
         if isinstance(e, ProgrammingError) and url.get_backend_name() != "sqlite" and _state(e) is None:
-            # The driver's own, before anything was sent: an option of the URL that it does not know.
+            # Raised by the driver before it sent anything: an unknown option of the URL.
             raise UserError(reason(url, e.orig)) from e
         raise
-    except UnicodeEncodeError as e:  # half of a character, as arguments that are not UTF-8 come to hold
+    except UnicodeEncodeError as e:  # half of a character, from an argument that is not UTF-8
         raise UserError(f"{ascii(e.object)[:200]} is not UTF-8: a database holds no such text") from e
     except UnicodeDecodeError as e:  # SQLite's own words, which it takes from a damaged file
         if url.get_backend_name() != "sqlite":
@@ -221,7 +221,6 @@ def _state(error: DBAPIError) -> str | None:
 
 
 def _lost(url: sa.URL, error: DBAPIError) -> bool:
-    """Whether a server cannot be reached, or has ended the connection."""
     if url.get_backend_name() == "sqlite":
         return False
     state = _state(error)

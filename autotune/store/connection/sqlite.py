@@ -51,7 +51,7 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
         connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
         connection.text_factory = _text
         connection.execute("PRAGMA foreign_keys = ON")
-        # Without a log of its own a file can be torn by a loss of power at the wrong moment.
+        # A loss of power can tear a file that has no write-ahead log.
         connection.execute(f"PRAGMA synchronous = {'FULL' if shared else 'NORMAL'}")
         return connection
 
@@ -73,8 +73,7 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
 
 
 def _text(data: bytes) -> str:
-    """A text that was damaged on disk is read all the same: its row is told apart by what it says."""
-    return data.decode(errors="replace")
+    return data.decode(errors="replace")  # a damaged text is read, so that a message can name its row
 
 
 def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
@@ -104,7 +103,7 @@ def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
 
 
 def _has_log(path: Path) -> bool:
-    """Whether a database is of the form that needs a write-ahead log: its header says so."""
+    """Return True for a database whose header demands a write-ahead log."""
     try:
         with path.open("rb") as file:
             return file.read(20)[18:] == b"\2\2"
@@ -219,8 +218,10 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def shared_type(path: Path) -> str | None:
-    """The type of the file system that ``path`` (or the nearest folder that is there) lies on, where other machines may
-    write it, else None; None too where the kernel does not list what is mounted."""
+    """The type of a path's file system, if other machines may write it, else None.
+
+    None too where the kernel lists no mounts.
+    """
     try:
         lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
         real = path.resolve()

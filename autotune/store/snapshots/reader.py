@@ -44,7 +44,7 @@ _FAILED = (*BROKEN, sqlite3.Error, zlib.error, MemoryError)
 
 
 class Snapshot(Reader):
-    """A snapshot, open; see :class:`autotune.store.reading.Reader` for what it is asked.
+    """A snapshot, open; :class:`autotune.store.reading.Reader` has the look-ups.
 
     Opening compares the whole file with its seal, once in a process, and with ``key`` each time, after the seal's
     signature. Each row is compared with its checksum when it is read. The first mismatch condemns the file: one
@@ -92,7 +92,7 @@ class Snapshot(Reader):
         return UserError(f"the snapshot {self._path} is damaged ({text}): copy or export it again")
 
     def _connect(self) -> None:
-        # immutable: no locks, and no look for a journal that somebody may have put beside the file.
+        # immutable: no locks, and no journal, which somebody may have put into the same folder.
         uri = f"file:{quote(os.fsencode(self._path))}?mode=ro&immutable=1"
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         try:
@@ -129,7 +129,7 @@ class Snapshot(Reader):
 
     @property
     def signed(self) -> bool:
-        """Whether anybody signed it; ``trusted`` says whether that was who is pinned."""
+        """Return True for a signed file; ``trusted`` is True where the pinned key signed it."""
         return self._seal.signed
 
     @property

@@ -1,4 +1,4 @@
-"""Writing a snapshot of a database: what deployment reads, and what another database takes over."""
+"""Writing a snapshot of a database, to deploy from or to import."""
 
 from __future__ import annotations
 
@@ -16,15 +16,7 @@ from autotune import __version__
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import UserError
 from autotune.outputs import check_output, whole_file
-from autotune.store.codec import (
-    artifact_blobs,
-    artifact_id,
-    artifact_json,
-    calibration_values,
-    schedule_values,
-    verdict_values,
-    workload_values,
-)
+from autotune.store import codec
 from autotune.store.damage import BROKEN, Damaged, why
 from autotune.store.models import ScheduleRow, WorkloadRow, fits
 from autotune.store.records import Calibration, Schedule, Verdict
@@ -82,7 +74,7 @@ def export_snapshot(
     if kind_of(path) not in ("snapshot", "missing"):
         raise UserError(f"{path} is there and is no snapshot of autotune's: name a new file, or remove it first")
     if key is not None:
-        private_key(key)  # told before the work
+        private_key(key)  # a wrong key is refused before the work
     known = len(store.problems)
     contents, refused = _chosen(store, device, domain, only_best, refuse)
     contents = contents if programs else _without_programs(contents)
@@ -97,7 +89,7 @@ def export_snapshot(
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into a snapshot; workloads, devices and environments by fingerprint."""
+    """The contents of a snapshot; workloads, devices and environments by fingerprint."""
 
     schedules: Sequence[Schedule]
     workloads: Mapping[str, Workload]
@@ -145,7 +137,7 @@ def _chosen(
     only_best: bool,
     refuse: Callable[[Schedule, Workload, DeviceIdentity], str],
 ) -> tuple[Contents, list[str]]:
-    """What of a database goes into a snapshot, and why schedules are left out."""
+    """A snapshot's contents, and a line for each schedule that is left out."""
     every = store.schedules(artifacts=True)
     devices = store.get_devices(s.key.device for s in every)
     every = [s for s in every if s.key.device not in devices or device(devices[s.key.device])]
@@ -164,8 +156,8 @@ def _chosen(
                     raise Damaged(f"its {what} {name[:12]} is missing or damaged")
             if s.artifact is None and s.config is not None:
                 raise Damaged("its artifact is missing")
-            fits(ScheduleRow, schedule_values(s, None, 0.0))
-            fits(WorkloadRow, workload_values(workloads[s.key.workload], 0.0))
+            fits(ScheduleRow, codec.schedule_values(s, None, 0.0))
+            fits(WorkloadRow, codec.workload_values(workloads[s.key.workload], 0.0))
             if text := refuse(s, workloads[s.key.workload], devices[s.key.device]):
                 raise Damaged(text)
             chosen.append(s)
@@ -190,7 +182,7 @@ def _chosen(
 
 
 def _speaks_of(verdict: Verdict, schedules: Sequence[Schedule]) -> bool:
-    """Whether every schedule that a verdict speaks of is there."""
+    """Return True where the schedules of all of a verdict's regions are listed."""
     listed = verdict.record.get("families")
     families = listed if isinstance(listed, list) else []
     needed = {*verdict.left, *(str(f.get("workload")) for f in families if isinstance(f, dict))}
@@ -198,7 +190,7 @@ def _speaks_of(verdict: Verdict, schedules: Sequence[Schedule]) -> bool:
 
 
 def _best(schedules: Iterable[Schedule]) -> list[Schedule]:
-    """What a look-up takes of each workload, device and environment; see ``Store.get_schedule``."""
+    """The schedule that a look-up takes for each workload, device and environment; see ``Reader.get_schedule``."""
     groups: dict[tuple[str, str, str], list[Schedule]] = {}
     for s in schedules:
         groups.setdefault((s.key.workload, s.key.device, s.key.environment), []).append(s)
@@ -228,9 +220,9 @@ def _write(connection: sqlite3.Connection, chosen: Contents) -> None:
     rows: list[tuple[str, dict[str, Any]]] = []
     for s in chosen.schedules:
         artifact = None if s.artifact is None else _put_artifact(put, s.artifact)
-        rows.append(("schedules", {**schedule_values(s, artifact, 0.0), "config": s.config}))
-    rows += [("verdicts", verdict_values(v, 0.0)) for v in chosen.verdicts]
-    rows += [("calibrations", calibration_values(c, 0.0)) for c in chosen.calibrations]
+        rows.append(("schedules", {**codec.schedule_values(s, artifact, 0.0), "config": s.config}))
+    rows += [("verdicts", codec.verdict_values(v, 0.0)) for v in chosen.verdicts]
+    rows += [("calibrations", codec.calibration_values(c, 0.0)) for c in chosen.calibrations]
     for table, values in sorted(rows, key=lambda row: (row[0], [row[1][name] for name in KEYS[row[0]]])):
         key = {name: values.pop(name) for name in KEYS[table]}
         text, sha256 = sealed({**values, "key": list(key.values())})
@@ -246,16 +238,16 @@ def _write(connection: sqlite3.Connection, chosen: Contents) -> None:
 
 
 def _put_artifact(put: Callable[..., Any], artifact: Artifact) -> str:
-    data = artifact_json(artifact)
-    name = artifact_id(data)
+    data = codec.artifact_json(artifact)
+    name = codec.artifact_id(data)
     put("INSERT OR IGNORE INTO artifacts VALUES (?, ?)", (name, packed(data)))
-    for sha256, code in sorted(artifact_blobs(artifact).items()):
+    for sha256, code in sorted(codec.artifact_blobs(artifact).items()):
         put("INSERT OR IGNORE INTO code VALUES (?, ?)", (sha256, code))
     return name
 
 
 def _about(chosen: Contents) -> dict[str, str]:
-    """Where the schedules come from, for people."""
+    """The origin of the schedules, for people."""
 
     def listed(values: Iterable[str]) -> str:
         return ", ".join(sorted({value for value in values if value}))

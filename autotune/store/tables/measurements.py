@@ -45,7 +45,7 @@ def _host() -> str:
 
 
 def owner_is_dead(owner: str) -> bool:
-    """Whether ``owner`` names a process of this host that is no more; False where that cannot be known."""
+    """Return True if ``owner`` names a dead process of this host; False where that is unknown."""
     host, _, rest = owner.rpartition(":")[0].rpartition(":")
     if host not in (_host(), socket.gethostname()) or not rest.isdecimal():
         return False
@@ -163,7 +163,7 @@ class Measurements(Database):
         Args:
             family: the family's fingerprint; empty finds nothing.
             device: fingerprint of the device to be searched on.
-            exclude: fingerprint of the workload that asks.
+            exclude: fingerprint of the workload to be searched.
             extent: its row extent; neighbours come nearest first (by ratio), and without it in order of latency.
         """
         if not family:
@@ -303,7 +303,7 @@ def name_unreadable(database: Database, c: sa.Connection, *where: Any) -> None:
 
 
 def _distance(a: int, b: int) -> float:
-    """How far apart two extents are, as a ratio (1 is equal)."""
+    """The ratio of two extents (1 is equal)."""
     low, high = sorted((max(a, 1), max(b, 1)))
     return high / low
 

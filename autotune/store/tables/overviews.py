@@ -1,6 +1,6 @@
-"""What is in the database at a glance, and what searches are doing: `autotune show`, `watch` and `db stats`.
+"""Overviews of a database and of running searches: `autotune show`, `watch` and `db stats`.
 
-Candidates are counted and compared by the database; what is read of it is a row for each line that is shown.
+The database counts and compares candidates; a row is read for each line that is shown.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Overview:
         winner: who won the final comparison; None where there was none yet.
         baselines: name to latency in microseconds, from that comparison.
         speedup: fastest baseline over ``best_us``; None without a final comparison.
-        metrics: the domain's own figures of what is deployed.
+        metrics: the domain's own figures of the schedule.
         busy: whether other processes disturbed that comparison too much to trust it.
         when: time of the newest schedule or measurement, in seconds since the epoch.
     """
@@ -90,7 +90,7 @@ class WorkloadActivity:
 
 @dataclass(frozen=True)
 class Activity:
-    """A run as it stands.
+    """The present state of a run.
 
     Attributes:
         state: as stored ("running", "done", "interrupted", "failed"), or "lost" for one whose process has died.
@@ -155,7 +155,7 @@ class Overviews(Runs):
 
     def _overview(self, pairs: Sequence[Pair], when: dict[Pair, float]) -> Iterator[Overview]:
         workloads = sorted({workload for workload, _ in pairs}, key=str)
-        # A candidate is ok if it is so at every stage; the largest of "" and the names of its failures tells.
+        # A candidate is ok if it is so at every stage: then the largest of "" and the names of its failures is "".
         failure = sa.func.max(sa.case((_M.status != str(Status.OK), _M.status), else_="")).label("failure")
         own = _M.workload.in_(workloads)
         fate = sa.select(_M.workload, _M.device, failure).where(own, *readable()).group_by(*_CANDIDATE).subquery()

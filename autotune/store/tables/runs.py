@@ -1,4 +1,4 @@
-"""Runs, how far workloads were searched, and what should be searched next (misses); devices' calibrations."""
+"""Searches: runs, the progress of each workload, misses to search next, and devices' calibrations."""
 
 from __future__ import annotations
 
@@ -95,8 +95,9 @@ class Runs(Workloads):
             return self.changed(c, gone)
 
     def captured(self, signature: str, newest: int = 50) -> list[tuple[Workload, int]] | None:
-        """What a run among the ``newest`` noted under ``summary["capture"]``, or in the list ``summary["captures"]``
-        of a run of several targets, for this signature.
+        """The workloads that one of the ``newest`` runs captured for a signature.
+
+        A run has them in ``summary["capture"]``, or of several targets in the list ``summary["captures"]``.
 
         Returns:
             Workloads and how often each occurs; None where no run did, or a workload is not stored.
@@ -134,7 +135,7 @@ class Runs(Workloads):
             c.execute(insert.on_conflict_do_update(index_elements=list(key), set_={**news, **sums}))
 
     def get_effort(self, key: Key, scope: str) -> Effort | None:
-        """How far a workload was searched within a scope; None if it never was."""
+        """The progress of a workload's search within a scope; None without one."""
         where = [getattr(EffortRow, name) == value for name, value in key_values(key).items()]
         query = sa.select(EffortRow.__table__).where(*where, EffortRow.scope == scope)
         return next(iter(self.made(query, effort_from, lambda r: f"effort on workload {key.workload[:12]}")), None)

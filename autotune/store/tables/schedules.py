@@ -1,4 +1,4 @@
-"""Schedules, the artifacts they launch, and verdicts on steps: what a deployment reads."""
+"""Schedules, the artifacts they launch, and verdicts on steps: all that deployments read."""
 
 from __future__ import annotations
 
@@ -58,8 +58,10 @@ it, so that ``state`` tells."""
 
 
 def better(new: Any) -> Any:
-    """Where a schedule (the row of an INSERT) takes the place of the stored one of its key: where it is faster, is
-    measured anew, or where what is stored is damaged or failed when it was deployed."""
+    """The condition that a schedule (the row of an INSERT) replaces the stored one of its key.
+
+    It is faster, or measured again, or the stored one is damaged or failed when it was deployed.
+    """
     again = new.config.is_not_distinct_from(_S.config) & (new.winner == _S.winner) & (new.created > _S.created)
     faster = (new.latency_us < _S.latency_us) | sa.and_(*readable_schedule()).is_not(sa.true())
     return faster | again | (_failed() & new.config.is_distinct_from(_S.config))
@@ -82,7 +84,7 @@ class Schedules(Database, Reader):
     def _put_artifact(self, c: sa.Connection, artifact: Artifact) -> str:
         data = artifact_json(artifact)
         fingerprint = artifact_id(data)
-        # Storing anew mends a blob or launch data that was damaged on disk.
+        # This mends a blob or launch data that were damaged on disk.
         for sha256, code in sorted(artifact_blobs(artifact).items()):
             c.execute(self.upsert(BlobRow, ("code",), ("sha256",)).values(sha256=sha256, code=code))
         insert = self.upsert(ArtifactRow, data, ("fingerprint",))
@@ -122,7 +124,7 @@ class Schedules(Database, Reader):
         environment look-ups pass its schedule over, until ``forget_failures`` takes the note back.
 
         Args:
-            key: with the environment at hand, which may be another than the schedule's own.
+            key: with the environment at hand, which may differ from the schedule's.
             status: ``wrong_result`` or ``launch_error``.
 
         Returns:
@@ -160,17 +162,15 @@ class Schedules(Database, Reader):
             return [(str(device), str(environment)) for device, environment in c.execute(query)]
 
     def schedule_of(self, key: Key) -> Schedule | None:
-        """What was decided under exactly this key, without its artifact."""
+        """The schedule under exactly this key, without its artifact."""
         return next((s for s, _ in self._listed(key_values(key), artifacts=False)), None)
 
     def state(self) -> str:
-        """A digest of what is deployed: it changes where a schedule or a verdict is added, decided anew, imported or
-        removed.
-        """
+        """A digest that changes where a schedule or a verdict is added, decided again, imported or removed."""
         found: list[Any] = []
         with self.reading() as c:
             for row in (_S, _V):
-                # An imported one may be older than the newest. In units of TOUCH each touch is a number of its own.
+                # An imported one may be older than the newest. In units of TOUCH each touch changes the sum.
                 times = sa.func.sum(sa.case((dated(row.created), sa.cast(row.created / TOUCH, sa.BigInteger)), else_=0))
                 found += c.execute(sa.select(sa.func.count(), sa.func.max(row.created), times).select_from(row)).one()
         return hashlib.sha256(repr([SCHEMA_REVISION, *found]).encode()).hexdigest()
@@ -221,7 +221,7 @@ def _conditions(model: Any, where: Where) -> list[Any]:
 
 
 def _failed(*more: Any) -> Any:
-    """Whether a schedule's configuration failed when it was deployed."""
+    """The condition that a schedule's configuration failed when it was deployed."""
     same = [getattr(_M, name) == getattr(_S, name) for name in ("workload", "device", "policy", "config")]
     return sa.exists().where(*same, _M.stage == DEPLOYED, *more)
 
@@ -242,6 +242,6 @@ def _blobs(c: sa.Connection, wanted: Iterable[str]) -> dict[str, bytes]:
     names = sorted(wanted)
     if not names:
         return {}
-    code = sa.type_coerce(BlobRow.code, sa.types.NullType()).label("code")  # a text among them is damage to be told
+    code = sa.type_coerce(BlobRow.code, sa.types.NullType()).label("code")  # a damaged one may be a text
     rows = c.execute(sa.select(BlobRow.sha256, code).where(BlobRow.sha256.in_(names)))
     return {r.sha256: r.code if isinstance(r.code, bytes) else b"" for r in rows}

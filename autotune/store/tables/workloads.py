@@ -1,4 +1,4 @@
-"""Workloads, devices and environments: what the fingerprints in every other table stand for."""
+"""Workloads, devices and environments, to which the other tables refer by fingerprint."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Workloads(Database):
             c.execute(insert.on_conflict_do_nothing())
 
     def _give_family(self, c: sa.Connection, workload: Workload) -> None:
-        """For who may write schedules, which a deployer that notes a miss may not."""
+        """Apart from ``_put_workload``, since a deployer that notes a miss may not write schedules."""
         if not workload.family:
             return
         found = {"family": workload.family, "extent": workload.extent}
@@ -78,7 +78,7 @@ class Workloads(Database):
         return {r.fingerprint: (printable(str(r.label)), str(r.kind)) for r in rows}
 
     def _each(self, query: Any, column: Any, values: Iterable[str]) -> Iterator[Any]:
-        """The rows of ``query`` where ``column`` is one of ``values``, asked for by and by."""
+        """The rows of ``query`` where ``column`` is one of ``values``, in several queries."""
         names = {value for value in values if isinstance(value, str)}  # a damaged row may name anything
         for part in batches(sorted(names), 500):
             with self.reading() as c:
