@@ -131,12 +131,12 @@ def test_what_is_no_time_is_shown_in_the_unit_that_a_domain_names(
         odd = put_key(store, workload(128))
         store.put_schedule(schedule(odd))
 
-    def figure(workload: Workload, cost: float) -> tuple[float, str]:
+    def figure(self: object, workload: Workload, cost: float) -> tuple[float, str]:
         if workload.extent == 128:
             raise KeyError("objective")
         return 1 / cost, "[red]J"
 
-    monkeypatch.setattr("autotune.domains.fusion.domain.figure", figure, raising=False)
+    monkeypatch.setattr("autotune.domains.fusion.domain.Fusion.figure", figure)
     assert run("show", "--db", filled) == 0
     lines = {line.split()[2]: line for line in capsys.readouterr().out.splitlines() if "layer_norm" in line}
     assert "0.1 [red]J" in lines["64x8"]
