@@ -265,7 +265,7 @@ def _noted(notes: Path, writer: int) -> range:
 
 def _compare(url: str, size: Size, noted: dict[int, range], found: Found) -> None:
     """See that the database holds what was acknowledged, each once, and that the best is the best."""
-    from autotune.store.health.verify import damage
+    from autotune.store.upkeep import damage
 
     with Store.open(url, migrate=False, readonly=True) as store:
         rows = store.measurements()

@@ -6,9 +6,9 @@ The snapshot holds softmax kernels for an H200, compiled here (no GPU is needed)
 schedule for this CPU. Times are wall-clock, in microseconds; files are in the page cache. What is measured many times
 is told by its median and, as ``..._min``, by its minimum, which other work on the machine changes least.
 
-``open``, ``open_signed``   ``autotune.load``, without and with a pinned key
+``open``, ``open_signed``   ``autotune.load`` of a file opened before; with a pinned key the file is compared again
 ``cold``                    the first look-up of a workload in a process: keys, schedule and kernel, checksums compared
-``cold_match``              the same through the ladder, from a signed snapshot: pages are compared with their digests
+``cold_match``              the same through the ladder, from a signed snapshot, whose kernels are not printed again
 ``cold_match_unsigned``     the same from an unsigned one, whose kernels this user's cache knows to be audited
 ``cold_match_unknown``      the same from an unsigned one whose kernels nobody audited here: they are printed again
 ``hot``                     a look-up of the same workload as before, as the compiler's hook makes it
@@ -75,7 +75,8 @@ def made(folder: Path, count: int) -> tuple[Path, Path, Path, list[Any]]:
     step = max(1, count // SAMPLED)
     for n in range(count):
         rows = 64 + n
-        w = replace(first, spec={**first.spec, "extents": [rows, 1024]}, extent=rows, label=f"softmax f32 {rows}x1024")
+        label = f"softmax f32 {rows}x1024"
+        w = replace(first, spec={**first.spec, "extents": [rows, 1024]}, extent=rows, label=label, source={})
         own = artifact
         if n % step == 0:
             sampled.append(w)

@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from autotune.device import DeviceIdentity, Environment
 from autotune.store.records import Key, Measurement
 from autotune.store.store import Store
-from autotune.store.tables.claims import owner_name
+from autotune.store.tables.measurements import owner_name
 from autotune.task import Status
 from autotune.workload import Workload
 

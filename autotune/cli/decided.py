@@ -46,10 +46,10 @@ def is_decided(args: argparse.Namespace) -> bool:
 def decide_step(
     args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str
 ) -> list[Decision]:
-    """Time the step of what was searched and store the verdicts; says on stderr in a line what was decided.
+    """Time the step of the searched program and store the verdicts; a line on stderr has the decision.
 
     Returns:
-        What was found; nothing where the search was cut short or came to nothing.
+        The decisions; none where the search was cut short or found nothing.
     """
     if searched.interrupted or any(r.fault for r in searched.results) or not any(r.winner for r in searched.results):
         return []
@@ -61,7 +61,7 @@ def decide_step(
 
     try:
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device, args.matmul_precision)
-    except UserError as error:  # what was searched is stored and is to be told
+    except UserError as error:  # the search's results are stored, and are printed
         say(f"WARNING: the step was not timed: {error}")
         return []
     return decide_and_store(
@@ -141,7 +141,7 @@ def families(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def lines(verdict: Verdict, most: int = 8) -> list[str]:
-    """A verdict in words: what the step took, and what each family brings it, ``most`` families at most."""
+    """A verdict in words: the step's times, and the gain of each family, ``most`` families at most."""
     record, every = verdict.record, families(verdict.record)
     left = [f for f in every if not f.get("kept")]
     kept = len(every) - len(left)

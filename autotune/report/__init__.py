@@ -1,1 +1,1 @@
-"""A static site of what was tuned: pages from a database or from result files, without a network."""
+"""A static site of results: pages from a database or from result files, without a network."""

@@ -12,7 +12,7 @@ from autotune.charts import Exhibit
 from autotune.domain import Figure, figure_of, known_domain
 from autotune.errors import pasted_again, printable
 from autotune.report import plots
-from autotune.report.page import (
+from autotune.report.site import (
     KINDS,
     Cell,
     Page,
@@ -122,7 +122,7 @@ def _workload(
 
 
 def _bytes(workload: Workload) -> int:
-    """What a perfect implementation moves; 0 where the domain does not tell."""
+    """The bytes that a perfect implementation moves; 0 where the domain has no figure."""
     try:
         domain = known_domain(workload.kind)
         return domain.bytes_moved(workload) if domain else 0
@@ -134,7 +134,7 @@ def _bytes(workload: Workload) -> int:
 def _own(
     workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None, device: DeviceIdentity
 ) -> Sequence[Exhibit]:
-    """What the domain shows of a workload."""
+    """The domain's exhibits of a workload."""
     try:
         domain = known_domain(workload.kind)
         return domain.exhibits(workload, config, schedule, device) if domain else ()
@@ -160,7 +160,7 @@ def _of_one_key(measured: Sequence[Measurement], schedule: Schedule | None) -> l
 
 
 def _axis(figure: Figure | None) -> tuple[Callable[[float], float], str]:
-    """What a chart shows of what is stored as microseconds, and its unit."""
+    """A chart's figure for a stored latency, and its unit."""
     return (float, plots.MICROSECONDS) if figure is None else (lambda cost: figure(cost)[0], figure(1.0)[1])
 
 
@@ -173,7 +173,7 @@ def _times(levels: Mapping[str, float], figure: Figure | None) -> list[Exhibit]:
 
 
 def _search(measured: Sequence[Measurement], levels: Mapping[str, float], figure: Figure | None) -> Iterator[Exhibit]:
-    """How the search went: candidates as they came, why some failed, which parameters mattered."""
+    """The course of the search: candidates in order, reasons of failures, importances of parameters."""
     from autotune.tuner.importance import importances
 
     first = [m for m in measured if m.stage == "screen"]

@@ -57,7 +57,7 @@ def history(
     shown: Callable[[float], float] = float,
     unit: str = MICROSECONDS,
 ) -> Chart:
-    """Latency, or what stands in its place, against candidates in the order of their measurement.
+    """Latency, or another figure, against candidates in the order of their measurement.
 
     Args:
         candidates: with ``n``, ``us`` (None where it failed), ``status``, ``configuration``.

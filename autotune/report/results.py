@@ -11,7 +11,7 @@ from autotune.charts import Exhibit
 from autotune.domain import known_domain
 from autotune.errors import UserError, pasted_again
 from autotune.report import plots
-from autotune.report.page import (
+from autotune.report.site import (
     Cell,
     Page,
     Point,
@@ -250,7 +250,7 @@ _PIECES = ("library", "memory-intensive", "no kernel")
 
 
 def _time_line(kernels: Mapping[str, Mapping[str, Any]]) -> Exhibit:
-    """What each contender's step consists of. Their order in the step is not stored: the longest come first."""
+    """The parts of each contender's step. Their order in the step is not stored: the longest come first."""
     pieces: list[dict[str, Any]] = []
 
     def add(who: str, kind: str, name: str, us: float) -> None:
@@ -323,7 +323,7 @@ def _scenario(case: Mapping[str, Any], own: Any, data: Mapping[str, Any], source
 
 
 def _other(data: Mapping[str, Any], source: str) -> Page:
-    """Any other file: its cases as a table of what is plain in them."""
+    """Any other file: its cases as a table of their plain values."""
     cases = data["cases"]
     names = list(dict.fromkeys(k for case in cases for k, v in case.items() if isinstance(v, (str, int, float))))[:10]
     rows = [

@@ -1,4 +1,7 @@
-"""Writing a report: HTML by Jinja2 with everything escaped, charts as JSON that scripts beside the pages draw."""
+"""Pages of a report, and the site that they become: HTML by Jinja2 with everything escaped.
+
+Charts are JSON that scripts of the site draw.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,124 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune import __version__, charts
+from autotune import __version__, charts, words
 from autotune.charts import Exhibit
 from autotune.errors import UserError
 from autotune.report import plots
-from autotune.report.page import KINDS, Cell, Page, ratio
 from autotune.space import is_number
 from autotune.workload import digest
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell's text, and the number that the table is sorted by (None: by the text)."""
+
+    text: str
+    value: float | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A workload's place on the roofline: bytes that a perfect implementation moves, and microseconds."""
+
+    bytes: int
+    us: float
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page, and its line in the overview.
+
+    Attributes:
+        kind: a name of :data:`KINDS`.
+        id: the name of its file, the same in every report.
+        device: in words, as :attr:`autotune.device.DeviceIdentity.label`.
+        source: where it is from: a database, or a result file.
+        cells: of its line, by the column's name.
+        facts: shown at the top, name and text.
+        speedup: over the fastest baseline.
+        links: workload fingerprint to label, of other pages that it names.
+    """
+
+    kind: str
+    id: str
+    title: str
+    device: str
+    domain: str
+    source: str
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+    facts: Sequence[tuple[str, str]] = ()
+    exhibits: Sequence[Exhibit] = ()
+    speedup: float | None = None
+    point: Point | None = None
+    links: Sequence[tuple[str, str]] = ()
+
+    @property
+    def path(self) -> str:
+        """Relative to the site's folder."""
+        return f"{KINDS[self.kind].folder}/{self.id}.html"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of pages: its folder, the heading of its table and a sentence on it."""
+
+    folder: str
+    heading: str
+    about: str
+
+
+KINDS: Mapping[str, Kind] = {
+    "model": Kind("models", "Models", "Whole steps, library calls included. Speedups are over torch.compile."),
+    "workload": Kind("workloads", "Workloads", "Regions, each timed alone. Speedups are over the fastest baseline."),
+    "scenario": Kind(
+        "scenarios", "Scenarios", "A computation beside a collective. Speedups are over one after another."
+    ),
+    "result": Kind("results", "Other results", "Files of measurements that have no pages of their own kind."),
+}
+
+
+def page_id(*parts: str) -> str:
+    """A file's name without its ending: words of the first part, and 12 digits of a digest."""
+    text = re.sub(r"[^a-z0-9]+", "-", parts[0].lower()).strip("-")[:40].strip("-")
+    return f"{text or 'page'}-{digest(list(parts))[:12]}"
+
+
+def time_cell(us: float | None) -> Cell:
+    """A time given in microseconds."""
+    return Cell(microseconds(us), us)
+
+
+def ratio_cell(value: float | None) -> Cell:
+    return Cell(ratio(value), value)
+
+
+def count_cell(n: int) -> Cell:
+    return Cell(str(n) if n else "–", n)
+
+
+def microseconds(us: float | None) -> str:
+    """As :func:`autotune.words.microseconds`, for pages."""
+    return words.microseconds(us, "µs")
+
+
+def ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 MARK = ".autotune-report"
-"""A file that says that the folder was written here, and may be written anew."""
+"""A file that marks a folder as a report, which may be replaced."""
 
 _HERE = Path(__file__).parent
 
@@ -93,7 +197,7 @@ def _environment() -> Environment:
 
 
 def anchor(title: str) -> str:
-    """What a section of a page is linked by."""
+    """The anchor of a section of a page."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
@@ -179,7 +283,6 @@ class _Table:
 
 
 def _index(pages: Sequence[Page]) -> dict[str, Any]:
-    """What the overview shows."""
     tables = []
     for kind in KINDS:
         own = [p for p in pages if p.kind == kind]

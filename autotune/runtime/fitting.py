@@ -32,7 +32,7 @@ from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
 from autotune.store.codec import artifact_json
-from autotune.store.health.damage import BROKEN
+from autotune.store.damage import BROKEN
 from autotune.store.records import Schedule
 from autotune.task import Artifact, Choice, Config, Kernel
 from autotune.user_cache import cache_folder, make_own

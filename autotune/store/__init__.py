@@ -11,18 +11,17 @@ from typing import TYPE_CHECKING, Any
 from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, Run, Schedule, Verdict
 
 if TYPE_CHECKING:
-    from autotune.store.connection.outage import LostConnection
+    from autotune.store.connection.faults import LostConnection
     from autotune.store.opening import attach, attach_named, named_snapshot
     from autotune.store.reading import Reader
     from autotune.store.snapshots.reader import Snapshot
     from autotune.store.store import Store
-    from autotune.store.tables.activity import Activity
-    from autotune.store.tables.claims import owner_name
-    from autotune.store.tables.overviews import Overview
+    from autotune.store.tables.measurements import owner_name
+    from autotune.store.tables.overviews import Activity, Overview
 
 _LAZY = {
-    "Activity": "autotune.store.tables.activity",
-    "LostConnection": "autotune.store.connection.outage",
+    "Activity": "autotune.store.tables.overviews",
+    "LostConnection": "autotune.store.connection.faults",
     "Overview": "autotune.store.tables.overviews",
     "Reader": "autotune.store.reading",
     "Snapshot": "autotune.store.snapshots.reader",
@@ -30,28 +29,12 @@ _LAZY = {
     "attach": "autotune.store.opening",
     "attach_named": "autotune.store.opening",
     "named_snapshot": "autotune.store.opening",
-    "owner_name": "autotune.store.tables.claims",
+    "owner_name": "autotune.store.tables.measurements",
 }
 __all__ = [
-    "Activity",
-    "Calibration",
-    "Effort",
-    "Key",
-    "LostConnection",
-    "Measurement",
-    "Miss",
-    "Overview",
-    "Reader",
-    "Run",
-    "Schedule",
-    "Snapshot",
-    "Store",
-    "Verdict",
-    "attach",
-    "attach_named",
-    "named_snapshot",
-    "owner_name",
-]
+    "Activity", "Calibration", "Effort", "Key", "LostConnection", "Measurement", "Miss", "Overview", "Reader", "Run",
+    "Schedule", "Snapshot", "Store", "Verdict", "attach", "attach_named", "named_snapshot", "owner_name",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,34 +1,48 @@
-"""Between records and rows: artifacts by content, measurements and schedules from joined rows."""
+"""Between records and rows: the columns of a record, and the record that columns hold.
+
+A row has its columns as attributes. Databases and snapshots are read by the same functions.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from autotune.device import DeviceIdentity, Environment
 from autotune.errors import printable
-from autotune.store.health.damage import LEAST_COST, MOST_COST, cost, figures, mapping, moment, number, whole
-from autotune.store.health.damage import Damaged as Damaged
-from autotune.store.records import Key, Measurement
+from autotune.store.damage import (
+    LEAST_COST,
+    MOST_COST,
+    Damaged,
+    cost,
+    figures,
+    latencies,
+    left_of,
+    mapping,
+    moment,
+    number,
+    step_record,
+    text,
+    whole,
+)
+from autotune.store.records import Calibration, Key, Measurement, Schedule, Verdict
 from autotune.task import Artifact, Config, Kernel, Status, config_key
 from autotune.workload import Workload, digest
 
 
 def artifact_json(artifact: Artifact) -> dict[str, Any]:
     """An artifact without its code, which is named by SHA-256 (None for a kernel that has none)."""
+
+    def described(k: Kernel) -> dict[str, Any]:
+        sha256 = k.sha256 if k.code else None
+        return {"entry": k.entry, "sha256": sha256, "launch": dict(k.launch), "resources": dict(k.resources)}
+
     return {
         "target": artifact.target,
         "generator": artifact.generator,
-        "kernels": [
-            {
-                "entry": k.entry,
-                "sha256": k.sha256 if k.code else None,
-                "launch": dict(k.launch),
-                "resources": dict(k.resources),
-            }
-            for k in artifact.kernels
-        ],
+        "kernels": [described(k) for k in artifact.kernels],
         "scratch": [[storage, elements] for storage, elements in artifact.scratch],
     }
 
@@ -47,8 +61,7 @@ def artifact_from(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str,
     """Rebuild an artifact, checking every checksum.
 
     Raises:
-        Damaged: the launch data or a kernel's code is not what was stored, or is gone, or is of a form that this
-            version does not know.
+        Damaged: the launch data or a kernel's code are missing or changed, or have a form of another version.
     """
     if artifact_id(data) != fingerprint:
         raise Damaged(f"artifact {fingerprint[:12]}: its launch data does not match its SHA-256")
@@ -59,47 +72,32 @@ def artifact_from(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str,
 
 
 def _artifact(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str, bytes]) -> Artifact:
-    kernels = []
-    for k in data["kernels"]:
-        sha256, code = k["sha256"], b""
-        if sha256 is not None:
-            if sha256 not in blobs:
-                raise Damaged(f"artifact {fingerprint[:12]}: the code of kernel {k['entry']!r} is missing")
-            code = blobs[sha256]
-            if hashlib.sha256(code).hexdigest() != sha256:
-                raise Damaged(f"artifact {fingerprint[:12]}: the code of kernel {k['entry']!r} fails its SHA-256")
-        launch, resources = mapping(k["launch"], "launch data"), mapping(k["resources"], "resources")
-        kernels.append(Kernel(entry=_text(k["entry"]), code=code, launch=launch, resources=resources))
+    def made(k: Mapping[str, Any]) -> Kernel:
+        sha256, entry = k["sha256"], text(k["entry"], "entry")
+        if sha256 is not None and sha256 not in blobs:
+            raise Damaged(f"artifact {fingerprint[:12]}: the code of kernel {entry!r} is missing")
+        code = b"" if sha256 is None else blobs[sha256]
+        if sha256 is not None and hashlib.sha256(code).hexdigest() != sha256:
+            raise Damaged(f"artifact {fingerprint[:12]}: the code of kernel {entry!r} fails its SHA-256")
+        return Kernel(entry, code, mapping(k["launch"], "launch data"), mapping(k["resources"], "resources"))
+
+    def scratch(storage: Any, elements: Any, *counter: Any) -> tuple[str, int]:
+        # Earlier versions wrote a third element, true where the memory was the counter of a grid barrier.
+        if counter not in ((), (False,)):
+            raise ValueError("its kernels have grid barriers")
+        return str(storage), int(elements)
+
     return Artifact(
-        target=_text(data["target"]),
-        kernels=tuple(kernels),
-        scratch=tuple(_scratch(described) for described in data["scratch"]),
-        generator=_text(data["generator"]),
+        target=text(data["target"], "target"),
+        kernels=tuple(made(k) for k in data["kernels"]),
+        scratch=tuple(scratch(*described) for described in data["scratch"]),
+        generator=text(data["generator"], "generator"),
     )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.40} is no text")
-    return value
-
-
-def _scratch(described: Sequence[Any]) -> tuple[str, int]:
-    """Earlier versions wrote a third element, true where the memory was the counter of a grid barrier."""
-    storage, elements, *counter = described
-    if counter not in ([], [False]):
-        raise ValueError("its kernels have grid barriers")
-    return str(storage), int(elements)
 
 
 def key_values(key: Key) -> dict[str, str]:
     """The four columns that hold a key."""
-    return {
-        "workload": key.workload,
-        "device": key.device,
-        "environment": key.environment,
-        "policy": key.policy,
-    }
+    return dict(vars(key))
 
 
 def key_from(row: Any) -> Key:
@@ -185,6 +183,11 @@ def config_from(params: Mapping[str, Any], fingerprint: str) -> Config:
     return dict(params)
 
 
+def workload_values(workload: Workload, now: float) -> dict[str, Any]:
+    """The columns of a workload."""
+    return {"fingerprint": workload.fingerprint, **workload.to_json(), "created": now}
+
+
 def workload_from(row: Any) -> Workload:
     """A workload from a row that holds its columns as ``w_kind``, ``w_spec`` and so on.
 
@@ -206,6 +209,94 @@ def workload_from(row: Any) -> Workload:
     if not same:
         raise Damaged("the workload does not match its SHA-256")
     return found
+
+
+def device_values(device: DeviceIdentity, now: float) -> dict[str, Any]:
+    """The columns of a device."""
+    identity = device.to_json()
+    return {"fingerprint": device.fingerprint, "kind": device.kind, "name": device.name, "identity": identity,
+            "created": now}  # fmt: skip
+
+
+def device_from(fingerprint: str, data: Any) -> DeviceIdentity:
+    """A device from its JSON; raises Damaged where that is not what it was stored as."""
+    device = DeviceIdentity.from_json(mapping(data, "identity"))
+    if device.fingerprint != fingerprint:
+        raise Damaged("it does not match its SHA-256")
+    return device
+
+
+def environment_values(environment: Environment, now: float) -> dict[str, Any]:
+    """The columns of an environment."""
+    versions = environment.to_json()
+    return {"fingerprint": environment.strict, "loose": environment.loose, "versions": versions, "created": now}
+
+
+def environment_from(fingerprint: str, data: Any) -> Environment:
+    """An environment from its JSON; raises Damaged where that is not what it was stored as."""
+    environment = Environment.from_json(mapping(data, "versions"))
+    if environment.strict != fingerprint:
+        raise Damaged("it does not match its SHA-256")
+    return environment
+
+
+def schedule_values(s: Schedule, artifact: str | None, now: float) -> dict[str, Any]:
+    """The columns of a schedule; ``artifact`` is its artifact's id."""
+    return {
+        **key_values(s.key),
+        "config": None if s.config is None else config_key(s.config),
+        "artifact": artifact,
+        "latency_us": s.latency_us,
+        "baselines": dict(s.baselines),
+        "winner": s.winner,
+        "family": s.family,
+        "extent": s.extent,
+        "others": s.others,
+        "space": s.space,
+        "created": s.when or now,
+    }
+
+
+def schedule_from(row: Any, artifact: Artifact | None = None) -> Schedule:
+    """A schedule from its row, joined with its configuration (``params``). Raises Damaged."""
+    return Schedule(
+        key=key_from(row),
+        config=None if row.config is None else config_from(row.params, row.config),
+        latency_us=cost(row.latency_us),
+        baselines=latencies(row.baselines),
+        artifact=artifact,
+        winner=printable(str(row.winner)),
+        family=str(row.family),
+        extent=whole(row.extent, "number of rows"),
+        when=moment(row.created),
+        others=None if row.others is None else number(row.others, "number of busy processors"),
+        space=str(row.space),
+    )
+
+
+def verdict_values(v: Verdict, now: float) -> dict[str, Any]:
+    """The columns of a verdict."""
+    return {"graph": v.graph, "device": v.device, "environment": v.environment, "mode": v.mode, "left": list(v.left),
+            "record": dict(v.record), "created": v.when or now}  # fmt: skip
+
+
+def verdict_from(row: Any) -> Verdict:
+    """A verdict from its row; raises Damaged."""
+    return Verdict(
+        str(row.graph), str(row.device), str(row.environment), str(row.mode), left_of(row.left),
+        step_record(row.record), moment(row.created),
+    )  # fmt: skip
+
+
+def calibration_values(c: Calibration, now: float) -> dict[str, Any]:
+    """The columns of a calibration."""
+    return {"device": c.device, "kind": c.kind, "figures": dict(c.figures), "created": c.when or now}
+
+
+def calibration_from(row: Any) -> Calibration:
+    """A calibration from its row; raises Damaged."""
+    found = {str(name): number(value, str(name)) for name, value in mapping(row.figures, "figures").items()}
+    return Calibration(str(row.device), str(row.kind), found, moment(row.created))
 
 
 def finite_json(value: Any) -> Any:

@@ -6,6 +6,7 @@ A change here needs a migration in ``db/versions`` and a new :data:`SCHEMA_REVIS
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from sqlalchemy import (
@@ -22,6 +23,8 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from autotune.store.damage import Damaged
 
 TABLE_PREFIX = "autotune_"
 VERSION_TABLE = "autotune_alembic_version"
@@ -50,7 +53,7 @@ def _reference(table: str, **options: Any) -> Mapped[Any]:
 
 
 class WorkloadRow(Base):
-    """What is tuned; ``created`` and every other time is in seconds since the epoch."""
+    """Workloads; ``created`` and every other time is in seconds since the epoch."""
 
     __tablename__ = "autotune_workloads"
     __table_args__ = (Index("ix_autotune_workloads_family", "family"),)
@@ -136,7 +139,7 @@ class BlobRow(Base):
 
 
 class ArtifactRow(Base):
-    """What a configuration compiled to. The fingerprint covers every field, so launch data is as protected as code."""
+    """A compiled configuration. The fingerprint covers every field, so launch data is as protected as code."""
 
     __tablename__ = "autotune_artifacts"
 
@@ -149,7 +152,7 @@ class ArtifactRow(Base):
 
 
 class ScheduleRow(Base):
-    """What is deployed: one row for each key. ``config`` and ``artifact`` are null where a baseline won."""
+    """Schedules to deploy, one for each key. ``config`` and ``artifact`` are null where a baseline won."""
 
     __tablename__ = "autotune_schedules"
     __table_args__ = (
@@ -186,7 +189,7 @@ class MissRow(Base):
 
 
 class RunRow(Base):
-    """One invocation of a search. ``owner`` tells whether a "running" one still is."""
+    """One invocation of a search. ``owner`` names its process, which may have died while "running"."""
 
     __tablename__ = "autotune_runs"
 
@@ -200,7 +203,7 @@ class RunRow(Base):
 
 
 class EffortRow(Base):
-    """How far a workload has been searched, within one ``scope`` (space file, method and version of the search)."""
+    """The progress of a workload's search, within one ``scope`` (space file, method and version of the search)."""
 
     __tablename__ = "autotune_efforts"
 
@@ -231,7 +234,7 @@ class VerdictRow(Base):
 
 
 class CalibrationRow(Base):
-    """What a short measured run found of a device, for a domain's cost models."""
+    """Figures of a device from a short measured run, for a domain's cost models."""
 
     __tablename__ = "autotune_calibrations"
 
@@ -255,3 +258,26 @@ class ClaimRow(Base):
     stage: Mapped[str] = mapped_column(String(16), primary_key=True)
     owner: Mapped[str] = mapped_column(String(255))
     expires: Mapped[float]
+
+
+def table_name(model: type[Base]) -> str:
+    """A table's name without the prefix."""
+    return str(model.__tablename__).removeprefix(TABLE_PREFIX)
+
+
+def fits(model: type[Base], row: Mapping[str, Any]) -> None:
+    """See that the texts of a row fit into their columns.
+
+    Raises:
+        Damaged: one is no text, is too long, or holds what PostgreSQL or UTF-8 has no place for.
+    """
+    for column in model.__table__.c:
+        value, kind = row.get(column.name), column.type
+        if not isinstance(kind, String) or (value is None and column.nullable):
+            continue
+        if not isinstance(value, str):
+            raise Damaged(f"its {column.name} is no text")
+        if kind.length is not None and len(value) > kind.length:
+            raise Damaged(f"its {column.name} is longer than {kind.length} characters")
+        if "\0" in value or any("\ud800" <= ch <= "\udfff" for ch in value):
+            raise Damaged(f"its {column.name} holds a character that no database takes")

@@ -1,9 +1,14 @@
-"""What deployment asks of whatever holds schedules: a database (``Store``) or a frozen file (``Snapshot``)."""
+"""Look-ups: choosing a schedule from a database (``Store``) or a frozen file (``Snapshot``).
+
+:class:`Reader` chooses in the same way for both, among rows that each reads in its own way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal, NamedTuple, Protocol
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.store.records import Schedule, Verdict
@@ -13,6 +18,10 @@ Match = Literal["strict", "loose", "ignore"]
 """How the software that a schedule was tuned with must match that at hand: "strict" wants equal versions of all of it,
 "loose" equal minor versions of torch and CUDA, "ignore" takes any. Equal software is preferred in each case, then
 equal minor versions."""
+
+Where = dict[str, Any]
+"""Columns of schedules or verdicts, and the values they must have. Two more names may be there: "loose" (the loose
+fingerprint of the environment) and "extents" (the least and the largest extent)."""
 
 
 class Near(NamedTuple):
@@ -24,28 +33,102 @@ class Near(NamedTuple):
     when: float
 
 
-class Reader(Protocol):
+class Listed(NamedTuple):
+    """A schedule without its artifact, and the handle by which its reader loads that."""
+
+    schedule: Schedule
+    artifact: Any
+
+
+class Reader(ABC):
     """Everything that a look-up reads. Fingerprints are those of workloads, devices and (strict) environments."""
 
     readonly: bool
     lost: str
     """Why it is given up, once it is; nothing more is asked of it then."""
+    trusted: bool
+    """Whether it was signed by whom the deployer trusts: what is in it was checked when it was written."""
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """For messages."""
-        ...
 
-    @property
-    def trusted(self) -> bool:
-        """Whether it was signed by whom the deployer trusts: what is in it was checked when it was written."""
-        ...
+    @abstractmethod
+    def places(self, workload: str) -> list[tuple[str, str]]:
+        """Device and (strict) environment of every schedule of a workload, in no order."""
+
+    @abstractmethod
+    def get_workloads(self, fingerprints: Iterable[str]) -> dict[str, Workload]:
+        """Those of the workloads that are stored and sound, by fingerprint."""
+
+    @abstractmethod
+    def fingerprints(self, prefix: str, limit: int) -> list[str]:
+        """Those of the workloads' fingerprints that begin so, ``limit`` at most."""
+
+    @abstractmethod
+    def get_devices(self, fingerprints: Iterable[str]) -> dict[str, DeviceIdentity]:
+        """Those of the devices that are stored and sound, by fingerprint."""
+
+    @abstractmethod
+    def get_environments(self, fingerprints: Iterable[str]) -> dict[str, Environment]:
+        """Those of the environments that are stored and sound, by strict fingerprint."""
+
+    @abstractmethod
+    def state(self) -> str:
+        """A digest of the schedules and verdicts."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def _listed(self, where: Where, environment: Environment | None = None, *, artifacts: bool = True) -> list[Listed]:
+        """The sound schedules; without those that failed when they were deployed with ``environment``."""
+
+    @abstractmethod
+    def _loaded(self, listed: Listed) -> Schedule | None:
+        """A schedule with its artifact, every SHA-256 checked; None where that is damaged."""
+
+    @abstractmethod
+    def _around(self, where: Where, extent: int, limit: int) -> list[tuple[int, str]]:
+        """Extent and workload of the ``limit`` nearest on either side of an extent."""
+
+    @abstractmethod
+    def _decided(self, workloads: Sequence[str]) -> Mapping[str, float]:
+        """Each workload's :attr:`Near.when`."""
+
+    @abstractmethod
+    def _verdicts(self, where: Where) -> list[Verdict]:
+        """The sound verdicts."""
+
+    def get_workload(self, fingerprint: str) -> Workload | None:
+        """The workload with this (whole) fingerprint; None where it is not stored, or is damaged."""
+        return self.get_workloads([fingerprint]).get(fingerprint)
+
+    def get_device(self, fingerprint: str) -> DeviceIdentity | None:
+        """The device with this fingerprint; None where it is not stored, or is damaged."""
+        return self.get_devices([fingerprint]).get(fingerprint)
+
+    def get_environment(self, fingerprint: str) -> Environment | None:
+        """The environment with this strict fingerprint; None where it is not stored, or is damaged."""
+        return self.get_environments([fingerprint]).get(fingerprint)
 
     def get_schedule(
         self, workload: str, device: str, environment: Environment | str | None = None, *, match: Match = "strict"
     ) -> Schedule | None:
-        """The schedule to deploy for a workload on a device, its artifact loaded and every SHA-256 checked."""
-        ...
+        """The schedule to deploy for a workload on a device, its artifact loaded and every SHA-256 checked.
+
+        Args:
+            workload, device: fingerprints.
+            environment: the software at hand, or its strict fingerprint if that is stored; None accepts any.
+
+        Returns:
+            The fastest that fits, of those decided by the measuring policy that decided last: numbers of different
+            policies cannot be compared. A database passes a damaged one over, with a warning and an entry in
+            ``problems``; a snapshot is not used any more.
+        """
+        found = map(self._loaded, self._preferred({"workload": workload, "device": device}, environment, match))
+        return next((s for s in found if s is not None), None)
 
     def family_schedules(
         self,
@@ -57,45 +140,113 @@ class Reader(Protocol):
         artifacts: bool = True,
         extents: tuple[float, float] | None = None,
     ) -> list[Schedule]:
-        """The schedule of each workload of a family on a device, by row extent."""
-        ...
+        """The schedule of each workload of a family on a device, by row extent; arguments as in :meth:`get_schedule`.
+
+        Args:
+            artifacts: load them; without, ``artifact`` is None, and only :meth:`get_schedule` finds damaged ones.
+            extents: the least and the most rows.
+        """
+        if not family:
+            return []
+        where: Where = {"family": family, "device": device}
+        if extents is not None:
+            where["extents"] = (math.ceil(extents[0]), math.floor(extents[1]))
+        best: dict[str, Schedule] = {}
+        for listed in self._preferred(where, environment, match, artifacts=artifacts):
+            name = listed.schedule.key.workload
+            if name not in best and (s := self._loaded(listed) if artifacts else listed.schedule) is not None:
+                best[name] = s
+        return sorted(best.values(), key=lambda s: s.extent)
 
     def nearest(
         self, family: str, device: str, environment: Environment, extent: int, *, match: Match = "strict", limit: int
     ) -> list[Near]:
-        """The tuned workloads of a family with the nearest numbers of rows by ratio, nearest first."""
-        ...
+        """The tuned workloads of a family with the nearest numbers of rows by ratio, nearest first, ``limit`` at most.
+
+        Two ranges of an index are read, however many schedules the family has. What is damaged shows only when a
+        schedule is read.
+        """
+        where = self._fitting(environment, match)
+        if not family or where is None:
+            return []
+        found = self._around({"family": family, "device": device, **where}, extent, limit)
+        found.sort(key=lambda f: abs(math.log(max(f[0], 1) / max(extent, 1))))
+        when = self._decided([workload for _, workload in found[:limit]])
+        return [Near(workload, rows, when.get(workload, 0.0)) for rows, workload in found[:limit]]
 
     def schedules(
         self, device: str | None = None, *, workload: str | None = None, artifacts: bool = False
     ) -> list[Schedule]:
-        """Every schedule of a device and a workload (fingerprints; None for all)."""
-        ...
+        """Every stored schedule of a device and a workload (fingerprints; None for all), fastest first.
 
-    def places(self, workload: str) -> list[tuple[str, str]]:
-        """Device and (strict) environment of every schedule of a workload, in no order."""
-        ...
-
-    def get_workload(self, fingerprint: str) -> Workload | None: ...
-
-    def get_workloads(self, fingerprints: Iterable[str]) -> dict[str, Workload]: ...
-
-    def fingerprints(self, prefix: str, limit: int) -> list[str]:
-        """Those of the workloads' fingerprints that begin so, ``limit`` at most."""
-        ...
-
-    def get_device(self, fingerprint: str) -> DeviceIdentity | None: ...
-
-    def get_environment(self, fingerprint: str) -> Environment | None: ...
+        Args:
+            artifacts: load them, too.
+        """
+        given = {"device": device, "workload": workload}
+        where = {name: value for name, value in given.items() if value is not None}
+        found = sorted(self._listed(where, artifacts=artifacts), key=lambda f: (f[0].latency_us, -f[0].when))
+        made = (self._loaded(listed) if artifacts else listed.schedule for listed in found)
+        return [s for s in made if s is not None]
 
     def get_verdict(
         self, graph: str, device: str, environment: Environment, mode: str, *, match: Match = "loose"
     ) -> Verdict | None:
-        """The verdict on a graph's step to obey, or None."""
-        ...
+        """The verdict on a graph's step to obey, or None: the last one, of those with the nearest software.
 
-    def state(self) -> str:
-        """A digest of what is deployed."""
-        ...
+        Args:
+            graph, device: fingerprints.
+            match: how the software must match, as in ``get_schedule``.
+        """
+        where = self._fitting(environment, match)
+        if where is None:
+            return None
+        found = self._verdicts({"graph": graph, "device": device, "mode": mode, **where})
+        away = self._distances({v.environment for v in found}, environment, match)
+        return min(found, key=lambda v: (away[v.environment], -v.when), default=None)
 
-    def close(self) -> None: ...
+    def verdicts(self) -> list[Verdict]:
+        """All that are stored, newest first; those of one step after each other."""
+        return sorted(self._verdicts({}), key=lambda v: (-v.when, v.mode, v.graph))
+
+    def _preferred(
+        self, where: Where, environment: Environment | str | None, match: Match, *, artifacts: bool = True
+    ) -> list[Listed]:
+        """The schedules that fit, the one to deploy first."""
+        fitting = self._fitting(environment, match)
+        if fitting is None:
+            return []
+        here = environment if isinstance(environment, Environment) else None
+        found = self._listed({**where, **fitting}, here, artifacts=artifacts)
+        away = self._distances({listed.schedule.key.environment for listed in found}, environment, match)
+        latest: dict[tuple[str, str], float] = {}
+        for s, _ in found:
+            policy = (s.key.workload, s.key.policy)
+            latest[policy] = max(s.when, latest.get(policy, s.when))
+
+        def order(listed: Listed) -> tuple[float, ...]:
+            s = listed.schedule
+            return away[s.key.environment], -latest[s.key.workload, s.key.policy], s.latency_us, -s.when
+
+        return sorted(found, key=order)
+
+    def _fitting(self, environment: Environment | str | None, match: Match) -> Where | None:
+        """The condition on rows whose software fits; None where nothing does."""
+        if environment is None or match == "ignore":
+            return {}
+        if match == "strict":
+            return {"environment": environment if isinstance(environment, str) else environment.strict}
+        wanted = self.get_environment(environment) if isinstance(environment, str) else environment
+        return None if wanted is None else {"loose": wanted.loose}
+
+    def _distances(self, found: set[str], environment: Environment | str | None, match: Match) -> dict[str, int]:
+        """Of software that fits, by strict fingerprint: 0 for equal, 1 for equal minor versions, 2 for any other."""
+        if environment is None:
+            return dict.fromkeys(found, 0)
+        wanted = environment if isinstance(environment, str) else environment.strict
+        if match != "ignore":
+            return {name: int(name != wanted) for name in found}
+        known = self.get_environments({*found, wanted})
+        if isinstance(environment, Environment):
+            known[wanted] = environment
+        minor = {name for name, e in known.items() if wanted in known and e.loose == known[wanted].loose}
+        return {name: 0 if name == wanted else 1 if name in minor else 2 for name in found}

@@ -1,4 +1,4 @@
-"""What the store keeps, as plain dataclasses: nothing here knows SQL, so tuner and runtime share these freely."""
+"""Records of the store, as plain dataclasses without SQL: tuner and runtime share them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BUSY = 0.25
 
 @dataclass(frozen=True)
 class Key:
-    """Under what a measurement is found again: fingerprints of workload, device, environment and measuring policy."""
+    """A measurement's key: fingerprints of workload, device, environment and measuring policy."""
 
     workload: str
     device: str
@@ -55,7 +55,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is deployed for a workload on a device: the winner of a final comparison.
+    """The winner of a final comparison, to deploy for a workload on a device.
 
     ``config`` is None where a baseline won: then the region runs as the user had it, and that is a hit too.
     ``baselines`` maps names ("eager", "inductor") to latencies in microseconds from the same interleaved run, those of
@@ -79,12 +79,12 @@ class Schedule:
 
     @property
     def busy(self) -> bool:
-        """Whether the machine was too busy for the decision to be trusted: searching again makes it again."""
+        """Return True where the machine was too busy for the decision: searching again repeats it."""
         return self.others is not None and self.others > BUSY
 
     @property
     def rivals(self) -> dict[str, float]:
-        """The baselines that could be deployed, and against which a speedup is told."""
+        """The baselines that could be deployed, over which speedups are."""
         return {name: us for name, us in self.baselines.items() if not name.startswith(REFERENCE)}
 
     @property
@@ -106,12 +106,12 @@ class Miss:
 
 @dataclass(frozen=True)
 class Effort:
-    """How far a workload has been searched under one key.
+    """The progress of a workload's search under one key.
 
     Attributes:
-        scope: digest of what the search was confined to; efforts of different scopes say nothing of each other.
+        scope: digest of the search's limits; efforts of different scopes cannot be compared.
         seconds: spent on it so far, all searches together.
-        granted: the largest share of time, in seconds, with which a search came to an end in good order; 0 before.
+        granted: the largest share of time, in seconds, with which a search ended in good order; 0 before.
         settled: it ended for lack of gain, or because every candidate was known, rather than for lack of time.
         stop: why the last search ended.
     """
@@ -127,7 +127,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What timing a whole step came to, for one of the graphs it consists of.
+    """The result of timing a whole step, for one of its graphs.
 
     Attributes:
         graph: fingerprint, of :func:`autotune.runtime.inductor.verdict.graph_fingerprint`; ``device`` and
@@ -155,7 +155,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a short measured run found of a device: figure name to value, units in the names (``copy_gbs``, ...)."""
+    """Figures of a device from a short measured run, by name; names have the units (``copy_gbs``, ...)."""
 
     device: str
     kind: str

@@ -11,17 +11,13 @@ import sqlalchemy as sa
 
 from autotune.errors import UserError
 from autotune.store.connection.engine import create_engine, parse_url, patient, revision, show_url
-from autotune.store.connection.outage import OUTAGE_S, LostConnection, Patience
+from autotune.store.connection.faults import OUTAGE_S, LostConnection, Patience
 from autotune.store.connection.sqlite import new_file
 from autotune.store.connection.urls import REPLICA_VARIABLE, is_missing, no_database, upgrade_command
 from autotune.store.models import SCHEMA_REVISION
-from autotune.store.tables.activity import Activities
-from autotune.store.tables.efforts import Efforts
 from autotune.store.tables.measurements import Measurements
 from autotune.store.tables.overviews import Overviews
-from autotune.store.tables.runs import Runs
 from autotune.store.tables.schedules import Schedules
-from autotune.store.tables.verdicts import Verdicts
 
 T = TypeVar("T")
 
@@ -30,7 +26,7 @@ DEPLOY_S = 2.0
 
 
 @patient
-class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activities):
+class Store(Measurements, Schedules, Overviews):
     """Everything learnt, in one SQL database. Open it with :meth:`open`; safe to share among threads.
 
     Every method raises UserError, in one line, when the database fails (locked for too long, disk full, server gone).
@@ -64,8 +60,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
             timeout_s: how long to wait for a lock that another process holds.
             limit_s: how long connecting to a server, and each transaction there, may take; None for as long as it
                 takes.
-            patience_s: how long to wait, when writing, for a server that goes away after it was opened, or that says
-                when it is opened that it is starting, or full.
+            patience_s: how long a write waits for a server that went away, and opening for one that starts or is full.
             awaited: wait as long for a server that does not answer when it is opened: it was there before.
 
         Raises:
@@ -106,7 +101,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
 
     @classmethod
     def fill(cls, url: str | os.PathLike[str] | None, action: Callable[[Store], T]) -> T:
-        """What ``action`` makes of a database; an SQLite file that is not there appears only once it is filled.
+        """Call ``action`` with a database; a new SQLite file appears only once it is filled.
 
         Raises:
             UserError: as :meth:`open`, or what ``action`` raised. No new file is left then.
@@ -184,8 +179,7 @@ class Store(Measurements, Schedules, Runs, Efforts, Verdicts, Overviews, Activit
             raise
 
     def may_note(self) -> bool:
-        """Whether what a deployment misses can be written: a server's standby, or a user with the right to read only,
-        cannot."""
+        """Return True where misses can be written: not on a server's standby, nor with the right to read only."""
         if self.readonly or self._engine.dialect.name != "postgresql":
             return not self.readonly
         rights = " AND ".join(

@@ -27,7 +27,7 @@ from autotune.resources import resource_dir
 from autotune.space import Space, holds
 from autotune.store.records import Effort, Key, Measurement
 from autotune.store.store import Store
-from autotune.store.tables.claims import owner_name
+from autotune.store.tables.measurements import owner_name
 from autotune.task import Artifact, Composition, Config, Status, Task, config_key
 from autotune.tuner.ending import Interrupt
 from autotune.tuner.options import Budget, Pace, SearchOptions

@@ -13,7 +13,7 @@ from tests.fuzz.check import Fuzz, Tally
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(allow_abbrev=False, description="Mutated bundles, databases and snapshots.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="Mutated databases and snapshots.")
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")

@@ -1,4 +1,4 @@
-"""Mutated bundles, databases, rows and snapshots: each is refused in one line, or read rightly.
+"""Mutated databases, rows and snapshots: each is refused in one line, or read rightly.
 
     python -m tests.fuzz --cases 10000
 
@@ -11,7 +11,6 @@ kernel whose launch data are not those that its configuration compiles to.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import logging
@@ -22,7 +21,6 @@ import sqlite3
 import sys
 import time
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -40,10 +38,9 @@ from autotune.ir.graph import Graph
 from autotune.runtime.ladder import Level
 from autotune.runtime.match import match
 from autotune.store import Calibration, Effort, Key, Measurement, Schedule, Store, Verdict
-from autotune.store.bundles.bundle import export_bundle
-from autotune.store.codec import artifact_id, artifact_json
-from autotune.store.health.verify import damage
+from autotune.store.codec import artifact_json
 from autotune.store.models import VERSION_TABLE
+from autotune.store.upkeep import damage
 from autotune.task import Status
 from autotune.tuner.proposals.elsewhere import winners
 from tests.fuzz.values import altered, as_text, flipped, hostile
@@ -117,16 +114,12 @@ class Fuzz:
         self._config = task.default()
         self._artifact = task.build(self._config)
         self._compiled = {self._launch(self._artifact)}
-        self._empty, self.full, self._bundle = folder / "empty.db", folder / "full.db", folder / "b.zip"
+        self._empty, self.full = folder / "empty.db", folder / "full.db"
         Store.open(self._empty).close()
         with Store.open(self.full) as store:
             self._fill(store)
-            export_bundle(store, self._bundle)
         self._columns = self._layout()
         self._kinds: dict[str, Callable[[random.Random], str]] = {
-            "bundle bytes": self._bundle_bytes,
-            "bundle rows": self._bundle_rows,
-            "bundle members": self._bundle_members,
             "database rows": self._database_rows,
             "database bytes": self._database_bytes,
         }
@@ -212,7 +205,7 @@ class Fuzz:
 
     @property
     def _known(self) -> set[str]:
-        sound = {p.name for p in (self._empty, self.full, self._bundle, self.inner)}
+        sound = {p.name for p in (self._empty, self.full, self.inner)}
         return sound | {f"{name}{end}" for name in sound for end in ("-wal", "-shm")} | {
             "cache", "s.atdb", "signed.atdb", "older.atdb", "key.pem", "key.pub"
         }  # fmt: skip
@@ -322,7 +315,7 @@ class Fuzz:
             assert all("\n" not in line and len(line) <= 500 for line in lines), "verify tells more than lines"
         if not whole:
             return result
-        file = self.inner / "again.zip"
+        file = self.inner / "again.atdb"
         commands = (
             ["show"], ["show", "--json"], ["watch", "--once"], ["watch", "--once", "--json"], ["db", "stats"],
             ["db", "export", str(file)], ["db", "verify"],
@@ -335,74 +328,6 @@ class Fuzz:
         return result
 
     # How a file is changed.
-
-    def _bundle_bytes(self, chance: random.Random) -> str:
-        file = self.inner / "b.zip"
-        file.write_bytes(flipped(self._bundle.read_bytes(), chance))
-        return self.importing(file)
-
-    def _members(self) -> dict[str, bytes]:
-        with zipfile.ZipFile(self._bundle) as archive:
-            return {n: archive.read(n) for n in archive.namelist()}
-
-    def _written(self, members: dict[str, bytes], *, sums: bool = True) -> Path:
-        if sums:
-            manifest = json.loads(members["manifest.json"])
-            named = {n: hashlib.sha256(d).hexdigest() for n, d in members.items() if n != "manifest.json"}
-            members["manifest.json"] = json.dumps({**manifest, "members": named}, separators=(",", ":")).encode()
-        file = self.inner / "b.zip"
-        with zipfile.ZipFile(file, "w") as archive:
-            for name, data in members.items():
-                archive.writestr(zipfile.ZipInfo(name), data)
-        return file
-
-    def _bundle_rows(self, chance: random.Random) -> str:
-        """A row's value, with right checksums; now and then the artifact's own, and who refers to it, are right too."""
-        members = self._members()
-        name = chance.choice([n for n in sorted(members) if n.endswith(".jsonl") and members[n]])
-        lines = members[name].decode().splitlines()
-        at = chance.randrange(len(lines))
-        row = json.loads(lines[at])
-        changed = altered(row, chance)
-        lines[at] = as_text(changed, chance)
-        members[name] = ("\n".join(lines) + "\n").encode(errors="surrogatepass")
-        if name == "artifacts.jsonl" and isinstance(changed, dict):
-            with contextlib.suppress(ValueError, TypeError, RecursionError):
-                old, new = artifact_id(row), artifact_id(changed)
-                members["schedules.jsonl"] = members["schedules.jsonl"].replace(old.encode(), new.encode())
-        return self.importing(self._written(members))
-
-    def _bundle_members(self, chance: random.Random) -> str:
-        """Other members: names that are paths, code under another name, the manifest itself."""
-        members = self._members()
-        names = sorted(members)
-        kind = chance.randrange(5)
-        if kind == 0:
-            path = chance.choice(("../../escaped", "/tmp/escaped", "code/../../escaped", "a\\..\\b", "", "x" * 3000))
-            members[path] = members[chance.choice(names)]
-        elif kind == 1:  # another cubin, under its right name, wherever the first one is named
-            old = next(n for n in names if n.startswith("code/"))
-            code = flipped(members.pop(old), chance)
-            new = hashlib.sha256(code).hexdigest()
-            members[f"code/{new}"] = code
-            row = members["artifacts.jsonl"].decode().replace(old[5:], new)
-            before = [json.loads(line) for line in members["artifacts.jsonl"].splitlines()]
-            after = [json.loads(line) for line in row.splitlines()]
-            members["artifacts.jsonl"] = row.encode()
-            for a, b in zip(before, after, strict=True):
-                ids = artifact_id(a).encode(), artifact_id(b).encode()
-                members["schedules.jsonl"] = members["schedules.jsonl"].replace(*ids)
-        elif kind == 2:
-            changed = altered(json.loads(members["manifest.json"]), chance)
-            members["manifest.json"] = as_text(changed, chance).encode(errors="surrogatepass")
-            return self.importing(self._written(members, sums=False))
-        elif kind == 3:
-            del members[chance.choice([n for n in names if n != "manifest.json"])]
-        else:
-            one, other = chance.choice(names), chance.choice(names)
-            members[one] = members[other]
-            return self.importing(self._written(members, sums=chance.random() < 0.5 and one != "manifest.json"))
-        return self.importing(self._written(members))
 
     def _database_rows(self, chance: random.Random) -> str:
         db = self.inner / "x.db"

@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError
 from autotune.store import Schedule, Store
-from autotune.store.snapshots.form import CHUNK, SEAL_BYTES
+from autotune.store.codec import artifact_id
+from autotune.store.snapshots.form import SEAL_BYTES
 from autotune.store.snapshots.reader import Snapshot
 from autotune.store.snapshots.writer import export_snapshot
 from tests.fuzz.values import altered, as_text, flipped, hostile
 from tests.support.rows import ENVIRONMENT, GPU
 from tests.support.snapshots import keys, resealed
+
+PAGE = 4096
 
 if TYPE_CHECKING:
     from tests.fuzz.check import Fuzz
@@ -42,6 +45,7 @@ class Snapshots:
         self.kinds: dict[str, Callable[[random.Random], str]] = {
             "snapshot bytes": self._bytes,
             "snapshot rows": self._rows,
+            "snapshot artifacts": self._artifacts,
             "signed snapshot": self._signed_bytes,
         }
 
@@ -86,22 +90,50 @@ class Snapshots:
         resealed(file, change, vacuum=False)
         return self._use(file, chance)
 
+    def _artifacts(self, chance: random.Random) -> str:
+        """An artifact's launch data, or a cubin, changed under its right SHA-256 wherever it is named."""
+        file = self._fuzz.inner / "s.atdb"
+        file.write_bytes(self._file.read_bytes())
+
+        def change(c: sqlite3.Connection) -> None:
+            name, data = chance.choice(c.execute("SELECT fingerprint, data FROM artifacts").fetchall())
+            artifact = json.loads(zlib.decompress(data))
+            old, code = chance.choice(c.execute("SELECT sha256, bytes FROM code").fetchall())
+            if old in json.dumps(artifact) and chance.random() < 0.5:
+                other = flipped(code, chance)
+                sha256 = hashlib.sha256(other).hexdigest()
+                c.execute("UPDATE code SET sha256 = ?, bytes = ? WHERE sha256 = ?", (sha256, other, old))
+                changed = json.loads(json.dumps(artifact).replace(old, sha256))
+            else:
+                changed = altered(artifact, chance)
+            with suppress(ValueError, TypeError, RecursionError, OverflowError):
+                new = artifact_id(changed)
+                text = zlib.compress(as_text(changed, chance).encode(errors="surrogatepass"))
+                c.execute("UPDATE artifacts SET fingerprint = ?, data = ? WHERE fingerprint = ?", (new, text, name))
+                for (row,) in c.execute("SELECT data FROM schedules").fetchall():
+                    named = row.replace(name, new)
+                    digest = hashlib.sha256(named.encode()).hexdigest()
+                    c.execute("UPDATE schedules SET data = ?, sha256 = ? WHERE data = ?", (named, digest, row))
+
+        resealed(file, change, vacuum=False)
+        return self._use(file, chance)
+
     def _signed_bytes(self, chance: random.Random) -> str:
-        """A signed snapshot under its pinned key: damaged, with parts of another that the same key signed, and with
-        the digests or the seal of another. Nothing is read of it but what was signed."""
+        """A signed snapshot under its pinned key: damaged, with pages of another that the same key signed, and with
+        the seal of another. Nothing is read of it but what was signed."""
         data, other = (bytearray(f.read_bytes()) for f in chance.sample((self._signed, self._older), 2))
         kind = chance.randrange(4)
         if kind == 0:
             data = bytearray(flipped(bytes(data), chance))
-        elif kind == 1:  # a chunk of another snapshot, in its place or elsewhere
-            at = CHUNK * chance.randrange(-(-len(other) // CHUNK))
-            to = at if chance.random() < 0.5 else CHUNK * chance.randrange(-(-len(data) // CHUNK))
-            data[to : to + CHUNK] = other[at : at + CHUNK]
+        elif kind == 1:  # a page of another snapshot, in its place or elsewhere
+            at = PAGE * chance.randrange(-(-len(other) // PAGE))
+            to = at if chance.random() < 0.5 else PAGE * chance.randrange(-(-len(data) // PAGE))
+            data[to : to + PAGE] = other[at : at + PAGE]
         elif kind == 2:  # two of its own, in each other's place
-            one, two = (CHUNK * chance.randrange(len(data) // CHUNK) for _ in range(2))
-            data[one : one + CHUNK], data[two : two + CHUNK] = data[two : two + CHUNK], data[one : one + CHUNK]
+            one, two = (PAGE * chance.randrange(len(data) // PAGE) for _ in range(2))
+            data[one : one + PAGE], data[two : two + PAGE] = data[two : two + PAGE], data[one : one + PAGE]
         else:
-            tail = chance.choice((SEAL_BYTES, SEAL_BYTES + 32 * chance.randrange(1, 5)))
+            tail = chance.choice((SEAL_BYTES, SEAL_BYTES + PAGE))
             data[-tail:] = other[-tail:]
         file = self._fuzz.inner / "s.atdb"
         file.write_bytes(data)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.store import Calibration, Key, Schedule, Store, Verdict
-from autotune.store.snapshots.form import Seal, digests_of, opened, root_of, stored_digests
-from autotune.store.snapshots.merge import Imported, checked
+from autotune.store.merge import checked
+from autotune.store.snapshots.form import Seal, checksum, opened
+from autotune.store.snapshots.sign import signed
 from autotune.task import Artifact, Kernel
 from tests.support.rows import ENVIRONMENT, GPU, NEAR, OTHER_GPU, workload
 
@@ -63,18 +66,26 @@ def filled(store: Store, rows: tuple[int, ...] = (32, 64, 512)) -> list[Schedule
     return made
 
 
-def split(path: Path) -> tuple[bytes, bytes, Seal]:
-    """The pages of a snapshot, the digests of their chunks, and the seal."""
+def split(path: Path) -> tuple[bytes, Seal]:
+    """The pages of a snapshot, and the seal."""
     file, seal = opened(path)
     with file:
         file.seek(0)
-        return file.read(seal.length), stored_digests(file, seal), seal
+        return file.read(seal.length), seal
 
 
 def joined(path: Path, pages: bytes, seal: Seal | None = None) -> None:
-    """Write a snapshot of these pages, with right digests; and a right seal that nobody signed, where none is given."""
-    digests = digests_of(io.BytesIO(pages), len(pages))
-    path.write_bytes(pages + digests + (seal or Seal(len(pages), root_of(digests))).packed())
+    """Write a snapshot of these pages; with a right seal that nobody signed, where none is given."""
+    path.write_bytes(pages + (seal or Seal(len(pages), checksum(io.BytesIO(pages), len(pages)))).packed())
+
+
+def as_form_2(path: Path, key: Path | None = None) -> None:
+    """Make of a snapshot one of the form before: digests of its parts stand behind the pages, and are sealed."""
+    pages = bytearray(split(path)[0])
+    pages[60:64] = (2).to_bytes(4, "big")
+    parts = [hashlib.sha256(pages[at : at + 16384]).digest() for at in range(0, len(pages), 16384)]
+    seal = Seal(len(pages), hashlib.sha256(b"".join(parts)).digest(), form=2)
+    path.write_bytes(bytes(pages) + b"".join(parts) + (seal if key is None else signed(seal, key)).packed())
 
 
 def resealed(path: Path, change: Callable[[sqlite3.Connection], object], *, vacuum: bool = True) -> None:
@@ -109,7 +120,16 @@ def faster(s: Schedule, us: float) -> Schedule:
     return replace(s, config={"threads": 999}, latency_us=us, when=s.when + 1, artifact=artifact(CODE + b"other"))
 
 
+class Imported(NamedTuple):
+    """Schedules in a file, those of them that the database took over, and conflicts."""
+
+    schedules: int
+    stored: int
+    conflicts: list[str]
+
+
 def import_file(store: Store, file: Path, *, key: str | None = None) -> Imported:
     """What ``autotune import`` does, into a database that is open."""
-    with checked(file, key=key) as incoming:
-        return incoming.into(store)
+    incoming = checked(file, key=key)
+    found = incoming.into(store)
+    return Imported(incoming.schedules, found.rows["schedules"], found.conflicts)

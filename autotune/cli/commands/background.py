@@ -135,7 +135,7 @@ def _missed(db: str | None, device: str, wait: bool = True) -> frozenset[tuple[s
         UserError: the database cannot be read.
     """
     from autotune.store import Store
-    from autotune.store.connection.outage import LostConnection
+    from autotune.store.connection.faults import LostConnection
     from autotune.store.connection.urls import is_missing, no_database, parse_url
 
     if wait and is_missing(url := parse_url(db)):

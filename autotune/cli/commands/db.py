@@ -8,9 +8,8 @@ from typing import Any
 
 from autotune.cli.commands import db_forget as forget
 from autotune.cli.commands import db_prune as prune
-from autotune.cli.commands import import_
+from autotune.cli.commands import export, import_
 from autotune.cli.options import add_db, add_json
-from autotune.words import plural
 
 
 def add_parser(subparsers: Any) -> None:
@@ -24,7 +23,6 @@ def add_parser(subparsers: Any) -> None:
         ("current", current, "print the revision of the tables"),
         ("stats", stats, "print sizes, counts and speedups"),
         ("verify", verify, "look for damaged rows: print a line for each; exit code 1 where there are any"),
-        ("export", export, "write all schedules, with their code, to one file"),
         ("merge", merge, "take over what another database holds; the better of two measurements or schedules stays"),
     ):
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
@@ -32,9 +30,8 @@ def add_parser(subparsers: Any) -> None:
         add_json(command)
         if name == "merge":
             command.add_argument("other", metavar="URL", help="the other database: a URL or an SQLite file")
-        if name == "export":
-            command.add_argument("file", metavar="FILE", help="the bundle, such as schedules.zip")
         command.set_defaults(run=run)
+    export.add_parser(commands)
     import_.add_parser(commands)
     forget.add_parser(commands)
     prune.add_parser(commands)
@@ -99,7 +96,7 @@ def stats(args: argparse.Namespace) -> int:
 
 def verify(args: argparse.Namespace) -> int:
     from autotune.store import Store
-    from autotune.store.health.verify import damage
+    from autotune.store.upkeep import damage
 
     count, found = 0, []
     with Store.open(args.db, migrate=False, readonly=True) as store:
@@ -115,22 +112,10 @@ def verify(args: argparse.Namespace) -> int:
     return 1 if count else 0
 
 
-def export(args: argparse.Namespace) -> int:
-    from autotune.store import Store
-    from autotune.store.bundles.bundle import export_bundle
-
-    with Store.open(args.db, migrate=False, readonly=True) as store:
-        count = export_bundle(store, args.file)
-        left_out = list(store.problems)
-    text = "\n".join([f"{args.file}: {plural(count, 'schedule')}", *(f"left out: {p}" for p in left_out)])
-    _print(args, {"file": args.file, "schedules": count, "left_out": left_out}, text)
-    return 0
-
-
 def merge(args: argparse.Namespace) -> int:
     from autotune.store import Store
-    from autotune.store.bundles.merge import merge
     from autotune.store.connection.urls import parse_url, show_url
+    from autotune.store.merge import merge
 
     with Store.open(args.other, migrate=False, readonly=True) as other:
         found = Store.fill(args.db, lambda store: merge(store, other))

@@ -34,7 +34,7 @@ def add_parser(commands: Any) -> None:
 def forget(args: argparse.Namespace) -> int:
     """Forget; returns 0."""
     from autotune.store import Store
-    from autotune.store.health.forget import forget_failures
+    from autotune.store.upkeep import forget_failures
 
     statuses = [Status(status) for status in args.status or _STATUSES]
     with Store.open(args.db, migrate=False) as store:

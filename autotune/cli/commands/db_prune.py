@@ -52,8 +52,8 @@ def add_parser(commands: Any) -> None:
 def prune(args: argparse.Namespace) -> int:
     """Prune; returns 0."""
     from autotune.store import Store
-    from autotune.store.health.prune import Limits
-    from autotune.store.health.prune import prune as remove
+    from autotune.store.upkeep import Limits
+    from autotune.store.upkeep import prune as remove
 
     limits = Limits(args.runs, args.failures, args.candidates, args.misses)
     if limits == Limits() and not args.yes:

@@ -1,4 +1,4 @@
-"""``autotune export``: a snapshot of the database, for deploying."""
+"""``autotune export``, or ``autotune db export``: a snapshot of the database."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "export",
-        help="write a snapshot: one read-only file to deploy from",
+        help="write a snapshot: one read-only file to deploy from, or to import into another database",
         description="Write a snapshot, one read-only file with the schedules, their kernels and the verdicts on steps: "
-        "what deployment needs, and nothing else. autotune.load(FILE), or AUTOTUNE_DB=FILE, deploys from it. "
-        "(`autotune db export` writes a bundle, which takes schedules from one database to another.)",
+        "what deployment needs, and nothing else. autotune.load(FILE), or AUTOTUNE_DB=FILE, deploys from it, and "
+        "`autotune import FILE` adds it to another database.",
     )
     parser.add_argument("file", metavar="FILE", help="the snapshot, such as schedules.atdb")
     about = (
@@ -35,6 +35,11 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--domain", metavar="DOMAIN", help="only schedules of this domain, such as fusion")
     about = "only what a look-up would take, for each device and software"
     parser.add_argument("--only-best", action="store_true", help=about)
+    about = (
+        "also the programs that workloads came from, and the targets and commands of verdicts: for a database of your"
+        " own"
+    )
+    parser.add_argument("--programs", action="store_true", help=about)
     about = "sign it with this private key (Ed25519, PEM: `openssl genpkey -algorithm ed25519 -out KEYFILE`)"
     parser.add_argument("--sign", metavar="KEYFILE", help=about)
     add_db(parser)
@@ -54,24 +59,29 @@ def run(args: argparse.Namespace) -> int:
     with Store.open(args.db, migrate=False, readonly=True) as store:
         wanted = _wanted(args.device, store) if args.device else lambda device: True
         found = export_snapshot(
-            store, args.file, device=wanted, domain=args.domain, only_best=args.only_best, key=args.sign, refuse=_refuse
+            store,
+            args.file,
+            device=wanted,
+            domain=args.domain,
+            only_best=args.only_best,
+            programs=args.programs,
+            key=args.sign,
+            refuse=_refuse,
         )
     answer = {
         "file": args.file,
         "schedules": found.schedules,
         "verdicts": found.verdicts,
         "bytes": found.bytes,
-        "digest": found.root,
+        "digest": found.checksum,
         "signed": args.sign is not None,
         "left_out": list(found.left_out),
     }
     if args.json:
         print(json.dumps(answer))
         return 0
-    how = ", signed" if args.sign else ""
-    print(
-        f"{args.file}: {plural(found.schedules, 'schedule')}, {found.bytes / 2**20:.1f} MiB{how}, digest {found.root}"
-    )
+    size = f"{found.bytes / 2**20:.1f} MiB{', signed' if args.sign else ''}"
+    print(f"{args.file}: {plural(found.schedules, 'schedule')}, {size}, digest {found.checksum}")
     for line in found.left_out:
         print(f"left out: {line}")
     return 0

@@ -1,4 +1,4 @@
-"""``autotune import``, or ``autotune db import``: add a snapshot, or a bundle, to the database."""
+"""``autotune import``, or ``autotune db import``: add a snapshot to the database."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "import",
-        help="add a snapshot or a bundle to the database",
-        description="Add the schedules of a snapshot (autotune export) or a bundle (autotune db export) to the "
-        "database: all of them, or none where the file is damaged. Where both have a schedule for the same workload, "
-        "device, software and way of measuring, the faster stays, and the other's latency is kept as a measurement. "
-        "Their code will run here, so know who wrote it.",
+        help="add a snapshot to the database",
+        description="Add what a snapshot (autotune export) holds to the database: all of it, or nothing where the file "
+        "is damaged. Where both have a schedule for the same workload, device, software and way of measuring, the "
+        "faster stays, and the other's latency is kept as a measurement. Their code will run here: import only what "
+        "comes from someone whose programs you would run.",
     )
-    parser.add_argument("file", metavar="FILE", help="the snapshot or the bundle")
+    parser.add_argument("file", metavar="FILE", help="the snapshot")
     about = "public key (PEM) that a snapshot must be signed with (default: $AUTOTUNE_KEY, else none)"
     parser.add_argument("--key", metavar="KEYFILE", help=about)
     add_db(parser)
@@ -35,18 +35,19 @@ def run(args: argparse.Namespace) -> int:
     """Import; returns 0."""
     from autotune.store import Store
     from autotune.store.connection.urls import parse_url, show_url
+    from autotune.store.merge import checked
     from autotune.store.opening import pinned_key
-    from autotune.store.snapshots.merge import checked
 
     # The file first: one that is refused makes no database.
-    with checked(args.file, key=pinned_key(args.key)) as incoming:
-        found, name = Store.fill(args.db, incoming.into), show_url(parse_url(args.db))
+    incoming = checked(args.file, key=pinned_key(args.key))
+    found, name = Store.fill(args.db, incoming.into), show_url(parse_url(args.db))
     if args.json:
-        print(json.dumps({"file": args.file, "database": name, **found.to_json()}))
+        counts = {"schedules": incoming.schedules, "stored": found.rows["schedules"]}
+        print(json.dumps({"file": args.file, "database": name, **counts, "conflicts": found.conflicts}))
         return 0
-    print(f"{args.file}: {plural(found.schedules, 'schedule')}, {found.stored} stored in {name}")
+    print(f"{args.file}: {plural(incoming.schedules, 'schedule')}, {found.rows['schedules']} stored in {name}")
     for line in found.conflicts[:SHOWN]:
-        print(line)
+        print(f"conflict: {line}")
     if len(found.conflicts) > SHOWN:
         print(f"and {len(found.conflicts) - SHOWN} more conflicts: --json lists them")
     return 0

@@ -14,7 +14,7 @@ from autotune.errors import UserError
 from autotune.words import plural
 
 if TYPE_CHECKING:
-    from autotune.report.page import Page
+    from autotune.report.site import Page
 
 
 def add_parser(subparsers: Any) -> None:

@@ -36,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print one line for each workload and device, newest first, and what was missed."""
+    """Print one line for each workload and device, newest first, and the misses."""
     from autotune.store import Store, named_snapshot
 
     limit = (None if args.json else NEWEST) if args.limit is None else args.limit or None
@@ -55,7 +55,7 @@ Frozen = tuple[list["Overview"], int, str, list["Miss"], dict[str, tuple[str, st
 
 
 def _frozen(file: str, limit: int | None) -> Frozen:
-    """What is in a snapshot, newest first, how much that is in all, and its name; misses and steps it has none."""
+    """A snapshot's schedules, newest first, their number in all, and its name; it has no misses and no steps."""
     from autotune.store import Overview, Snapshot
 
     snapshot = Snapshot(file)
@@ -82,7 +82,7 @@ def _frozen(file: str, limit: int | None) -> Frozen:
 
 
 def _units(rows: list[Overview], source: Store | Snapshot) -> Units:
-    """How to write the latencies of workloads whose domain measures something else in the place of time."""
+    """The units of workloads whose domain measures another quantity than time."""
     from autotune.domain import figure_of, has_figures
 
     kinds = {kind for kind in {row.kind for row in rows} if has_figures(kind)}
@@ -170,5 +170,5 @@ def _to_json(row: Overview, unit: Figure | None) -> dict[str, Any]:
 
 
 def _notes(row: Overview) -> list[str]:
-    """What there is to say of the best latency: that it is a baseline's, and that it is not to be trusted."""
+    """Notes on the best latency: the baseline that won, and a busy machine."""
     return [*([row.winner] if row.winner and row.winner != "autotune" else []), *(["busy"] if row.busy else [])]

@@ -1,1 +1,1 @@
-"""From what the user wrote to a database of the right version, and servers that go away."""
+"""Opening databases: URLs, engines, migrations, errors, and servers that do not answer."""

@@ -1,4 +1,4 @@
-"""Connecting: from what the user wrote to an engine with the right transactions, and errors in one line."""
+"""Connecting: engines with the right transactions, and the base class of the store."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import math
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 
 from autotune.errors import UserError, told
-from autotune.store.connection.faults import first_line, user_errors
-from autotune.store.connection.outage import LostConnection, Patience, within
+from autotune.store.connection.faults import LostConnection, Patience, first_line, user_errors, within
 from autotune.store.connection.sqlite import sqlite_engine
 from autotune.store.connection.urls import default_path, parse_url, server_options, show_url
-from autotune.store.health.damage import BROKEN, from_json_text, why
+from autotune.store.damage import BROKEN, from_json_text, why
 from autotune.store.models import VERSION_TABLE, Base
 from autotune.workload import canonical_json
 
@@ -45,7 +44,7 @@ _DEAD_PEER = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_coun
 def create_engine(
     url: sa.URL, *, readonly: bool = False, timeout_s: float = 30.0, limit_s: float | None = None
 ) -> sa.Engine:
-    """An engine whose transactions are what they say; see :class:`Database` for reading and writing with it.
+    """An engine with explicit transactions; :class:`Database` reads and writes with it.
 
     Args:
         limit_s: seconds that connecting to a server, and each statement there, may take; None waits for as long as it
@@ -65,7 +64,7 @@ def create_engine(
     try:
         engine = sa.create_engine(
             url,
-            pool_pre_ping=limit_s is None,  # a stopped server does not answer to it, and it knows no limit
+            pool_pre_ping=limit_s is None,  # a stopped server does not answer a ping, which has no time limit
             json_serializer=canonical_json,
             json_deserializer=from_json_text,
             connect_args={"options": f"{own if isinstance(own, str) else ' '.join(own)} {options}".strip()},
@@ -99,7 +98,7 @@ def revision(engine: sa.Engine, url: sa.URL, *, limit_s: float | None = None) ->
 class Database:
     """One database, open: the base of the store's parts.
 
-    Thread-safe: every call takes its own connection from the pool. A forked child gets a pool of its own.
+    Thread-safe: every call takes its own connection from the pool. A forked child opens another pool.
 
     Args:
         replica: where to read, and its engine; None reads where it writes.
@@ -146,7 +145,7 @@ class Database:
         return show_url(self._url)
 
     def outlast(self, action: Callable[[], T]) -> T:
-        """What ``action`` returns, called again while the server is away; see :class:`Patience`.
+        """Call ``action``, and repeat it while the server is away; see :class:`Patience`.
 
         Raises:
             LostConnection: it did not come back in time.
@@ -192,8 +191,27 @@ class Database:
         self.problems.append(line)
         log.warning("%s", line)
 
+    @contextmanager
+    def referring(self, what: str, before: str) -> Iterator[sa.Connection]:
+        """As :meth:`writing`, for a row that refers to others.
+
+        Raises:
+            ValueError: these others, ``what``, were not put before.
+        """
+        try:
+            with self.writing() as c:
+                yield c
+        except IntegrityError as e:
+            raise ValueError(f"put {what} before {before}") from e
+
+    def made(self, query: Any, make: Callable[[Any], T], name: Callable[[Any], str]) -> list[T]:
+        """The sound rows of ``query``, as :meth:`sound` makes them."""
+        with self.reading() as c:
+            rows = c.execute(query).all()
+        return list(self.sound(rows, make, name))
+
     def sound(self, rows: Iterable[Any], make: Callable[[Any], T], name: Callable[[Any], str]) -> Iterator[T]:
-        """What ``make`` makes of each row, without those that are damaged, which are told by ``name``."""
+        """Call ``make`` with each row; damaged rows are left out and reported under their ``name``."""
         for row in rows:
             try:
                 yield make(row)
@@ -203,6 +221,19 @@ class Database:
     def insert(self, model: type[Base]) -> Any:
         """An INSERT with ``on_conflict_do_...``, which both dialects spell alike but SQLAlchemy types apart."""
         return self._insert(model)
+
+    def upsert(
+        self, model: type[Base], columns: Iterable[str], keys: Sequence[str], where: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """An INSERT of ``columns`` whose row takes the place of the stored one with its ``keys``.
+
+        Args:
+            where: made of the new row, the condition on which it does; None for always.
+        """
+        insert = self.insert(model)
+        news = {n: insert.excluded[n] for n in columns if n not in keys}
+        condition = None if where is None else where(insert.excluded)
+        return insert.on_conflict_do_update(index_elements=list(keys), set_=news, where=condition)
 
     @staticmethod
     def changed(connection: sa.Connection, statement: Any) -> bool:
@@ -254,7 +285,8 @@ def patient(cls: type[T]) -> type[T]:
         if base is object or base is Database:
             continue
         for name, method in vars(base).items():
-            if callable(method) and not name.startswith("_") and not isinstance(method, (type, staticmethod)):
+            public = callable(method) and not name.startswith("_") and not isinstance(method, (type, staticmethod))
+            if public and not hasattr(Database, name):
                 setattr(cls, name, _repeated(getattr(cls, name)))
     return cls
 

@@ -42,9 +42,7 @@ def upgrade(url: str | os.PathLike[str] | None = None, *, timeout_s: float = 60.
 
 
 def create_file(url: sa.URL, *, timeout_s: float = 60.0) -> bool:
-    """Make an SQLite file that is not there, with its tables; False where it is there, or is on a server.
-
-    It appears with all of its tables, or not at all.
+    """Make a missing SQLite file, with all of its tables or not at all; False for an existing one, and for a server.
 
     Raises:
         UserError: it cannot be made.
@@ -98,7 +96,7 @@ def current(url: str | os.PathLike[str] | None = None) -> str | None:
 
 
 def head() -> str:
-    """The newest revision this copy of autotune knows."""
+    """The newest revision of this version of autotune."""
     return str(ScriptDirectory.from_config(_config()).get_current_head())
 
 

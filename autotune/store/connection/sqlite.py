@@ -1,9 +1,10 @@
-"""SQLite files: opened so that several processes may write."""
+"""SQLite files: opened so that several processes may write; which file systems several machines share."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import sqlite3
 import tempfile
 import time
@@ -18,9 +19,8 @@ from sqlalchemy.pool import QueuePool
 
 from autotune.errors import UserError
 from autotune.store.connection.faults import reason
-from autotune.store.connection.filesystem import shared_type
 from autotune.store.connection.urls import no_database
-from autotune.store.health.damage import from_json_text
+from autotune.store.damage import from_json_text
 from autotune.store.snapshots.form import is_snapshot
 from autotune.workload import canonical_json
 
@@ -51,7 +51,7 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
         connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
         connection.text_factory = _text
         connection.execute("PRAGMA foreign_keys = ON")
-        # Without a log of its own a file can be torn by a loss of power at the wrong moment.
+        # A loss of power can tear a file that has no write-ahead log.
         connection.execute(f"PRAGMA synchronous = {'FULL' if shared else 'NORMAL'}")
         return connection
 
@@ -73,8 +73,7 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
 
 
 def _text(data: bytes) -> str:
-    """A text that was damaged on disk is read all the same: its row is told apart by what it says."""
-    return data.decode(errors="replace")
+    return data.decode(errors="replace")  # a damaged text is read, so that a message can name its row
 
 
 def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
@@ -104,7 +103,7 @@ def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
 
 
 def _has_log(path: Path) -> bool:
-    """Whether a database is of the form that needs a write-ahead log: its header says so."""
+    """Return True for a database whose header demands a write-ahead log."""
     try:
         with path.open("rb") as file:
             return file.read(20)[18:] == b"\2\2"
@@ -199,3 +198,44 @@ def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> No
             if "locked" not in str(e) or time.monotonic() > deadline:
                 raise UserError(reason(sa.URL.create("sqlite", database=str(path)), e)) from None
         time.sleep(0.02)
+
+
+MOUNTS = Path("/proc/self/mounts")
+
+SHARED = frozenset({
+    "nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs",
+    "glusterfs", "orangefs", "pvfs2", "ocfs2", "gfs2", "ncpfs", "virtiofs", "vboxsf", "wekafs", "quobyte", "panfs",
+})  # fmt: skip
+"""Types of file systems that other machines may write, as the kernel names them."""
+
+SHARED_PROGRAMS = frozenset({
+    "sshfs", "s3fs", "gcsfuse", "goofys", "rclone", "glusterfs", "ceph", "ceph-fuse", "juicefs", "mfs", "moosefs",
+    "lizardfs", "seaweedfs", "blobfuse", "blobfuse2", "davfs", "mount-s3", "smbnetfs", "curlftpfs", "beegfs",
+    "quobyte", "hdfs", "alluxio",
+})  # fmt: skip
+"""Of those that a FUSE program serves (``fuse.sshfs``) such as do."""
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+def shared_type(path: Path) -> str | None:
+    """The type of a path's file system, if other machines may write it, else None.
+
+    None too where the kernel lists no mounts.
+    """
+    try:
+        lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
+        real = path.resolve()
+    except (OSError, RuntimeError):
+        return None
+    longest, found = -1, ""
+    for line in lines:
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = Path(_ESCAPE.sub(lambda m: chr(int(m[1], 8)), fields[1]))
+        # What is mounted later at the same place hides what was there.
+        if len(point.parts) >= longest and real.is_relative_to(point):
+            longest, found = len(point.parts), fields[2]
+    kind, _, program = found.partition(".")
+    shared = program in SHARED_PROGRAMS if kind == "fuse" else found in SHARED
+    return found if shared else None

@@ -1,4 +1,4 @@
-"""What the user wrote for a database, as an SQLAlchemy URL and back as words that hold no credential."""
+"""Names of databases: from the user's text to an SQLAlchemy URL, and to messages without credentials."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _HARMLESS = {
 
 
 def default_path() -> Path:
-    """Where the database lies if the user names none: ``autotune.db`` in the user's data folder."""
+    """The default database: ``autotune.db`` in the user's data folder."""
     import platformdirs
 
     return Path(platformdirs.user_data_dir("autotune")) / "autotune.db"
 
 
 def no_database(file: str | os.PathLike[str]) -> str:
-    """What is said where a database is to be read and there is none."""
+    """The message for a database to be read that does not exist."""
     return f"there is no database {os.fspath(file)}: run a search first, or give another with --db"
 
 
@@ -126,7 +126,7 @@ def show_url(url: sa.URL) -> str:
 
 
 def for_command(db: str | os.PathLike[str]) -> str:
-    """What to write after ``--db`` in a command for the user to copy: a file's name, or "URL" for a server's."""
+    """The word after ``--db`` in a command for the user to copy: a file's name, or "URL" for a server's."""
     try:
         parsed = parse_url(db)
     except UserError:

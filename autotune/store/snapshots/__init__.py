@@ -1,1 +1,1 @@
-"""Frozen databases: one read-only file with what deployment needs, and nothing else."""
+"""Frozen databases: one read-only file to deploy from, or to import."""

@@ -1,12 +1,7 @@
-"""What a snapshot is made of: SQLite pages, a digest of each chunk of them, then a seal.
+"""The form of a snapshot: SQLite pages, then a seal with their checksum, which may be signed.
 
-Here are the tables, and the checks of a file that need no SQL: whether it is a snapshot, of which version, and whole.
-SQLite reads no further than the number of pages that its header tells, so what stands behind them does not disturb it.
-
-The digests are a tree of two levels (R. Merkle, A Digital Signature Based on a Conventional Encryption Function, 1987):
-the seal has the digest of the digests, the root, and that is what is signed. So a reader that has compared the digests
-with the root can compare each chunk when it reads it, and none can be changed, moved, left out or taken from another
-file.
+Here are the tables, and the checks of a file that need no SQL: whether it is a snapshot, of which form, and whole.
+SQLite reads no further than the number of pages in its header, so that the seal does not disturb it.
 """
 
 from __future__ import annotations
@@ -17,14 +12,14 @@ import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from autotune.errors import UserError, pasted
 
 SUFFIX = ".atdb"
 APPLICATION = 0x41544442  # "ATDB", SQLite's application_id
-VERSION = 2
-"""Of the form, SQLite's user_version. A reader refuses every other one."""
+VERSION = 3
+"""Of the form, SQLite's user_version. Form 2 is read as well, and no other one."""
 
 LARGEST = 64 << 30  # bytes: more is an accident
 LARGEST_VALUE = 64 << 20  # bytes of one value: a cubin, or a graph as JSON
@@ -55,100 +50,83 @@ TABLES = (
 compressed (zlib); ``sha256`` is that of ``data``. What has a fingerprint is checked by it. (Tables have rowids:
 without, SQLite spends a page on each row of a kilobyte.)"""
 
-CHUNK = 16 << 10
-"""Bytes for which there is a digest; the last chunk may be shorter."""
-
+Kind = Literal["snapshot", "database", "bundle", "other", "missing", "unreadable"]
+KEYS = {
+    "schedules": ("workload", "device", "environment", "policy", "family", "extent"),
+    "verdicts": ("graph", "device", "environment", "mode"),
+    "calibrations": ("device", "kind"),
+}
+"""Columns that ``data`` has again as the list ``key``, with fingerprints for numbers."""
 SQLITE = b"SQLite format 3\0"
-_MAGIC = b"autotune seal 2\n"
+NOTHING = bytes(32)
+_MAGIC = {2: b"autotune seal 2\n", 3: b"autotune seal 3\n"}
 _SEAL = struct.Struct("<16sQ32s32s64s")
 SEAL_BYTES = _SEAL.size
-NOTHING = bytes(32)
+_PART = 16 << 10
+"""Bytes. Form 2 has a SHA-256 of each such part behind the pages, and that of these in its seal."""
 
 
 @dataclass(frozen=True)
 class Seal:
-    """What stands at the end.
+    """The end of a file.
 
     Attributes:
         length: bytes of the pages.
-        root: SHA-256 of the digests, which are the SHA-256 of each chunk, 32 bytes, one after the other.
+        checksum: of the pages, as :func:`checksum` makes it.
         key: SHA-256 of the public key that belongs to ``signature``; zeros where nobody signed.
         signature: Ed25519, of :meth:`message`.
     """
 
     length: int
-    root: bytes
+    checksum: bytes
     key: bytes = NOTHING
     signature: bytes = bytes(64)
+    form: int = VERSION
 
     @property
     def signed(self) -> bool:
         return self.key != NOTHING
 
     def message(self) -> bytes:
-        """What is signed."""
-        return b"autotune snapshot 2" + struct.pack("<QQ", self.length, CHUNK) + self.root
+        """The bytes that are signed."""
+        sizes = (self.length, _PART) if self.form == 2 else (self.length,)
+        return b"autotune snapshot %d" % self.form + struct.pack(f"<{len(sizes)}Q", *sizes) + self.checksum
 
     def packed(self) -> bytes:
-        return _SEAL.pack(_MAGIC, self.length, self.root, self.key, self.signature)
+        return _SEAL.pack(_MAGIC[self.form], self.length, self.checksum, self.key, self.signature)
 
 
-def digests_of(file: IO[bytes], length: int) -> bytes:
-    """The digest of each chunk of a file's first bytes; of fewer where it has fewer."""
-    found = []
+def checksum(file: IO[bytes], length: int, form: int = VERSION) -> bytes:
+    """SHA-256 of a file's first ``length`` bytes; in form 2, of the SHA-256 of each part of them."""
+    total = hashlib.sha256()
     file.seek(0)
-    while length > 0 and (part := file.read(min(length, CHUNK))):
-        found.append(hashlib.sha256(part).digest())
+    while length > 0 and (part := file.read(min(length, _PART))):
+        total.update(hashlib.sha256(part).digest() if form == 2 else part)
         length -= len(part)
-    return b"".join(found)
+    return total.digest()
 
 
-def root_of(digests: bytes) -> bytes:
-    return hashlib.sha256(digests).digest()
-
-
-def stored_digests(file: IO[bytes], seal: Seal) -> bytes:
-    """The digests behind the pages of a snapshot's file; they are right where their root is the seal's."""
-    file.seek(seal.length)
-    return file.read(_digest_bytes(seal.length))
-
-
-def _digest_bytes(length: int) -> int:
-    return 32 * -(-length // CHUNK)
+def kind_of(
+    path: str | os.PathLike[str],
+) -> Literal["snapshot", "database", "bundle", "other", "missing", "unreadable"]:
+    """The form of a file, by its first bytes: a snapshot of any form, damaged or not, another SQLite file, or a zip
+    archive, as the bundles of earlier versions are."""
+    try:
+        with _regular(Path(path)) as file:
+            head = file.read(72)
+    except FileNotFoundError:
+        return "missing"
+    except (OSError, ValueError, UserError):
+        return "unreadable"
+    if head.startswith(SQLITE):
+        return "snapshot" if _is_ours(head) else "database"
+    return "bundle" if head.startswith(b"PK\3\4") else "other"
 
 
 def is_snapshot(path: str | os.PathLike[str]) -> bool:
-    """Whether a name means a snapshot: by what the file holds, damaged or not; where it holds no database, or is not
-    there, by how the name ends."""
-    try:
-        head = _head(Path(path))
-    except FileNotFoundError:
-        return os.fspath(path).endswith(SUFFIX)
-    except (OSError, ValueError, UserError):
-        return False
-    return _is_ours(head) or (os.fspath(path).endswith(SUFFIX) and not head.startswith(SQLITE))
-
-
-def is_database(path: str | os.PathLike[str]) -> bool:
-    """Whether a file that is there holds an SQLite database that is no snapshot."""
-    try:
-        head = _head(Path(path))
-    except (OSError, ValueError, UserError):
-        return False
-    return head.startswith(SQLITE) and not _is_ours(head)
-
-
-def holds_snapshot(path: Path) -> bool:
-    """Whether a file that is there holds a snapshot, of any version, damaged or not."""
-    try:
-        return _is_ours(_head(path))
-    except (OSError, ValueError, UserError):
-        return False
-
-
-def _head(path: Path) -> bytes:
-    with _regular(path) as file:
-        return file.read(72)
+    """Return True where a name means a snapshot, by the file's form or, where that is none or missing, by its end."""
+    kind = kind_of(path)
+    return kind == "snapshot" or (kind in ("other", "bundle", "missing") and os.fspath(path).endswith(SUFFIX))
 
 
 def _is_ours(head: bytes) -> bool:
@@ -196,16 +174,18 @@ def _checked(path: Path, file: IO[bytes]) -> Seal:
     if len(head) < 100 or not _is_ours(head):
         raise UserError(f"{path} is no snapshot of autotune's, or is damaged: `autotune export` writes one")
     version = int.from_bytes(head[60:64], "big")
-    if version != VERSION:
+    if version not in _MAGIC:
         better = "upgrade autotune" if version > VERSION else "export it again"
-        raise UserError(f"{path} is a snapshot of form {version}, this autotune reads form {VERSION}: {better}")
+        raise UserError(f"{path} is a snapshot of form {version}, this autotune reads forms 2 and 3: {better}")
     page = int.from_bytes(head[16:18], "big")
     length = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
     file.seek(max(size - SEAL_BYTES, 0))
     last = file.read(SEAL_BYTES)
-    if size != length + _digest_bytes(length) + SEAL_BYTES or head[18:20] != b"\1\1" or not last.startswith(_MAGIC):
+    parts = 32 * -(-length // _PART) if version == 2 else 0
+    whole = size == length + parts + SEAL_BYTES and last.startswith(_MAGIC[version])
+    if not whole or head[18:20] != b"\1\1":  # other than 1: SQLite would look for a write-ahead log
         raise UserError(f"the snapshot {path} is damaged or cut short: copy or export it again")
-    _, told, root, key, signature = _SEAL.unpack(last)
-    if told != length:
+    _, sealed, digest, key, signature = _SEAL.unpack(last)
+    if sealed != length:
         raise UserError(f"the snapshot {path} is damaged: its seal is of another file; copy or export it again")
-    return Seal(length, root, key, signature)
+    return Seal(length, digest, key, signature, version)

@@ -21,13 +21,15 @@ def packaged() -> list[str]:
 
 
 def name_for(device: str) -> str:
-    """What the snapshot of a device is called by the device's own name: ``h200`` for "NVIDIA H200"."""
+    """The name of a device's snapshot, from the device's own name: ``h200`` for "NVIDIA H200"."""
     return re.sub("[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
 
 
 def file_for(device: DeviceIdentity) -> Path | None:
-    """The snapshot that comes with autotune for a device, or None. Its name says so; nothing is opened, so that it may
-    turn out to be of another such device, with another number of multiprocessors."""
+    """The snapshot that comes with autotune for a device, by its name, or None.
+
+    Nothing is opened: it may be of another such device, with another number of multiprocessors.
+    """
     return _file_for(device.name) if device.count == 1 else None
 
 
@@ -38,7 +40,7 @@ def _file_for(device: str) -> Path | None:
 
 
 def digests() -> dict[Path, str]:
-    """What each snapshot that comes with autotune says that it holds; its seal alone is read."""
+    """The checksum of each snapshot that comes with autotune, from its seal; no more is read."""
     return {path: _digest(path) for name in packaged() if (path := FOLDER / f"{name}{SUFFIX}")}
 
 
@@ -48,7 +50,7 @@ def _digest(path: Path) -> str:
     except UserError:
         return "damaged"
     file.close()
-    return seal.root.hex()
+    return seal.checksum.hex()
 
 
 def path_of(name: str | os.PathLike[str]) -> str:

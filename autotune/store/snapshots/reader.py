@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
-import math
 import os
 import sqlite3
 import threading
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import NoneType, SimpleNamespace
+from typing import IO, Any
 from urllib.parse import quote
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import UserError, printable, told
-from autotune.store.codec import artifact_from, config_from
-from autotune.store.health.damage import (
-    BROKEN,
-    Damaged,
-    cost,
-    from_json_text,
-    latencies,
-    mapping,
-    moment,
-    number,
-    whole,
-    why,
+from autotune.store.codec import (
+    artifact_from,
+    calibration_from,
+    device_from,
+    environment_from,
+    schedule_from,
+    verdict_from,
+    workload_from,
 )
-from autotune.store.health.step_record import left_of, step_record
-from autotune.store.reading import Match, Near
-from autotune.store.records import Calibration, Key, Schedule, Verdict
-from autotune.store.snapshots.form import LARGEST_VALUE, TABLES, opened
-from autotune.store.snapshots.pages import Connection, Pages, can_compare, compare_all
+from autotune.store.damage import BROKEN, Damaged, from_json_text, mapping, text, whole, why
+from autotune.store.reading import Listed, Reader, Where
+from autotune.store.records import Calibration, Schedule, Verdict
+from autotune.store.snapshots.form import KEYS, LARGEST_VALUE, TABLES, Seal, checksum, opened
 from autotune.store.snapshots.sign import check_signature
-from autotune.task import Artifact, config_key
+from autotune.task import config_key
 from autotune.workload import Workload, canonical_json
 
 log = logging.getLogger("autotune")
@@ -47,13 +43,12 @@ _compared: set[tuple[int, int, int, int]] = set()
 _FAILED = (*BROKEN, sqlite3.Error, zlib.error, MemoryError)
 
 
-class Snapshot:
-    """A snapshot, open; see :class:`autotune.store.reading.Reader` for what it is asked.
+class Snapshot(Reader):
+    """A snapshot, open; :class:`autotune.store.reading.Reader` has the look-ups.
 
-    Opening compares the whole file with its seal, once in a process. With ``key`` the seal's signature is checked.
-    Where the package ``apsw`` is installed, opening then reads a few pages, and every page is compared with what was
-    signed when it is read. Each row is compared with its checksum when it is read. The first mismatch condemns the
-    file: one warning, and nothing more is read of it.
+    Opening compares the whole file with its seal, once in a process, and with ``key`` each time, after the seal's
+    signature. Each row is compared with its checksum when it is read. The first mismatch condemns the file: one
+    warning, and nothing more is read of it.
 
     Safe to share among threads, and with forked processes.
 
@@ -78,15 +73,12 @@ class Snapshot:
         self.problems: list[str] = []
         file, self._seal = opened(self._path)
         with file:
-            self._pages: Pages | None = None
             if key is not None:
                 check_signature(self._path, self._seal, key)
             self._inode = _identity(os.fstat(file.fileno()))
-            if key is not None and can_compare():
-                self._pages = Pages(self._path, file, self._seal)
-            elif self._inode not in _compared:
+            if key is not None or self._inode not in _compared:
                 # No checksum of a row shows that rows are missing: two swapped pages look like an empty table.
-                compare_all(self._path, file, self._seal)
+                compare(self._path, file, self._seal)
                 _compared.add(self._inode)
             self.trusted = key is not None
             try:
@@ -100,13 +92,9 @@ class Snapshot:
         return UserError(f"the snapshot {self._path} is damaged ({text}): copy or export it again")
 
     def _connect(self) -> None:
-        connection: sqlite3.Connection | Connection
-        if self._pages is not None:
-            connection = Connection(self._pages)
-        else:
-            # immutable: no locks, and no look for a journal that somebody may have put beside the file.
-            uri = f"file:{quote(os.fsencode(self._path))}?mode=ro&immutable=1"
-            connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        # immutable: no locks, and no journal, which somebody may have put into the same folder.
+        uri = f"file:{quote(os.fsencode(self._path))}?mode=ro&immutable=1"
+        connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         try:
             connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
             for pragma in _PRAGMAS:
@@ -114,7 +102,7 @@ class Snapshot:
             found = {row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
             if found != set(TABLES):
                 raise Damaged("its tables are others")
-            if self._pages is None and _identity(os.stat(self._path)) != self._inode:
+            if _identity(os.stat(self._path)) != self._inode:
                 raise Damaged("it was replaced while it was opened")
         except BaseException:
             connection.close()
@@ -125,15 +113,14 @@ class Snapshot:
         self.about = {str(name): str(value) for name, value in self._sqlite.execute("SELECT name, value FROM about")}
         self._devices: dict[int, DeviceIdentity] = {}
         self._environments: dict[int, Environment] = {}
-        for row, fingerprint, text in self._sqlite.execute("SELECT number, fingerprint, identity FROM devices"):
-            self._devices[row] = device = DeviceIdentity.from_json(mapping(_json(text), "identity"))
-            if device.fingerprint != fingerprint:
-                raise Damaged("a device does not match its SHA-256")
-        for row, fingerprint, text in self._sqlite.execute("SELECT number, fingerprint, versions FROM environments"):
-            self._environments[row] = environment = Environment.from_json(mapping(_json(text), "versions"))
-            if environment.strict != fingerprint:
-                raise Damaged("an environment does not match its SHA-256")
+        for number, fingerprint, json in self._sqlite.execute("SELECT number, fingerprint, identity FROM devices"):
+            self._devices[number] = device_from(fingerprint, _json(json))
+        for number, fingerprint, json in self._sqlite.execute("SELECT number, fingerprint, versions FROM environments"):
+            self._environments[number] = environment_from(fingerprint, _json(json))
         self._numbers = {device.fingerprint: n for n, device in self._devices.items()}
+        strict = {environment.strict for environment in self._environments.values()}
+        if len(self._numbers) < len(self._devices) or len(strict) < len(self._environments):
+            raise Damaged("a device or an environment is there twice")
 
     @property
     def name(self) -> str:
@@ -142,7 +129,7 @@ class Snapshot:
 
     @property
     def signed(self) -> bool:
-        """Whether anybody signed it; ``trusted`` says whether that was who is pinned."""
+        """Return True for a signed file; ``trusted`` is True where the pinned key signed it."""
         return self._seal.signed
 
     @property
@@ -157,168 +144,65 @@ class Snapshot:
 
     def state(self) -> str:
         """The digest of all of it: a snapshot never changes."""
-        return "condemned" if self.lost else self._seal.root.hex()
+        return "condemned" if self.lost else self._seal.checksum.hex()
 
     def check(self) -> None:
-        """Read all of it: every digest, SQLite's own structure, and every row.
+        """Read all of it: the pages, SQLite's own structure, and every row.
 
         Raises:
             UserError: anything is damaged, in one line.
         """
+        if self.lost:
+            raise UserError(self.lost)
         with open(self._path, "rb") as file:
-            compare_all(self._path, file, self._seal)
-        try:
-            (found,) = next(iter(self._sqlite.execute("PRAGMA integrity_check(1)")))
-            if found != "ok":
-                raise Damaged(found)
-            for _ in self.schedules(artifacts=True):
-                pass
-            for _ in self.verdicts():
-                pass
-            for _ in self.calibrations():
-                pass
-            for (fingerprint,) in list(self._sqlite.execute("SELECT fingerprint FROM workloads")):
-                self._workload(fingerprint)
-        except _FAILED as e:
-            raise self._damaged(e) from None
+            compare(self._path, file, self._seal)
+        (found,) = next(iter(self._sqlite.execute("PRAGMA integrity_check(1)")))
+        if found != "ok":
+            raise Damaged(found)
+        self.schedules(artifacts=True), self.verdicts(), self.calibrations()
+        for (fingerprint,) in self._rows("SELECT fingerprint FROM workloads"):
+            self._workload(fingerprint)
 
     def close(self) -> None:
         """Close the file. The snapshot may not be used afterwards."""
         with self._lock:
             self._sqlite.close()
-            if self._pages is not None:
-                self._pages.close()
-
-    # What look-ups ask. None of it raises for damage: the file is condemned, and nothing is found.
-
-    def get_schedule(
-        self, workload: str, device: str, environment: Environment | str | None = None, *, match: Match = "strict"
-    ) -> Schedule | None:
-        """As ``Store.get_schedule``."""
-        where = "workload = ? AND device = ?"
-        with _Condemning(self):
-            found = self._schedules(where, (workload, self._numbers.get(device, -1)), environment, match)
-            return self._whole(*found[0]) if found else None
-        return None
-
-    def family_schedules(
-        self,
-        family: str,
-        device: str,
-        environment: Environment | str | None = None,
-        *,
-        match: Match = "strict",
-        artifacts: bool = True,
-        extents: tuple[float, float] | None = None,
-    ) -> list[Schedule]:
-        """As ``Store.family_schedules``."""
-        if not family:
-            return []
-        low, high = (0, 2**63 - 1) if extents is None else (math.ceil(extents[0]), math.floor(extents[1]))
-        where = "family = ? AND device = ? AND extent BETWEEN ? AND ?"
-        best: dict[str, Schedule] = {}
-        with _Condemning(self):
-            values = (family, self._numbers.get(device, -1), low, high)
-            for s, artifact in self._schedules(where, values, environment, match):
-                if s.key.workload not in best:
-                    best[s.key.workload] = self._whole(s, artifact) if artifacts else s
-            return sorted(best.values(), key=lambda s: s.extent)
-        return []
-
-    def nearest(
-        self, family: str, device: str, environment: Environment, extent: int, *, match: Match = "strict", limit: int
-    ) -> list[Near]:
-        """As ``Store.nearest``."""
-        fits = [n for n, e in self._environments.items() if _fit(e, environment, match) is not None]
-        number = self._numbers.get(device)
-        if not family or number is None or not fits:
-            return []
-        query = (
-            "SELECT DISTINCT extent, workload FROM schedules WHERE device = ? AND family = ? AND"
-            f" environment IN ({','.join(map(str, fits))}) AND extent"
-        )
-        with _Condemning(self):
-            above = self._rows(f"{query} >= ? ORDER BY extent, workload LIMIT ?", (number, family, extent, limit))
-            down = f"{query} < ? ORDER BY extent DESC, workload DESC LIMIT ?"
-            below, when = self._rows(down, (number, family, extent, limit)), float(int(self._seal.root.hex()[:12], 16))
-            found = [Near(str(w), whole(e, "number of rows"), when) for e, w in (*above, *below)]
-            return sorted(found, key=lambda n: abs(math.log(max(n.extent, 1) / max(extent, 1))))[:limit]
-        return []
 
     def places(self, workload: str) -> list[tuple[str, str]]:
         """As ``Reader.places``."""
-        with _Condemning(self):
-            rows = self._rows("SELECT DISTINCT device, environment FROM schedules WHERE workload = ?", (workload,))
-            return [(self._devices[d].fingerprint, self._environments[e].strict) for d, e in rows]
-        return []
-
-    def get_workload(self, fingerprint: str) -> Workload | None:
-        """The workload with this fingerprint; of the program it came from, the default that was compared."""
-        with _Condemning(self):
-            return self._workload(fingerprint)
-        return None
+        rows = self._rows("SELECT DISTINCT device, environment FROM schedules WHERE workload = ?", (workload,))
+        return [(self._devices[d].fingerprint, self._environments[e].strict) for d, e in rows]
 
     def get_workloads(self, fingerprints: Iterable[str]) -> dict[str, Workload]:
-        """Those of the workloads that are there, by fingerprint."""
-        found = {name: self.get_workload(name) for name in set(fingerprints)}
+        """As ``Reader.get_workloads``; of the programs they came from, mostly just the default that was compared."""
+        found = {name: self._workload(name) for name in set(fingerprints)}
         return {name: workload for name, workload in found.items() if workload is not None}
+
+    def _workload(self, fingerprint: str) -> Workload | None:
+        rows = self._rows("SELECT data FROM workloads WHERE fingerprint = ?", (fingerprint,))
+        if not rows:
+            return None
+        named = {f"w_{name}": value for name, value in mapping(_unpacked(rows[0][0]), "workload").items()}
+        return workload_from(SimpleNamespace(**{"w_source": {}, **named, "w_fingerprint": fingerprint}))
 
     def fingerprints(self, prefix: str, limit: int) -> list[str]:
         """As ``Reader.fingerprints``."""
         query = "SELECT fingerprint FROM workloads WHERE fingerprint >= ? AND fingerprint < ? ORDER BY 1 LIMIT ?"
-        with _Condemning(self):
-            return [str(name) for (name,) in self._rows(query, (prefix, f"{prefix}g", limit))]
-        return []
+        return [str(name) for (name,) in self._rows(query, (prefix, f"{prefix}g", limit))]
 
-    def get_device(self, fingerprint: str) -> DeviceIdentity | None:
-        number = self._numbers.get(fingerprint)
-        return None if number is None else self._devices[number]
+    def get_devices(self, fingerprints: Iterable[str]) -> dict[str, DeviceIdentity]:
+        """As ``Reader.get_devices``."""
+        wanted = set(fingerprints)
+        return {d.fingerprint: d for d in self.devices if d.fingerprint in wanted}
 
-    def get_environment(self, fingerprint: str) -> Environment | None:
-        return next((e for e in self._environments.values() if e.strict == fingerprint), None)
-
-    def get_verdict(
-        self, graph: str, device: str, environment: Environment, mode: str, *, match: Match = "loose"
-    ) -> Verdict | None:
-        """As ``Store.get_verdict``."""
-        where = "graph = ? AND device = ? AND mode = ?"
-        with _Condemning(self):
-            found = []
-            for verdict, near in self._verdicts(
-                where, (graph, self._numbers.get(device, -1), mode), environment, match
-            ):
-                found.append((near, -verdict.when, verdict))
-            return min(found, key=lambda f: f[:2])[2] if found else None
-        return None
-
-    # Everything, for `autotune show`, `autotune import` and `check`. These raise UserError for damage.
-
-    def schedules(
-        self, device: str | None = None, *, workload: str | None = None, artifacts: bool = False
-    ) -> list[Schedule]:
-        """As ``Store.schedules``, in no order; all of the file's where neither is given."""
-        given = {"device": None if device is None else self._numbers.get(device, -1), "workload": workload}
-        named = {name: value for name, value in given.items() if value is not None}
-        where = " AND ".join(["1", *(f"{name} = ?" for name in named)])
-        try:
-            found = self._each(where, tuple(named.values()))
-            return [self._whole(schedule, artifact) if artifacts else schedule for schedule, artifact in found]
-        except _FAILED as e:
-            raise self._damaged(e) from None
-
-    def verdicts(self) -> list[Verdict]:
-        """Every verdict."""
-        try:
-            return [verdict for verdict, _ in self._verdicts("1", (), None, "ignore")]
-        except _FAILED as e:
-            raise self._damaged(e) from None
+    def get_environments(self, fingerprints: Iterable[str]) -> dict[str, Environment]:
+        """As ``Reader.get_environments``."""
+        wanted = set(fingerprints)
+        return {e.strict: e for e in self.environments if e.strict in wanted}
 
     def calibrations(self) -> list[Calibration]:
         """Every calibration."""
-        try:
-            return list(self._calibrations())
-        except _FAILED as e:
-            raise self._damaged(e) from None
+        return [calibration_from(row) for row in self._sealed("calibrations", {})]
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         if self.lost:
@@ -328,130 +212,119 @@ class Snapshot:
                 self._connect()
             return list(self._sqlite.execute(query, values))
 
-    def _schedules(
-        self, where: str, values: Sequence[Any], environment: Environment | str | None, match: Match
-    ) -> list[tuple[Schedule, str | None]]:
-        """Schedules, and the names of their artifacts, in the order in which they are preferred; see
-        ``Store.get_schedule``."""
-        found: list[tuple[int, Schedule, str | None]] = []
-        wanted = self.get_environment(environment) if isinstance(environment, str) else environment
-        for schedule, artifact in self._each(where, values):
-            have = self.get_environment(schedule.key.environment)
-            near = 0 if environment is None else None if wanted is None or have is None else _fit(have, wanted, match)
-            if near is not None:
-                found.append((near, schedule, artifact))
-        latest: dict[tuple[str, str], float] = {}
-        for _, s, _ in found:
-            latest[s.key.workload, s.key.policy] = max(s.when, latest.get((s.key.workload, s.key.policy), -math.inf))
-        found.sort(key=lambda f: (f[0], -latest[f[1].key.workload, f[1].key.policy], f[1].latency_us, -f[1].when))
-        return [(schedule, artifact) for _, schedule, artifact in found]
+    def _condition(self, where: Where) -> tuple[str, list[Any]]:
+        """The text of a condition, and its values."""
+        parts, values = ["1"], list[Any]()
+        for name, value in where.items():
+            if name == "extents":
+                parts.append("extent BETWEEN ? AND ?")
+                values += value
+            elif name in ("loose", "environment"):
+                fits = [n for n, e in self._environments.items() if value == (e.loose if name == "loose" else e.strict)]
+                parts.append(f"environment IN ({','.join(map(str, fits))})")
+            else:
+                parts.append(f"{name} = ?")
+                values.append(self._numbers.get(value, -1) if name == "device" else value)
+        return " AND ".join(parts), values
 
-    def _whole(self, schedule: Schedule, artifact: str | None) -> Schedule:
-        return schedule if artifact is None else replace(schedule, artifact=self._artifact(artifact))
+    def _sealed(self, table: str, where: Where) -> Iterator[Any]:
+        """Rows whose data have a checksum and are under their own key."""
+        condition, values = self._condition(where)
+        names = KEYS[table]
+        query = f"SELECT {', '.join(names)}, data, sha256 FROM {table} WHERE {condition}"
+        for *columns, json, sha256 in self._rows(query, values):
+            key = dict(zip(names, columns, strict=True))
+            key["device"] = self._devices[key["device"]].fingerprint
+            if "environment" in key:
+                key["environment"] = self._environments[key["environment"]].strict
+            if not isinstance(json, str) or hashlib.sha256(json.encode(errors="replace")).hexdigest() != sha256:
+                raise Damaged(f"a row of {table} fails its SHA-256")
+            data = mapping(_json(json), "data")
+            if data.pop("key") != list(key.values()):
+                raise Damaged(f"a row of {table} is not under its own key")
+            yield SimpleNamespace(**{**data, **key})
 
-    def _each(self, where: str, values: Sequence[Any]) -> Iterator[tuple[Schedule, str | None]]:
-        columns = "workload, device, environment, policy, family, extent, data, sha256"
-        for row in self._rows(f"SELECT {columns} FROM schedules WHERE {where}", values):
-            workload, device, environment, policy, family, extent, text, sha256 = row
-            data = _sealed(text, sha256, "schedule")
-            key = Key(workload, self._devices[device].fingerprint, self._environments[environment].strict, policy)
-            if data["key"] != [*vars(key).values(), family, extent] or not _texts(workload, policy, family):
-                raise Damaged("a schedule is not under its own key")
-            named = data["artifact"]
-            schedule = _schedule(key, family, whole(extent, "number of rows"), data)
-            yield schedule, None if named is None else str(named)
+    def _listed(self, where: Where, environment: Environment | None = None, *, artifacts: bool = True) -> list[Listed]:
+        found = []
+        for row in self._sealed("schedules", where):
+            row.params = row.config
+            row.config = None if row.params is None else config_key(mapping(row.params, "configuration"))
+            for name in ("workload", "policy", "family"):
+                text(getattr(row, name), name)
+            found.append(Listed(schedule_from(row), row.artifact))
+        return found
 
-    def _artifact(self, fingerprint: str) -> Artifact:
+    def _loaded(self, listed: Listed) -> Schedule:
+        if listed.artifact is None:
+            return listed.schedule
+        fingerprint = str(listed.artifact)
         rows = self._rows("SELECT data FROM artifacts WHERE fingerprint = ?", (fingerprint,))
         if not rows:
             raise Damaged(f"artifact {fingerprint[:12]} is missing")
         data = mapping(_unpacked(rows[0][0]), "artifact")
-        return artifact_from(fingerprint, data, self._code(data))
+        code: dict[str, bytes] = {}
+        for sha256 in {kernel["sha256"] for kernel in data["kernels"]} - {None}:
+            for (found,) in self._rows("SELECT bytes FROM code WHERE sha256 = ?", (sha256,)):
+                code[sha256] = found if isinstance(found, bytes) else b""
+        return replace(listed.schedule, artifact=artifact_from(fingerprint, data, code))
 
-    def _code(self, data: Mapping[str, Any]) -> dict[str, bytes]:
-        found: dict[str, bytes] = {}
-        for kernel in data["kernels"]:
-            sha256 = kernel["sha256"]
-            if sha256 is not None and sha256 not in found:
-                for (code,) in self._rows("SELECT bytes FROM code WHERE sha256 = ?", (sha256,)):
-                    found[sha256] = code if isinstance(code, bytes) else b""
-        return found
+    def _around(self, where: Where, extent: int, limit: int) -> list[tuple[int, str]]:
+        condition, values = self._condition(where)
+        query = f"SELECT DISTINCT extent, workload FROM schedules WHERE {condition} AND extent"
+        above = self._rows(f"{query} >= ? ORDER BY extent, workload LIMIT ?", (*values, extent, limit))
+        down = f"{query} < ? ORDER BY extent DESC, workload DESC LIMIT ?"
+        below = self._rows(down, (*values, extent, limit))
+        return [(whole(rows, "number of rows"), str(workload)) for rows, workload in (*above, *below)]
 
-    def _workload(self, fingerprint: str) -> Workload | None:
-        rows = self._rows("SELECT data FROM workloads WHERE fingerprint = ?", (fingerprint,))
-        if not rows:
-            return None
-        data = mapping(_unpacked(rows[0][0]), "workload")
-        spec = mapping(data["spec"], "spec")
-        found = Workload(
-            str(data["kind"]), spec, str(data["family"]), whole(data["extent"], "number of rows"),
-            printable(str(data["label"])), mapping(data.get("source", {}), "source"),
-        )  # fmt: skip
-        if found.fingerprint != fingerprint:
-            raise Damaged(f"workload {str(fingerprint)[:12]} does not match its SHA-256")
-        return found
+    def _decided(self, workloads: Sequence[str]) -> Mapping[str, float]:
+        return dict.fromkeys(workloads, float(int(self._seal.checksum.hex()[:12], 16)))
 
-    def _verdicts(
-        self, where: str, values: Sequence[Any], environment: Environment | None, match: Match
-    ) -> Iterator[tuple[Verdict, int]]:
-        columns = "graph, device, environment, mode, data, sha256"
-        for graph, device, env, mode, text, sha256 in self._rows(
-            f"SELECT {columns} FROM verdicts WHERE {where}", values
-        ):
-            data = _sealed(text, sha256, "verdict")
-            place, have = self._devices[device], self._environments[env]
-            if data["key"] != [graph, place.fingerprint, have.strict, mode]:
-                raise Damaged("a verdict is not under its own key")
-            near = 0 if environment is None else _fit(have, environment, match)
-            if near is not None:
-                left, record, when = left_of(data["left"]), step_record(data["record"]), moment(data["created"])
-                yield Verdict(graph, place.fingerprint, have.strict, mode, left, record, when), near
+    def _verdicts(self, where: Where) -> list[Verdict]:
+        return [verdict_from(row) for row in self._sealed("verdicts", where)]
 
-    def _calibrations(self) -> Iterator[Calibration]:
-        for device, kind, text, sha256 in self._rows("SELECT device, kind, data, sha256 FROM calibrations", ()):
-            data = _sealed(text, sha256, "calibration")
-            place = self._devices[device].fingerprint
-            if data["key"] != [place, kind]:
-                raise Damaged("a calibration is not under its own key")
-            figures = {str(k): number(v, str(k)) for k, v in mapping(data["figures"], "figures").items()}
-            yield Calibration(place, str(kind), figures, moment(data["created"]))
-
-
-class _Condemning:
-    """While open, whatever damage shows condemns the snapshot, and is told once."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._snapshot = snapshot
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if not isinstance(error, _FAILED):
-            return False
-        text = told(f"the snapshot {self._snapshot.name} is damaged ({why(error)}): nothing of it is used", 500)
-        if not self._snapshot.lost:
-            self._snapshot.problems.append(text)
+    def _condemn(self, error: BaseException) -> None:
+        """Use nothing of the file any more, and say so once."""
+        text = told(f"the snapshot {self.name} is damaged ({why(error)}): nothing of it is used", 500)
+        if not self.lost:
+            self.problems.append(text)
             log.warning("autotune: %s", text)
-        self._snapshot.lost = text
-        return True
+        self.lost = text
+
+
+def _guarded(method: Callable[..., Any], nothing: Callable[[], Any] | None) -> Callable[..., Any]:
+    """``method``, which in a damaged snapshot condemns it and finds ``nothing``, or raises UserError without that."""
+
+    @functools.wraps(method)
+    def asked(self: Snapshot, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except _FAILED as e:
+            if nothing is None:
+                raise self._damaged(e) from None
+            self._condemn(e)
+            return nothing()
+
+    return asked
+
+
+_ASKED: dict[str, Callable[[], Any] | None] = {
+    "get_schedule": NoneType, "family_schedules": list, "nearest": list, "places": list, "get_workloads": dict,
+    "fingerprints": list, "get_verdict": NoneType,
+    "schedules": None, "verdicts": None, "calibrations": None, "check": None,
+}  # fmt: skip
+"""Methods that look-ups call, with what they find in a damaged snapshot; then those that show, import or check all."""
+for _name, _nothing in _ASKED.items():
+    setattr(Snapshot, _name, _guarded(getattr(Snapshot, _name), _nothing))
+
+
+def compare(path: Path, file: IO[bytes], seal: Seal) -> None:
+    """See that the pages of a snapshot are those of its seal; raises UserError where they are not."""
+    if checksum(file, seal.length, seal.form) != seal.checksum:
+        raise UserError(f"the snapshot {path} is not what was sealed: it is damaged or was changed; not used")
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _texts(*values: object) -> bool:
-    return all(isinstance(value, str) for value in values)
-
-
-def _fit(have: Environment, wanted: Environment, match: Match) -> int | None:
-    """How well software fits: 0 equal, 1 equal minor versions, 2 neither; None where ``match`` does not allow it."""
-    if have.strict == wanted.strict:
-        return 0
-    if match == "strict":
-        return None
-    return 1 if have.loose == wanted.loose else 2 if match == "ignore" else None
 
 
 def _json(text: Any) -> Any:
@@ -469,29 +342,6 @@ def _unpacked(data: Any) -> Any:
     if not unpack.eof:
         raise Damaged("a value is cut short, or far too large")
     return _json(text)
-
-
-def _sealed(text: Any, sha256: Any, what: str) -> dict[str, Any]:
-    """The JSON object of a row with a checksum; raises Damaged."""
-    if not isinstance(text, str) or hashlib.sha256(text.encode(errors="replace")).hexdigest() != sha256:
-        raise Damaged(f"a {what} fails its SHA-256")
-    return mapping(_json(text), what)
-
-
-def _schedule(key: Key, family: str, extent: int, data: Mapping[str, Any]) -> Schedule:
-    config, others = data["config"], data["others"]
-    return Schedule(
-        key=key,
-        config=None if config is None else config_from(config, config_key(mapping(config, "configuration"))),
-        latency_us=cost(data["latency_us"]),
-        baselines=latencies(data["baselines"]),
-        winner=printable(str(data["winner"])),
-        family=family,
-        extent=extent,
-        when=moment(data["created"]),
-        others=None if others is None else number(others, "number of busy processors"),
-        space=str(data["space"]),
-    )
 
 
 def sealed(data: Mapping[str, Any]) -> tuple[str, str]:

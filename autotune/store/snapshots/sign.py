@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ def signed(seal: Seal, key: str | os.PathLike[str]) -> Seal:
         UserError: it is none, or cannot be read; or the package is not installed.
     """
     private = private_key(key)
-    return Seal(seal.length, seal.root, _name(private.public_key()), private.sign(seal.message()))
+    return replace(seal, key=_name(private.public_key()), signature=private.sign(seal.message()))
 
 
 def private_key(key: str | os.PathLike[str]) -> Ed25519PrivateKey:

@@ -1,4 +1,4 @@
-"""Writing a snapshot of a database: what deployment reads, and nothing else."""
+"""Writing a snapshot of a database, to deploy from or to import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +16,30 @@ from autotune import __version__
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import UserError
 from autotune.outputs import check_output, whole_file
-from autotune.store.codec import artifact_blobs, artifact_id, artifact_json
-from autotune.store.health.damage import BROKEN, Damaged, why
+from autotune.store import codec
+from autotune.store.damage import BROKEN, Damaged, why
+from autotune.store.models import ScheduleRow, WorkloadRow, fits
 from autotune.store.records import Calibration, Schedule, Verdict
-from autotune.store.snapshots.form import APPLICATION, TABLES, VERSION, Seal, digests_of, holds_snapshot, root_of
+from autotune.store.snapshots.form import APPLICATION, KEYS, TABLES, VERSION, Seal, checksum, kind_of
 from autotune.store.snapshots.reader import packed, sealed
 from autotune.store.snapshots.sign import private_key, signed
 from autotune.store.store import Store
-from autotune.workload import Workload
+from autotune.task import Artifact
+from autotune.workload import Workload, canonical_json
 
 _SOURCE = ("default",)
-"""Of what a workload came from: the configuration that the baseline of this name was. The program stays at home."""
+"""Of what a workload came from: the configuration that the baseline of this name was. The program is left out."""
 _RECORD = ("mode", "compile_us", "attention_us", "all_us", "autotune_us", "ratio", "train", "numerics", "families")
-"""Of a verdict's record: figures. What command found it, and of which program, stays at home."""
+"""Of a verdict's record: figures. What command found it, and of which program, is left out."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
-
-    Attributes:
-        schedules, verdicts: how many.
-        root: the digest of the file's contents, as its seal has it.
-        bytes: the file's size.
-        left_out: why schedules were left out, a line each.
-    """
+    """A snapshot that was written: counts, the checksum in its seal, its size, and why schedules were left out."""
 
     schedules: int
     verdicts: int
-    root: str
+    checksum: str
     bytes: int
     left_out: tuple[str, ...]
 
@@ -56,6 +51,7 @@ def export_snapshot(
     device: Callable[[DeviceIdentity], bool] = lambda device: True,
     domain: str | None = None,
     only_best: bool = False,
+    programs: bool = False,
     key: str | os.PathLike[str] | None = None,
     refuse: Callable[[Schedule, Workload, DeviceIdentity], str] = lambda schedule, workload, device: "",
 ) -> Exported:
@@ -66,6 +62,7 @@ def export_snapshot(
         domain: that of the workloads wanted; None for all.
         only_best: only what a look-up on an equal device would take: for each workload, device and environment what
             the policy that decided last found fastest.
+        programs: also the programs that workloads came from, and the targets and commands of verdicts.
         key: file of a private key to sign with.
         refuse: why a schedule is not to be exported, "" where it is.
 
@@ -74,24 +71,25 @@ def export_snapshot(
     """
     path = Path(file)
     check_output(path, f"cannot write the snapshot {path}")
-    if path.exists() and not holds_snapshot(path):
+    if kind_of(path) not in ("snapshot", "missing"):
         raise UserError(f"{path} is there and is no snapshot of autotune's: name a new file, or remove it first")
     if key is not None:
-        private_key(key)  # told before the work
+        private_key(key)  # a wrong key is refused before the work
     known = len(store.problems)
     contents, refused = _chosen(store, device, domain, only_best, refuse)
+    contents = contents if programs else _without_programs(contents)
     left_out = (*list(store.problems)[known:], *refused)
     if not contents.schedules:
         why_none = f"; {len(left_out)} were left out, the first: {left_out[0]}" if left_out else ""
         raise UserError(f"the database {store.name} has no such schedule to export{why_none}")
     seal = write_snapshot(path, contents, key=key)
     size = path.stat().st_size
-    return Exported(len(contents.schedules), len(contents.verdicts), seal.root.hex(), size, left_out)
+    return Exported(len(contents.schedules), len(contents.verdicts), seal.checksum.hex(), size, left_out)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into a snapshot; workloads, devices and environments by fingerprint."""
+    """The contents of a snapshot; workloads, devices and environments by fingerprint."""
 
     schedules: Sequence[Schedule]
     workloads: Mapping[str, Workload]
@@ -110,17 +108,26 @@ def write_snapshot(path: Path, contents: Contents, *, key: str | os.PathLike[str
                 _write(connection, contents)
             with open(pages, "rb") as body, whole_file(path) as out:
                 length = os.fstat(body.fileno()).st_size
-                digests = digests_of(body, length)
-                seal = Seal(length, root_of(digests))
+                seal = Seal(length, checksum(body, length))
                 seal = seal if key is None else signed(seal, key)
                 body.seek(0)
                 while part := body.read(1 << 20):
                     out.write(part)
-                out.write(digests)
                 out.write(seal.packed())
             return seal
     except (OSError, sqlite3.Error) as e:
         raise UserError(f"cannot write the snapshot {path}: {getattr(e, 'strerror', None) or e}") from None
+
+
+def _without_programs(contents: Contents) -> Contents:
+    workloads = {
+        name: replace(w, source={key: w.source[key] for key in _SOURCE if key in w.source})
+        for name, w in contents.workloads.items()
+    }
+    verdicts = [
+        replace(v, record={name: v.record[name] for name in _RECORD if name in v.record}) for v in contents.verdicts
+    ]
+    return replace(contents, workloads=workloads, verdicts=verdicts)
 
 
 def _chosen(
@@ -130,29 +137,27 @@ def _chosen(
     only_best: bool,
     refuse: Callable[[Schedule, Workload, DeviceIdentity], str],
 ) -> tuple[Contents, list[str]]:
-    """What of a database goes into a snapshot, and why schedules are left out."""
+    """A snapshot's contents, and a line for each schedule that is left out."""
     every = store.schedules(artifacts=True)
-    known = store.get_devices(s.key.device for s in every)
-    devices = {name: d for name, d in known.items() if device(d)}
+    devices = store.get_devices(s.key.device for s in every)
+    every = [s for s in every if s.key.device not in devices or device(devices[s.key.device])]
     environments = store.get_environments(s.key.environment for s in every)
-    every = [s for s in every if s.key.device in devices or s.key.device not in known]
     workloads = store.get_workloads(s.key.workload for s in every)
     if domain is not None:
         kinds = store.names(s.key.workload for s in every)
         every = [s for s in every if kinds.get(s.key.workload, ("", ""))[1] == domain]
+    known = {*workloads, *devices, *environments}
     chosen: list[Schedule] = []
     left_out: list[str] = []
     for s in _best(every) if only_best else every:
         try:
-            for what, name, found in (
-                ("workload", s.key.workload, workloads),
-                ("device", s.key.device, devices),
-                ("environment", s.key.environment, environments),
-            ):
-                if name not in found:
+            for what in ("workload", "device", "environment"):
+                if (name := getattr(s.key, what)) not in known:
                     raise Damaged(f"its {what} {name[:12]} is missing or damaged")
             if s.artifact is None and s.config is not None:
                 raise Damaged("its artifact is missing")
+            fits(ScheduleRow, codec.schedule_values(s, None, 0.0))
+            fits(WorkloadRow, codec.workload_values(workloads[s.key.workload], 0.0))
             if text := refuse(s, workloads[s.key.workload], devices[s.key.device]):
                 raise Damaged(text)
             chosen.append(s)
@@ -177,7 +182,7 @@ def _chosen(
 
 
 def _speaks_of(verdict: Verdict, schedules: Sequence[Schedule]) -> bool:
-    """Whether every schedule that a verdict speaks of is there."""
+    """Return True where the schedules of all of a verdict's regions are listed."""
     listed = verdict.record.get("families")
     families = listed if isinstance(listed, list) else []
     needed = {*verdict.left, *(str(f.get("workload")) for f in families if isinstance(f, dict))}
@@ -185,7 +190,7 @@ def _speaks_of(verdict: Verdict, schedules: Sequence[Schedule]) -> bool:
 
 
 def _best(schedules: Iterable[Schedule]) -> list[Schedule]:
-    """What a look-up takes of each workload, device and environment; see ``Store.get_schedule``."""
+    """The schedule that a look-up takes for each workload, device and environment; see ``Reader.get_schedule``."""
     groups: dict[tuple[str, str, str], list[Schedule]] = {}
     for s in schedules:
         groups.setdefault((s.key.workload, s.key.device, s.key.environment), []).append(s)
@@ -197,9 +202,9 @@ def _best(schedules: Iterable[Schedule]) -> list[Schedule]:
 
 
 def _write(connection: sqlite3.Connection, chosen: Contents) -> None:
-    for pragma in (f"application_id = {APPLICATION}", f"user_version = {VERSION}", "journal_mode = OFF",
-                   "synchronous = OFF"):  # fmt: skip
-        connection.execute(f"PRAGMA {pragma}")
+    settings = {"application_id": APPLICATION, "user_version": VERSION, "journal_mode": "OFF", "synchronous": "OFF"}
+    for name, setting in settings.items():
+        connection.execute(f"PRAGMA {name} = {setting}")
     connection.execute("BEGIN")
     for table in TABLES:
         connection.execute(table)
@@ -207,69 +212,52 @@ def _write(connection: sqlite3.Connection, chosen: Contents) -> None:
     devices = {name: n for n, name in enumerate(sorted(chosen.devices), 1)}
     environments = {name: n for n, name in enumerate(sorted(chosen.environments), 1)}
     for name, n in devices.items():
-        put("INSERT INTO devices VALUES (?, ?, ?)", (n, name, sealed(chosen.devices[name].to_json())[0]))
+        put("INSERT INTO devices VALUES (?, ?, ?)", (n, name, canonical_json(chosen.devices[name].to_json())))
     for name, n in environments.items():
-        put("INSERT INTO environments VALUES (?, ?, ?)", (n, name, sealed(chosen.environments[name].to_json())[0]))
+        put("INSERT INTO environments VALUES (?, ?, ?)", (n, name, canonical_json(chosen.environments[name].to_json())))
     for name, w in sorted(chosen.workloads.items()):
-        data = {**w.to_json(), "source": {key: w.source[key] for key in _SOURCE if key in w.source}}
-        put("INSERT INTO workloads VALUES (?, ?)", (name, packed(data)))
-    for s in sorted(chosen.schedules, key=lambda s: tuple(vars(s.key).values())):
-        artifact = None if s.artifact is None else _put_artifact(put, s)
-        text, sha256 = sealed(_row(s, artifact))
-        key = (s.key.workload, devices[s.key.device], environments[s.key.environment], s.key.policy)
-        put("INSERT INTO schedules VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*key, s.family, s.extent, text, sha256))
-    for v in sorted(chosen.verdicts, key=lambda v: (v.graph, v.device, v.environment, v.mode)):
-        record = {name: v.record[name] for name in _RECORD if name in v.record}
-        own = [v.graph, v.device, v.environment, v.mode]
-        text, sha256 = sealed({"key": own, "left": list(v.left), "record": record, "created": v.when})
-        place = (v.graph, devices[v.device], environments[v.environment], v.mode)
-        put("INSERT INTO verdicts VALUES (?, ?, ?, ?, ?, ?)", (*place, text, sha256))
-    for c in chosen.calibrations:
-        text, sha256 = sealed({"key": [c.device, c.kind], "figures": dict(c.figures), "created": c.when})
-        put("INSERT INTO calibrations VALUES (?, ?, ?, ?)", (devices[c.device], c.kind, text, sha256))
+        put("INSERT INTO workloads VALUES (?, ?)", (name, packed(w.to_json())))
+    rows: list[tuple[str, dict[str, Any]]] = []
+    for s in chosen.schedules:
+        artifact = None if s.artifact is None else _put_artifact(put, s.artifact)
+        rows.append(("schedules", {**codec.schedule_values(s, artifact, 0.0), "config": s.config}))
+    rows += [("verdicts", codec.verdict_values(v, 0.0)) for v in chosen.verdicts]
+    rows += [("calibrations", codec.calibration_values(c, 0.0)) for c in chosen.calibrations]
+    for table, values in sorted(rows, key=lambda row: (row[0], [row[1][name] for name in KEYS[row[0]]])):
+        key = {name: values.pop(name) for name in KEYS[table]}
+        text, sha256 = sealed({**values, "key": list(key.values())})
+        key["device"] = devices[key["device"]]
+        if "environment" in key:
+            key["environment"] = environments[key["environment"]]
+        marks = ", ".join("?" * (len(key) + 2))
+        put(f"INSERT INTO {table} VALUES ({marks})", (*key.values(), text, sha256))
     for name, value in _about(chosen).items():
         put("INSERT INTO about VALUES (?, ?)", (name, value))
     connection.execute("COMMIT")
     connection.execute("VACUUM")
 
 
-def _put_artifact(put: Callable[..., Any], schedule: Schedule) -> str:
-    assert schedule.artifact is not None
-    data = artifact_json(schedule.artifact)
-    name = artifact_id(data)
+def _put_artifact(put: Callable[..., Any], artifact: Artifact) -> str:
+    data = codec.artifact_json(artifact)
+    name = codec.artifact_id(data)
     put("INSERT OR IGNORE INTO artifacts VALUES (?, ?)", (name, packed(data)))
-    for sha256, code in sorted(artifact_blobs(schedule.artifact).items()):
+    for sha256, code in sorted(codec.artifact_blobs(artifact).items()):
         put("INSERT OR IGNORE INTO code VALUES (?, ?)", (sha256, code))
     return name
 
 
-def _row(s: Schedule, artifact: str | None) -> Mapping[str, Any]:
-    return {
-        "key": [*vars(s.key).values(), s.family, s.extent],
-        "config": s.config,
-        "artifact": artifact,
-        "latency_us": s.latency_us,
-        "baselines": dict(s.baselines),
-        "winner": s.winner,
-        "others": s.others,
-        "space": s.space,
-        "created": s.when,
-    }
-
-
 def _about(chosen: Contents) -> dict[str, str]:
-    """Where the schedules come from, for people."""
+    """The origin of the schedules, for people."""
 
     def listed(values: Iterable[str]) -> str:
         return ", ".join(sorted({value for value in values if value}))
 
-    environments = chosen.environments.values()
+    software = ("torch", "numba", "numba_cuda", "cuda", "driver")
     return {
         "autotune": __version__,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "schedules": str(len(chosen.schedules)),
         "devices": listed(d.label for d in chosen.devices.values()),
         "generator": listed(s.artifact.generator for s in chosen.schedules if s.artifact),
-        **{name: listed(getattr(e, name) for e in environments) for name in ("torch", "numba", "numba_cuda", "cuda",
-                                                                            "driver")},
-    }  # fmt: skip
+        **{name: listed(getattr(e, name) for e in chosen.environments.values()) for name in software},
+    }

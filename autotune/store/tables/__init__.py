@@ -1,1 +1,1 @@
-"""What the store is asked, a file for each subject: :class:`~autotune.store.store.Store` inherits from all of them."""
+"""Queries, a file for each subject; :class:`~autotune.store.store.Store` inherits from all of them."""

@@ -1,24 +1,63 @@
-"""Measurements: every one is kept, and "the best" is a query over them."""
+"""Measurements, and leases on measuring: every measurement is kept, and "the best" is a query over them.
+
+A claim lives in the database until its measurement is stored (the same transaction drops it), it is released, its lease
+runs out, or its owner is found dead. Hosts that share a server are taken to agree on the time to within a lease.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
 import time
-from collections.abc import Iterable, Iterator
+import uuid
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import aliased
 
 from autotune.store.codec import key_values, measurement_from, measurement_values, workload_from
 from autotune.store.connection.engine import Database
-from autotune.store.health.damage import LATEST, LEAST_COST, MOST_COST
+from autotune.store.damage import LATEST, LEAST_COST, MOST_COST
 from autotune.store.models import ClaimRow, ConfigRow, MeasurementRow, WorkloadRow
 from autotune.store.records import Key, Measurement
-from autotune.store.tables.claims import Claims
 from autotune.task import Config, Status, config_key
 from autotune.workload import Workload
+
+
+def owner_name() -> str:
+    """A new name for one owner of claims in this process: ``host:pid:uuid``.
+
+    "host" carries the PID namespace where there is one: processes in two containers may share a host's name and see
+    each other's database, but never each other's process numbers.
+    """
+    return f"{_host()}:{os.getpid()}:{uuid.uuid4().hex}"
+
+
+@lru_cache(maxsize=1)
+def _host() -> str:
+    host = socket.gethostname().replace(":", "_")
+    try:
+        return f"{host}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return host
+
+
+def owner_is_dead(owner: str) -> bool:
+    """Return True if ``owner`` names a dead process of this host; False where that is unknown."""
+    host, _, rest = owner.rpartition(":")[0].rpartition(":")
+    if host not in (_host(), socket.gethostname()) or not rest.isdecimal():
+        return False
+    import psutil
+
+    try:
+        return bool(psutil.Process(int(rest)).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
+
 
 _M = MeasurementRow
 _CANDIDATE = ("workload", "device", "environment", "policy", "config", "stage")
@@ -27,8 +66,8 @@ _SPARE = 32  # rows read beyond those asked for, in the place of damaged ones
 STAGE_RANK = sa.case({"final": 0, "repeat": 1}, value=_M.stage, else_=2)
 
 
-class Measurements(Claims):
-    """The store's measurements."""
+class Measurements(Database):
+    """The store's measurements and claims."""
 
     def add_measurement(self, m: Measurement, *, replace: bool = False) -> bool:
         """Store a measurement and drop the claim on it, in one transaction.
@@ -45,27 +84,20 @@ class Measurements(Claims):
         """
         config = config_key(m.config)
         values = measurement_values(m, config, time.time())
-        try:
-            with self.writing() as c:
-                c.execute(self.insert(ConfigRow).values(fingerprint=config, params=m.config).on_conflict_do_nothing())
-                # Only a second measurement of the candidate may be passed over: other conflicts are mistakes.
-                insert = self.insert(_M).values(**values)
-                if replace:
-                    insert = insert.on_conflict_do_update(index_elements=list(_CANDIDATE), set_=values)
-                else:
-                    insert = insert.on_conflict_do_nothing(index_elements=list(_CANDIDATE))
-                added = self.changed(c, insert)
-                c.execute(sa.delete(ClaimRow).where(*(getattr(ClaimRow, n) == values[n] for n in _CANDIDATE)))
-                return added
-        except IntegrityError as e:
-            raise ValueError(f"put the workload, device and environment of {m.key} before its measurements") from e
+        with self.referring(f"the workload, device and environment of {m.key}", "its measurements") as c:
+            c.execute(self.insert(ConfigRow).values(fingerprint=config, params=m.config).on_conflict_do_nothing())
+            if replace:
+                insert = self.upsert(_M, values, _CANDIDATE)
+            else:  # only a second measurement of the candidate may be passed over: other conflicts are mistakes
+                insert = self.insert(_M).on_conflict_do_nothing(index_elements=list(_CANDIDATE))
+            added = self.changed(c, insert.values(**values))
+            c.execute(sa.delete(ClaimRow).where(*(getattr(ClaimRow, n) == values[n] for n in _CANDIDATE)))
+            return added
 
     def get_measurement(self, key: Key, config: Config, stage: str) -> Measurement | None:
         """The measurement of one candidate at one stage, or None."""
         where = [*_key_is(key), _M.config == config_key(config), _M.stage == stage]
-        with self.reading() as c:
-            rows = c.execute(_joined().where(*where)).all()
-        return next(self._made(rows), None)
+        return next(iter(self.made(_joined().where(*where), measurement_from, _name)), None)
 
     def measurements(
         self,
@@ -85,12 +117,8 @@ class Measurements(Claims):
         given = {"workload": workload, "device": device, "environment": environment, "policy": policy,
                  "stage": stage, "status": None if status is None else str(status)}  # fmt: skip
         where = [getattr(_M, name) == value for name, value in given.items() if value is not None]
-        with self.reading() as c:
-            rows = c.execute(_joined().where(*where).order_by(_M.id.desc()).limit(limit)).all()
-        return list(self._made(reversed(rows)))
-
-    def _made(self, rows: Iterable[Any]) -> Iterator[Measurement]:
-        return self.sound(rows, measurement_from, _name)
+        query = _joined().where(*where).order_by(_M.id.desc()).limit(limit)
+        return self.made(query, measurement_from, _name)[::-1]
 
     def measured_keys(self) -> list[Key]:
         """The keys under which candidates were measured, in the order of their first."""
@@ -114,7 +142,7 @@ class Measurements(Claims):
         best = _joined().join(ranked, ranked.c.id == _M.id).where(ranked.c.place == 1)
         with self.reading() as c:
             rows = c.execute(best.order_by(_M.latency_us, _M.id).limit(n + _SPARE)).all()
-        return list(islice(self._made(rows), n))
+        return list(islice(self.sound(rows, measurement_from, _name), n))
 
     def status_counts(self, key: Key) -> dict[str, int]:
         """Candidates by status, each counted once, with the status of its latest stage."""
@@ -135,7 +163,7 @@ class Measurements(Claims):
         Args:
             family: the family's fingerprint; empty finds nothing.
             device: fingerprint of the device to be searched on.
-            exclude: fingerprint of the workload that asks.
+            exclude: fingerprint of the workload to be searched.
             extent: its row extent; neighbours come nearest first (by ratio), and without it in order of latency.
         """
         if not family:
@@ -156,10 +184,7 @@ class Measurements(Claims):
             .where(ranked.c.place == 1)
             .order_by(away, _M.latency_us)
         )
-        with self.reading() as c:
-            rows = c.execute(best).all()
-        made = self.sound(rows, lambda r: (workload_from(r), measurement_from(r), r.device != device), _name)
-        found = list(made)
+        found = self.made(best, lambda r: (workload_from(r), measurement_from(r), r.device != device), _name)
         if extent is not None:
             found.sort(key=lambda f: (f[2], _distance(f[0].extent, extent)))
         return [(workload, measurement) for workload, measurement, _ in found[:limit]]
@@ -174,8 +199,60 @@ class Measurements(Claims):
         ranked = sa.select(_M.id, rank.label("place")).where(_M.workload == key.workload, ~own, *sound()).subquery()
         # A candidate has a measurement for each stage.
         query = _joined().join(ranked, ranked.c.id == _M.id).where(ranked.c.place <= 3 * best)
-        with self.reading() as c:
-            return list(self._made(c.execute(query.order_by(ranked.c.place, _M.id)).all()))
+        return self.made(query.order_by(ranked.c.place, _M.id), measurement_from, _name)
+
+    def claim(self, key: Key, config: Config, stage: str, owner: str, lease_s: float) -> bool:
+        """Take the exclusive right to measure ``config`` at ``stage`` for ``lease_s`` seconds. Atomic.
+
+        Claiming again what ``owner`` holds renews the lease.
+
+        Args:
+            owner: who claims, as :func:`owner_name` makes it. A claim of a process of this host that has died counts
+                as run out.
+
+        Returns:
+            False when it is measured already, or another owner's lease is live.
+        """
+        row = {**key_values(key), "config": config_key(config), "stage": stage}
+        held = _same(ClaimRow, row)
+        new = {"owner": owner, "expires": time.time() + lease_s}
+        with self.writing() as c:
+            if not self._take(c, row, held, new):
+                return False
+            # Only now look for a measurement: with the claim in hand, nobody who holds to the protocol can add one.
+            if c.execute(sa.select(MeasurementRow.id).where(*_same(MeasurementRow, row))).first() is None:
+                return True
+            c.execute(sa.delete(ClaimRow).where(*held))
+            return False
+
+    def _take(self, c: sa.Connection, row: dict[str, Any], held: list[Any], new: dict[str, Any]) -> bool:
+        insert = self.insert(ClaimRow).values(**row, **new).on_conflict_do_nothing()
+        while not self.changed(c, insert):
+            other = c.execute(sa.select(ClaimRow.owner, ClaimRow.expires).where(*held).with_for_update()).first()
+            if other is None:  # given up between the two statements
+                continue
+            if other.owner != new["owner"] and _is_live(other.expires) and not owner_is_dead(str(other.owner)):
+                return False
+            c.execute(sa.update(ClaimRow).where(*held).values(**new))
+            return True
+        return True
+
+    def release(self, key: Key, config: Config, stage: str, owner: str) -> bool:
+        """Give up a claim without a measurement. False when ``owner`` does not hold it."""
+        row = {**key_values(key), "config": config_key(config), "stage": stage, "owner": owner}
+        with self.writing() as c:
+            return self.changed(c, sa.delete(ClaimRow).where(*_same(ClaimRow, row)))
+
+    def release_all(self, owner: str) -> int:
+        """Give up every claim of ``owner``; returns how many."""
+        with self.writing() as c:
+            return int(c.execute(sa.delete(ClaimRow).where(ClaimRow.owner == owner)).rowcount)
+
+    def renew(self, owner: str, lease_s: float) -> int:
+        """Extend every claim of ``owner`` to ``lease_s`` seconds from now; returns how many it still holds."""
+        with self.writing() as c:
+            update = sa.update(ClaimRow).where(ClaimRow.owner == owner).values(expires=time.time() + lease_s)
+            return int(c.execute(update).rowcount)
 
 
 # Labelled, since a measurement's row and a workload's are read in one select.
@@ -193,7 +270,7 @@ def _joined(*more: Any) -> sa.Select[Any]:
 
 
 def _key_is(key: Key) -> list[Any]:
-    return [getattr(_M, name) == value for name, value in key_values(key).items()]
+    return _same(_M, key_values(key))
 
 
 def sound() -> list[Any]:
@@ -226,6 +303,15 @@ def name_unreadable(database: Database, c: sa.Connection, *where: Any) -> None:
 
 
 def _distance(a: int, b: int) -> float:
-    """How far apart two extents are, as a ratio (1 is equal)."""
+    """The ratio of two extents (1 is equal)."""
     low, high = sorted((max(a, 1), max(b, 1)))
     return high / low
+
+
+def _is_live(expires: Any) -> bool:
+    """True for a lease that has not run out; a damaged one has."""
+    return isinstance(expires, (int, float)) and time.time() < expires <= LATEST
+
+
+def _same(model: Any, values: dict[str, Any]) -> list[Any]:
+    return [getattr(model, name) == value for name, value in values.items()]

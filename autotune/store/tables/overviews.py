@@ -1,6 +1,6 @@
-"""What is in the database at a glance: the lines of ``autotune show`` and the sums of ``autotune db stats``.
+"""Overviews of a database and of running searches: `autotune show`, `watch` and `db stats`.
 
-Candidates are counted and compared by the database; what is read of it is a row for each line that is shown.
+The database counts and compares candidates; a row is read for each line that is shown.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,25 @@ from typing import Any
 import sqlalchemy as sa
 
 from autotune.errors import printable
-from autotune.store.health.damage import Damaged, cost, figures, latencies, number
-from autotune.store.models import SCHEMA_REVISION, Base, ClaimRow, DeviceRow, MeasurementRow, ScheduleRow
+from autotune.store.damage import Damaged, cost, figures, latencies, number
+from autotune.store.models import SCHEMA_REVISION, Base, ClaimRow, DeviceRow, MeasurementRow, RunRow, ScheduleRow
 from autotune.store.records import BUSY
-from autotune.store.tables.measurements import STAGE_RANK, dated, name_unreadable, readable, sound
+from autotune.store.tables.measurements import STAGE_RANK, dated, name_unreadable, owner_is_dead, readable, sound
+from autotune.store.tables.runs import Runs, run_from
 from autotune.store.tables.schedules import name_unreadable_schedules, readable_schedule
-from autotune.store.tables.workloads import Workloads, batches
+from autotune.store.tables.workloads import batches
 from autotune.task import REFERENCE, Status
 
 _M, _S = MeasurementRow, ScheduleRow
 _CANDIDATE = (_M.workload, _M.device, _M.environment, _M.policy, _M.config)
 Pair = tuple[str, str]
+RATE_S = 60.0
+"""Seconds over which the rate of a run is counted, up to now."""
 
 
 @dataclass(frozen=True)
 class Overview:
-    """What is known of one workload on one device: a line of ``autotune show``.
+    """One workload on one device: a line of ``autotune show``.
 
     Attributes:
         workload, device: fingerprints; ``label`` and ``device_name`` are for people.
@@ -41,7 +44,7 @@ class Overview:
         winner: who won the final comparison; None where there was none yet.
         baselines: name to latency in microseconds, from that comparison.
         speedup: fastest baseline over ``best_us``; None without a final comparison.
-        metrics: the domain's own figures of what is deployed.
+        metrics: the domain's own figures of the schedule.
         busy: whether other processes disturbed that comparison too much to trust it.
         when: time of the newest schedule or measurement, in seconds since the epoch.
     """
@@ -66,46 +69,79 @@ class Overview:
 
 
 @dataclass(frozen=True)
-class _Deployed:
-    """The fastest schedule of a workload on a device, as far as it is shown."""
+class WorkloadActivity:
+    """One workload's part in a run.
 
-    pair: Pair
-    latency_us: float
-    winner: str
-    baselines: dict[str, float]
-    busy: bool
-    metrics: dict[str, float]
+    Attributes:
+        measured: candidates, each once; ``failed`` of them did not work.
+        best_us: the fastest timing of a candidate in this run; None where none worked.
+        last: time of the newest measurement, in seconds since the epoch.
+    """
+
+    workload: str
+    label: str
+    kind: str
+    device: str
+    measured: int
+    failed: int
+    best_us: float | None
+    last: float
+
+
+@dataclass(frozen=True)
+class Activity:
+    """The present state of a run.
+
+    Attributes:
+        state: as stored ("running", "done", "interrupted", "failed"), or "lost" for one whose process has died.
+        host: where it runs.
+        rate: candidates a minute over the last :data:`RATE_S` seconds, or since it began.
+        workloads: those it has begun, the latest last.
+    """
+
+    run: str
+    command: str
+    state: str
+    host: str
+    started: float
+    finished: float | None
+    rate: float = 0.0
+    workloads: tuple[WorkloadActivity, ...] = field(default=())
 
     @property
-    def speedup(self) -> float | None:
-        best = min(self.baselines.values(), default=None)
-        return best / self.latency_us if best else None
+    def measured(self) -> int:
+        return sum(w.measured for w in self.workloads)
+
+    @property
+    def failed(self) -> int:
+        return sum(w.failed for w in self.workloads)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "measured": self.measured, "failed": self.failed}
 
 
-class Overviews(Workloads):
-    """The store's overview and statistics."""
+class Overviews(Runs):
+    """The store's overview, its statistics, and its view of running searches."""
 
     def tuned_count(self) -> int:
-        """Pairs of a workload and a device of which something is known: how long :meth:`overview` is."""
+        """The length of :meth:`overview`: pairs of a workload and a device with a measurement or a schedule."""
         measured = sa.select(_M.workload, _M.device).where(dated(_M.created))
         pairs = sa.union(measured, sa.select(_S.workload, _S.device).where(dated(_S.created))).subquery()
         with self.reading() as c:
             return int(c.scalar(sa.select(sa.func.count()).select_from(pairs)) or 0)
 
     def overview(self, limit: int | None = None) -> list[Overview]:
-        """What is in the database, one entry for each workload and device, newest first.
+        """One entry for each workload and device, newest first.
 
         Args:
             limit: at most so many; the newest.
         """
-        times = sa.union_all(
-            sa.select(_M.workload, _M.device, sa.func.max(_M.created).label("at"))
-            .where(dated(_M.created))
-            .group_by(_M.workload, _M.device),
-            sa.select(_S.workload, _S.device, sa.func.max(_S.created))
-            .where(dated(_S.created))
-            .group_by(_S.workload, _S.device),
-        ).subquery()
+        times = sa.union_all(*(
+            sa.select(t.workload, t.device, sa.func.max(t.created).label("at"))
+            .where(dated(t.created))
+            .group_by(t.workload, t.device)
+            for t in (_M, _S)
+        )).subquery()  # fmt: skip
         newest = sa.func.max(times.c.at)
         query = sa.select(times.c.workload, times.c.device, newest).group_by(times.c.workload, times.c.device)
         with self.reading() as c:
@@ -119,7 +155,7 @@ class Overviews(Workloads):
 
     def _overview(self, pairs: Sequence[Pair], when: dict[Pair, float]) -> Iterator[Overview]:
         workloads = sorted({workload for workload, _ in pairs}, key=str)
-        # A candidate is ok if it is so at every stage; the largest of "" and the names of its failures tells.
+        # A candidate is ok if it is so at every stage: then the largest of "" and the names of its failures is "".
         failure = sa.func.max(sa.case((_M.status != str(Status.OK), _M.status), else_="")).label("failure")
         own = _M.workload.in_(workloads)
         fate = sa.select(_M.workload, _M.device, failure).where(own, *readable()).group_by(*_CANDIDATE).subquery()
@@ -131,7 +167,7 @@ class Overviews(Workloads):
         with self.reading() as c:
             tally = c.execute(sa.select(*groups, sa.func.count()).group_by(*groups)).all()
             best = {(w, d): us for w, d, us in c.execute(fastest)}
-        deployed = {d.pair: d for d in self._deployed(_S.workload.in_(workloads))}
+        deployed = dict(self._deployed(_S.workload.in_(workloads)))
         measured: dict[Pair, int] = defaultdict(int)
         failed: dict[Pair, dict[str, int]] = defaultdict(dict)
         for workload, device, status, count in tally:
@@ -141,9 +177,10 @@ class Overviews(Workloads):
         names = self.names(workloads)
         devices = self._device_names({device for _, device in pairs})
         for pair in pairs:
-            schedule = deployed.get(pair)
             label, kind = names.get(pair[0], ("", ""))
-            yield Overview(
+            found = deployed.get(pair, Overview("", "", "", "", "", best_us=best.get(pair)))
+            yield replace(
+                found,
                 workload=printable(str(pair[0])),  # a damaged row may name anything
                 label=label,
                 kind=kind,
@@ -151,22 +188,16 @@ class Overviews(Workloads):
                 device_name=devices.get(pair[1], ""),
                 measured=measured[pair],
                 failed=dict(sorted(failed[pair].items())),
-                best_us=schedule.latency_us if schedule else best.get(pair),
-                winner=schedule.winner if schedule else None,
-                baselines=schedule.baselines if schedule else {},
-                speedup=schedule.speedup if schedule else None,
-                metrics=schedule.metrics if schedule else {},
-                busy=schedule.busy if schedule else False,
                 when=when[pair],
             )
 
-    def _device_names(self, fingerprints: set[str]) -> dict[str, str]:
+    def _device_names(self, fingerprints: Iterable[str]) -> dict[str, str]:
         columns = (DeviceRow.fingerprint, DeviceRow.name)
         rows = self._each(sa.select(*columns), DeviceRow.fingerprint, fingerprints)
         return {r.fingerprint: printable(str(r.name)) for r in rows}
 
-    def _deployed(self, *where: Any) -> Iterator[_Deployed]:
-        """The fastest schedule of each workload and device."""
+    def _deployed(self, *where: Any) -> Iterator[tuple[Pair, Overview]]:
+        """The fastest schedule of each workload and device, without names and counts."""
         order = (_S.latency_us, _S.created.desc())
         place = sa.func.row_number().over(partition_by=(_S.workload, _S.device), order_by=order).label("place")
         columns = (_S.workload, _S.device, _S.latency_us, _S.winner, _S.baselines, _S.others)
@@ -178,14 +209,18 @@ class Overviews(Workloads):
             name_unreadable_schedules(self, c, *where)
             rows = c.execute(sa.select(ranked).where(ranked.c.place == 1)).all()
 
-        def made(row: Any) -> _Deployed:
+        def made(row: Any) -> tuple[Pair, Overview]:
             others = 0.0 if row.others is None else number(row.others, "number of busy processors")
             rivals = {n: us for n, us in latencies(row.baselines).items() if not n.startswith(REFERENCE)}
-            us = cost(row.latency_us)
+            us, least = cost(row.latency_us), min(rivals.values(), default=0.0)
             own: dict[str, float] = {}
             with contextlib.suppress(Damaged):  # they are a measurement's, on which the schedule does not depend
                 own = {printable(name): figure for name, figure in figures(row.metrics or {}).items()}
-            return _Deployed((row.workload, row.device), us, printable(str(row.winner)), rivals, others > BUSY, own)
+            pair = (row.workload, row.device)
+            return pair, Overview(
+                row.workload, "", "", row.device, "", best_us=us, winner=printable(str(row.winner)), baselines=rivals,
+                speedup=least / us if least else None, metrics=own, busy=others > BUSY,
+            )  # fmt: skip
 
         return self.sound(rows, made, lambda r: f"schedule of workload {str(r.workload)[:12]} (search it again)")
 
@@ -200,7 +235,7 @@ class Overviews(Workloads):
             statuses = c.execute(sa.select(_M.status, sa.func.count()).group_by(_M.status)).all()
             live = c.scalar(sa.select(sa.func.count()).where(ClaimRow.expires > time.time()))
             size = self._size(c, [t.name for t in tables])
-        compared = [d for d in self._deployed() if d.speedup]
+        compared = [d for _, d in self._deployed() if d.speedup]
         speedups = [d.speedup for d in compared if d.speedup and not d.busy]
         return {
             "database": self.name,
@@ -220,3 +255,50 @@ class Overviews(Workloads):
             path = Path(str(self._url.database))
             return sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")) if p.exists())
         return sum(int(c.scalar(sa.select(sa.func.pg_total_relation_size(t))) or 0) for t in tables)
+
+    def activity(self, newest: int = 20) -> list[Activity]:
+        """Runs that are running, newest first; where there are none, the newest run.
+
+        Args:
+            newest: at most so many.
+        """
+        running = sa.case((RunRow.state == "running", 0), else_=1)
+        found = self._runs(self._activity, newest, running, RunRow.started.desc())
+        return [a for a in found if a.state == "running"] or found[:1]
+
+    def _activity(self, row: Any) -> Activity:
+        state, owner = printable(str(row.state)), str(row.owner)
+        if state == "running" and owner_is_dead(owner):
+            state = "lost"
+        run = run_from(row)
+        now = time.time()
+        first = _M.stage == "screen"
+        failed = sa.func.count(sa.distinct(sa.case((_M.status != str(Status.OK), _M.config))))
+        counts = (sa.func.count(sa.distinct(_M.config)), failed, sa.func.max(_M.created))
+        groups = (_M.workload, _M.device)
+        own = (_M.run == row.id, *readable())
+        every = sa.select(*groups, *counts).where(*own).group_by(*groups).order_by(sa.func.max(_M.created))
+        recent = sa.select(sa.func.count()).where(*own, first, _M.created > now - RATE_S)
+        with self.reading() as c:
+            name_unreadable(self, c, _M.run == row.id)
+            done = c.execute(every).all()
+            lately = int(c.scalar(recent) or 0)
+            fastest = sa.select(*groups, sa.func.min(_M.latency_us)).where(*own, _M.status == str(Status.OK))
+            best = {(w, d): us for w, d, us in c.execute(fastest.group_by(*groups))}
+        labels, devices = self.names(row[0] for row in done), self._device_names(row[1] for row in done)
+
+        def named(workload: Any, device: Any) -> tuple[str, str, str, str]:
+            return printable(str(workload)), *labels.get(workload, ("", "")), devices.get(device, "")
+
+        return Activity(
+            run=run.id,
+            command=run.command,
+            state=state,
+            host=printable(owner.partition(":")[0].partition("/")[0]),
+            started=run.started,
+            finished=run.finished,
+            rate=60.0 * lately / max(1.0, min(RATE_S, now - run.started)) if state == "running" else 0.0,
+            workloads=tuple(
+                WorkloadActivity(*named(w, d), int(n), int(bad), best.get((w, d)), last) for w, d, n, bad, last in done
+            ),
+        )

@@ -1,30 +1,30 @@
-"""Runs (what was searched when) and misses (what should be searched next)."""
+"""Searches: runs, the progress of each workload, misses to search next, and devices' calibrations."""
 
 from __future__ import annotations
 
 import logging
 import time
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from autotune.errors import UserError, printable
-from autotune.store.codec import finite_json
-from autotune.store.health.damage import mapping, moment, whole
-from autotune.store.models import ClaimRow, MissRow, RunRow
-from autotune.store.records import Miss, Run
-from autotune.store.tables.claims import owner_is_dead, owner_name
-from autotune.store.tables.measurements import dated
+from autotune.store.codec import calibration_from, calibration_values, finite_json, key_from, key_values
+from autotune.store.damage import mapping, moment, number, whole
+from autotune.store.models import CalibrationRow, ClaimRow, EffortRow, MissRow, RunRow
+from autotune.store.records import Calibration, Effort, Key, Miss, Run
+from autotune.store.tables.measurements import dated, owner_is_dead, owner_name
 from autotune.store.tables.workloads import Workloads
 from autotune.workload import Workload
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 class Runs(Workloads):
-    """The store's runs and misses."""
+    """The store's runs, misses, efforts and calibrations."""
 
     def start_run(self, command: str, *, owner: str | None = None) -> Run:
         """Record the start of a search. Sweeps up after killed ones: their runs become "interrupted".
@@ -40,16 +40,7 @@ class Runs(Workloads):
             if dead:
                 swept = sa.update(RunRow).where(RunRow.id.in_(dead), RunRow.state == "running")
                 c.execute(swept.values(state="interrupted", finished=time.time()))
-            row = self.insert(RunRow).values(
-                id=run.id,
-                command=run.command,
-                state=run.state,
-                owner=owner or owner_name(),
-                started=run.started,
-                finished=None,
-                summary={},
-            )
-            c.execute(row)
+            c.execute(self.insert(RunRow).values(**vars(run), owner=owner or owner_name()))
         return run
 
     def finish_run(self, id: str, state: str = "done", summary: Mapping[str, Any] | None = None) -> None:
@@ -60,11 +51,14 @@ class Runs(Workloads):
 
     def runs(self, limit: int | None = None) -> list[Run]:
         """Runs, newest first."""
+        return self._runs(run_from, limit, RunRow.started.desc())
+
+    def _runs(self, make: Callable[[Any], T], limit: int | None, *order: Any) -> list[T]:
+        query, has_date = sa.select(RunRow.__table__).limit(limit), dated(RunRow.started)
         with self.reading() as c:
-            query = sa.select(RunRow.__table__)
-            rows = [*c.execute(query.where(dated(RunRow.started)).order_by(RunRow.started.desc()).limit(limit))]
-            rows += c.execute(query.where(dated(RunRow.started).is_not(sa.true())).limit(limit))  # to be named
-        return list(self.sound(rows, run_from, lambda r: f"run {str(r.id)[:12]}"))
+            rows = [*c.execute(query.where(has_date).order_by(*order))]
+            rows += c.execute(query.where(has_date.is_not(sa.true())))  # to be reported
+        return list(self.sound(rows, make, lambda r: f"run {str(r.id)[:12]}"))
 
     def add_miss(self, workload: Workload, device: str, reason: str = "") -> bool:
         """Record that nothing stored fitted ``workload`` on ``device`` (a fingerprint); counts repeated misses.
@@ -90,12 +84,9 @@ class Runs(Workloads):
     def misses(self, device: str | None = None) -> list[Miss]:
         """Misses waiting to be searched, the most frequent first."""
         where = [] if device is None else [MissRow.device == device]
-        order = (MissRow.count.desc(), MissRow.created.desc())
-        with self.reading() as c:
-            rows = c.execute(
-                sa.select(MissRow.__table__, MissRow.count.label("times")).where(*where).order_by(*order)
-            ).all()
-        return list(self.sound(rows, miss_from, lambda r: f"miss of workload {str(r.workload)[:12]}"))
+        query = sa.select(MissRow.__table__, MissRow.count.label("times")).where(*where)
+        query = query.order_by(MissRow.count.desc(), MissRow.created.desc())
+        return self.made(query, miss_from, lambda r: f"miss of workload {str(r.workload)[:12]}")
 
     def clear_miss(self, workload: str, device: str) -> bool:
         """Forget a miss (fingerprints); False when there was none. Storing a schedule does so by itself."""
@@ -104,8 +95,9 @@ class Runs(Workloads):
             return self.changed(c, gone)
 
     def captured(self, signature: str, newest: int = 50) -> list[tuple[Workload, int]] | None:
-        """What a run among the ``newest`` noted under ``summary["capture"]``, or in the list ``summary["captures"]``
-        of a run of several targets, for this signature.
+        """The workloads that one of the ``newest`` runs captured for a signature.
+
+        A run has them in ``summary["capture"]``, or of several targets in the list ``summary["captures"]``.
 
         Returns:
             Workloads and how often each occurs; None where no run did, or a workload is not stored.
@@ -117,12 +109,51 @@ class Runs(Workloads):
             if noted is None:
                 continue
             try:
-                found = [(self.get_workload(str(fingerprint)), int(count)) for fingerprint, count in noted["workloads"]]
+                counts = [(str(fingerprint), int(count)) for fingerprint, count in noted["workloads"]]
             except (KeyError, TypeError, ValueError):
                 return None
-            known = [(workload, count) for workload, count in found if workload is not None]
-            return known if len(known) == len(found) else None
+            known = self.get_workloads(fingerprint for fingerprint, _ in counts)
+            found = [(known[fingerprint], count) for fingerprint, count in counts if fingerprint in known]
+            return found if len(found) == len(counts) else None
         return None
+
+    def add_effort(self, effort: Effort) -> None:
+        """Note a search: its seconds are added to what is stored, the larger grant stays, all else is replaced.
+
+        Raises:
+            ValueError: its workload, device or environment was not put before.
+        """
+        key = {**key_values(effort.key), "scope": effort.scope}
+        news = {"settled": effort.settled, "stop": effort.stop, "created": effort.when or time.time()}
+        insert = self.insert(EffortRow).values(**key, **news, seconds=effort.seconds, granted=effort.granted)
+        new = insert.excluded
+        sums = {
+            "seconds": EffortRow.seconds + new.seconds,
+            "granted": sa.case((EffortRow.granted > new.granted, EffortRow.granted), else_=new.granted),
+        }
+        with self.referring(f"the workload, device and environment of {effort.key}", "its effort") as c:
+            c.execute(insert.on_conflict_do_update(index_elements=list(key), set_={**news, **sums}))
+
+    def get_effort(self, key: Key, scope: str) -> Effort | None:
+        """The progress of a workload's search within a scope; None without one."""
+        where = [getattr(EffortRow, name) == value for name, value in key_values(key).items()]
+        query = sa.select(EffortRow.__table__).where(*where, EffortRow.scope == scope)
+        return next(iter(self.made(query, effort_from, lambda r: f"effort on workload {key.workload[:12]}")), None)
+
+    def put_calibration(self, calibration: Calibration) -> None:
+        """Store what a calibration found; it replaces an earlier one of the device.
+
+        Raises:
+            ValueError: the device was not put before.
+        """
+        values = calibration_values(calibration, time.time())
+        with self.referring(f"the device {calibration.device[:12]}", "its calibration") as c:
+            c.execute(self.upsert(CalibrationRow, values, ("device", "kind")).values(**values))
+
+    def get_calibration(self, device: str, kind: str) -> Calibration | None:
+        """The calibration of a device (fingerprint) for a domain, or None."""
+        query = sa.select(CalibrationRow.__table__).where(CalibrationRow.device == device, CalibrationRow.kind == kind)
+        return next(iter(self.made(query, calibration_from, lambda r: f"calibration of device {device[:12]}")), None)
 
 
 def run_from(row: Any) -> Run:
@@ -138,3 +169,11 @@ def miss_from(row: Any) -> Miss:
     """A miss from its row, whose count is ``times``; raises Damaged."""
     reason = printable(str(row.reason))
     return Miss(str(row.workload), str(row.device), whole(row.times, "count"), reason, moment(row.created))
+
+
+def effort_from(row: Any) -> Effort:
+    """An effort from its row; raises Damaged."""
+    seconds, granted = number(row.seconds, "seconds"), number(row.granted, "granted seconds")
+    return Effort(
+        key_from(row), str(row.scope), seconds, granted, bool(row.settled), str(row.stop), moment(row.created)
+    )

@@ -1,4 +1,4 @@
-"""Workloads, devices and environments: what the fingerprints in every other table stand for."""
+"""Workloads, devices and environments, to which the other tables refer by fingerprint."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import sqlalchemy as sa
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import printable
-from autotune.store.codec import workload_from
+from autotune.store.codec import (
+    device_from,
+    device_values,
+    environment_from,
+    environment_values,
+    workload_from,
+    workload_values,
+)
 from autotune.store.connection.engine import Database
-from autotune.store.health.damage import Damaged, mapping
 from autotune.store.models import DeviceRow, EnvironmentRow, ScheduleRow, WorkloadRow
 from autotune.store.tables.measurements import WORKLOAD_COLUMNS
 from autotune.store.tables.schedules import TOUCH
@@ -35,8 +41,8 @@ class Workloads(Database):
         return workload.fingerprint
 
     def _put_workload(self, c: sa.Connection, workload: Workload) -> None:
-        values = workload.to_json()
-        insert = self.insert(WorkloadRow).values(fingerprint=workload.fingerprint, created=time.time(), **values)
+        values = workload_values(workload, time.time())
+        insert = self.insert(WorkloadRow).values(**values)
         news = {name: values[name] for name in ("label", "source") if values[name]}
         if news:
             c.execute(insert.on_conflict_do_update(index_elements=["fingerprint"], set_=news))
@@ -44,7 +50,7 @@ class Workloads(Database):
             c.execute(insert.on_conflict_do_nothing())
 
     def _give_family(self, c: sa.Connection, workload: Workload) -> None:
-        """For who may write schedules, which a deployer that notes a miss may not."""
+        """Apart from ``_put_workload``, since a deployer that notes a miss may not write schedules."""
         if not workload.family:
             return
         found = {"family": workload.family, "extent": workload.extent}
@@ -52,10 +58,6 @@ class Workloads(Database):
         c.execute(sa.update(WorkloadRow).where(*known).values(found))
         decided = (ScheduleRow.workload == workload.fingerprint, ScheduleRow.family == "")
         c.execute(sa.update(ScheduleRow).where(*decided).values(**found, created=ScheduleRow.created + TOUCH))
-
-    def get_workload(self, fingerprint: str) -> Workload | None:
-        """The workload with this (whole) fingerprint; None where it is not stored, or is damaged."""
-        return self.get_workloads([fingerprint]).get(fingerprint)
 
     def get_workloads(self, fingerprints: Iterable[str]) -> dict[str, Workload]:
         """Those of the workloads that are stored and sound, by fingerprint."""
@@ -76,7 +78,7 @@ class Workloads(Database):
         return {r.fingerprint: (printable(str(r.label)), str(r.kind)) for r in rows}
 
     def _each(self, query: Any, column: Any, values: Iterable[str]) -> Iterator[Any]:
-        """The rows of ``query`` where ``column`` is one of ``values``, asked for by and by."""
+        """The rows of ``query`` where ``column`` is one of ``values``, in several queries."""
         names = {value for value in values if isinstance(value, str)}  # a damaged row may name anything
         for part in batches(sorted(names), 500):
             with self.reading() as c:
@@ -95,21 +97,15 @@ class Workloads(Database):
         return self._workloads(WorkloadRow.family == family) if family else []
 
     def _workloads(self, *where: sa.ColumnElement[bool]) -> list[Workload]:
-        order = (WorkloadRow.created, WorkloadRow.fingerprint)
-        with self.reading() as c:
-            rows = c.execute(sa.select(*WORKLOAD_COLUMNS).where(*where).order_by(*order)).all()
-        return list(self.sound(rows, workload_from, _workload))
+        query = sa.select(*WORKLOAD_COLUMNS).where(*where).order_by(WorkloadRow.created, WorkloadRow.fingerprint)
+        return self.made(query, workload_from, _workload)
 
     def put_device(self, device: DeviceIdentity) -> str:
         """Store a device's identity; returns its fingerprint."""
-        row = {"kind": device.kind, "name": device.name, "identity": device.to_json(), "created": time.time()}
+        insert = self.insert(DeviceRow).values(**device_values(device, time.time()))
         with self.writing() as c:
-            c.execute(self.insert(DeviceRow).values(fingerprint=device.fingerprint, **row).on_conflict_do_nothing())
+            c.execute(insert.on_conflict_do_nothing())
         return device.fingerprint
-
-    def get_device(self, fingerprint: str) -> DeviceIdentity | None:
-        """The device with this fingerprint; None where it is not stored, or is damaged."""
-        return self.get_devices([fingerprint]).get(fingerprint)
 
     def get_devices(self, fingerprints: Iterable[str]) -> dict[str, DeviceIdentity]:
         """Those of the devices that are stored and sound, by fingerprint."""
@@ -119,15 +115,10 @@ class Workloads(Database):
 
     def put_environment(self, environment: Environment) -> str:
         """Store an environment; returns its (strict) fingerprint."""
-        row = {"loose": environment.loose, "versions": environment.to_json(), "created": time.time()}
-        insert = self.insert(EnvironmentRow).values(fingerprint=environment.strict, **row)
+        insert = self.insert(EnvironmentRow).values(**environment_values(environment, time.time()))
         with self.writing() as c:
             c.execute(insert.on_conflict_do_nothing())
         return environment.strict
-
-    def get_environment(self, fingerprint: str) -> Environment | None:
-        """The environment with this strict fingerprint; None where it is not stored, or is damaged."""
-        return self.get_environments([fingerprint]).get(fingerprint)
 
     def get_environments(self, fingerprints: Iterable[str]) -> dict[str, Environment]:
         """Those of the environments that are stored and sound, by strict fingerprint."""
@@ -135,22 +126,6 @@ class Workloads(Database):
         rows = self._each(sa.select(*columns), EnvironmentRow.fingerprint, fingerprints)
         made = self.sound(rows, lambda r: environment_from(r.fingerprint, r.versions), _environment)
         return {e.strict: e for e in made}
-
-
-def device_from(fingerprint: str, data: Any) -> DeviceIdentity:
-    """A device from its JSON; raises Damaged where that is not what it was stored as."""
-    device = DeviceIdentity.from_json(mapping(data, "identity"))
-    if device.fingerprint != fingerprint:
-        raise Damaged("it does not match its SHA-256")
-    return device
-
-
-def environment_from(fingerprint: str, data: Any) -> Environment:
-    """An environment from its JSON; raises Damaged where that is not what it was stored as."""
-    environment = Environment.from_json(mapping(data, "versions"))
-    if environment.strict != fingerprint:
-        raise Damaged("it does not match its SHA-256")
-    return environment
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

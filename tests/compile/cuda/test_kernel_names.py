@@ -23,8 +23,8 @@ from autotune.ir.graph import Graph, Output, Value
 from autotune.measure.wire import artifact_from_wire, artifact_to_wire
 from autotune.runtime.launch import cuda as cuda_launch
 from autotune.store import Key, Schedule, Store
-from autotune.store.bundles.bundle import export_bundle
 from autotune.store.codec import artifact_blobs, artifact_from, artifact_id, artifact_json
+from autotune.store.snapshots.writer import export_snapshot
 from autotune.task import Artifact, Kernel
 from autotune.workload import Workload
 from tests.support.snapshots import import_file
@@ -196,8 +196,8 @@ def test_artifacts_of_earlier_versions_load(tmp_path: Path, monkeypatch: pytest.
         there.put_device(device)
         there.put_environment(place)
         there.put_schedule(Schedule(key, {"a": 1}, 5.0, {}, artifact))
-        export_bundle(there, tmp_path / "bundle")
-        import_file(here, tmp_path / "bundle")
+        export_snapshot(there, tmp_path / "s.atdb")
+        import_file(here, tmp_path / "s.atdb")
         found = here.get_schedule(work.fingerprint, device.fingerprint)
     assert found is not None
     assert found.artifact == artifact

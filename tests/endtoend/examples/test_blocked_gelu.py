@@ -31,15 +31,15 @@ def answer(*words: str) -> dict[str, object]:
 
 @pytest.mark.slow
 def test_it_is_searched_looked_up_shown_and_moved(tmp_path: Path) -> None:
-    here, there, bundle = str(tmp_path / "here.db"), str(tmp_path / "there.db"), str(tmp_path / "gelu.zip")
+    here, there, file = (str(tmp_path / name) for name in ("here.db", "there.db", "gelu.atdb"))
     searched = answer("search", *TARGET, "--trials", "4", "--db", here)
     assert (searched["match"], searched["measured"]) == ("exact", 4)
     assert set(searched["best"]["config"]) == {"block", "threads"}  # type: ignore[index]
     assert searched["baselines"]["numpy"]["latency_us"] > 0  # type: ignore[index]
     (shown,) = answer("show", "--db", here)["tuned"]  # type: ignore[misc]
     assert shown["label"] == "gelu 65536"
-    assert answer("db", "export", bundle, "--db", here)["schedules"] == 1
-    assert answer("db", "import", bundle, "--db", there)["stored"] == 1
+    assert answer("db", "export", file, "--db", here)["schedules"] == 1
+    assert answer("db", "import", file, "--db", there)["stored"] == 1
     for db in (here, there):
         found = answer("lookup", *TARGET, "--db", db)
         assert (found["match"], found["deployed_us"]) == ("exact", searched["deployed_us"])

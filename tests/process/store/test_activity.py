@@ -43,7 +43,7 @@ def test_what_a_running_search_has_done(store: Store) -> None:
 
 
 def test_a_run_whose_process_died_is_lost_and_several_run_at_once(store: Store) -> None:
-    from autotune.store.tables.claims import owner_name
+    from autotune.store.tables.measurements import owner_name
 
     host = owner_name().rsplit(":", 2)[0]
     dead = store.start_run("autotune search dead", owner=f"{host}:999999999:x")

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from autotune.store import Key, Measurement, Store, owner_name
-from autotune.store.tables import claims
-from autotune.store.tables.claims import owner_is_dead
+from autotune.store.tables import measurements as claims
+from autotune.store.tables.measurements import owner_is_dead
 from autotune.task import Status
 from tests.support.rows import put_key, workload
 

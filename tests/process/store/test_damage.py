@@ -15,14 +15,13 @@ import pytest
 from autotune.cli import app
 from autotune.errors import UserError
 from autotune.store import Calibration, Effort, Key, Measurement, Store, Verdict
-from autotune.store.bundles.bundle import export_bundle
-from autotune.store.health.verify import damage
-from autotune.store.snapshots.merge import Imported
+from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.upkeep import damage
 from autotune.task import Status
 from autotune.tuner.proposals.elsewhere import winners
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import ENVIRONMENT, FAR, GPU, put_key, workload
-from tests.support.snapshots import import_file
+from tests.support.snapshots import Imported, import_file
 
 
 @pytest.fixture(scope="module")
@@ -207,11 +206,11 @@ def test_one_damaged_row_stops_nothing(
             assert store.get_schedule(second, key.device, ENVIRONMENT) is not None
         count = 0
         with contextlib.suppress(UserError):  # the device of both schedules may be the damaged row
-            count = export_bundle(store, tmp_path / "b.zip")
+            count = export_snapshot(store, tmp_path / "s.atdb").schedules
         assert count or name.startswith(spoiled)
         if count:
             with Store.open(shutil.copy(empty_file, tmp_path / "to.db")) as other:
-                assert import_file(other, tmp_path / "b.zip") == Imported(count, count, ())
+                assert import_file(other, tmp_path / "s.atdb") == Imported(count, count, [])
         found = list(damage(store))
         assert found, "verify finds it"
         assert all("\n" not in line and len(line) <= 500 for line in found)

@@ -10,9 +10,9 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.store import Measurement, Store
-from autotune.store.connection import filesystem
+from autotune.store.connection import sqlite as filesystem
 from autotune.store.connection import sqlite as opening
-from autotune.store.connection.filesystem import shared_type
+from autotune.store.connection.sqlite import shared_type
 from autotune.task import Status
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import put_key

@@ -18,7 +18,7 @@ from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Key, LostConnection, Measurement, Store
 from autotune.store.connection import engine, migrate
-from autotune.store.connection.outage import Conflict
+from autotune.store.connection.faults import Conflict
 from autotune.task import Status
 from tests.process.store.test_schedules import schedule
 from tests.support import ROOT

@@ -12,8 +12,8 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.store import Store
-from autotune.store.bundles.bundle import export_bundle
 from autotune.store.connection import migrate
+from autotune.store.snapshots.writer import export_snapshot
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import put_key, workload
 
@@ -106,8 +106,8 @@ def test_a_full_disk_leaves_no_part_of_a_new_file(
         with Store.open(tmp_path / "from.db") as store:
             for rows in range(200):
                 store.put_schedule(schedule(put_key(store, workload(rows))))
-            export_bundle(store, tmp_path / "b.zip")
-        words.append(str(tmp_path / ("b.zip" if command == "import" else "from.db")))
+            export_snapshot(store, tmp_path / "s.atdb")
+        words.append(str(tmp_path / ("s.atdb" if command == "import" else "from.db")))
     child = spawn(FULL, str(limit), *words)
     _, said = child.communicate(timeout=120)
     if command == "upgrade" and limit == 300_000:

@@ -16,7 +16,7 @@ from autotune.errors import UserError
 from autotune.runtime import database
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import LostConnection, Measurement, Store
-from autotune.store.connection import outage
+from autotune.store.connection import faults as outage
 from autotune.task import Status
 from tests.process.store.test_schedules import schedule
 from tests.support.clock import Clock

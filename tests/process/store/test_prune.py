@@ -1,4 +1,4 @@
-"""``autotune db prune`` and ``autotune db merge``."""
+"""``autotune db prune``."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ from pathlib import Path
 import pytest
 
 from autotune.cli import app
-from autotune.errors import UserError
-from autotune.store import Calibration, Effort, Key, Measurement, Store, Verdict
-from autotune.store.bundles import merge as merging
-from autotune.store.bundles.merge import merge
-from autotune.store.health.prune import Limits, prune
-from autotune.store.health.verify import damage
+from autotune.store import Key, Measurement, Store
+from autotune.store.upkeep import Limits, damage, prune
 from autotune.task import Status
-from tests.process.store.test_schedules import ARTIFACT, schedule
-from tests.support.hostile import execute
+from tests.process.store.test_schedules import schedule
 from tests.support.rows import GPU, put_key, workload
 
 
@@ -61,7 +56,6 @@ def test_what_goes_and_what_stays(store: Store) -> None:
 
 def test_misses_and_what_nothing_refers_to(store: Store) -> None:
     decided, _ = fill(store)
-    store.put_artifact(ARTIFACT)
     store.put_schedule(schedule(decided, 1.0, config=None, artifact=None, winner="eager"), replace=True)
     found = prune(store, Limits(misses=time.time() + 1), dry=False)
     assert found == {"misses": 2, "configurations": 0, "artifacts": 1, "kernels": 2}
@@ -105,90 +99,3 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "2 runs, 4 failures would go; --yes removes it" in capsys.readouterr().out
     assert app.main(["db", "prune", "--db", db, "--failures", "1970-01-03", "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["failures"] == 4
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> str:
-    """Another database: a faster schedule, a slower one, a measurement that differs, and rows of everything."""
-    with Store.open(tmp_path / "other.db") as store:
-        first, second = put_key(store, workload(1)), put_key(store, workload(2))
-        store.put_schedule(schedule(first, 5.0, config={"theirs": 1}))
-        store.put_schedule(schedule(second, 50.0, config={"theirs": 2}))
-        store.put_schedule(schedule(put_key(store, workload(3)), config=None, artifact=None, winner="eager"))
-        store.add_measurement(Measurement(first, {"m": 1}, Status.OK, latency_us=7.0, when=1.0))
-        store.add_measurement(Measurement(first, {"m": 2}, Status.CRASHED, when=1.0))
-        store.add_measurement(Measurement(first, {"m": 3}, Status.OK, latency_us=7.0, when=1.0))
-        store.add_effort(Effort(first, "s" * 64, 9.0, 2.0, True))
-        store.put_calibration(Calibration(first.device, "fusion", {"copy_gbs": 2.0}))
-        store.put_verdicts([Verdict("a" * 64, first.device, first.environment, "default", (), {})])
-        store.add_miss(workload(9), GPU.fingerprint, "why")
-        store.finish_run(store.start_run("theirs").id)
-    return str(tmp_path / "other.db")
-
-
-def test_merge(store: Store, other: str) -> None:
-    first, second = put_key(store, workload(1)), put_key(store, workload(2))
-    store.put_schedule(schedule(first, 10.0, config={"ours": 1}))
-    store.put_schedule(schedule(second, 10.0, config={"ours": 2}))
-    for n, us in ((1, 9.0), (2, 8.0), (3, 6.0)):
-        store.add_measurement(Measurement(first, {"m": n}, Status.OK, latency_us=us, when=2.0))
-    with Store.open(other, readonly=True) as there:
-        found = merge(store, there)
-        assert found.left_out == []
-        assert len([c for c in found.conflicts if c.startswith("schedule")]) == 2
-        assert len([c for c in found.conflicts if c.startswith("measurement")]) == 3
-        rows = store.stats()["rows"]
-        again = merge(store, there)
-        assert again.rows["schedules"] == again.rows["measurements"] == again.rows["runs"] == 0
-        assert store.stats()["rows"] == rows, "what is merged again changes nothing"
-        with pytest.raises(UserError, match="the same database"):
-            merge(there, there)
-    for key, config in ((first, {"theirs": 1}), (second, {"ours": 2})):
-        s = store.get_schedule(key.workload, key.device)
-        assert s is not None
-        assert s.config == config
-        assert s.artifact == ARTIFACT
-    assert store.schedules(workload=workload(3).fingerprint)[0].winner == "eager"
-    kept = {next(iter(m.config.items())): m.latency_us for m in store.measurements()}
-    assert kept == {("m", 1): 7.0, ("m", 2): 8.0, ("m", 3): 6.0, ("ours", 1): 10.0, ("theirs", 2): 50.0}
-    assert [m.workload for m in store.misses()] == [workload(9).fingerprint]
-    assert store.runs()[0].command == "theirs"
-    assert store.get_effort(first, "s" * 64) is not None
-    assert len(store.verdicts()) == 1
-    assert list(damage(store)) == []
-
-
-def test_a_merge_that_was_stopped_goes_on(store: Store, other: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = merging._write
-    calls = []
-
-    def stopped(*args: object) -> object:
-        calls.append(1)
-        if len(calls) == 7:
-            raise KeyboardInterrupt
-        return whole(*args)  # type: ignore[arg-type]
-
-    with Store.open(other, readonly=True) as there:
-        monkeypatch.setattr(merging, "_write", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            merge(store, there)
-        assert list(damage(store)) == []
-        monkeypatch.setattr(merging, "_write", whole)
-        merge(store, there)
-        assert len(store.schedules(artifacts=True)) == 3
-        assert len(store.measurements()) == 3
-
-
-def test_damaged_rows_stay_over_there(tmp_path: Path, other: str, capsys: pytest.CaptureFixture[str]) -> None:
-    execute(Path(other), "UPDATE autotune_configs SET params = '{}' WHERE params LIKE '%theirs%1%'")
-    execute(Path(other), "UPDATE autotune_workloads SET spec = '[' WHERE extent = 2")
-    db = str(tmp_path / "here.db")
-    assert app.main(["db", "merge", other, "--db", db]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("left out: ") for line in out) == 4
-    assert out[-1].endswith("0 conflicts")
-    assert app.main(["db", "verify", "--db", db]) == 0
-    assert app.main(["db", "merge", other, "--db", db, "--json"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert json.loads(lines[-1])["conflicts"] == []
-    assert app.main(["db", "merge", str(tmp_path / "none.db"), "--db", db]) == 2

@@ -14,8 +14,8 @@ from alembic import command
 from autotune.store import Calibration, Effort, Store, Verdict
 from autotune.store.connection import migrate
 from autotune.store.connection.engine import create_engine, parse_url
-from autotune.store.health.verify import damage
 from autotune.store.models import SCHEMA_REVISION, VERSION_TABLE
+from autotune.store.upkeep import damage
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import ENVIRONMENT, GPU, NEAR, put_key, workload
 

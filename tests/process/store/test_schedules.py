@@ -46,7 +46,7 @@ def test_every_change_of_what_is_deployed_changes_the_state(store: Store, key: K
     store.put_schedule(schedule(key))
     states.append(store.state())
     assert store.state() == states[-1]
-    assert store.put_schedule(schedule(key, 5.0, config={"threads": 64}, when=50.0)), "an older one, of a bundle"
+    assert store.put_schedule(schedule(key, 5.0, config={"threads": 64}, when=50.0)), "an older one, of a snapshot"
     states.append(store.state())
     with store.writing() as c:
         c.execute(sa.delete(ScheduleRow).where(ScheduleRow.workload == key.workload))
@@ -104,11 +104,9 @@ def test_the_schedule_of_a_key_is_that_of_no_other(store: Store, key: Key) -> No
     for n, one in enumerate(keys):
         store.put_schedule(schedule(one, 10.0 - n))
     rows: list[int] = []
-    decode = store_schedules.schedule_from_row
+    decode = store_schedules.schedule_from
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            store_schedules, "schedule_from_row", lambda row, artifact: (rows.append(1), decode(row, artifact))[1]
-        )
+        patch.setattr(store_schedules, "schedule_from", lambda *args: (rows.append(1), decode(*args))[1])
         found = [store.schedule_of(one) for one in keys]
     assert found == [schedule(one, 10.0 - n, artifact=None) for n, one in enumerate(keys)]
     assert len(rows) == len(keys)
@@ -121,13 +119,16 @@ def test_a_baseline_may_win(store: Store, key: Key) -> None:
 
 
 def test_equal_code_is_kept_once(store: Store, key: Key) -> None:
-    first = store.put_artifact(ARTIFACT)
-    assert store.put_artifact(ARTIFACT) == first
-    assert store.put_artifact(dataclasses.replace(ARTIFACT, target="sm_90a")) != first
+    every = [
+        schedule(key),
+        schedule(put_key(store, workload(2))),
+        schedule(put_key(store, workload(3)), artifact=dataclasses.replace(ARTIFACT, target="sm_90a")),
+    ]
+    for s in every:
+        store.put_schedule(s)
     rows = store.stats()["rows"]
     assert (rows["autotune_artifacts"], rows["autotune_blobs"]) == (2, 2)
-    assert store.get_artifact(first) == ARTIFACT
-    assert store.get_artifact("0" * 64) is None
+    assert [store.get_schedule(s.key.workload, s.key.device) for s in every] == every
 
 
 def test_a_schedule_gives_way_to_a_faster_one_only(store: Store, key: Key) -> None:
@@ -168,7 +169,7 @@ def test_the_policy_that_decided_last_decides(store: Store, key: Key) -> None:
 def test_a_new_measurement_of_the_same_winner_replaces_its_number(store: Store, key: Key) -> None:
     assert store.put_schedule(schedule(key, 10.0))
     assert store.put_schedule(schedule(key, 11.0, when=200.0))
-    assert not store.put_schedule(schedule(key, 12.0, when=150.0))  # an older one, from a bundle
+    assert not store.put_schedule(schedule(key, 12.0, when=150.0))  # an older one, from a snapshot
     stored = store.get_schedule(key.workload, key.device)
     assert stored is not None
     assert stored.latency_us == 11.0
@@ -266,7 +267,7 @@ def test_storing_again_mends_damaged_code(store: Store, key: Key) -> None:
     with store.writing() as c:
         c.execute(sa.update(BlobRow).values(code=b""))
     assert store.get_schedule(key.workload, key.device) is None
-    store.put_artifact(ARTIFACT)
+    store.put_schedule(schedule(put_key(store, workload(2))))
     assert store.get_schedule(key.workload, key.device) == schedule(key)
 
 

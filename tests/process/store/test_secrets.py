@@ -21,7 +21,8 @@ from autotune.cli import app
 from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Measurement, Store
-from autotune.store.bundles.bundle import export_bundle
+from autotune.store.merge import merge
+from autotune.store.snapshots.writer import export_snapshot
 from autotune.task import Status
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import GPU, put_key, workload
@@ -121,7 +122,7 @@ def test_tracebacks_of_a_program_tell_no_secret() -> None:
         assert not lines, (url, lines)
 
 
-def test_rows_bundles_and_dumps_hold_no_secret(postgres_url: str, tmp_path: Path) -> None:
+def test_rows_snapshots_and_dumps_hold_no_secret(postgres_url: str, tmp_path: Path) -> None:
     """A password that is not asked for is still not to be found in what is kept."""
     secret = "hunter2x"
     url = postgres_url.replace("autotune@", f"autotune:{secret}@")
@@ -133,15 +134,13 @@ def test_rows_bundles_and_dumps_hold_no_secret(postgres_url: str, tmp_path: Path
         store.add_measurement(Measurement(key, {"a": 1}, Status.OK, latency_us=1.0))
         store.finish_run(run.id, summary={"database": store.name})
         assert secret not in store.name + repr(store) + str(store.stats())
-        export_bundle(store, tmp_path / "b.zip")
-        from autotune.store.bundles.merge import merge
-
+        export_snapshot(store, tmp_path / "s.atdb", programs=True)
         with Store.open(tmp_path / "copy.db") as copy:
             assert secret not in repr(merge(copy, store))
     dump = "\n".join(sqlite3.connect(tmp_path / "copy.db").iterdump())
     assert "autotune search fusion" in dump
     assert secret not in dump
-    assert secret.encode() not in (tmp_path / "b.zip").read_bytes()
+    assert secret.encode() not in (tmp_path / "s.atdb").read_bytes()
 
 
 def test_a_service_file_is_read_and_its_name_told(

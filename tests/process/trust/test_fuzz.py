@@ -14,7 +14,7 @@ def test_a_sample_of_mutated_files(tmp_path: Path) -> None:
     # On a loaded machine a case may take its second; that is for the whole run to say.
     assert [f for f in tally.faults if " took " not in f] == []
     kinds = {name.partition(":")[0] for name in tally.outcomes}
-    assert len(kinds) == 8
+    assert len(kinds) == 6
     assert any(name.endswith("refused") for name in tally.outcomes)
     assert any(name.endswith("found") for name in tally.outcomes)
 

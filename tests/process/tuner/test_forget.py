@@ -12,7 +12,7 @@ from autotune.cli.app import main
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.store import Store
-from autotune.store.health.forget import forget_failures
+from autotune.store.upkeep import forget_failures
 from autotune.task import Status
 from autotune.tuner.result import Result
 from tests.support.toy.toy_domain import workload

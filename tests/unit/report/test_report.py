@@ -17,7 +17,7 @@ from autotune.cli.app import main
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.report import results
 from autotune.report.database import pages as database_pages
-from autotune.report.page import Page, page_id
+from autotune.report.site import Page, page_id
 from autotune.store import Store
 from autotune.store.records import Key, Measurement
 from autotune.task import Status

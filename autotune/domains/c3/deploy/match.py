@@ -42,7 +42,7 @@ from autotune.runtime.ladder import (
     relatives,
     software,
 )
-from autotune.store.health.damage import BROKEN
+from autotune.store.damage import BROKEN
 from autotune.store.reading import Match as How
 from autotune.store.records import Schedule
 from autotune.task import Artifact, Choice, Config

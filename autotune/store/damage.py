@@ -1,12 +1,13 @@
-"""Stored data that cannot be used: reading goes on without it, and says so."""
+"""Damaged data: checks of stored values. Reading continues without a damaged row, and reports it."""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 LATEST = 253_370_764_800.0
@@ -19,11 +20,11 @@ _HUGE = re.compile(r"[0-9]{300}")
 
 
 class Damaged(Exception):
-    """Stored data that cannot be used, mostly by its checksum; ``str`` says what and how it was found out."""
+    """Stored data that cannot be used; the text names the value and the failed check."""
 
 
 class Unreadable:
-    """In the place of a column's value: what is stored there is no JSON. A row that holds it is damaged."""
+    """A column's value that is no JSON. A row with one is damaged."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -60,7 +61,7 @@ BROKEN = (Damaged, KeyError, TypeError, ValueError, AttributeError, ArithmeticEr
 
 
 def why(error: BaseException, row: Any = ()) -> str:
-    """What is wrong with a row of which no record could be made."""
+    """The reason why no record could be made from a row."""
     for value in row:
         if isinstance(value, Unreadable):
             return f"it is not JSON ({value.why})"
@@ -68,27 +69,21 @@ def why(error: BaseException, row: Any = ()) -> str:
     return text if isinstance(error, Damaged) else f"{type(error).__name__}: {text}"
 
 
-def number(value: Any, what: str, *, above: float = -math.inf) -> float:
-    """``value`` as a finite number above a bound; raises Damaged."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (_MOST >= value > max(above, -_MOST)):
+def number(value: Any, what: str, least: float = -_MOST, most: float = _MOST) -> float:
+    """``value`` as a finite number within bounds; raises Damaged."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise Damaged(f"its {what} is {_short(value)}")
     return float(value)
 
 
 def cost(value: Any, what: str = "latency") -> float:
-    """``value`` as a latency in microseconds, or as what is tuned for in its place; raises Damaged."""
-    found = number(value, what)
-    if not LEAST_COST <= found <= MOST_COST:
-        raise Damaged(f"its {what} is {_short(value)}")
-    return found
+    """``value`` as a latency in microseconds, or another quantity that is tuned for; raises Damaged."""
+    return number(value, what, LEAST_COST, MOST_COST)
 
 
 def moment(value: Any, what: str = "time") -> float:
     """``value`` as a time in seconds since the epoch, up to :data:`LATEST`; raises Damaged."""
-    found = number(value, what)
-    if not 0 <= found <= LATEST:
-        raise Damaged(f"its {what} is {_short(value)}")
-    return found
+    return number(value, what, 0, LATEST)
 
 
 def text(value: Any, what: str) -> str:
@@ -102,9 +97,9 @@ def _unpaired(value: str) -> bool:
     return any("\ud800" <= ch <= "\udfff" for ch in value)
 
 
-def whole(value: Any, what: str) -> int:
+def whole(value: Any, what: str, least: int = -(2**63)) -> int:
     """``value`` as an integer that a column can hold; raises Damaged."""
-    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise Damaged(f"its {what} is {_short(value)}")
     return value
 
@@ -130,3 +125,71 @@ def mapping(value: Any, what: str) -> dict[str, Any]:
 
 def _short(value: Any) -> str:
     return "unreadable" if isinstance(value, Unreadable) else ascii(value)[:40]
+
+
+def step_record(value: Any) -> dict[str, Any]:
+    """``value`` as a verdict's record; unknown names, which a later version wrote, stay.
+
+    Raises:
+        Damaged: it is no JSON object, or a value is none of its name's.
+    """
+    record = mapping(value, "record")
+    _checked(record, _RECORD, "")
+    return record
+
+
+def left_of(value: Any) -> tuple[str, ...]:
+    """The workloads that a verdict leaves to Inductor; raises Damaged."""
+    if not isinstance(value, list):
+        raise Damaged("what it leaves to Inductor is no list of fingerprints")
+    return tuple(text(name, "workload left to Inductor") for name in value)
+
+
+def _truth(value: Any, what: str) -> None:
+    if not isinstance(value, bool):
+        raise Damaged(f"its {what} is {ascii(value)[:40]}")
+
+
+def _families(value: Any, what: str) -> None:
+    if not isinstance(value, list):
+        raise Damaged(f"its {what} are no list")
+    for family in value:
+        _checked(mapping(family, "family"), _FAMILY, "family's ")
+
+
+def _numerics(value: Any, what: str) -> None:
+    for name, setting in mapping(value, what).items():
+        text(name, f"name in its {what}")
+        if isinstance(setting, str):
+            text(setting, what)
+        elif not isinstance(setting, (bool, int, list)):
+            raise Damaged(f"its {what} have {ascii(setting)[:40]}")
+
+
+def _checked(values: Mapping[str, Any], checks: Mapping[str, Check], of: str) -> None:
+    for name, value in values.items():
+        text(name, "name of a figure")
+        if name in checks:
+            checks[name](value, of + name)
+
+
+Check = Callable[[Any, str], object]
+_share, _count = functools.partial(number, least=0.0), functools.partial(whole, least=0)
+_FAMILY: Mapping[str, Check] = {
+    **dict.fromkeys(("workload", "label", "gain_of"), text),
+    "count": _count,
+    "gain_us": lambda value, what: None if value is None else number(value, what),
+    "kept": _truth,
+}
+_RECORD: Mapping[str, Check] = {
+    **dict.fromkeys(("mode", "target", "inputs", "command"), text),
+    **dict.fromkeys(("compile_us", "all_us", "ratio"), cost),
+    **dict.fromkeys(("attention_us", "autotune_us"), lambda value, what: None if value is None else cost(value, what)),
+    **dict.fromkeys(("noise", "seconds", "others_busy", "lead_s"), _share),
+    **dict.fromkeys(("tries", "graphs"), _count),
+    **dict.fromkeys(("cut", "train"), _truth),
+    "families": _families,
+    "numerics": _numerics,
+}
+"""Of :meth:`autotune.bench.decide.Decision.record` and its caller. All may be missing: earlier versions wrote less, and
+a snapshot keeps a part."""

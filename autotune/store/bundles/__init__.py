@@ -1,1 +1,0 @@
-"""Schedules taken from one database to another, as one file."""
