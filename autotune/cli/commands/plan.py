@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -20,12 +21,14 @@ from autotune.words import plural, size
 if TYPE_CHECKING:
     from autotune.compiler.lower.eager import EagerCost
     from autotune.domains.fusion.drawing.anatomy import Anatomy, GroupAnatomy, Operator
-    from autotune.domains.fusion.planning import Planned
+    from autotune.domains.fusion.planning import Outside, Planned
     from autotune.store import Reader
     from autotune.task import Config
     from autotune.workload import Workload
 
 WIDTH = 100
+NARROW = 80
+"""Columns of the table that ``--why`` prints, which fits into an issue."""
 PLACES = {
     "thread": "thread (registers)",
     "warp": "warp (shuffles)",
@@ -84,6 +87,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--device", default="cuda", metavar="cpu|cuda", help=about)
     about = "plan the backward pass too, whether or not the inputs require a gradient"
     parser.add_argument("--train", action="store_true", help=about)
+    about = "list the operators that Inductor compiles: how often, the bytes that they move, and why"
+    parser.add_argument("--why", action="store_true", help=about)
     parser.add_argument("--svg", metavar="FILE", help="draw the regions into FILE")
     add_db(parser)
     add_replica(parser)
@@ -105,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         finally:
             if store is not None:
                 store.close()
-        if not regions:
+        if not regions and not (args.why and found.why):
             raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
         if file:
             _draw(file, args.target, args.device, regions)
@@ -116,10 +121,11 @@ def run(args: argparse.Namespace) -> int:
                 **totals(regions),
                 "regions": [region.to_json() for region in regions],
                 "outside": dict(found.outside),
+                **({"why": [dataclasses.asdict(calls) for calls in found.why]} if args.why else {}),
             }
         )
     if not args.json:
-        print("\n".join(text(args.target, side, regions, found)))
+        print("\n".join(text(args.target, side, regions, found, why=args.why)))
         if file:
             print(f"\ndrawn in {file}")
     return 0
@@ -152,8 +158,9 @@ def plan_target(
     for distinct in found.regions:
         region, workload, count = distinct.region, distinct.region.workload, distinct.count
         before = eager_cost(region.submodule)
-        if workload is None:
-            out.append(RegionPlan(", ".join(before.operators), count, None, "", before, None, region.reason))
+        if workload is None or distinct.reason:
+            label = workload.label if workload else ", ".join(before.operators)
+            out.append(RegionPlan(label, count, workload, "", before, None, distinct.reason))
             continue
         try:
             task = FusionTask(workload, device, "sm_90", _SMS)
@@ -227,8 +234,8 @@ def _draw(file: Path, target: str, device: str, regions: Sequence[RegionPlan]) -
 # Text ---------------------------------------------------------------------------------------------
 
 
-def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned) -> Iterator[str]:
-    """The plan as lines of at most :data:`WIDTH` columns."""
+def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, *, why: bool = False) -> Iterator[str]:
+    """The plan as lines of at most :data:`WIDTH` columns; ``why`` has a table of what Inductor compiles."""
     sums = totals(regions)
     before, after = sums["before"], sums["after"]
     yield f"{target} for {side}: {plural(len(regions), 'region')}"
@@ -236,7 +243,9 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned) 
     yield f"with autotune: {plural(after['kernels'], 'kernel')}, {size(after['bytes'])} moved"
     if len(found.gradients) > 1:
         yield from _wrapped(f"{target} {BOTH_WAYS}; --train plans training alone", "")
-    if found.outside:
+    if why:
+        yield from why_lines(found.why)
+    elif found.outside:
         yield from _wrapped(f"in no region, and as they were: {_counts(found.outside)}", "")
     for n, region in enumerate(regions):
         yield ""
@@ -249,6 +258,25 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned) 
         yield from _wrapped(f"plan:   {region.after.plan} ({region.schedule})", "   ")
         for number, launch in enumerate(region.after.launches):
             yield from _launch(number, launch)
+
+
+def why_lines(outside: Sequence[Outside]) -> Iterator[str]:
+    """What Inductor compiles, as a table of at most :data:`NARROW` columns."""
+    if not outside:
+        yield "Inductor compiles nothing but views"
+        return
+    yield ""
+    head = ("operator", "calls", "moved", "why Inductor compiles it")
+    rows = [
+        (calls.operator, str(calls.count), "unknown" if calls.bytes is None else size(calls.bytes), calls.reason)
+        for calls in outside
+    ]
+    most = NARROW // 2 - 4
+    names, counts, moved = (min(max(len(row[k]) for row in (head, *rows)), most) for k in range(3))
+    for name, count, much, reason in (head, *rows):
+        name = name if len(name) <= most else name[: most - 3] + "..."
+        begin = f"{name:{names}}  {count:>{counts}}  {much:>{moved}}  "
+        yield from textwrap.wrap(reason, NARROW, initial_indent=begin, subsequent_indent=" " * len(begin))
 
 
 def _title(region: RegionPlan) -> str:

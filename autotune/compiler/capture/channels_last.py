@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.compiler.capture.calls import Calls, is_static
-from autotune.compiler.capture.strides import Strides
+from autotune.compiler.capture.rewriting import Calls, Strides, is_static
 
 log = logging.getLogger("autotune")
 
@@ -118,9 +117,7 @@ class _ChannelsLast(Strides):
         if x.meta["val"].is_contiguous(memory_format=torch.channels_last):
             return x  # type: ignore[no-any-return]
         if x not in self._moved:
-            with self.graph.inserting_before(node):
-                call = Calls(self.graph, node)
-                self._moved[x] = call(aten.clone.default, x, memory_format=torch.channels_last)
+            self._moved[x] = Calls(node)(aten.clone.default, x, memory_format=torch.channels_last)
         return self._moved[x]
 
     def _told(self, node: fx.Node, operands: list[fx.Node]) -> list[fx.Node]:
@@ -131,10 +128,6 @@ class _ChannelsLast(Strides):
             _, channels, height, width = shape = x.meta["val"].shape
             if height * width > 1:
                 strides = [height * width * channels, 1, width * channels, channels]
-                with self.graph.inserting_before(node):
-                    operands[k] = Calls(self.graph, node)(aten.as_strided.default, x, list(shape), strides)
+                operands[k] = Calls(node)(aten.as_strided.default, x, list(shape), strides)
                 break
         return operands
-
-
-__all__ = ["inductor_wants", "keep_as_laid_out", "put_channels_last"]

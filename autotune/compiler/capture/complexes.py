@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.compiler.capture.calls import Calls
+from autotune.compiler.capture.rewriting import Calls
 
 aten = torch.ops.aten
 
@@ -114,32 +114,27 @@ class _Split:
         self.graph, self.needed = graph, needed
         self.parts: dict[fx.Node, Parts] = {}
 
-    def call(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """A call before ``like``."""
-        with self.graph.inserting_before(like):
-            return Calls(self.graph, like)(target, *args, **kwargs)
-
     def of(self, operand: Any, at: fx.Node) -> tuple[Any, fx.Node | None]:
         """The parts of an operand of ``at``; a real one has no imaginary part."""
         if not isinstance(operand, fx.Node) or not _is_complex(operand):
             return operand, None
         if operand not in self.parts:
-            real = self.call(at, aten.view_as_real.default, operand)
+            real = Calls(at)(aten.view_as_real.default, operand)
             self.parts[operand] = self._ends(real, at)
         return self.parts[operand]
 
     def _ends(self, real: fx.Node, at: fx.Node) -> tuple[fx.Node, fx.Node]:
-        return self.call(at, aten.select.int, real, -1, 0), self.call(at, aten.select.int, real, -1, 1)
+        return Calls(at)(aten.select.int, real, -1, 0), Calls(at)(aten.select.int, real, -1, 1)
 
     def joined(self, end: fx.Node) -> fx.Node:
         """What a ``view_as_real`` gives."""
         real, imaginary = self.of(end.args[0], end)
         if imaginary is None:
-            imaginary = self.call(end, aten.mul.Tensor, real, 0)
-        ends = [self.call(end, aten.unsqueeze.default, part, -1) for part in (real, imaginary)]
-        pairs = self.call(end, aten.cat.default, ends, -1)
+            imaginary = Calls(end)(aten.mul.Tensor, real, 0)
+        ends = [Calls(end)(aten.unsqueeze.default, part, -1) for part in (real, imaginary)]
+        pairs = Calls(end)(aten.cat.default, ends, -1)
         shape = list(end.meta["val"].shape)
-        return pairs if end.target is not aten.view.dtype else self.call(end, aten.reshape.default, pairs, shape)
+        return pairs if end.target is not aten.view.dtype else Calls(end)(aten.reshape.default, pairs, shape)
 
     def compute(self, n: fx.Node) -> None:
         """The parts of a result, from those of its arguments."""
@@ -147,27 +142,26 @@ class _Split:
         if packet is aten.view_as_complex:
             self.parts[n] = self._ends(n.args[0], n)  # type: ignore[arg-type]
         elif n.target is aten.view.dtype:
-            pairs = self.call(n, aten.reshape.default, n.args[0], [*n.meta["val"].shape, 2])
+            pairs = Calls(n)(aten.reshape.default, n.args[0], [*n.meta["val"].shape, 2])
             self.parts[n] = self._ends(pairs, n)
         elif packet is aten.polar:
             size, angle = n.args
             self.parts[n] = tuple(  # type: ignore[assignment]
-                self.call(n, aten.mul.Tensor, size, self.call(n, wave, angle))
-                for wave in (aten.cos.default, aten.sin.default)
+                Calls(n)(aten.mul.Tensor, size, Calls(n)(wave, angle)) for wave in (aten.cos.default, aten.sin.default)
             )
         elif packet in _VIEWS or packet is aten.sum:
             # A copy that a view was traced behind may be gone: the parts lie as they did before it.
-            target = aten.reshape.default if packet in (aten.view, aten._unsafe_view) else n.target
+            target: Any = aten.reshape.default if packet in (aten.view, aten._unsafe_view) else n.target
             self.parts[n] = tuple(  # type: ignore[assignment]
-                part if part is None else self.call(n, target, part, *n.args[1:], **n.kwargs)
+                part if part is None else Calls(n)(target, part, *n.args[1:], **n.kwargs)
                 for part in self.of(n.args[0], n)
             )
         elif packet is aten.clone:
             self.parts[n] = self.of(n.args[0], n)
         elif packet in (aten.neg, aten._conj):
             real, imaginary = self.of(n.args[0], n)
-            negative = imaginary and self.call(n, aten.neg.default, imaginary)
-            self.parts[n] = self.call(n, aten.neg.default, real) if packet is aten.neg else real, negative
+            negative = imaginary and Calls(n)(aten.neg.default, imaginary)
+            self.parts[n] = Calls(n)(aten.neg.default, real) if packet is aten.neg else real, negative
         else:
             self.parts[n] = self._combined(n, packet)
 
@@ -179,12 +173,12 @@ class _Split:
             if op is aten.mul and (x is None or y is None):
                 return None
             if x is None or y is None:
-                return self.call(n, aten.neg.default, y) if x is None and y is not None and op is aten.sub else x or y
+                return Calls(n)(aten.neg.default, y) if x is None and y is not None and op is aten.sub else x or y
             if not isinstance(x, fx.Node):  # a number before a tensor
                 x, y = (x, y) if op is aten.sub else (y, x)
             if not isinstance(x, fx.Node):
-                x, y, op = self.call(n, aten.neg.default, y), x, aten.add
-            return self.call(n, op.Tensor, x, y)
+                x, y, op = Calls(n)(aten.neg.default, y), x, aten.add
+            return Calls(n)(op.Tensor, x, y)
 
         if packet is aten.mul:
             real = two(aten.sub, two(aten.mul, a, c), two(aten.mul, b, d))
@@ -192,5 +186,5 @@ class _Split:
         op = aten.add if packet is aten.add else aten.sub
         real, imaginary = two(op, a, c), two(op, b, d)
         if imaginary is not None and real.meta["val"].shape != imaginary.meta["val"].shape:
-            imaginary = self.call(n, aten.expand.default, imaginary, list(real.meta["val"].shape))
+            imaginary = Calls(n)(aten.expand.default, imaginary, list(real.meta["val"].shape))
         return real, imaginary

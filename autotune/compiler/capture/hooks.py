@@ -65,6 +65,3 @@ def hooked(post_grad: Hook) -> dict[str, Any]:
         "post_grad_custom_post_pass": post_grad,
         "layout_optimization": config.layout_optimization,  # a pass may change it, for its graph alone
     }
-
-
-__all__ = ["Hook", "hooked"]

@@ -17,15 +17,13 @@ from torch._inductor import config
 from torch._inductor.fx_passes.post_grad import remove_noop_ops
 from torch._inductor.pattern_matcher import stable_topological_sort
 
-from autotune.compiler.capture.calls import Calls
 from autotune.compiler.capture.channels_last import put_channels_last
 from autotune.compiler.capture.complexes import split_parts
-from autotune.compiler.capture.contexts import stream_of
-from autotune.compiler.capture.depthwise import convolve_gradients
+from autotune.compiler.capture.convolutions import convolve_gradients, multiply_patches
 from autotune.compiler.capture.options import requirements
-from autotune.compiler.capture.pads import share_pads
-from autotune.compiler.capture.patches import multiply_patches
-from autotune.compiler.capture.products import align_products
+from autotune.compiler.capture.products import align_products, share_pads
+from autotune.compiler.capture.rewriting import Calls
+from autotune.compiler.lower.nodes import stream_of
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -90,8 +88,7 @@ def hash_random_numbers(graph: fx.Graph) -> None:
     """
     for node in list(graph.nodes):
         if node.target is prims.inductor_random.default and _is_uniform(node):
-            with graph.inserting_before(node):
-                _compared_as_drawn(node, made := _uniform(Calls(graph, node), node))
+            _compared_as_drawn(node, made := _uniform(Calls(node), node))
             node.replace_all_uses_with(made)
             graph.erase_node(node)
 
@@ -155,20 +152,8 @@ def takes_bias_apart(graph: fx.Graph) -> None:
         bias, made = node.args[2], node.meta["val"]
         if bias is None or made.device.type not in DEVICES:
             continue
-        with graph.inserting_before(node):
-            call = Calls(graph, node)
-            alone = call(aten.convolution.default, *node.args[:2], None, *node.args[3:])
-            added = call(aten.add.Tensor, alone, call(aten.reshape.default, bias, [-1] + [1] * (made.ndim - 2)))
+        call = Calls(node)
+        alone = call(aten.convolution.default, *node.args[:2], None, *node.args[3:])
+        added = call(aten.add.Tensor, alone, call(aten.reshape.default, bias, [-1] + [1] * (made.ndim - 2)))
         node.replace_all_uses_with(added)
         graph.erase_node(node)
-
-
-def is_written_back(node: fx.Node) -> bool:
-    """Whether a node's result is copied into an input of its graph, as the new value of a buffer or parameter is.
-
-    Inductor writes such results in place; a kernel that gave a tensor of its own would cost a copy.
-    """
-    return any(u.target is aten.copy_.default and u.args[1] is node for u in node.users)
-
-
-__all__ = ["hash_random_numbers", "is_written_back", "prepare_joint", "rewrite_joint", "takes_bias_apart"]

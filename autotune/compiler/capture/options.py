@@ -71,6 +71,3 @@ def _value(config: Any, name: str) -> Any:
     for part in name.split("."):
         config = getattr(config, part, _MISSING)
     return config
-
-
-__all__ = ["REQUIREMENTS", "Requirement", "requirements"]

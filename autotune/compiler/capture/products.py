@@ -1,20 +1,28 @@
-"""Batches of matrices multiplied by one weight, written so that tensor-core kernels take them.
+"""Matrix products of Inductor's joint graphs, rewritten so that tensor-core kernels take them and copy less.
 
 The kernels that multiply at full speed read rows of whole 16 bytes, eight numbers in half precision. Mixer's layers
-over 196 tokens have no such rows: 196 is what the first product sums over and what the second one writes. cuBLAS takes
-a kernel of an older kind, which needs 217 us on one H200 where 83 are possible, and 183 where 65 are (256 images).
-Inductor pads operands where that pays with the copies that it takes. Here nothing is copied but the weight.
+have no such rows: the first product sums over 196 tokens, and the second one writes rows of 196. cuBLAS takes a
+kernel of an older kind, which needs 217 us on one H200 where 83 are possible, and 183 where 65 are (256 images).
+Inductor pads operands where that pays with the copies that it takes. :func:`align_products` copies nothing but the
+weight.
+
+Inductor pads products of odd extents one by one. RoBERTa's gradient of the logits, [tokens, 50265], is the operand of
+two: of one it pads the rows to 50272, of the other the columns of the transposed tensor. Each is a copy of 3.3 GB here,
+and the second one turns the whole in memory, although products read a transposed operand just as well.
+:func:`share_pads` pads it once, in the order of its memory.
+
+The graphs are of functional aten calls, with fake tensors in ``meta["val"]``, and change in place.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 
-from autotune.compiler.capture.calls import Calls, contiguous, is_static
-from autotune.compiler.capture.strides import Strides
+from autotune.compiler.capture.rewriting import Calls, Strides, contiguous, finish, is_static
 
 aten = torch.ops.aten
 
@@ -26,6 +34,7 @@ _MOST_LEFT = 4
 """How many terms of a sum the operators behind the product may add: each reads one row more of both operands."""
 _LEAST_SUM = 128
 """Shorter sums leave too little to win."""
+_PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 
 class _Product(NamedTuple):
@@ -45,13 +54,10 @@ class _Product(NamedTuple):
 
 
 def align_products(gm: fx.GraphModule) -> None:
-    """Rewrite a graph of Inductor's joint passes in place.
+    """Rewrite products of batches by one weight, before Inductor pads them.
 
     A sum over 196 terms becomes a product over 192 and, in the pointwise operators that follow, four terms more. A
     product that writes rows of 196 and is read the other way round becomes one that writes that way.
-
-    Args:
-        gm: functional aten calls, with fake tensors in ``meta["val"]``.
     """
     graph, strides = gm.graph, Strides(gm.graph)
     changed = False
@@ -60,15 +66,12 @@ def align_products(gm: fx.GraphModule) -> None:
         product = _product(node)
         if product is None:
             continue
-        with graph.inserting_before(node):
-            made = _aligned(Calls(graph, node), product)
+        made = _aligned(Calls(node), product)
         if made is not None:
             strides.replace(node, made)
             changed = True
     if changed:
-        graph.eliminate_dead_code()
-        graph.lint()
-        gm.recompile()
+        finish(gm)
 
 
 def _aligned(call: Calls, product: _Product) -> fx.Node | None:
@@ -85,7 +88,7 @@ def _aligned(call: Calls, product: _Product) -> fx.Node | None:
     if across:
         x, weight = call(aten.permute.default, x, [0, 2, 1]), call(aten.permute.default, weight, [1, 0])
     elif left:
-        weight = contiguous(call, weight)  # all that is read of it lies in its copy
+        weight = contiguous(call, weight)  # the copy has all that is read of it
     first, whole = (x, weight), terms - left
     if left:
         first = call(aten.slice.Tensor, x, of_x, 0, whole), call(aten.slice.Tensor, weight, of_weight, 0, whole)
@@ -105,7 +108,7 @@ def _aligned(call: Calls, product: _Product) -> fx.Node | None:
 
 
 def _may_leave(product: _Product, left: int) -> bool:
-    """Whether the operators behind a product may add the last terms of its sum.
+    """True if the operators behind a product may add the last terms of its sum.
 
     The library rounds what it has summed to bfloat16, as it does the whole sum. In float16 that could overflow where
     the whole sum does not.
@@ -131,7 +134,7 @@ def _found(node: fx.Node) -> _Product | None:
 
 
 def _with_bias(node: fx.Node) -> _Product | None:
-    """A product and a bias that is added apart, as that of a layer whose input lies across is."""
+    """A product and a bias that is added apart, as that of a layer with a transposed input is."""
     made, bias = node.args if node.target is aten.add.Tensor and not node.kwargs else (None, None)
     if not isinstance(made, fx.Node) or not isinstance(bias, fx.Node) or len(made.users) != 1:
         return None
@@ -173,7 +176,7 @@ def _of_rows(node: fx.Node) -> _Product | None:
 
 
 def _uncopied(x: fx.Node) -> fx.Node:
-    """What a copy that has one reader is one of: the product can read that as it lies."""
+    """The source of a copy that has one reader: the product can read that in place."""
     found, node, swapped = x, x, False
     while _swaps(node) or (node.target is aten.clone.default and len(node.users) == 1):
         swapped ^= _swaps(node)
@@ -187,7 +190,7 @@ def _swaps(node: Any) -> bool:
 
 
 def _is_read_in_place(node: fx.Node) -> bool:
-    """Whether pointwise operators alone read a node, so that one more before them costs no memory's time."""
+    """True if pointwise operators alone read a node, so that one more before them moves no more bytes."""
     views = (aten.view.default, aten.permute.default, aten.unsqueeze.default)
     return bool(node.users) and all(
         (user.target in views and _is_read_in_place(user)) or torch.Tag.pointwise in getattr(user.target, "tags", ())
@@ -195,4 +198,91 @@ def _is_read_in_place(node: fx.Node) -> bool:
     )
 
 
-__all__ = ["align_products"]
+class _Pad(NamedTuple):
+    """``node``: zeros behind ``source``, so many for each dimension; permuted so."""
+
+    node: fx.Node
+    source: fx.Node
+    behind: tuple[int, ...]
+    order: list[int]
+
+    @property
+    def is_turned(self) -> bool:
+        return self.order != sorted(self.order)
+
+
+def share_pads(gm: fx.GraphModule) -> None:
+    """Share what Inductor has padded.
+
+    Where a tensor is padded for a product and summed, too, as the gradient of a layer with a bias is, the padded one is
+    summed: whoever computes the tensor then writes nothing else.
+    """
+    graph = gm.graph
+    place = {node: n for n, node in enumerate(graph.nodes)}
+    alike: dict[tuple[fx.Node, tuple[int, ...]], list[_Pad]] = defaultdict(list)
+    for node in graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default):
+        if (pad := _pad_of_a_product(node)) is not None:
+            alike[pad.source, pad.behind].append(pad)
+    for (_, behind), found in alike.items():
+        # Read again: what was padded may have been a sum that another group has rewritten.
+        pads = [pad for one in found if (pad := _pad_of_a_product(one.node)) is not None]
+        source = pads[0].source
+        made = source.op != "placeholder"  # what is given is written by nobody
+        sums = [user for user in source.users if made and _is_sum_beside(user, behind)]
+        if len(pads) + len(sums) > 1 or pads[0].is_turned:
+            first = min((*sums, *(pad.node for pad in pads)), key=place.__getitem__)
+            _share(graph, first, pads, sums)
+    finish(gm)
+
+
+def _share(graph: fx.Graph, first: fx.Node, pads: list[_Pad], sums: list[fx.Node]) -> None:
+    """One padded tensor before ``first``, for all of these."""
+    _, source, behind, _ = pads[0]
+    widths = [n for b in reversed(behind) for n in (0, b)]
+    padded = Calls(pads[0].node, before=first)(aten.constant_pad_nd.default, source, widths, 0.0)
+    for pad in pads:
+        turned = Calls(pad.node)(aten.permute.default, padded, pad.order) if pad.is_turned else padded
+        pad.node.replace_all_uses_with(turned)
+        graph.erase_node(pad.node)
+    for node in sums:
+        call = Calls(node)
+        total = call(aten.sum.dim_IntList, padded, *node.args[1:], **node.kwargs)
+        node.replace_all_uses_with(_cut(call, total, node.meta["val"].shape))
+        graph.erase_node(node)
+
+
+def _cut(call: Calls, x: fx.Node, extents: torch.Size) -> fx.Node:
+    """The first elements of each dimension."""
+    for dim, extent in enumerate(extents):
+        if x.meta["val"].shape[dim] != extent:
+            x = call(aten.slice.Tensor, x, dim, 0, extent)
+    return x
+
+
+def _pad_of_a_product(node: fx.Node) -> _Pad | None:
+    """Zeros behind an operand of products that nobody else reads, as a pad of its source in memory; None for others."""
+    args: tuple[Any, ...] = node.args
+    source, widths = args[:2]
+    if not is_static(source) or node.kwargs or any(args[2:]) or any(widths[::2]) or not node.users:
+        return None
+    if not all(type(width) is int and width >= 0 for width in widths):  # a symbol, or cut, not padded
+        return None
+    if not all(user.target in _PRODUCTS and node in user.args[-2:] for user in node.users):
+        return None
+    ndim = source.meta["val"].ndim
+    behind = [0] * (ndim - len(widths) // 2) + list(widths[1::2])[::-1]
+    order = list(range(ndim))
+    while source.target is aten.permute.default:
+        dims = [d % ndim for d in source.args[1]]
+        order, source = [dims[d] for d in order], source.args[0]
+    return _Pad(node, source, tuple(behind[order.index(d)] for d in range(ndim)), order)
+
+
+def _is_sum_beside(node: fx.Node, behind: tuple[int, ...]) -> bool:
+    """True if a node sums over none of the dimensions that get zeros, to one row: several, cut, would have gaps."""
+    args: tuple[Any, ...] = node.args
+    if node.target is not aten.sum.dim_IntList or args[1] is None:
+        return False
+    dims = {d % len(behind) for d in args[1]}
+    is_row = sum(extent > 1 for extent in node.meta["val"].shape) <= 1
+    return bool(dims) and is_row and not any(behind[d] for d in dims)

@@ -1,18 +1,15 @@
-"""What a region costs without stitching: one kernel for each aten operator, its tensors through memory."""
+"""The cost of a region without stitching: one kernel for each aten operator, its tensors through memory."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
+from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.lower.op_names import GENERATORS, VIEWS
-from autotune.compiler.lower.translate import meta, op_name, origin_name
 
 _PICKING = frozenset(["gather", "index_select", "embedding", "index", "take"])
 """Operators that read no more of their table than they return."""
@@ -42,33 +39,44 @@ def eager_cost(gm: fx.GraphModule) -> EagerCost:
     Views cost nothing. A broadcast tensor is read once; an element that a tensor shows several times counts once. Nodes
     that hang together and come from one operator are one kernel, or as many as that operator is among them.
     """
+    facts = GraphFacts(gm.graph)
     names: dict[str, int] = {}
     total = 0
-    for nodes in _operators(gm.graph):
-        name = origin_name(nodes[0]) or str(nodes[0].target)
-        names[name] = names.get(name, 0) + max(1, sum(op_name(n) == name for n in nodes))
-        inside = set(nodes)
-        read = [_bytes(meta(n)) for n in dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside)]
-        made = sum(_bytes(meta(n)) for n in nodes if any(u not in inside for u in n.users))
-        if name in _PICKING and read:
-            table = max(range(len(read)), key=read.__getitem__)
-            read[table] = min(read[table], made)
-        total += sum(read) + made
+    for nodes in _operators(facts):
+        name = facts[nodes[0]].origin or str(nodes[0].target)
+        names[name] = names.get(name, 0) + max(1, sum(facts[n].operator == name for n in nodes))
+        total += moved_bytes(facts, nodes, name)
     return EagerCost(sum(names.values()), total, names)
 
 
-def _operators(graph: fx.Graph) -> list[list[fx.Node]]:
+def moved_bytes(facts: GraphFacts, nodes: Sequence[fx.Node], name: str) -> int:
+    """Bytes that one kernel for ``nodes``, which are operator ``name``, reads and writes at the least.
+
+    At least ``UNKNOWN_BYTES`` if a size is a symbol.
+    """
+    inside = set(nodes)
+    given = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside)
+    read = [facts[n].touched_bytes for n in given]
+    made = sum(facts[n].touched_bytes for n in nodes if any(u not in inside for u in n.users))
+    if name in _PICKING and read:
+        table = max(range(len(read)), key=read.__getitem__)
+        read[table] = min(read[table], made)
+    return sum(read) + made
+
+
+def _operators(facts: GraphFacts) -> list[list[fx.Node]]:
     """The nodes that compute, those together that the same operator was decomposed into."""
     owner: dict[fx.Node, list[fx.Node]] = {}
-    for node in graph.nodes:
-        if node.op != "call_function" or op_name(node) in VIEWS | GENERATORS or getattr(node.target, "is_view", False):
+    for node in facts.nodes:
+        is_view = facts[node].operator in VIEWS or getattr(node.target, "is_view", False)
+        if node.op != "call_function" or is_view or facts[node].operator in GENERATORS:
             continue
         mine = [node]
         for given in node.all_input_nodes:
             theirs = owner.get(given)
             if theirs is None or theirs is mine:
                 continue
-            if node.target is operator.getitem or origin_name(given) == origin_name(node):
+            if facts[node].operator == "getitem" or facts[given].origin == facts[node].origin:
                 theirs += mine
                 for n in mine:
                     owner[n] = theirs
@@ -76,15 +84,3 @@ def _operators(graph: fx.Graph) -> list[list[fx.Node]]:
         for n in mine:
             owner[n] = mine
     return list({id(nodes): nodes for nodes in owner.values()}.values())
-
-
-def _bytes(value: Any) -> int:
-    return sum(touched(t) * t.element_size() for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor))
-
-
-def touched(t: torch.Tensor) -> int:
-    """Distinct elements of memory that a tensor shows; broadcast dimensions count once."""
-    n = 1
-    for extent, stride in zip(t.shape, t.stride(), strict=True):
-        n *= int(extent) if stride or not extent else 1
-    return n

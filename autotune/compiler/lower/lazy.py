@@ -337,7 +337,7 @@ def cast(x: Lazy, dtype: torch.dtype) -> Lazy:
     Raises Unsupported where torch might wrap into a narrow integer type, and where a float of eight bits is not read
     from memory: its rounding is what it is for, and values in registers have none.
     """
-    if dtype == torch.float64:  # between two casts, where regions have it (autotune.compiler.regions.wide)
+    if dtype == torch.float64:  # between two casts, where regions have it (autotune.compiler.lower.facts)
         dtype = torch.float32
     if x.dtype == dtype:
         return x

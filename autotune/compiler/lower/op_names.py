@@ -1,57 +1,30 @@
-"""Names of aten operators: which move nothing, which multiply matrices, and which of several tell what is computed.
+"""Names of aten operators: which move nothing, which multiply matrices, and how a region is named after its own.
 
-Here rather than beside their rules, because kernels are named after operators in processes that do without torch.
+This module imports no torch: processes that do without it name kernels after operators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from autotune.ir.forms.simplify import components
+from autotune.ir.graph import SHORT, Graph
+
 VIEWS = frozenset(
     [
-        "view",
-        "_unsafe_view",
-        "reshape",
-        "_reshape_alias",
-        "permute",
-        "transpose",
-        "t",
-        "numpy_T",
-        "unsqueeze",
-        "squeeze",
-        "expand",
-        "slice",
-        "select",
-        "split",
-        "split_with_sizes",
-        "unbind",
-        "chunk",
-        "alias",
-        "detach",
-        "diagonal",
-        "view_as",
-        "as_strided",
-        "narrow",
+        "view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "numpy_T", "unsqueeze",
+        "squeeze", "expand", "slice", "select", "split", "split_with_sizes", "unbind", "chunk", "alias", "detach",
+        "diagonal", "view_as", "as_strided", "narrow",
     ]
-)
+)  # fmt: skip
 """Operators that move no data: free inside a region, and left where they are outside one."""
 
 GENERATORS = frozenset(
     [
-        "full",
-        "full_like",
-        "zeros",
-        "ones",
-        "zeros_like",
-        "ones_like",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "scalar_tensor",
-        "arange",
-        "iota",
+        "full", "full_like", "zeros", "ones", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full",
+        "scalar_tensor", "arange", "iota",
     ]
-)
+)  # fmt: skip
 """Operators that read nothing: recomputed in whichever region wants them."""
 
 CASTS = frozenset(["_to_copy", "convert_element_type"])
@@ -72,8 +45,7 @@ SCATTERS = {
 _PLAIN = frozenset(
     ["clone", "add", "sub", "mul", "div", "to_copy", "convert_element_type", "lift_fresh_copy", "copy", "where", "eq"]
 )
-
-
+_MOST_SHOWN = 4
 _FORWARD = ("_forward", "_legit_functional", "_legit_no_training", "_legit")
 _BACKWARD = ("_backward", "_backward_data")
 
@@ -81,8 +53,8 @@ _BACKWARD = ("_backward", "_backward_data")
 def telling(ops: Iterable[str]) -> list[str]:
     """Those of a program's operators that characterise it, in order, each once, as people call them.
 
-    Plain arithmetic is left out where there is anything else. An operator counts as part of its own backward operator
-    where both are there: whose a common subexpression is depends on the version of torch.
+    Plain arithmetic is left out unless it is all. Where a program has an operator and its backward operator, the first
+    counts as part of the second: the version of torch decides which of them a common subexpression comes from.
     """
     names = [
         name.strip("_").removeprefix("native_")
@@ -95,7 +67,24 @@ def telling(ops: Iterable[str]) -> list[str]:
     return [n for n in named if n not in _PLAIN] or named
 
 
+def describe(ops: Iterable[str], graph: Graph) -> str:
+    """A region's label, such as ``layer_norm f32 16384x1024``: its operators, :func:`form`, number of parts."""
+    names = telling(ops)
+    shown = "+".join(names[:_MOST_SHOWN]) + ("+..." if len(names) > _MOST_SHOWN else "")
+    parts = len(components(graph))
+    among = f" of {parts} parts" if parts > 1 else ""
+    return f"{shown} {form(graph)}{among}"
+
+
+def form(graph: Graph) -> str:
+    """The type of a graph's largest output and the extents of its largest value."""
+    largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
+    widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
+    extents = "x".join(str(graph.extents[a]) for a in widest) or "1"
+    return f"{SHORT[largest.dtype]} {extents}"
+
+
 def _backward_names(name: str) -> Iterator[str]:
-    """What the backward operator of an operator may be called."""
+    """Names that the backward operator of an operator may have."""
     stem = next((name.removesuffix(end) for end in _FORWARD if name.endswith(end)), name)
     return (stem + end for end in _BACKWARD)

@@ -1,13 +1,12 @@
 """From aten calls to a region graph.
 
-The submodule of a region (an fx graph of aten calls over fake tensors) is evaluated with lazy tensors by the rules of
-:mod:`autotune.compiler.lower.rules.table`, and each output is then asked for its element
+The submodule of a region is an fx graph of aten calls over fake tensors. The rules of
+:mod:`autotune.compiler.lower.rules.table` evaluate it with lazy tensors. Each output then gives its element
 (:mod:`autotune.compiler.lower.lazy`).
 """
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.compiler.lower.facts import GraphFacts, NodeFacts
 from autotune.compiler.lower.lazy import Index, Lazy, Region, cast, source, storage_name
 from autotune.compiler.lower.rules import RULES
 from autotune.compiler.lower.rules import product as rules_product
@@ -30,45 +30,18 @@ _DEPTH = 100_000
 
 @dataclass(frozen=True)
 class Translation:
-    """``graph``, and for each of its input slots the position of the placeholder it stands for."""
+    """``graph``, and for each of its input slots the position of its placeholder."""
 
     graph: Graph
     slots: tuple[int, ...]
 
 
-def meta(node: fx.Node) -> Any:
-    """The fake tensor (or tuple of them) that ``node`` computes, or None where the graph does not say."""
-    value = node.meta.get("val")
-    if value is None and node.op == "get_attr":
-        owner = node.graph.owning_module
-        value = getattr(owner, str(node.target), None) if owner is not None else None
-    return value
-
-
-def op_name(node: fx.Node) -> str:
-    """The aten or prims name without its overload ("layer_norm"), "getitem", or "" for anything else."""
-    if node.op != "call_function":
-        return ""
-    if node.target is operator.getitem:
-        return "getitem"
-    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims"):
-        return node.target._schema.name.partition("::")[2]
-    return ""
-
-
-def origin_name(node: fx.Node) -> str:
-    """As :func:`op_name`, of the operator that a node was decomposed from ("native_layer_norm" of a "var_mean")."""
-    whole = node.meta.get("original_aten")
-    if op_name(node) and isinstance(whole, torch._ops.OpOverload) and whole.namespace in ("aten", "prims"):
-        return whole._schema.name.partition("::")[2]
-    return op_name(node)
-
-
-def translate(gm: fx.GraphModule, precision: str | None = None) -> Translation:
+def translate(facts: GraphFacts, precision: str | None = None) -> Translation:
     """The graph of a submodule whose placeholders and results are tensors with static shapes.
 
     Args:
-        precision: of the graph; None for what is asked for now.
+        facts: about the submodule's nodes.
+        precision: of the graph; None for the one that is set now.
 
     Raises:
         Unsupported: with the responsible node as attribute ``node`` (None where no single one is).
@@ -78,20 +51,20 @@ def translate(gm: fx.GraphModule, precision: str | None = None) -> Translation:
     env: dict[fx.Node, Any] = {}
     placeholders: list[fx.Node] = []
     with _deep_recursion():
-        for node in gm.graph.nodes:
+        for node in facts.nodes:
             region.origin = node
             if node.op == "output":
                 results = fx.node.map_arg(node.args[0], lambda n: n)
-                outputs = _outputs(region, results, env)
+                outputs = _outputs(region, facts, results, env)
             elif node.op == "placeholder":
-                value = _tensor(meta(node))
+                value = _tensor(facts[node].value)
                 strides = [0 if e == 1 else s for e, s in zip(value.shape, value.stride(), strict=True)]
                 env[node] = source(region, len(placeholders), value.shape, strides, value.dtype)
                 placeholders.append(node)
             else:
-                env[node] = _blamed(node, lambda n=node: _apply(region, n, env))
+                env[node] = _blamed(node, lambda n=node: _apply(region, n, facts[n], env))
     rules_product.check_work(region)
-    inputs = tuple(storage_name(meta(p).dtype) for p in placeholders)
+    inputs = tuple(storage_name(facts[p].value.dtype) for p in placeholders)
     how = asked() if precision is None else precision
     whole = Graph(tuple(region.build.extents), tuple(region.build.values), inputs, tuple(outputs), how)
     graph, slots = drop_slots(simplify(whole))
@@ -121,19 +94,18 @@ def _tensor(value: Any) -> torch.Tensor:
     return value
 
 
-def _apply(region: Region, node: fx.Node, env: dict[fx.Node, Any]) -> Any:
-    name = op_name(node)
+def _apply(region: Region, node: fx.Node, facts: NodeFacts, env: dict[fx.Node, Any]) -> Any:
     args: Any = fx.node.map_arg(node.args, lambda n: env[n])
     kwargs: Any = fx.node.map_arg(node.kwargs, lambda n: env[n])
-    if name == "getitem":
+    if facts.operator == "getitem":
         found = args[0][args[1]]
         if found is None:
             raise Unsupported(f"result {args[1]} of {node.args[0]}")
         return found
-    found_rule = RULES.get(name)
+    found_rule = RULES.get(facts.operator)
     if found_rule is None:
         raise Unsupported(f"operator {node.target}")
-    value = meta(node)
+    value = facts.value
     several = isinstance(value, (tuple, list))
     results = list(value) if several else [_tensor(value)]
     region.out = [(tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else ((), torch.float32) for v in results]
@@ -151,10 +123,10 @@ def _checked(x: Lazy, like: torch.Tensor) -> Lazy:
     return cast(x, like.dtype)
 
 
-def _outputs(region: Region, results: Any, env: dict[fx.Node, Any]) -> list[Output]:
+def _outputs(region: Region, facts: GraphFacts, results: Any, env: dict[fx.Node, Any]) -> list[Output]:
     out: list[Output] = []
     for node in results if isinstance(results, (tuple, list)) else [results]:
-        x, like = env[node], _tensor(meta(node))
+        x, like = env[node], _tensor(facts[node].value)
         region.origin = node
         used: set[int] = set()
         index = tuple([region.run_over(n, used) if e > 1 else Index() for n, e in zip(x.names, x.shape, strict=True)])

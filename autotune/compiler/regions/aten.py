@@ -1,8 +1,11 @@
 """Programs of aten calls as JSON and back, without pickle: what baselines are rebuilt from in another process.
 
-A program may come from a database that others write to. So only operators are let in that regions can hold, those that
-the translation has rules for, in overloads that make tensors of tensors and numbers and write to nothing; and
-``operator.getitem``. Which program it is, is another question: see :mod:`autotune.domains.fusion.rederive`.
+A program may come from a database that others write to. So it may call ``operator.getitem`` and the operators that have
+rules, in overloads that make tensors of tensors and numbers and write to nothing. Which program it is, is another
+question: see :mod:`autotune.domains.fusion.rederive`.
+
+Sizes that are symbols, or computed from them, are expressions in a program. They become numbers before it is built
+again.
 """
 
 from __future__ import annotations
@@ -10,13 +13,14 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from autotune.compiler.regions.sizes import Size, expression_of
 from autotune.errors import Unsupported
 
 NAMESPACES = ("aten", "prims")
@@ -24,6 +28,8 @@ FORMAT = 1
 MOST_TENSORS = 4096
 """Inputs, calls and parts of tensors of a stored program; a region's kernel has hundreds at most."""
 _MOST_ITEMS = 1 << 15
+Sizes = Mapping[str, int]
+"""Symbol to number."""
 _ENUMS: Mapping[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
@@ -72,7 +78,7 @@ def tensor_spec(value: torch.Tensor) -> dict[str, Any]:
 
 
 def _size(size: Any) -> Any:
-    """A number, or what a symbolic size is (:func:`autotune.compiler.regions.sizes.expression_of`)."""
+    """A number, or what a symbolic size is (:func:`expression_of`)."""
     return {"sym": expression_of(size)} if isinstance(size, torch.SymInt) else int(size)
 
 
@@ -188,7 +194,7 @@ def _words(type_: object) -> set[str]:
 
 
 def is_functional(overload: torch._ops.OpOverload) -> bool:
-    """Whether an operator takes tensors and numbers, writes to none of them, and makes tensors.
+    """True if an operator takes tensors and numbers, writes to none of them, and makes tensors.
 
     It takes no file, generator, storage or dictionary, whatever an operator of that name is called with.
     """
@@ -217,3 +223,93 @@ def _decode(value: Any, nodes: Sequence[fx.Node], device: str | None) -> Any:
     if kind in _ENUMS and isinstance(found, _ENUMS[kind]):
         return found
     raise ValueError(f"a program of aten calls has an argument {kind}: {inner!r}")
+
+
+# Sizes ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Size:
+    """A symbolic size as an argument of a program; ``expression`` as of :func:`expression_of`."""
+
+    expression: Any
+
+
+def symbols_of(program: Any) -> list[str]:
+    """The symbols in a program as JSON (:func:`to_json`), sorted."""
+    names: set[str] = set()
+
+    def walk(value: Any) -> None:
+        if isinstance(value, Mapping):
+            if value.keys() == {"sym"}:
+                names.update(_names(value["sym"]))
+            else:
+                for inner in value.values():
+                    walk(inner)
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                walk(inner)
+
+    walk(program)
+    return sorted(names)
+
+
+def _names(expression: Any) -> set[str]:
+    if isinstance(expression, str):
+        return {expression}
+    return set().union(*map(_names, expression[1:])) if isinstance(expression, list) else set()
+
+
+_FUNCTIONS: Mapping[str, Callable[..., int]] = {
+    "Add": lambda *xs: sum(xs),
+    "Mul": lambda *xs: math.prod(xs),
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "Max": max,
+    "Min": min,
+}
+
+
+def expression_of(size: Any) -> Any:
+    """A size as JSON: a number, a symbol's name, or [function, *arguments].
+
+    Raises:
+        Unsupported: an expression of functions that are not known here.
+    """
+    expression = size.node.expr if isinstance(size, torch.SymInt) else size
+    if isinstance(expression, (int, sympy.Integer)):
+        return int(expression)
+    if isinstance(expression, sympy.Symbol):
+        return str(expression)
+    name = type(expression).__name__
+    if name == "Pow" and expression.args[1].is_Integer and expression.args[1] > 0:
+        return ["Mul", *[expression_of(expression.args[0])] * int(expression.args[1])]
+    if name not in _FUNCTIONS:
+        raise Unsupported(f"a size that is {expression}")
+    return [name, *map(expression_of, expression.args)]
+
+
+def evaluate(expression: Any, sizes: Sizes) -> int:
+    """The value of an expression of :func:`expression_of` at given sizes.
+
+    Raises:
+        KeyError: a symbol without a number. ValueError: not such an expression.
+    """
+    if type(expression) is int:
+        return expression
+    if isinstance(expression, str):
+        return sizes[expression]
+    if not isinstance(expression, list) or not expression or expression[0] not in _FUNCTIONS:
+        raise ValueError(f"not a size: {expression!r}")
+    return _FUNCTIONS[expression[0]](*[evaluate(x, sizes) for x in expression[1:]])
+
+
+def at_sizes(program: Any, sizes: Sizes) -> Any:
+    """A program as JSON with numbers for its symbols."""
+    if isinstance(program, Mapping):
+        if program.keys() == {"sym"}:
+            return evaluate(program["sym"], sizes)
+        return {k: at_sizes(v, sizes) for k, v in program.items()}
+    return [at_sizes(v, sizes) for v in program] if isinstance(program, (list, tuple)) else program

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.compiler.lower.translate import meta, op_name, origin_name
+from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions.find import Region
 
 _ALONG = frozenset(["gather", "scatter", "index_add"])
@@ -37,25 +37,26 @@ class Indexed:
     operand: str
 
 
-def indices_of(region: Region, origin: Mapping[fx.Node, fx.Node]) -> Iterator[Indexed]:
+def indices_of(facts: GraphFacts, region: Region, origin: Mapping[fx.Node, fx.Node]) -> Iterator[Indexed]:
     """The index tensors of a region's operators. Those of operators that torch trusts (``_unsafe_index``) are left out.
 
     Args:
+        facts: about the graph that the region was found in.
         origin: from the region's nodes to those of Inductor's graph, where they are others.
     """
-    for node in (origin.get(n, n) for n in region.nodes):
-        for index, dim, negative in _indices(node):
-            if meta(index).dtype not in (torch.int32, torch.int64):
+    for n in region.nodes:
+        node = origin.get(n, n)
+        for index, dim, negative in _indices(facts[n].operator, node):
+            if index.meta["val"].dtype not in (torch.int32, torch.int64):
                 continue  # a mask
-            shape = meta(_argument(node, 0)).shape
+            shape = _argument(node, 0).meta["val"].shape
             extent = shape[dim] if shape else 1
-            operand = f"the index {index.name} of {origin_name(node)}"
+            operand = f"the index {index.name} of {facts[n].origin}"
             yield Indexed(index, -extent if negative else 0, extent, operand)
 
 
-def _indices(node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
-    """The index tensors of an operator, each with its dimension of the table, and whether it may be negative."""
-    name = op_name(node)
+def _indices(name: str, node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
+    """The index tensors of a call of operator ``name``, the dimension of each, and whether it may be negative."""
     if name in _ALONG:
         yield _argument(node, 2), _argument(node, 1), False
     elif name == "embedding":

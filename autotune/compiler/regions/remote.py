@@ -8,11 +8,12 @@ Which of a region's parts then do share a launch is for its plan (``autotune.com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.compiler.planner.groups import MOST_POINTERS, SMALL_BYTES
+from autotune.compiler.regions.grouping import Flow, N
 from autotune.ir.forms.canonical import Family, family_of
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.workload import Workload
@@ -74,3 +75,50 @@ def may_join(found: Sequence[Candidate | None], other: Candidate | None) -> bool
     if (other.small and all(m.small for m in members)) or any(other.shares_with(m) for m in members):
         return True
     return other.family is not None and all(m.family and m.family.has(other.family) for m in members)
+
+
+def bundle_groups(
+    flow: Flow[N], groups: Sequence[Sequence[N]], joins: Callable[[Sequence[int], int], bool]
+) -> list[list[int]]:
+    """Put groups that no path connects side by side.
+
+    Each group, in order, joins the first bundle that it may join such that contracting the bundles leaves no cycle.
+
+    Args:
+        groups: disjoint; contracting them makes no cycle.
+        joins: whether a bundle (numbers of groups) may take in another group, cycles apart. Asked often.
+
+    Returns:
+        The bundles, of one group most of them, by their first group.
+    """
+    item: dict[N, int] = {n: k for k, nodes in enumerate(groups) for n in nodes}
+    for n in flow.order:  # a node outside of groups is an item of its own
+        item.setdefault(n, len(groups) + len(item))
+    after: dict[int, set[int]] = {}
+    for n in flow.order:
+        for p in flow.before[n]:
+            if item[p] != item[n]:
+                after.setdefault(item[p], set()).add(item[n])
+    bundles: dict[int, list[int]] = {}
+    bundle_of: dict[int, list[int]] = {}
+
+    def reach(start: Sequence[int], goal: Sequence[int]) -> bool:
+        """True if some item of ``goal`` waits for one of ``start``, through other bundles too."""
+        stack, seen = list(start), set(start)
+        while stack:
+            for s in after.get(stack.pop(), ()):
+                for m in bundle_of.get(s, (s,)):  # a reader of one of a bundle waits for all of it
+                    if m not in seen:
+                        seen.add(m)
+                        stack.append(m)
+        return not seen.isdisjoint(goal)
+
+    for k in range(len(groups)):
+        for members in bundles.values():
+            if joins(members, k) and not reach(members, [k]) and not reach([k], members):
+                members.append(k)
+                bundle_of[k] = members
+                break
+        else:
+            bundles[k] = bundle_of[k] = [k]
+    return list(bundles.values())

@@ -3,7 +3,7 @@
 Kernels take their rows at run time, so a region is found, searched and looked up by numbers. A graph that torch.compile
 traced with symbols is copied with the numbers of its first inputs (:func:`concrete`), regions are found in the copy,
 and each keeps its operators with the symbols in them (:func:`symbolic_program`), from which it is made anew for other
-numbers (:func:`autotune.compiler.regions.sizes.at_sizes`).
+numbers (:func:`autotune.compiler.regions.aten.at_sizes`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from autotune.compiler.regions import aten
+from autotune.compiler.regions.aten import Size, expression_of
 from autotune.compiler.regions.find import Region
-from autotune.compiler.regions.sizes import Size, expression_of
 
 
 def is_symbolic(graph: fx.Graph) -> bool:

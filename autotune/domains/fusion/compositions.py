@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from autotune.compiler.assemble import graph_ops
+from autotune.compiler.lower.op_names import form
 from autotune.compiler.planner.cost import Costs, Figures, GroupCost, plan_us
 from autotune.compiler.planner.groups import Group, Plan, group_configs
 from autotune.compiler.planner.latency import predict_cpu, predict_cuda
 from autotune.compiler.planner.methods import Method
 from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.regions.label import form
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import to_workload
 from autotune.ir.graph import Graph

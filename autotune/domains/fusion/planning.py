@@ -7,16 +7,16 @@ sizes meant for the device; operators that the CPU implements otherwise (attenti
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import fx
 
-from autotune.compiler.lower.op_names import GENERATORS, VIEWS
-from autotune.compiler.lower.translate import op_name
-from autotune.compiler.regions.find import Region, find_regions
+from autotune.compiler.capture.options import requirements
+from autotune.compiler.lower.eager import moved_bytes
+from autotune.compiler.lower.facts import UNKNOWN_BYTES, GraphFacts
+from autotune.compiler.regions.find import Region, outside, regions_from
 from autotune.domains.fusion.builtin import BUILTIN
 from autotune.domains.fusion.program_spec import (
     Call,
@@ -33,46 +33,54 @@ from autotune.errors import UserError
 
 @dataclass(frozen=True)
 class PlannedRegion:
-    """A distinct region of a target and how often it occurs; ``region.workload`` is None where it cannot be tuned."""
+    """A distinct region of a target, how often it occurs, and the ``reason`` for which Inductor compiles it, or ""."""
 
     region: Region
     count: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Calls of one operator that Inductor compiles, for one reason.
+
+    Attributes:
+        bytes: what they read and write together; None where their sizes are not known.
+    """
+
+    operator: str
+    count: int
+    bytes: int | None
+    reason: str
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What a target consists of.
+    """A target's regions, and the operators outside of them.
 
     Attributes:
         regions: the distinct ones in order of appearance, those that cannot be tuned last.
         outside: operators that are in none of them, with how often each occurs: matrix products, convolutions and
-            attention, and what no rule knows.
+            attention, and operators without a rule.
+        why: the same operators by reason, those of regions that Inductor compiles among them; the most bytes first.
         gradients: how it was captured (:func:`autotune.domains.fusion.program_spec.gradients_of`).
     """
 
     regions: Sequence[PlannedRegion]
     outside: Mapping[str, int]
+    why: Sequence[Outside]
     gradients: Sequence[bool]
 
 
-def outside(graph: fx.Graph, regions: Iterable[Region]) -> Counter[str]:
-    """Operators of a captured graph that are in no region, with how often each occurs; those that move nothing do not
-    count."""
-    inside = {n for r in regions for n in r.nodes}
-    nodes = [n for n in graph.nodes if n.op == "call_function" and n not in inside]
-    names = (op_name(n) or str(n.target) for n in nodes)
-    return Counter(n for n in names if n not in VIEWS and n not in GENERATORS and n != "getitem")
-
-
 def here(device: str) -> bool:
-    """Whether this machine has the device."""
+    """True if this machine has the device."""
     if side_of(device) == "cpu":
         return True
     return torch.cuda.is_available() and (torch.device(device).index or 0) < torch.cuda.device_count()
 
 
 def planned(target: str, inputs: str | None, device: str, *, train: bool = False) -> Planned:
-    """The distinct regions of a target, and what is outside them.
+    """The distinct regions of a target, and the operators outside of them.
 
     Args:
         target, inputs: as ``autotune search`` takes them.
@@ -111,22 +119,51 @@ def _regions(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], label: str, train: bool, side: str
 ) -> Planned:
     counts: Counter[str] = Counter()
-    rest: Counter[str] = Counter()
-    found: dict[str, Region] = {}
+    rest, moved = Counter[_Calls](), Counter[_Calls]()
+    found: dict[str, PlannedRegion] = {}
     for graphs in captures(fn, args, kwargs, label, train=train):
         once: Counter[str] = Counter()
-        left: Counter[str] = Counter()
+        left, size = Counter[_Calls](), Counter[_Calls]()
         for graph in graphs:
-            regions = find_regions(graph.module, side)
+            facts = GraphFacts(graph.module.graph, side)
+            regions = regions_from(facts)
+            stay = [(node, reason, False) for node, reason in outside(facts, regions).items()]
             for region in regions:
+                reason = region.reason or _option(region, side)
                 key = region.workload.fingerprint if region.workload else f"none {region.reason} {region.nodes}"
-                found.setdefault(key, region)
+                found.setdefault(key, PlannedRegion(region, 0, reason))
                 once[key] += 1
-            left += outside(graph.module.graph, regions)
+                stay += [(node, reason, True) for node in region.nodes if reason]
+            for node, reason, is_region in stay:
+                calls = _Calls(facts[node].operator or str(node.target), reason, is_region)
+                left[calls] += 1
+                size[calls] += moved_bytes(facts, [node], calls.operator)
         counts |= once
         rest |= left
+        moved |= size
     if len(found) == 1:
-        found = {k: replace(r, workload=r.workload and named_after(label, r.workload)) for k, r in found.items()}
-    distinct = [PlannedRegion(region, counts[key]) for key, region in found.items()]
+        ((key, only),) = found.items()
+        workload = only.region.workload and named_after(label, only.region.workload)
+        found = {key: replace(only, region=replace(only.region, workload=workload))}
+    distinct = [replace(region, count=counts[key]) for key, region in found.items()]
+    alone: Counter[str] = Counter()
+    for calls, count in rest.items():
+        alone[calls.operator] += 0 if calls.is_region else count
+    why = [
+        Outside(calls.operator, count, moved[calls] if moved[calls] < UNKNOWN_BYTES else None, calls.reason)
+        for calls, count in sorted(rest.items(), key=lambda item: -moved[item[0]])
+    ]
     modes = gradients_of(fn, args, kwargs, train=train)
-    return Planned(sorted(distinct, key=lambda p: p.region.workload is None), dict(rest.most_common()), modes)
+    return Planned(sorted(distinct, key=lambda p: bool(p.reason)), dict((+alone).most_common()), why, modes)
+
+
+class _Calls(NamedTuple):
+    operator: str
+    reason: str
+    is_region: bool
+
+
+def _option(region: Region, side: str) -> str:
+    """The option of Inductor that requires results which stored kernels do not compute; "" if none is set."""
+    precision = str(region.workload.spec.get("precision", "")) if region.workload else ""
+    return next((f"option {one.partition(' ')[0]} of Inductor" for one in requirements(side, precision)), "")

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from autotune.compiler.regions import aten
-from autotune.compiler.regions.sizes import at_sizes
+from autotune.compiler.regions.aten import at_sizes
 from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.device import environment, identify
 from autotune.errors import Unsupported, UserError

@@ -1,5 +1,9 @@
 """The pass that puts stored kernels into Inductor's post-grad graphs: a region with a winner becomes one node.
 
+:func:`replace_regions` makes the facts about a graph's nodes (:mod:`autotune.compiler.lower.facts`), regions and their
+workloads of these (:mod:`autotune.compiler.regions.find`), looks up a match for each workload, and makes of a match the
+call that replaces the region.
+
 Everything else is left to Inductor, which then fuses, allocates and generates code as for any other graph.
 """
 
@@ -18,10 +22,11 @@ from autotune import numerics
 from autotune.compiler.assemble import kernel_name, program_ops
 from autotune.compiler.capture.joint import takes_bias_apart
 from autotune.compiler.capture.options import requirements
+from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions import aten
-from autotune.compiler.regions.find import Region, find_regions
+from autotune.compiler.regions.aten import symbols_of
+from autotune.compiler.regions.find import Region, regions_from
 from autotune.compiler.regions.indexed import indices_of
-from autotune.compiler.regions.sizes import symbols_of
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import Unsupported
@@ -60,7 +65,8 @@ def replace_regions(
         takes_bias_apart(graph)
         # Regions are found by numbers; a graph of symbols has those of its first inputs.
         numbers, origin = concrete(gm) if is_symbolic(graph) else (gm, {})
-        every = find_regions(numbers)
+        facts = GraphFacts(numbers.graph)
+        every = regions_from(facts)
         devices = [device for device in map(device_of, every) if device is not None]
         name = graph_fingerprint(numbers.graph, every, numerics.read(devices))
     except Exception as e:
@@ -89,7 +95,7 @@ def replace_regions(
     checked: set[tuple[fx.Node, object, object]] = set()
     for region, call in zip(regions, calls, strict=True):
         if call is not None:
-            _check_indices(graph, region, call, origin, checked)
+            _check_indices(graph, facts, region, call, origin, checked)
             made |= _replace(graph, region, call, origin, made)
     stable_topological_sort(graph)  # what reads a result may have come before the last of the region's nodes
     graph.eliminate_dead_code()
@@ -222,6 +228,7 @@ def _with_numbers(region: Region, label: str, found: Match) -> RegionCall:
 
 def _check_indices(
     graph: fx.Graph,
+    facts: GraphFacts,
     region: Region,
     call: RegionCall,
     origin: Mapping[fx.Node, fx.Node],
@@ -232,7 +239,7 @@ def _check_indices(
 
     if not config.assert_indirect_indexing:
         return
-    for indexed in indices_of(region, origin):
+    for indexed in indices_of(facts, region, origin):
         key = indexed.index, indexed.low, indexed.extent
         if key not in checked:
             checked.add(key)

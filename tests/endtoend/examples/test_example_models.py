@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 import autotune
-from autotune.compiler.capture.joint import is_written_back
 from autotune.compiler.capture.recording import capture
+from autotune.compiler.lower.nodes import is_written_back, op_name
 from autotune.compiler.lower.op_names import GENERATORS, PRODUCTS, VIEWS
-from autotune.compiler.lower.translate import op_name
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.domains.fusion.program_spec import resolve
 from autotune.errors import UserError

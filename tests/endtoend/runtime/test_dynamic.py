@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import autotune
-from autotune.compiler.regions.sizes import at_sizes, evaluate, expression_of, symbols_of
+from autotune.compiler.regions.aten import at_sizes, evaluate, expression_of, symbols_of
 from autotune.errors import Unsupported
 from autotune.runtime.inductor.region_call import RegionCall
 from autotune.store import Store

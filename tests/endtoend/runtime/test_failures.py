@@ -173,7 +173,7 @@ def test_a_graph_that_is_not_looked_up(
 ) -> None:
     model, x = Block(), torch.randn(32, 48)
     assert tune(twin(model), (x.clone().requires_grad_(),))
-    monkeypatch.setattr(region_pass, "find_regions", _fail)
+    monkeypatch.setattr(region_pass, "regions_from", _fail)
     assert_same_step(compiled(model), model, twin(model), x)
     assert autotune.counters().hits == autotune.counters().misses == 0
     assert "not looked up: RuntimeError: no such kernel" in _only_warning(caplog)

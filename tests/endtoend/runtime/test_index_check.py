@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 import autotune
 from autotune.compiler.capture.recording import capture
-from autotune.compiler.regions.find import find_regions
+from autotune.compiler.lower.facts import GraphFacts
+from autotune.compiler.regions.find import regions_from
 from autotune.compiler.regions.indexed import indices_of
 from tests.support.deployment import Tune
 
@@ -142,9 +143,8 @@ def test_sums_at_places_are_checked_on_a_gpu() -> None:
         return added, put
 
     (graph,) = capture(fn, (labels(), torch.randn(64, 8)), grad=False)
+    facts = GraphFacts(graph.module.graph, "cuda")
     found = {
-        (indexed.low, indexed.extent)
-        for region in find_regions(graph.module, "cuda")
-        for indexed in indices_of(region, {})
+        (indexed.low, indexed.extent) for region in regions_from(facts) for indexed in indices_of(facts, region, {})
     }
     assert found == {(-32, 32), (-40, 40)}

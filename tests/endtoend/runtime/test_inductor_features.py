@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import autotune
+from autotune.compiler.lower.facts import GraphFacts
 from tests.endtoend.runtime.test_backend import close, code_of, compiled, region_calls
 from tests.support.deployment import Tune
 from tests.support.runtime.models import Block, assert_same_step, twin
@@ -154,15 +155,15 @@ def test_the_users_options_reach_inductor(
     from autotune.runtime.inductor import region_pass
 
     seen: list[dict[str, Any]] = []
-    found = region_pass.find_regions
+    found = region_pass.regions_from
 
-    def looking(gm: fx.GraphModule) -> Any:
+    def looking(facts: GraphFacts) -> Any:
         seen.append({name: getattr(torch._inductor.config, name) for name in setting})
-        return found(gm)
+        return found(facts)
 
     model, x = Block(), torch.randn(32, 48)
     stored = tune(twin(model), (x.clone().requires_grad_(),), select=lambda w: "softmax" in w.label)
-    monkeypatch.setattr(region_pass, "find_regions", looking)
+    monkeypatch.setattr(region_pass, "regions_from", looking)
     assert_same_step(compiled(model, **given), model, twin(model), x)
     assert seen == [setting] * 2, "of the forward and of the backward"
     assert autotune.counters().hits == len(stored)

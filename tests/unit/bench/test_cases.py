@@ -12,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from autotune.bench.agree import disagreement
 from autotune.compiler.capture.recording import capture
-from autotune.compiler.regions.find import Finder, find_regions
+from autotune.compiler.lower.facts import GraphFacts
+from autotune.compiler.regions.find import outside, regions_from
 from autotune.domains.fusion.program_spec import captured
 from autotune.errors import UserError
 from benchmarks.fusion.cases.case import Case, Draw, bytes_moved
@@ -47,11 +48,12 @@ def test_all_of_a_case_is_captured_as_regions(case: Case) -> None:
     results = case.fn(*args)
     assert all(t.isfinite().all() for t in pytree.tree_leaves(results))
     graphs = capture(case.fn, args, grad=False)
-    regions = [region for graph in graphs for region in find_regions(graph.module)]
-    assert [region.reason for region in regions if region.workload is None] == []
+    regions = []
     for graph in graphs:
-        finder = Finder(graph.module)
-        assert [n for n in graph.module.graph.nodes if n.op == "call_function" and finder.sort(n) == "opaque"] == []
+        found = regions_from(facts := GraphFacts(graph.module.graph))
+        assert outside(facts, found) == {}
+        regions += found
+    assert [region.reason for region in regions if region.workload is None] == []
     # One region moves what the function moves, except a bias that layer_norm's backward is given and does not read.
     if len(regions) == 1 and case.name not in ("lstm_cell", "attention_gru"):
         from autotune.ir.graph import Graph

@@ -17,7 +17,7 @@ from autotune.cli.commands import plan
 from autotune.domains.fusion.drawing.anatomy import Anatomy, dissect
 from autotune.domains.fusion.drawing.picture import draw
 from autotune.domains.fusion.drawing.svg_layout import Box, Drawing, Page, lay_out
-from autotune.domains.fusion.planning import planned
+from autotune.domains.fusion.planning import Outside, planned
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
 from tests.support.read_back import cut as read_back_cut
@@ -245,6 +245,82 @@ def test_what_is_in_no_region_is_counted(capsys: pytest.CaptureFixture[str]) -> 
     assert "\nin no region, and as they were: 2 mm, cumsum\n" in capsys.readouterr().out
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["outside"] == {"mm": 2, "cumsum": 1}
+
+
+def mixed(x: torch.Tensor, small: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    state.add_(1)
+    made = torch.relu(x @ x.T).cumsum(0).softmax(-1)
+    return made, small * small
+
+
+def mixed_inputs(device: str) -> tuple[torch.Tensor, ...]:
+    x, state = torch.randn(512, 512, device=device), torch.zeros(8, device=device)
+    return x, torch.ones(64, dtype=torch.int8, device=device), state
+
+
+def only_mm(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+
+
+def test_why_names_each_operator_outside_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    """One without a rule, whole numbers that may wrap, a mutation and a library call; the most bytes first."""
+    command = ["plan", "fusion", f"{HERE}:mixed", "--inputs", f"{HERE}:mixed_inputs", "--device", "cpu", "--why"]
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    table = out[out.index("operator  calls") : out.index("\n\n1. ")].splitlines()
+    assert max(map(len, table)) <= plan.NARROW
+    assert [line.split(maxsplit=4) for line in table] == [
+        ["operator", "calls", "moved", "why", "Inductor compiles it"],
+        ["mm", "1", "3", "MiB", "a library call"],
+        ["cumsum", "1", "2", "MiB", "an operator without a rule"],
+        ["mul", "1", "128", "bytes", "mul in torch.int8 (it may wrap)"],
+        ["add", "1", "64", "bytes", "its result is copied into an input"],
+        ["copy_", "1", "64", "bytes", "it writes over its arguments"],
+    ]
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["why"][1] == {
+        "operator": "cumsum",
+        "count": 1,
+        "bytes": 2 << 20,
+        "reason": "an operator without a rule",
+    }
+    assert {row["operator"]: row["count"] for row in told["why"]} == told["outside"]
+
+
+def test_why_answers_for_a_target_without_any_region(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "fusion", f"{HERE}:only_mm", "--inputs", f"{HERE}:square", "--device", "cpu"]
+    assert main(command) == 2
+    assert "no memory-intensive region" in capsys.readouterr().err
+    assert main([*command, "--why"]) == 0
+    out = capsys.readouterr().out
+    assert "0 regions" in out
+    assert "a library call" in out
+
+
+def test_an_option_of_inductor_is_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "fusion", f"{HERE}:normed", "--inputs", f"{HERE}:normed_inputs", "--device", "cpu", "--why"]
+    with torch._inductor.config.patch(emulate_precision_casts=True):
+        assert main(command) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "stays as it is: option emulate_precision_casts of Inductor" in out
+    assert "exp 1" in out
+    assert main([*command, "--json"]) == 0
+    assert "option" not in capsys.readouterr().out
+
+
+def test_long_names_and_reasons_fit_into_80_columns() -> None:
+    rows = [
+        Outside(
+            "triton_kernel_wrapper_functional_proxy_of_a_user", 1200, 5 << 30, "a concatenation of 17 tensors " * 4
+        ),
+        Outside("mm", 1, None, "a library call"),
+    ]
+    lines = list(plan.why_lines(rows))
+    assert max(map(len, lines)) <= plan.NARROW
+    assert "unknown" in lines[-1]
+    assert " ".join(" ".join(lines).split()).count("17 tensors") == 4
+    assert list(plan.why_lines([])) == ["Inductor compiles nothing but views"]
 
 
 def test_a_target_that_requires_a_gradient_says_that_it_is_captured_twice(

@@ -125,6 +125,3 @@ def _is_plain(node: fx.Node) -> bool:
         return value is None or type(value) in (int, float, bool)
     fixed = all(type(extent) is int for extent in value.shape)
     return fixed and value.layout == torch.strided and value.numel() * value.element_size() <= _LARGEST
-
-
-__all__ = ["Constants"]

@@ -422,5 +422,3 @@ _READERS: dict[str, Reader] = {
     **dict.fromkeys(("contiguous", "clone", "expand", "expand_as", "broadcast_to"), _same),
     "repeat": _repeated, "unsqueeze": _unsqueezed, "getitem": _indexed, "diff": _differences, "cumsum": _summed_up,
 }  # fmt: skip
-
-__all__ = ["IS_NOT_LATER", "AtMost", "Formula", "Formulas", "axis"]

@@ -71,6 +71,3 @@ def takes_any_strides(node: fx.Node) -> bool:
         elif user.target not in _ANY:
             return False
     return True
-
-
-__all__ = ["copies", "fake", "is_static", "is_tensor", "same_length", "takes_any_strides"]

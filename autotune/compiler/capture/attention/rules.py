@@ -15,7 +15,7 @@ These rules run on Dynamo's graph, before AOTAutograd sees it. Results are those
   groups. Elsewhere the queries of a group that has one position, as in decoding, become positions of their key's head.
 
 A rule reads past a node, or shares a copy, only if both run in the same state of torch
-(:mod:`autotune.compiler.capture.contexts`): what is made under ``no_grad`` keeps no gradient.
+(:mod:`autotune.compiler.capture.attention.contexts`): what is made under ``no_grad`` keeps no gradient.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 from autotune.compiler.capture.attention.constants import Constants
+from autotune.compiler.capture.attention.contexts import Contexts
 from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, Formulas
 from autotune.compiler.capture.attention.results import (
     copies,
@@ -42,7 +43,6 @@ from autotune.compiler.capture.attention.results import (
     takes_any_strides,
 )
 from autotune.compiler.capture.attention.writes import Writes, called
-from autotune.compiler.capture.contexts import Contexts
 
 log = logging.getLogger("autotune")
 
@@ -424,6 +424,3 @@ def _inserts_after_heads(node: fx.Node) -> bool:
     places = node.args[1]
     whole = [p == slice(None, None, None) for p in places]
     return len(places) >= 3 and places[2] is None and all(whole[:2]) and all(whole[3:])
-
-
-__all__ = ["rewrite_attention", "what_hides"]

@@ -142,6 +142,3 @@ def _unwrapped(value: torch.Tensor) -> torch.Tensor:
     while is_functorch_wrapped_tensor(value):
         value = get_unwrapped(value)
     return value
-
-
-__all__ = ["Writes", "called"]

@@ -1,6 +1,6 @@
 """One rule for each aten operator; importing this package registers them. A new rule is an entry here and its test."""
 
-from autotune.compiler.lower.rules import composite, pointwise, product, scatter, windows
+from autotune.compiler.lower.rules import pointwise, product, reductions, scatter
 from autotune.compiler.lower.rules.table import RULES
 
-__all__ = ["RULES", "composite", "pointwise", "product", "scatter", "windows"]
+__all__ = ["RULES", "pointwise", "product", "reductions", "scatter"]

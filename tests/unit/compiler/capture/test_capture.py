@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from autotune.compiler.assemble import kernel_name, program_ops
 from autotune.compiler.capture import joint
 from autotune.compiler.capture.recording import capture
-from autotune.compiler.lower.translate import op_name
+from autotune.compiler.lower.facts import GraphFacts
+from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.regions import aten
-from autotune.compiler.regions.find import find_regions
+from autotune.compiler.regions.find import find_regions, regions_from
 from autotune.errors import Unsupported
 from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.inductor import region_pass
@@ -107,12 +108,12 @@ def test_keyword_arguments() -> None:
 def test_deployment_looks_at_the_same_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str | None]] = []
 
-    def looking(gm: torch.fx.GraphModule) -> Any:
-        found = find_regions(gm)
+    def looking(facts: GraphFacts) -> Any:
+        found = regions_from(facts)
         seen.append([r.workload and r.workload.fingerprint for r in found])
         return found
 
-    monkeypatch.setattr(region_pass, "find_regions", looking)
+    monkeypatch.setattr(region_pass, "regions_from", looking)
     layer, x = nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.2), nn.Linear(8, 8), nn.Softmax(-1)), t(4, 8)
     with uncached():
         torch.compile(layer, backend=dynamo_backend, dynamic=False)(x).square().sum().backward()
@@ -177,7 +178,7 @@ def test_the_bias_of_a_convolution_is_captured_where_deployment_has_it(monkeypat
     monkeypatch.setattr(joint, "DEVICES", {"cpu"})
     module = nn.Sequential(nn.Conv2d(8, 16, 3), nn.GELU())
     met: list[Any] = []
-    monkeypatch.setattr(region_pass, "find_regions", lambda gm: met.append(find_regions(gm)) or met[-1])
+    monkeypatch.setattr(region_pass, "regions_from", lambda facts: met.append(regions_from(facts)) or met[-1])
     with torch.no_grad(), uncached():
         torch.compile(module, backend=dynamo_backend, dynamic=False)(t(2, 8, 9, 9))
     (captured,) = capture(module, (t(2, 8, 9, 9),), grad=False)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.capture.recording import capture
-from autotune.compiler.regions.find import Region, find_regions
+from autotune.compiler.lower.facts import GraphFacts
+from autotune.compiler.regions.find import Region, regions_from
 from autotune.runtime.backend import dynamo_backend
 from autotune.runtime.inductor import region_pass
 from tests.support.capture_helpers import check, only_region, regions_of, uncached
@@ -74,11 +75,11 @@ def test_values_and_gradients_are_those_of_complex_numbers(monkeypatch: pytest.M
     theirs = [a.clone().requires_grad_(not a.is_complex()) for a in given]
     seen: list[list[str]] = []
 
-    def looking(gm: torch.fx.GraphModule) -> list[Region]:
-        seen.append([n.name for n in gm.graph.nodes if n.op == "call_function" and "complex" in str(n.target)])
-        return find_regions(gm)
+    def looking(facts: GraphFacts) -> list[Region]:
+        seen.append([n.name for n in facts.nodes if n.op == "call_function" and "complex" in str(n.target)])
+        return regions_from(facts)
 
-    monkeypatch.setattr(region_pass, "find_regions", looking)
+    monkeypatch.setattr(region_pass, "regions_from", looking)
 
     def every(*all_args: Tensor) -> list[Tensor]:
         left = iter(all_args)

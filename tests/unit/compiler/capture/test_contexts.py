@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from autotune.compiler.capture.contexts import Contexts, stream_of
+from autotune.compiler.capture.attention.contexts import Contexts
+from autotune.compiler.lower.nodes import stream_of
 
 
 @pytest.fixture(autouse=True)

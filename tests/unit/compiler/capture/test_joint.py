@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.compiler.capture.joint import takes_bias_apart
 from autotune.compiler.capture.recording import capture, recording_backend
-from autotune.compiler.lower.translate import op_name
+from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.regions.find import find_regions
 from autotune.runtime.backend import dynamo_backend
 from tests.support.capture_helpers import check, graph_of, only_region, regions_of, uncached

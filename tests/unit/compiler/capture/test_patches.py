@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from autotune.compiler.capture import patches
+from autotune.compiler.capture import convolutions
 from autotune.compiler.capture.recording import recording_backend
 
 aten = torch.ops.aten
@@ -19,7 +19,7 @@ CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 @pytest.fixture(autouse=True)
 def also_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(patches, "DEVICES", {"cpu"})
+    monkeypatch.setattr(convolutions, "DEVICES", {"cpu"})
     torch.manual_seed(0)
     torch._dynamo.reset()
     yield
@@ -58,7 +58,7 @@ def graphs_of(fn: Any, args: Sequence[Tensor], wanted: Sequence[int]) -> dict[st
     return {g.kind: g.module.graph for g in seen}
 
 
-def convolutions(graphs: dict[str, fx.Graph]) -> int:
+def count_convolutions(graphs: dict[str, fx.Graph]) -> int:
     return sum(len(g.find_nodes(op="call_function", target=t)) for g in graphs.values() for t in CONVOLUTIONS)
 
 
@@ -75,16 +75,16 @@ def test_it_is_a_product(x: Sequence[int], weight: Sequence[int], dtype: torch.d
         return convolve(image, filters, bias, stride=kernel)
 
     args = inputs(x, weight, dtype)
-    assert convolutions(graphs_of(fn, args, ())) == 0
-    assert convolutions(graphs_of(fn, args, (1, 2))) == 0
-    assert convolutions(graphs_of(fn, args, (0, 1, 2))) == 0
+    assert count_convolutions(graphs_of(fn, args, ())) == 0
+    assert count_convolutions(graphs_of(fn, args, (1, 2))) == 0
+    assert count_convolutions(graphs_of(fn, args, (0, 1, 2))) == 0
 
 
 def test_without_a_bias_and_with_other_strides() -> None:
     x, weight, _ = inputs((2, 3, 8, 8), (5, 3, 2, 2))
     turned = x.to(memory_format=torch.channels_last), weight.to(memory_format=torch.channels_last)
     for args in ((x, weight), turned):
-        assert convolutions(graphs_of(lambda a, b: F.conv2d(a, b, stride=2), args, (0, 1))) == 0
+        assert count_convolutions(graphs_of(lambda a, b: F.conv2d(a, b, stride=2), args, (0, 1))) == 0
 
 
 def test_tokens_of_an_image_lie_side_by_side() -> None:
@@ -116,12 +116,12 @@ def after(node: fx.Node) -> set[fx.Node]:
     (inputs((2, 3, 12, 8), (5, 3, 4, 4), torch.float32), {"stride": 4}),
 ])  # fmt: skip
 def test_others_stay(args: Sequence[Tensor], options: dict[str, Any]) -> None:
-    assert convolutions(graphs_of(lambda *a: F.conv2d(*a, **options), args, (1, 2))) == 2
+    assert count_convolutions(graphs_of(lambda *a: F.conv2d(*a, **options), args, (1, 2))) == 2
 
 
 def test_an_upward_convolution_stays() -> None:
     x, weight, _ = inputs((2, 3, 4, 4), (3, 5, 2, 2))
-    assert convolutions(graphs_of(lambda a, b: F.conv_transpose2d(a, b, stride=2), (x, weight), (1,))) == 2
+    assert count_convolutions(graphs_of(lambda a, b: F.conv_transpose2d(a, b, stride=2), (x, weight), (1,))) == 2
 
 
 def test_extents_that_are_symbols_stay() -> None:
@@ -132,4 +132,4 @@ def test_extents_that_are_symbols_stay() -> None:
     with torch.no_grad():
         got = torch.compile(module, backend=recording_backend(seen.append), dynamic=True)(x)
         torch.testing.assert_close(got, module(x))
-    assert convolutions({str(k): g.module.graph for k, g in enumerate(seen)}) == 1
+    assert count_convolutions({str(k): g.module.graph for k, g in enumerate(seen)}) == 1

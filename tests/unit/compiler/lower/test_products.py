@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.compiler.capture.recording import capture
+from autotune.compiler.lower.facts import GraphFacts
+from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.lower.op_names import PRODUCTS
 from autotune.compiler.lower.rules.product import is_memory_intensive
-from autotune.compiler.lower.translate import op_name
 from autotune.compiler.regions import find as regions
-from autotune.compiler.regions.contraction import merge_groups
 from autotune.compiler.regions.find import Region, find_regions
-from autotune.compiler.regions.tensors import factors
+from autotune.compiler.regions.grouping import Flow, merge_groups
 from tests.support.capture_helpers import check
 from tests.unit.compiler.lower.test_translate import t
 from tests.unit.compiler.regions.test_regions import acyclic, assert_no_cycle
@@ -216,7 +216,7 @@ def test_products_in_training() -> None:
         assert r.workload is not None, r.reason
         check(r)
         for product in (n for n in r.nodes if op_name(n) in PRODUCTS):
-            assert not set(factors(product)) & set(r.nodes)
+            assert not set(GraphFacts(product.graph)[product].factors) & set(r.nodes)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_what_is_read_from_memory_only_is_of_no_common_group() -> None:
         before = {i: sorted(rng.sample(range(i), min(i, rng.randint(0, 3)))) for i in order}
         members = {i for i in order if rng.random() < 0.8}
         stored = {i: {p for p in before[i] if rng.random() < 0.7} for i in members if rng.random() < 0.3}
-        groups = merge_groups(order, before, members, stored=stored)
+        groups = merge_groups(Flow(order, before, members, stored))
         assert sorted(i for g in groups for i in g) == sorted(members)
         owner = {i: k for k, g in enumerate(groups) for i in g}
         assert all(owner[s] != owner.get(p) for s, reads in stored.items() for p in reads), seed

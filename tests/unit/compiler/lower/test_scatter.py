@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.lower.op_names import SCATTERS
-from autotune.compiler.lower.translate import op_name
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.compiler.schedules.cuda import legal, scheme_of

@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.compiler.planner.groups import MOST_POINTERS, pack, read_text, unpack, write_text
 from autotune.compiler.planner.plan import build_plan, greedy, make_plan
-from autotune.compiler.regions.contraction import bundle_groups
 from autotune.compiler.regions.find import find_regions
-from autotune.compiler.regions.remote import Candidate, may_join
+from autotune.compiler.regions.grouping import Flow
+from autotune.compiler.regions.remote import Candidate, bundle_groups, may_join
 from autotune.domains.fusion.bench import FusionBench
 from autotune.ir.forms.canonical import canonicalize, family_of, row_extent, single, to_workload
 from autotune.ir.forms.simplify import components, part, simplify
@@ -134,7 +134,7 @@ def test_bundles_make_no_cycle() -> None:
         order = list(range(rng.randint(2, 20)))
         before = {i: sorted(rng.sample(range(i), min(i, rng.randint(0, 2)))) for i in order}
         groups = [[i] for i in order if rng.random() < 0.6]
-        bundles = bundle_groups(order, before, groups, lambda members, k: True)
+        bundles = bundle_groups(Flow(order, before, set()), groups, lambda members, k: True)
         assert sorted(k for b in bundles for k in b) == list(range(len(groups)))
         joined = [[i for k in b for i in groups[k]] for b in bundles]
         assert acyclic(order, before, joined), seed

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from autotune.compiler.capture.recording import capture
-from autotune.compiler.lower.translate import op_name
+from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.regions import find
-from autotune.compiler.regions.contraction import merge_groups
 from autotune.compiler.regions.find import Region, find_regions
+from autotune.compiler.regions.grouping import Flow, merge_groups
 from autotune.domains.fusion.builtin import BertLayer
 from tests.support.capture_helpers import check, regions_of
 from tests.support.group_order import acyclic, can_be_ordered
@@ -275,7 +275,7 @@ def test_grouping_never_makes_a_cycle_and_is_maximal() -> None:
         order = list(range(n))
         before = {i: sorted(rng.sample(range(i), min(i, rng.randint(0, 3)))) for i in order}
         members = {i for i in order if rng.random() < 0.6}
-        groups = merge_groups(order, before, members)
+        groups = merge_groups(Flow(order, before, members))
         assert sorted(i for g in groups for i in g) == sorted(members)
         assert acyclic(order, before, groups), seed
         for a in range(len(groups)):
@@ -306,7 +306,7 @@ def test_equal_layers_are_translated_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert None not in workloads
     assert len(translated) == len({w.fingerprint for w in workloads if w})
     assert len(workloads) > len(translated)
-    monkeypatch.setattr(find.Finder, "_workload", lambda self, module: find.workload_of(module))
+    monkeypatch.setattr(find.Finder, "_workload", lambda self, inputs, module: find.workload_of(module))
     plain = regions_of(Layers(), torch.randn(8, 16), grad=False)
     assert [(r.workload, r.binding) for r in plain] == [(r.workload, r.binding) for r in found]
     assert [r.workload.source for r in plain if r.workload] == [r.workload.source for r in found if r.workload]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from autotune.compiler.regions.tensors import tensors_of
+from autotune.compiler.lower.nodes import tensors_of
 from tests.support.random_programs.checks import has_fused, left_out, oracle_against_eager, parts_of, regions_of
 from tests.support.random_programs.families import program
 

@@ -1,8 +1,17 @@
-"""A convolution of patches that do not overlap, written as a matrix product.
+"""Convolutions of Inductor's joint graphs as calls that CUDA's libraries compute faster.
 
-Vision models cut an image so: ViT's, CLIP's and Mixer's first layer has a kernel of 16 x 16 with a stride of 16. cuDNN
-has no tensor-core kernel for three channels in half precision. Its kernel for 512 x 3 x 224 x 224 and 768 filters takes
-4.0 ms on one H200. That is 8% of Mixer-B's inference, 16% of CLIP's.
+The input's gradient of a depthwise convolution is one itself. Where the stride is 1, the gradient is the incoming one
+convolved with the kernel turned by half a circle. In half precision cuDNN's kernels for that gradient take up to 2.5
+times as long as those for the same convolution. A kernel of 7 x 7 on 128 x 512 x 14 x 14 takes 225 and 113 us, one of
+3 x 3 takes 46 and 38 us (channels last, bf16, one H200). In fp32 both take as long, and the gradient of a kernel of
+9 x 9 takes a third.
+
+A convolution of patches that do not overlap is a matrix product. Vision models cut an image so: ViT's, CLIP's and
+Mixer's first layer has a kernel of 16 x 16 with a stride of 16. cuDNN has no tensor-core kernel for three channels in
+half precision. Its kernel for 512 x 3 x 224 x 224 and 768 filters takes 4.0 ms on one H200. That is 8% of Mixer-B's
+inference, 16% of CLIP's.
+
+The graphs are of functional aten calls, with fake tensors in ``meta["val"]``, and change in place.
 """
 
 from __future__ import annotations
@@ -15,38 +24,71 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.compiler.capture.calls import Calls, contiguous, is_static, laid_out
-from autotune.compiler.capture.strides import Strides
+from autotune.compiler.capture.rewriting import Calls, Strides, contiguous, finish, is_static, laid_out
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 
 DEVICES = {"cuda"}
-"""Types of devices whose library takes longer for the convolution."""
+"""Types of devices whose library takes longer for the convolutions."""
+_WIDEST = 7
+"""Elements along a depthwise kernel."""
 _ALIGNED = 8
 """Numbers of half precision in the 16 bytes that a tensor-core kernel reads at a time. A convolution of whole ones of
 channels is left to the library."""
 
 
-def multiply_patches(gm: fx.GraphModule) -> None:
-    """Rewrite a graph of Inductor's joint passes in place.
+def convolve_gradients(graph: fx.Graph) -> None:
+    """Rewrite the input's gradients of depthwise convolutions as depthwise convolutions."""
+    for node in list(graph.find_nodes(op="call_function", target=aten.convolution_backward.default)):
+        inputs = [n for n in node.users if n.target is operator.getitem and n.args[1] == 0]
+        if not inputs or not _is_depthwise(node):
+            continue
+        grad, _, weight, _, stride, padding, dilation, *_, groups, wanted = node.args
+        rest = [d * (k - 1) - p for d, k, p in zip(dilation, weight.meta["val"].shape[2:], padding, strict=True)]
+        call = Calls(node)
+        turned = call(prims.rev.default, weight, [2, 3])
+        made = call(aten.convolution.default, grad, turned, None, stride, rest, dilation, False, [0, 0], groups)
+        for n in inputs:
+            n.replace_all_uses_with(made)
+            graph.erase_node(n)
+        if node.users:
+            node.update_arg(10, [False, *wanted[1:]])
+            node.meta["val"] = (None, *node.meta["val"][1:])
+        else:
+            graph.erase_node(node)
 
-    Args:
-        gm: functional aten calls, with fake tensors in ``meta["val"]``. Convolutions have one, two or three dimensions.
-    """
+
+def multiply_patches(gm: fx.GraphModule) -> None:
+    """Rewrite convolutions of patches that do not overlap, of one to three dimensions, as matrix products."""
     graph, strides = gm.graph, Strides(gm.graph)
     changed = False
     for node in list(graph.nodes):
         rewrite = _REWRITES.get(node.target)
         if rewrite and _are_patches(node):
-            with graph.inserting_before(node):
-                rewrite(strides, node, Calls(graph, node))
+            rewrite(strides, node, Calls(node))
             changed = True
         else:
             strides.follow(node)
     if changed:
-        graph.eliminate_dead_code()
-        graph.lint()
-        gm.recompile()
+        finish(gm)
+
+
+def _is_depthwise(node: fx.Node) -> bool:
+    """Of two dimensions on CUDA, with stride 1, a kernel a channel, and no more padding than the kernel is wide."""
+    tensors: list[Any] = list(node.args[:3])
+    if not all(isinstance(t, fx.Node) and is_static(t) for t in tensors):
+        return False
+    grad, x, weight = (t.meta["val"] for t in tensors)
+    stride, padding, dilation, transposed, _, groups = node.args[4:10]
+    if any(len(one) != 2 for one in (stride, padding, dilation)):  # type: ignore[arg-type]
+        return False  # one number for both axes
+    if grad.device.type not in DEVICES or weight.ndim != 4 or transposed or any(s != 1 for s in stride):  # type: ignore[union-attr]
+        return False
+    if grad.dtype not in (torch.bfloat16, torch.float16) or max(weight.shape[2:]) > _WIDEST:
+        return False
+    if not weight.shape[0] == x.shape[1] == groups or weight.shape[1] != 1 or groups == 1:
+        return False
+    return all(0 <= p <= d * (k - 1) for p, d, k in zip(padding, dilation, weight.shape[2:], strict=True))  # type: ignore[arg-type]
 
 
 def _forward(strides: Strides, node: fx.Node, call: Calls) -> None:
@@ -104,7 +146,7 @@ _REWRITES: dict[Any, Callable[[Strides, fx.Node, Calls], None]] = {
 
 
 def _are_patches(node: fx.Node) -> bool:
-    """Whether a convolution's kernel and stride are alike, on CUDA, of channels that no tensor-core kernel takes."""
+    """True if a convolution's kernel and stride are alike, on CUDA, of channels that no tensor-core kernel takes."""
     backward = node.target is aten.convolution_backward.default
     tensors: list[Any] = list(node.args[1:3] if backward else node.args[:2])
     if not all(isinstance(t, fx.Node) and is_static(t) for t in tensors):
@@ -161,6 +203,3 @@ def _channels_first(call: Calls, rows: fx.Node, shape: Sequence[int]) -> fx.Node
     dims = len(places)
     made = call(aten.view.default, rows, [images, *places, filters])
     return call(aten.permute.default, made, [0, dims + 1, *range(1, dims + 1)])
-
-
-__all__ = ["multiply_patches"]

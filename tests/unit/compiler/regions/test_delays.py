@@ -7,9 +7,8 @@ import random
 import torch
 from torch import Tensor
 
-from autotune.compiler.lower.translate import op_name
-from autotune.compiler.regions.contraction import levels, merge_groups
-from autotune.compiler.regions.delay import delays
+from autotune.compiler.lower.nodes import op_name
+from autotune.compiler.regions.grouping import Flow, delays, merge_groups
 from tests.support.capture_helpers import check, regions_of
 from tests.unit.compiler.lower.test_translate import t
 
@@ -76,14 +75,14 @@ def test_waiting_never_makes_a_cycle() -> None:
         read = {p for i in order if i not in members for p in before[i]}
         movable = {i for i in members - read if any(i in before[u] for u in order)}
         size = {i: rng.choice([1, 10, 100]) for i in order}
-        level = levels(order, before, members)
-        late = delays(order, before, level, movable, size)
+        flow = Flow(order, before, members)
+        level, late = flow.levels(), delays(flow, movable, size)
         moved += len(late)
-        raised = levels(order, before, members, late)
+        raised = flow.levels(late)
         for i in order:
             assert raised[i] == late.get(i, level[i])  # nothing else is put off
             assert all(raised[p] <= raised[i] for p in before[i])
-        groups = merge_groups(order, before, members, late)
+        groups = merge_groups(flow, late)
         owner = {i: k for k, g in enumerate(groups) for i in g}
         needs: dict[object, set[object]] = {}
         for i in order:

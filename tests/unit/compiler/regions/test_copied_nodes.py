@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.compiler.capture.recording import capture
-from autotune.compiler.lower.translate import op_name
-from autotune.compiler.regions import narrow
+from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.regions.find import Finder, Region, find_regions
+from autotune.compiler.regions.grouping import MOST_REPEATED
 from autotune.domains.fusion.rederive import check_source
 from autotune.errors import Unsupported
 from tests.support.capture_helpers import check, regions_of
@@ -63,7 +63,7 @@ def test_a_few_operators_are_done_again_and_many_are_not() -> None:
             wide = torch.sigmoid(wide)
         return around(wide, w)
 
-    for many, kept in ((narrow.MOST_REPEATED - 1, HALF), (narrow.MOST_REPEATED, torch.float32)):
+    for many, kept in ((MOST_REPEATED - 1, HALF), (MOST_REPEATED, torch.float32)):
         regions = regions_of(lambda x, w, many=many: f(x, w, many), t(16, 16, dtype=HALF), t(16, 16, dtype=HALF))
         assert kept in types(regions)[1][0]
         assert (torch.float32 in types(regions)[0][1]) is (kept is torch.float32)

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.compiler.lower.nodes import stream_of
+
 
 @dataclass(frozen=True)
 class Context:
@@ -83,11 +85,6 @@ class Contexts:
             made.meta["custom"] = dict(where.meta["custom"])
 
 
-def stream_of(node: fx.Node) -> Any:
-    """The number of the stream that a program chose for a node of a Dynamo or an aten graph; None if it chose none."""
-    return node.meta.get("custom", {}).get("stream")
-
-
 def _changes_state(node: fx.Node) -> bool:
     """Return True if a call neither takes a tensor nor makes a value."""
     if node.op not in ("call_function", "call_method") or node.meta.get("example_value") is not None:
@@ -113,6 +110,3 @@ def _enters(node: fx.Node) -> bool:
 
 def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-
-
-__all__ = ["Context", "Contexts", "stream_of"]

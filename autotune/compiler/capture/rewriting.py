@@ -1,11 +1,14 @@
-"""Other strides, followed through a graph: who reads such a tensor has others too, or gets it in those that it had.
+"""Rewriting a captured graph: calls with their fake results, so that it stays one of fake tensors, and other strides
+followed through it.
 
-A pass that lays a tensor out otherwise walks its graph by :class:`Strides`. Results of the graph keep their strides.
+A tensor that a pass lays out in other strides changes those of its readers, or each reader gets it in those that it
+had. Results of the graph keep their strides.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,9 +17,66 @@ from torch._dispatch.python import no_python_dispatcher
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
-from autotune.compiler.capture.calls import Calls, laid_out
+aten, prims = torch.ops.aten, torch.ops.prims
 
-aten = torch.ops.aten
+
+class Calls:
+    """Calls of operators that Inductor lowers, none that it decomposes.
+
+    Args:
+        node: what they are in the place of: they have its meta data.
+        before: the node before which they are put; None for ``node``.
+    """
+
+    def __init__(self, node: fx.Node, before: fx.Node | None = None) -> None:
+        self._node, self._before = node, before or node
+
+    def __call__(self, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        with self._before.graph.inserting_before(self._before):
+            made = self._before.graph.call_function(target, args, kwargs)
+        given, named = fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        made.meta = {**self._node.meta, "val": target(*given, **named)}
+        made.meta.pop("tensor_meta", None)
+        return made
+
+    def to(self, x: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """``x`` converted to a type."""
+        return x if x.meta["val"].dtype == dtype else self(prims.convert_element_type.default, x, dtype)
+
+
+def finish(gm: fx.GraphModule) -> None:
+    """Leave a rewritten graph without dead code, checked, and with its code renewed."""
+    gm.graph.eliminate_dead_code()
+    gm.graph.lint()
+    gm.recompile()
+
+
+def is_static(node: fx.Node) -> bool:
+    """True if the extents of a node's tensor are numbers, and none of them 0."""
+    return all(type(extent) is int and extent for extent in node.meta["val"].shape)
+
+
+def contiguous(call: Calls, x: fx.Node) -> fx.Node:
+    """``x`` if it is contiguous, else a contiguous copy."""
+    if x.meta["val"].is_contiguous():
+        return x
+    return call(aten.clone.default, x, memory_format=torch.contiguous_format)
+
+
+def laid_out(call: Calls, made: fx.Node, like: torch.Tensor) -> fx.Node:
+    """``made`` in the strides of ``like``.
+
+    Arithmetic keeps the strides of its operands. Views in the graph and readers of its results rely on the operator's.
+    """
+    places = [[t.stride(d) for d in range(t.ndim) if t.shape[d] > 1] for t in (made.meta["val"], like)]
+    if places[0] == places[1]:
+        return made
+    order = sorted(range(like.ndim), key=like.stride, reverse=True)
+    back = sorted(range(like.ndim), key=order.__getitem__)
+    turned = call(aten.permute.default, made, order) if order != sorted(order) else made
+    copied = call(aten.clone.default, turned, memory_format=torch.contiguous_format)
+    return call(aten.permute.default, copied, back) if turned is not made else copied
+
 
 _ALIKE = {
     *(aten.native_batch_norm_backward, aten.batch_norm_backward, aten.hardtanh_backward, aten.hardswish_backward),
@@ -41,31 +101,6 @@ _FOLLOWERS = _ALIKE | {
 
 Others may read memory as if it were contiguous (weight and group normalisation), or take no other (attention): who
 calls them sees to that, and a graph shows no trace of it where it was so already."""
-
-
-def _is_rigid(node: fx.Node) -> bool:
-    """Whether a node may rely on the strides that its arguments have in the graph, without torch telling."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return getattr(node.target, "__module__", "") not in ("_operator", "operator")
-    schema = node.target._schema
-    return node.target.namespace not in ("aten", "prims") or schema.is_mutable or "as_strided" in schema.name
-
-
-def _is_follower(node: fx.Node) -> bool:
-    """Whether a node takes any strides."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return True
-    marked = {torch.Tag.pointwise, torch.Tag.reduction}.intersection(node.target.tags)
-    # Inductor's own pooling is known once Inductor is imported.
-    pools = "::_low_memory_max_pool" in node.target._schema.name
-    return bool(marked) or pools or _is_view(node) or node.target.overloadpacket in _FOLLOWERS
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Whether a node's results are its first argument's memory (of an item: those of the sequence are)."""
-    if node.target is operator.getitem:
-        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 class Strides:
@@ -104,7 +139,7 @@ class Strides:
                 self.evaluate(node)
 
     def evaluate(self, node: fx.Node) -> None:
-        """A node's fake value anew; its arguments are put back first where it does not take them as they are."""
+        """Compute a node's fake value again; its arguments are put back first if it does not take the new strides."""
         old = node.meta["val"]
         try:
             new = self._value(node)
@@ -121,14 +156,12 @@ class Strides:
         grad, x, *others = node.args
         assert isinstance(grad, fx.Node)
         assert isinstance(x, fx.Node)
-        with self.graph.inserting_before(node):
-            node.args = (laid_out(Calls(self.graph, node), grad, x.meta["val"]), x, *others)
+        node.args = (laid_out(Calls(node), grad, x.meta["val"]), x, *others)
 
     def _restore(self, node: fx.Node, but_contiguous: bool = False) -> None:
         for x in list(node.all_input_nodes):
             if isinstance(self.before.get(x), torch.Tensor) and not (but_contiguous and x.meta["val"].is_contiguous()):
-                with self.graph.inserting_before(node):
-                    node.replace_input_with(x, self._restored(x, Calls(self.graph, node)))
+                node.replace_input_with(x, self._restored(x, Calls(node)))
 
     def _restored(self, x: fx.Node, call: Calls) -> fx.Node:
         """``x`` in the strides that it had; a view stays one, of a tensor put back: it may have gaps, and share its
@@ -157,4 +190,26 @@ class Strides:
         return aten.view.default(x, shape)
 
 
-__all__ = ["Strides"]
+def _is_rigid(node: fx.Node) -> bool:
+    """True if a node may rely on the strides of its arguments in the graph."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return getattr(node.target, "__module__", "") not in ("_operator", "operator")
+    schema = node.target._schema
+    return node.target.namespace not in ("aten", "prims") or schema.is_mutable or "as_strided" in schema.name
+
+
+def _is_follower(node: fx.Node) -> bool:
+    """True if a node takes any strides."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    marked = {torch.Tag.pointwise, torch.Tag.reduction}.intersection(node.target.tags)
+    # Inductor's own pooling is known once Inductor is imported.
+    pools = "::_low_memory_max_pool" in node.target._schema.name
+    return bool(marked) or pools or _is_view(node) or node.target.overloadpacket in _FOLLOWERS
+
+
+def _is_view(node: fx.Node) -> bool:
+    """True if a node's results are its first argument's memory (of an item: those of the sequence are)."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view

@@ -1,0 +1,81 @@
+"""Single nodes of an FX graph: the operator, the value, the stream.
+
+This module imports no rules, so a process that compiles nothing loads it fast. The facts of whole graphs are made of it
+(:mod:`autotune.compiler.lower.facts`).
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+
+def op_name(node: fx.Node) -> str:
+    """The aten or prims name without its overload ("layer_norm"), "getitem", or "" for anything else."""
+    if node.op != "call_function":
+        return ""
+    return "getitem" if node.target is operator.getitem else _name_of(node.target)
+
+
+def origin_name(node: fx.Node) -> str:
+    """As :func:`op_name`, of the operator that a node was decomposed from ("native_layer_norm" of a "var_mean")."""
+    name = op_name(node)
+    return (_name_of(node.meta.get("original_aten")) if name else "") or name
+
+
+def value_of(node: fx.Node) -> Any:
+    """The fake tensor (or tuple of them) that a node computes, or None where the graph does not say."""
+    value = node.meta.get("val")
+    if value is None and node.op == "get_attr":
+        value = getattr(node.graph.owning_module, str(node.target), None)
+    return value
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """The tensors in a node's value."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [t for v in value for t in tensors_of(v)] if isinstance(value, (tuple, list)) else []
+
+
+def used_results(node: fx.Node, value: Any) -> Any:
+    """A node's value; of a tuple, those elements that are read (others may be empty placeholders)."""
+    if not isinstance(value, (tuple, list)) or any(u.target is not operator.getitem for u in node.users):
+        return value
+    return [value[u.args[1]] for u in node.users]  # type: ignore[index]
+
+
+def is_random(node: fx.Node) -> bool:
+    """True if a node draws from a generator, whose state orders it against the others that do.
+
+    Attention has the tag of such operators for its dropout, and draws nothing where that is 0.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    for k, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[k] if k < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
+            return bool(given != 0)
+    return True
+
+
+def is_written_back(node: fx.Node) -> bool:
+    """True if a node's result is copied into an input of its graph, as the new value of a buffer or parameter is.
+
+    Inductor writes such results in place; a kernel with a result of its own would cost a copy.
+    """
+    return any(u.target is torch.ops.aten.copy_.default and u.args[1] is node for u in node.users)
+
+
+def stream_of(node: fx.Node) -> Any:
+    """The number of the stream that a program chose for a node of a Dynamo or an aten graph; None if it chose none."""
+    return node.meta.get("custom", {}).get("stream")
+
+
+def _name_of(target: Any) -> str:
+    if isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "prims"):
+        return target._schema.name.partition("::")[2]
+    return ""

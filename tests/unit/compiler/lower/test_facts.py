@@ -1,0 +1,140 @@
+"""The facts about a graph's nodes: kinds, sizes, reasons to stay outside of regions, and their one maker."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import autotune
+from autotune.compiler.lower.facts import LIBRARY_CALL, NO_RULE, GraphFacts, Kind
+from autotune.compiler.lower.lazy import Lazy, Region, pointwise
+from autotune.compiler.lower.rules import RULES
+from autotune.compiler.regions import aten
+from autotune.compiler.regions.find import find_regions, outside, regions_from
+from tests.support.capture_helpers import check
+from tests.unit.compiler.lower.test_translate import t
+
+COMPILER = Path(autotune.__file__).parent / "compiler"
+
+
+def graph_of(fn: Callable[..., Any], *args: Tensor) -> fx.Graph:
+    return make_fx(fn, tracing_mode="fake")(*args).graph  # type: ignore[no-any-return]
+
+
+def reasons(graph: fx.Graph, side: str = "cpu") -> dict[str, str]:
+    """By operator why it is in no region."""
+    facts = GraphFacts(graph, side)
+    left = outside(facts, regions_from(facts))
+    return {facts[n].operator or str(n.target): reason for n, reason in left.items()}
+
+
+def test_each_kind_of_node() -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return (torch.relu(x).t() @ w).cumsum(0) + torch.zeros(8)
+
+    graph = graph_of(f, t(8, 8), t(8, 8))
+    facts = GraphFacts(graph, "cpu")
+    kinds = {facts[n].operator: facts[n].kind for n in graph.nodes if n.op == "call_function"}
+    assert kinds == {
+        "relu": Kind.COMPUTE,
+        "t": Kind.OUTSIDE,  # Inductor has decomposed it before regions are looked for
+        "mm": Kind.LIBRARY,
+        "cumsum": Kind.OUTSIDE,
+        "zeros": Kind.OUTSIDE,
+        "add": Kind.COMPUTE,
+    }
+    given = next(n for n in graph.nodes if n.op == "placeholder")
+    assert (facts[given].kind, facts[given].reason, facts[given].bytes) == (Kind.OUTSIDE, "", 8 * 8 * 4)
+
+
+def test_sizes_count_all_elements_and_touched_memory_once() -> None:
+    graph = graph_of(lambda x: x.expand(16, 8) + 1, t(1, 8))
+    facts = GraphFacts(graph)
+    (expanded,) = (n for n in graph.nodes if facts[n].operator == "expand")
+    assert (facts[expanded].bytes, facts[expanded].touched_bytes) == (16 * 8 * 4, 8 * 4)
+    assert facts[expanded].kind is Kind.VIEW
+
+
+def test_a_reason_for_each_operator_outside() -> None:
+    """An operator without a rule, a whole number that may wrap, a mutation and a library call among them."""
+    convert = torch.ops.prims.convert_element_type.default
+
+    def f(x: Tensor, w: Tensor, state: Tensor, small: Tensor) -> tuple[Tensor, ...]:
+        state.add_(1)
+        made = torch.relu(x @ w).cumsum(0)
+        return made, small * small, torch.sin(convert(x, torch.float64)), torch.complex(x, x)
+
+    small = torch.ones(8, dtype=torch.int8)
+    found = reasons(graph_of(f, t(8, 8), t(8, 8), t(4), small))
+    assert found == {
+        "mm": LIBRARY_CALL,
+        "cumsum": NO_RULE,
+        "add_": "it writes over its arguments",
+        "mul": "mul in torch.int8 (it may wrap)",
+        "convert_element_type": "dtype float64",
+        "sin": "dtype float64",
+        "complex": NO_RULE,
+    }
+
+
+def test_a_product_that_a_region_may_hold_and_none_does_is_a_library_call() -> None:
+    graph = graph_of(lambda x, w: torch.ops.aten.mm(x, w), t(8, 8), t(8, 8))
+    facts = GraphFacts(graph, "cuda")
+    (product,) = (n for n in graph.nodes if n.op == "call_function")
+    assert facts[product].kind is Kind.COMPUTE
+    assert reasons(graph, "cuda") == {"mm": LIBRARY_CALL}
+
+
+def test_a_result_that_becomes_an_input_s_new_value() -> None:
+    def f(x: Tensor, state: Tensor) -> Tensor:
+        state.copy_(x * 2)
+        return x + 1
+
+    found = reasons(graph_of(f, t(8), t(8)))
+    assert found == {"mul": "its result is copied into an input", "copy_": "it writes over its arguments"}
+
+
+def test_the_elements_of_a_tuple_share_its_reason() -> None:
+    graph = graph_of(lambda x: sum(torch.sort(x)), t(8))
+    facts = GraphFacts(graph)
+    assert {facts[n].reason for n in graph.nodes if facts[n].operator in ("sort", "getitem")} == {NO_RULE}
+
+
+def _hypot(region: Region, self: Lazy, other: Lazy) -> Lazy:
+    return pointwise("sqrt", self * self + other * other)
+
+
+def test_a_rule_is_all_that_an_operator_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouping, reasons, stored programs and the oracle read the table of rules: an operator is one entry in a file."""
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return torch.softmax(torch.hypot(x, y), -1)
+
+    gm = make_fx(f, tracing_mode="fake", decomposition_table=torch._decomp.core_aten_decompositions())(t(4, 8), t(4, 8))
+    assert reasons(gm.graph)["hypot"] == NO_RULE
+    monkeypatch.setitem(RULES, "hypot", _hypot)
+    (region,) = find_regions(gm)
+    assert "hypot" not in reasons(gm.graph)
+    assert region.workload is not None
+    program = aten.from_json(region.workload.source)
+    assert any("hypot" in str(n.target) for n in program.graph.nodes)
+    check(region)
+
+
+def test_one_pass_asks_what_a_node_is() -> None:
+    """The functions that read a node's meta data are called where facts are made; all other passes read facts."""
+    asking = re.compile(r"\b(value_of|origin_name|used_results|is_random)\(")
+    found = {
+        str(file.relative_to(COMPILER))
+        for file in COMPILER.rglob("*.py")
+        for line in file.read_text("utf-8").splitlines()
+        if asking.search(line) and not line.startswith("def ")
+    }
+    assert found == {"lower/facts.py"}
