@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.nodes import op_name
-from autotune.compiler.lower.rules.table import GENERATORS, VIEWS
+from autotune.compiler.lower.op_names import GENERATORS, VIEWS
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.ir.graph import Graph
 from autotune.ir.oracle.inputs import make_inputs

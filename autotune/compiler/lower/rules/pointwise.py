@@ -75,14 +75,8 @@ def _scaled(x: Operand, alpha: Number) -> Operand:
     return x if alpha == 1 else arithmetic("mul", x, alpha)
 
 
-@rule("add")
-def _add(region: Region, self: Lazy, other: Operand, *, alpha: Number = 1) -> Lazy:
-    return arithmetic("add", self, _scaled(other, alpha))
-
-
-@rule("sub")
-def _sub(region: Region, self: Lazy, other: Operand, *, alpha: Number = 1) -> Lazy:
-    return arithmetic("sub", self, _scaled(other, alpha))
+def _with_alpha(op: str, self: Lazy, other: Operand, *, alpha: Number = 1) -> Lazy:
+    return arithmetic(op, self, _scaled(other, alpha))
 
 
 @rule("div")
@@ -212,13 +206,8 @@ def _convert(region: Region, a: Lazy, dtype: torch.dtype) -> Lazy:
 
 @rule("where")
 def _where(region: Region, condition: Lazy, self: Operand, other: Operand) -> Lazy:
-    return select(condition, self, other)
-
-
-def select(condition: Lazy, a: Operand, b: Operand) -> Lazy:
-    """``torch.where`` with its promotion."""
-    dtype = promote(a, b)
-    tensors = [x if isinstance(x, Lazy) else scalar(condition.region, x, dtype) for x in (a, b)]
+    dtype = promote(self, other)
+    tensors = [x if isinstance(x, Lazy) else scalar(region, x, dtype) for x in (self, other)]
     return pointwise("where", cast(condition, torch.bool), *[cast(x, dtype) for x in tensors], dtype=dtype)
 
 
@@ -249,6 +238,7 @@ def _glu(region: Region, self: Lazy, dim: int = -1) -> Lazy:
     return a * pointwise("sigmoid", b)
 
 
+rules(_with_alpha, alike("add", "sub"))
 rules(arithmetic, alike("mul", "maximum", "minimum") | {"clamp_min": "maximum", "clamp_max": "minimum"})
 rules(arithmetic, {f"bitwise_{op}": op for op in ("and", "or", "xor")})
 rules(_logical, {f"logical_{op}": op for op in ("and", "or", "xor")})

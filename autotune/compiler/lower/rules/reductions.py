@@ -37,46 +37,19 @@ def _count(x: Lazy, dims: Sequence[int]) -> int:
     return math.prod(x.shape[x.dim(d)] for d in dims) if x.ndim else 1
 
 
-def total(x: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
-    return reduce("sum", x, _dims(x, dim), keepdim)
-
-
 def mean(x: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
     dims = _dims(x, dim)
     return reduce("sum", x, dims, keepdim) * (1 / _count(x, dims))
 
 
-def moments(x: Lazy, dims: Sequence[int], correction: float = 0) -> tuple[Lazy, Lazy, Lazy]:
-    """(centred, mean, variance); the last two keep the reduced dimensions with extent 1."""
-    average = mean(x, dims, True)
-    centred = x - average
-    n = _count(x, dims) - correction
-    variance = reduce("sum", centred * centred, dims, True) * (1 / n if n > 0 else math.inf)
-    return centred, average, variance
-
-
 # Plain reductions -----------------------------------------------------------------------------------------------------
 
 
-@rule("sum")
-def _sum(
-    region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+def _in_result_type(
+    op: str, self: Lazy, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Lazy:
-    return total(cast(self, region.out[0][1]), dim, keepdim)
-
-
-@rule("mean")
-def _mean(
-    region: Region, self: Lazy, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Lazy:
-    return mean(cast(self, region.out[0][1]), dim, keepdim)
-
-
-@rule("prod")
-def _prod(
-    region: Region, self: Lazy, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> Lazy:
-    return reduce("prod", cast(self, region.out[0][1]), _dims(self, dim), keepdim)
+    x = cast(self, self.region.out[0][1])
+    return mean(x, dim, keepdim) if op == "mean" else reduce(op, x, _dims(self, dim), keepdim)
 
 
 def _extreme(op: str, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
@@ -96,6 +69,7 @@ def _any(op: str, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
     return compare("ne", reduce(op, ones, _dims(self, dim), keepdim), 0)
 
 
+rules(_in_result_type, alike("sum", "mean", "prod"))
 rules(_extreme, {"amax": "max", "amin": "min"})
 rules(_with_index, alike("max", "min"))
 rules(_any, {"any": "max", "all": "min"})
@@ -106,7 +80,10 @@ def _variance(
     region: Region, self: Lazy, dim: Dim = None, *, correction: Number | None = None, keepdim: bool = False
 ) -> Any:
     dims = _dims(self, dim)
-    _, average, variance = moments(self, dims, 1.0 if correction is None else float(correction))
+    average = mean(self, dims, True)
+    centred = self - average
+    n = _count(self, dims) - (1.0 if correction is None else float(correction))
+    variance = reduce("sum", centred * centred, dims, True) * (1 / n if n > 0 else math.inf)
     out = [x if keepdim else _drop(x, self, dims) for x in (variance, average)]
     return tuple(out) if len(region.out) == 2 else out[0]
 
@@ -122,7 +99,7 @@ def _drop(x: Lazy, like: Lazy, dims: Sequence[int]) -> Lazy:
 def _prepare_softmax(region: Region, a: Lazy, dim: int) -> tuple[Lazy, Lazy]:
     """Inductor's name for a row's maximum and the sum of exponentials less that."""
     top = reduce("max", a, [dim], True)
-    return top, total(pointwise("exp", a - top), dim, True)
+    return top, reduce("sum", pointwise("exp", a - top), [dim], True)
 
 
 # Pooling: strided windows, combined element by element ----------------------------------------------------------------

@@ -26,11 +26,9 @@ from autotune.compiler.lower.lazy import (
     broadcast_names,
     cast,
     iota,
-    kind,
     pointwise,
     scalar,
 )
-from autotune.compiler.lower.op_names import GENERATORS, VIEWS
 from autotune.errors import Unsupported
 
 Rule = Callable[..., "Lazy | tuple[Lazy | None, ...]"]
@@ -294,6 +292,3 @@ def _scatter(region: Region, self: Lazy, dim: int, index: Lazy, src: Lazy | Numb
     shape[d] = self.shape[d]
     position = views.reshape(iota(region, self.shape[d], index.dtype), shape)
     return pointwise("where", pointwise("eq", position, index, dtype=torch.bool), written, self, dtype=self.dtype)
-
-
-__all__ = ["GENERATORS", "RULES", "VIEWS", "alike", "counted", "kind", "padded", "rule", "rules"]
