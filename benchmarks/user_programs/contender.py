@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.measure.serve import prepare
+from autotune.measure.wire import prepare
 
 WARM_STEPS = 10
 CONTEST_STEPS = 64
