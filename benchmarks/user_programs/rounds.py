@@ -290,16 +290,16 @@ class Measured:
         if other not in self._open:
             self._block_alone(name)
             return
-        ratios = []
-        for _ in range(self._plan.rounds):
-            pair = []
-            for who in (other, name):
+        ratios: list[float] = []
+        self.case["ratios"][name] = ratios
+        for k in range(self._plan.rounds):
+            pair = {}
+            for who in (name, other) if k % 2 else (other, name):  # neither always follows the other
                 found = self._block(who)
                 if found is None:
                     return
-                pair.append(found)
-            ratios.append(round(pair[0] / pair[1], 4))
-        self.case["ratios"][name] = ratios
+                pair[who] = found
+            ratios.append(round(pair[other] / pair[name], 4))
         both = [self._ms(who) for who in (other, name)]
         self._tell(f"{self.case['name']}: {both[0]:.2f} ms, {name} {both[1]:.2f} ms, {statistics.median(ratios):.3f}x")
 
