@@ -133,8 +133,9 @@ class Process:
         return self._log.read_text(errors="replace")
 
     def told(self) -> list[str]:
-        """Lines of autotune's among it."""
-        return [line.removeprefix(_OURS)[:300] for line in self.log().splitlines() if line.startswith(_OURS)][-40:]
+        """Messages of autotune among it, those within warnings too; the last forty."""
+        parts = [line.partition(_OURS) for line in self.log().splitlines()]
+        return [text[:300] for _, ours, text in parts if ours][-40:]
 
     def end(self) -> None:
         """End the process and all that it started."""

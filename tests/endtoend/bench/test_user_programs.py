@@ -133,7 +133,8 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, wait_s
 
 def test_a_process_answers_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import json, sys\nprint('autotune: first', file=sys.stderr)\nprint('other', file=sys.stderr)\n"
+        "import json, sys\nprint('autotune: first\\nother', file=sys.stderr)\n"
+        "print('x.py:1: UserWarning: autotune: second', file=sys.stderr)\n"
         "for line in sys.stdin: print(json.dumps({'ms': [float(line)]}), flush=True)"
     )
     process = answering(tmp_path, monkeypatch, code)
@@ -141,7 +142,7 @@ def test_a_process_answers_line_by_line(tmp_path: Path, monkeypatch: pytest.Monk
     process.send("4")
     process.send("5")
     assert [process.answer(), process.answer()] == [{"ms": [4.0]}, {"ms": [5.0]}]
-    assert process.told() == ["first"]
+    assert process.told() == ["first", "second"]
     process.end()
     with pytest.raises(Failed):
         process.ask("6")
