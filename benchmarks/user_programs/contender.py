@@ -15,6 +15,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -164,7 +165,7 @@ class Running:
         }
 
     def kernels(self) -> dict[str, Any] | None:
-        """Kernels of one step by :func:`autotune.bench.step_kernels.summed`, None where the profiler shows none."""
+        """Kernels of one step as of :func:`largest`, None where the profiler shows none."""
         if not self._cuda:
             return None
         from autotune.bench.kernels import record
@@ -177,7 +178,7 @@ class Running:
         for _ in range(_TRACES):  # a process's first trace may be empty
             try:
                 if spans := [s for s in record(work) if s[2]]:
-                    return summed([(begin, end, kernel) for begin, end, _, kernel in spans])
+                    return largest(summed([(begin, end, kernel) for begin, end, _, kernel in spans]))
             except RuntimeError:
                 return None
         return None
@@ -192,6 +193,20 @@ class Running:
     def _wait(self) -> None:
         if self._cuda:
             self._torch.cuda.synchronize()
+
+
+def largest(kernels: Mapping[str, Any], count: int = 12) -> dict[str, Any]:
+    """Counts and microseconds of a step's kernels, and the names that take most, with their microseconds.
+
+    Args:
+        kernels: of :func:`autotune.bench.step_kernels.summed`.
+        count: of names of a kind.
+    """
+    found = {key: value for key, value in kernels.items() if not isinstance(value, Mapping)}
+    for key in ("names_us", "library_names_us"):
+        most = sorted(kernels[key].items(), key=lambda item: item[1], reverse=True)[:count]
+        found[key] = {name[:120]: us for name, us in most}
+    return found
 
 
 def _deciding() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -71,25 +72,53 @@ class GPT(nn.Module):
         return logits, loss
 
 
-def gpt(setup: Setup) -> Program:
-    """fp32 weights, bf16 autocast, fused AdamW, gradient clipping."""
+def _gpt(setup: Setup) -> tuple[GPT, Callable[[], tuple[Tensor, Tensor]]]:
+    """A model with fp32 weights, and what makes the next batch: tokens and those that follow them."""
     batch, length, vocabulary = setup.size((16, 1024, 50304), (2, 16, 64))
     with torch.device(setup.device):
         model = GPT(vocabulary, length, *setup.size((768, 12, 12), (32, 2, 2)))
+    texts = batches(lambda: setup.tokens(vocabulary, batch, length + 1))
+
+    def following() -> tuple[Tensor, Tensor]:
+        ids = texts()
+        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+    return model, following
+
+
+def gpt(setup: Setup) -> Program:
+    """fp32 weights, bf16 autocast, fused AdamW, gradient clipping."""
+    model, following = _gpt(setup)
     optimizer = torch.optim.AdamW(decayed(model), lr=3e-4, betas=(0.9, 0.95), fused=True)
     scaler = torch.amp.GradScaler(setup.kind, enabled=False)
     compiled = setup.compile(model)
-    following = batches(lambda: setup.tokens(vocabulary, batch, length + 1))
 
     def step() -> Tensor:
-        ids = following()
         with setup.autocast():
-            _, loss = compiled(ids[:, :-1].contiguous(), ids[:, 1:].contiguous())
+            _, loss = compiled(*following())
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
         scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    return Program(True, step)
+
+
+def gpt_and_optimizer(setup: Setup) -> Program:
+    """The same, whose user compiles the optimizer's step as well."""
+    model, following = _gpt(setup)
+    optimizer = torch.optim.AdamW(decayed(model), lr=3e-4, betas=(0.9, 0.95))
+    compiled, update = setup.compile(model), setup.compile(optimizer.step)
+
+    def step() -> Tensor:
+        with setup.autocast():
+            _, loss = compiled(*following())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        update()
         optimizer.zero_grad(set_to_none=True)
         return loss
 
@@ -297,6 +326,7 @@ def llama_generate(setup: Setup) -> Program:
 LANGUAGE = named(
     [
         Known("gpt_train", "GPT of 124M in plain torch, bf16 autocast, 16 x 1024", gpt),
+        Known("gpt_optimizer_train", "the same, the optimizer's step compiled as well", gpt_and_optimizer),
         Known("bert_ones_train", "BERT-large MLM, mask of ones, 16 x 512", bert_ones, "transformers"),
         Known("bert_padded_train", "BERT-large MLM, right-padded, 16 x 512", bert_padded, "transformers"),
         Known("t5_train", "T5 base, right-padded, 16 x 512 to 128", t5, "transformers"),

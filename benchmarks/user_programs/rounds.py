@@ -133,8 +133,9 @@ class Process:
         return self._log.read_text(errors="replace")
 
     def told(self) -> list[str]:
-        """Lines of autotune's among it."""
-        return [line.removeprefix(_OURS)[:300] for line in self.log().splitlines() if line.startswith(_OURS)][-40:]
+        """Messages of autotune among it, those within warnings too; the last forty."""
+        parts = [line.partition(_OURS) for line in self.log().splitlines()]
+        return [text[:300] for _, ours, text in parts if ours][-40:]
 
     def end(self) -> None:
         """End the process and all that it started."""
@@ -290,16 +291,16 @@ class Measured:
         if other not in self._open:
             self._block_alone(name)
             return
-        ratios = []
-        for _ in range(self._plan.rounds):
-            pair = []
-            for who in (other, name):
+        ratios: list[float] = []
+        self.case["ratios"][name] = ratios
+        for k in range(self._plan.rounds):
+            pair = {}
+            for who in (name, other) if k % 2 else (other, name):  # neither always follows the other
                 found = self._block(who)
                 if found is None:
                     return
-                pair.append(found)
-            ratios.append(round(pair[0] / pair[1], 4))
-        self.case["ratios"][name] = ratios
+                pair[who] = found
+            ratios.append(round(pair[other] / pair[name], 4))
         both = [self._ms(who) for who in (other, name)]
         self._tell(f"{self.case['name']}: {both[0]:.2f} ms, {name} {both[1]:.2f} ms, {statistics.median(ratios):.3f}x")
 

@@ -133,7 +133,8 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, wait_s
 
 def test_a_process_answers_line_by_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import json, sys\nprint('autotune: first', file=sys.stderr)\nprint('other', file=sys.stderr)\n"
+        "import json, sys\nprint('autotune: first\\nother', file=sys.stderr)\n"
+        "print('x.py:1: UserWarning: autotune: second', file=sys.stderr)\n"
         "for line in sys.stdin: print(json.dumps({'ms': [float(line)]}), flush=True)"
     )
     process = answering(tmp_path, monkeypatch, code)
@@ -141,7 +142,7 @@ def test_a_process_answers_line_by_line(tmp_path: Path, monkeypatch: pytest.Monk
     process.send("4")
     process.send("5")
     assert [process.answer(), process.answer()] == [{"ms": [4.0]}, {"ms": [5.0]}]
-    assert process.told() == ["first"]
+    assert process.told() == ["first", "second"]
     process.end()
     with pytest.raises(Failed):
         process.ask("6")
@@ -189,7 +190,7 @@ def test_contenders_of_a_program_take_turns(tmp_path: Path, monkeypatch: pytest.
         for case in measured.run():
             json.dumps(case, allow_nan=False)
     assert case["missing"] == {}
-    assert [who for who, line in asked if line == "2"] == ["compile", "search", "compile", "search", "again"]
+    assert [who for who, line in asked if line == "2"] == ["compile", "search", "search", "compile", "again"]
     assert case["train"] is True
     assert len(case["ratios"]["search"]) == 2
     assert case["attention_ms"] is case["compile_again_ms"] is None
@@ -221,6 +222,19 @@ def test_a_contender_that_fails_costs_itself_alone(
     assert cases[-1]["compile_ms"] > 0
     assert cases[-1]["missing"]["search"].startswith("the process ended with -9")
     assert cases[-1]["missing"]["again"] == "there is no process 'search' before it"
+
+
+def test_the_kernels_that_take_most_are_kept() -> None:
+    made = {"memory_intensive": 3, "memory_intensive_us": 9.0, "library": 1, "library_us": 5.0, "names": {"a": 1}}
+    made |= {
+        "names_us": {"a": 1.0, "b": 6.0, "c": 2.0},
+        "library_names": {"d": 1},
+        "library_names_us": {"d" * 200: 5.0},
+    }
+    assert contender.largest(made, 2) == {
+        "memory_intensive": 3, "memory_intensive_us": 9.0, "library": 1, "library_us": 5.0,
+        "names_us": {"b": 6.0, "c": 2.0}, "library_names_us": {"d" * 120: 5.0},
+    }  # fmt: skip
 
 
 def test_pairs_start_together_and_a_search_alone(tmp_path: Path) -> None:
@@ -327,13 +341,13 @@ def test_the_file_is_written_after_every_contender(
         yield case()
         raise KeyboardInterrupt
 
-    assert run(monkeypatch, out, {"gpt_train": cases()}, "--programs", "gpt") == 130
+    assert run(monkeypatch, out, {"gpt_train": cases()}, "--programs", "gpt_train") == 130
     assert seen == [None]
     found = form.read(out)["cases"]
     assert [c["search_ms"] for c in found] == [24.0], "an interrupt loses nothing"
     assert found[0]["about"] == PROGRAMS["gpt_train"].about
     capsys.readouterr()
-    assert run(monkeypatch, out, {"mesh_train": [case("mesh_train")]}, "--programs", "gpt,mesh,encoder") == 1
+    assert run(monkeypatch, out, {"mesh_train": [case("mesh_train")]}, "--programs", "gpt_train,mesh,encoder") == 1
     shown = capsys.readouterr()
     assert "gpt_train: is there already" in shown.err
     assert [c["name"] for c in form.read(out)["cases"]] == ["gpt_train", "mesh_train"]
