@@ -9,7 +9,8 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from autotune.store.connection.engine import create_engine, parse_url
+from autotune.store.connection.engine import create_engine
+from autotune.store.connection.urls import parse_url
 from autotune.store.models import TABLE_PREFIX, VERSION_TABLE, Base
 
 

@@ -10,10 +10,17 @@ from typing import TypeVar
 import sqlalchemy as sa
 
 from autotune.errors import UserError
-from autotune.store.connection.engine import create_engine, parse_url, patient, revision, show_url
+from autotune.store.connection.engine import create_engine, patient, revision
 from autotune.store.connection.faults import OUTAGE_S, LostConnection, Patience
 from autotune.store.connection.sqlite import new_file
-from autotune.store.connection.urls import REPLICA_VARIABLE, is_missing, no_database, upgrade_command
+from autotune.store.connection.urls import (
+    REPLICA_VARIABLE,
+    is_missing,
+    no_database,
+    parse_url,
+    show_url,
+    upgrade_command,
+)
 from autotune.store.models import SCHEMA_REVISION
 from autotune.store.tables.measurements import Measurements
 from autotune.store.tables.overviews import Overviews

@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
 
 def upgrade(args: argparse.Namespace) -> int:
     from autotune.store.connection import migrate
-    from autotune.store.connection.engine import parse_url, show_url
+    from autotune.store.connection.urls import parse_url, show_url
 
     before = migrate.current(args.db)
     after = migrate.upgrade(args.db)
@@ -54,7 +54,7 @@ def upgrade(args: argparse.Namespace) -> int:
 
 def current(args: argparse.Namespace) -> int:
     from autotune.store.connection import migrate
-    from autotune.store.connection.engine import parse_url, show_url
+    from autotune.store.connection.urls import parse_url, show_url
 
     revision, head = migrate.current(args.db), migrate.head()
     name = show_url(parse_url(args.db))

@@ -20,12 +20,10 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 from autotune.errors import UserError, told
 from autotune.store.connection.faults import LostConnection, Patience, first_line, user_errors, within
 from autotune.store.connection.sqlite import sqlite_engine
-from autotune.store.connection.urls import default_path, parse_url, server_options, show_url
+from autotune.store.connection.urls import server_options, show_url
 from autotune.store.damage import BROKEN, from_json_text, why
 from autotune.store.models import VERSION_TABLE, Base
 from autotune.workload import canonical_json
-
-__all__ = ["Database", "create_engine", "default_path", "parse_url", "patient", "revision", "show_url", "user_errors"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

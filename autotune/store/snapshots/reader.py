@@ -124,7 +124,6 @@ class Snapshot(Reader):
 
     @property
     def name(self) -> str:
-        """The file's path."""
         return str(self._path)
 
     @property
@@ -169,12 +168,11 @@ class Snapshot(Reader):
             self._sqlite.close()
 
     def places(self, workload: str) -> list[tuple[str, str]]:
-        """As ``Reader.places``."""
         rows = self._rows("SELECT DISTINCT device, environment FROM schedules WHERE workload = ?", (workload,))
         return [(self._devices[d].fingerprint, self._environments[e].strict) for d, e in rows]
 
     def get_workloads(self, fingerprints: Iterable[str]) -> dict[str, Workload]:
-        """As ``Reader.get_workloads``; of the programs they came from, mostly just the default that was compared."""
+        # Of the programs that they came from, mostly just the default that was compared.
         found = {name: self._workload(name) for name in set(fingerprints)}
         return {name: workload for name, workload in found.items() if workload is not None}
 
@@ -186,22 +184,18 @@ class Snapshot(Reader):
         return workload_from(SimpleNamespace(**{"w_source": {}, **named, "w_fingerprint": fingerprint}))
 
     def fingerprints(self, prefix: str, limit: int) -> list[str]:
-        """As ``Reader.fingerprints``."""
         query = "SELECT fingerprint FROM workloads WHERE fingerprint >= ? AND fingerprint < ? ORDER BY 1 LIMIT ?"
         return [str(name) for (name,) in self._rows(query, (prefix, f"{prefix}g", limit))]
 
     def get_devices(self, fingerprints: Iterable[str]) -> dict[str, DeviceIdentity]:
-        """As ``Reader.get_devices``."""
         wanted = set(fingerprints)
         return {d.fingerprint: d for d in self.devices if d.fingerprint in wanted}
 
     def get_environments(self, fingerprints: Iterable[str]) -> dict[str, Environment]:
-        """As ``Reader.get_environments``."""
         wanted = set(fingerprints)
         return {e.strict: e for e in self.environments if e.strict in wanted}
 
     def calibrations(self) -> list[Calibration]:
-        """Every calibration."""
         return [calibration_from(row) for row in self._sealed("calibrations", {})]
 
     def _rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:

@@ -156,7 +156,6 @@ class Schedules(Database, Reader):
                 c.execute(self.upsert(_V, values, ("graph", "device", "environment", "mode")).values(**values))
 
     def places(self, workload: str) -> list[tuple[str, str]]:
-        """As ``Reader.places``."""
         query = sa.select(_S.device, _S.environment).where(_S.workload == workload).distinct()
         with self.reading() as c:
             return [(str(device), str(environment)) for device, environment in c.execute(query)]

@@ -60,12 +60,10 @@ class Workloads(Database):
         c.execute(sa.update(ScheduleRow).where(*decided).values(**found, created=ScheduleRow.created + TOUCH))
 
     def get_workloads(self, fingerprints: Iterable[str]) -> dict[str, Workload]:
-        """Those of the workloads that are stored and sound, by fingerprint."""
         rows = self._each(sa.select(*WORKLOAD_COLUMNS), WorkloadRow.fingerprint, fingerprints)
         return {w.fingerprint: w for w in self.sound(rows, workload_from, _workload)}
 
     def fingerprints(self, prefix: str, limit: int) -> list[str]:
-        """As ``Reader.fingerprints``."""
         column = WorkloadRow.fingerprint
         query = sa.select(column).where(column >= prefix, column < f"{prefix}g").order_by(column).limit(limit)
         with self.reading() as c:
@@ -108,10 +106,8 @@ class Workloads(Database):
         return device.fingerprint
 
     def get_devices(self, fingerprints: Iterable[str]) -> dict[str, DeviceIdentity]:
-        """Those of the devices that are stored and sound, by fingerprint."""
         rows = self._each(sa.select(DeviceRow.fingerprint, DeviceRow.identity), DeviceRow.fingerprint, fingerprints)
-        made = self.sound(rows, lambda r: device_from(r.fingerprint, r.identity), _device)
-        return {d.fingerprint: d for d in made}
+        return {d.fingerprint: d for d in self.sound(rows, lambda r: device_from(r.fingerprint, r.identity), _device)}
 
     def put_environment(self, environment: Environment) -> str:
         """Store an environment; returns its (strict) fingerprint."""
@@ -121,11 +117,11 @@ class Workloads(Database):
         return environment.strict
 
     def get_environments(self, fingerprints: Iterable[str]) -> dict[str, Environment]:
-        """Those of the environments that are stored and sound, by strict fingerprint."""
         columns = (EnvironmentRow.fingerprint, EnvironmentRow.versions)
         rows = self._each(sa.select(*columns), EnvironmentRow.fingerprint, fingerprints)
-        made = self.sound(rows, lambda r: environment_from(r.fingerprint, r.versions), _environment)
-        return {e.strict: e for e in made}
+        return {
+            e.strict: e for e in self.sound(rows, lambda r: environment_from(r.fingerprint, r.versions), _environment)
+        }
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

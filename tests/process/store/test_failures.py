@@ -15,7 +15,7 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.store import Key, Measurement, Store
-from autotune.store.connection.engine import default_path, parse_url
+from autotune.store.connection.urls import default_path, parse_url
 from autotune.task import Status
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import GPU, put_key, workload

@@ -19,7 +19,8 @@ from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Effort, Store
 from autotune.store.connection import migrate
-from autotune.store.connection.engine import create_engine, parse_url
+from autotune.store.connection.engine import create_engine
+from autotune.store.connection.urls import parse_url
 from autotune.store.models import SCHEMA_REVISION, TABLE_PREFIX, VERSION_TABLE, Base
 from tests.process.store.test_schedules import schedule
 from tests.support import ROOT

@@ -13,7 +13,8 @@ from alembic import command
 
 from autotune.store import Calibration, Effort, Store, Verdict
 from autotune.store.connection import migrate
-from autotune.store.connection.engine import create_engine, parse_url
+from autotune.store.connection.engine import create_engine
+from autotune.store.connection.urls import parse_url
 from autotune.store.models import SCHEMA_REVISION, VERSION_TABLE
 from autotune.store.upkeep import damage
 from tests.process.store.test_schedules import schedule
