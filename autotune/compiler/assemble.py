@@ -18,8 +18,7 @@ from autotune.compiler.planner.groups import Group, Plan, names
 from autotune.compiler.schedules.configurations import one_block
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import build
-from autotune.compiler.targets.cuda.kernels import Ref
-from autotune.compiler.targets.cuda.pack import Body, Run, pack_bodies
+from autotune.compiler.targets.cuda.kernels import Body, Ref, Run, pack_bodies
 from autotune.compiler.targets.cuda.source import GENERATOR, OVERWRITES, PREFIX, CudaSource
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.forms.canonical import family_of, row_extent, single

@@ -11,6 +11,7 @@ from functools import reduce
 from operator import and_
 
 from autotune.compiler.kernel import lower
+from autotune.compiler.kernel.lower import Plain, reducers_of
 from autotune.compiler.kernel.nodes import (
     Assign,
     Cast,
@@ -25,7 +26,6 @@ from autotune.compiler.kernel.nodes import (
     loop,
     sum_of,
 )
-from autotune.compiler.kernel.reducers import Plain, reducers_of
 from autotune.compiler.program.passes import build_program, once_a_row
 from autotune.compiler.program.program import Pass
 from autotune.errors import Unsupported

@@ -1,13 +1,22 @@
-"""How values of a region graph are computed in kernels, once for all schemes and targets."""
+"""Values of a region graph as expressions, and reductions as threads carry them: once for all schemes and targets.
+
+A reduction is carried by a thread in fields that begin, take elements, take another thread's, and end. Every reduction
+across threads (shuffles, shared memory, blocks of a cluster) reads the other side's fields and leaves the rest to
+:meth:`Reducer.merge`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from autotune.compiler.kernel.nodes import Cast, Const, Expr, Op, Select
-from autotune.ir.graph import Value, compute_type
+from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Op, Select, Stmt, Var
+from autotune.compiler.program.program import Pass
+from autotune.ir.graph import Graph, Value, compute_type
 
+ZERO, ONE = Const(0.0, "float32"), Const(1.0, "float32")
+LOWEST = Const(float("-inf"), "float32")
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 """The operator that takes one more term into a reduction."""
 
@@ -71,3 +80,275 @@ def tree(op: str, dtype: str, terms: Sequence[Expr]) -> Expr:
         pairs = [combine(op, dtype, level[k], level[k + 1]) for k in range(0, len(level) - 1, 2)]
         level = pairs + level[2 * len(pairs) :]
     return level[0]
+
+
+def exp(x: Expr) -> Expr:
+    return Op("exp", (x,), "float32", "float32")
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    return Op("maximum", (a, b), "float32", "float32")
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    return Op("minimum", (a, b), "float32", "float32")
+
+
+def reciprocal(x: Expr) -> Expr:
+    return Op("reciprocal", (x,), "float32", "float32")
+
+
+def finite(x: Expr) -> Expr:
+    """The number to subtract where ``x`` is the maximum: an infinite one would make a NaN of itself."""
+    return Select(Op("isinf", (x,), "float32", "bool"), ZERO, x)
+
+
+def moved(total: Expr, peak: Expr, shift: Expr) -> Expr:
+    """A sum of exponentials with ``shift`` subtracted where it was ``peak``."""
+    return total * exp(peak - shift)
+
+
+class Reducer:
+    """A reduction as one thread carries it."""
+
+    @property
+    def fields(self) -> tuple[Var, ...]:
+        """The variables it is carried in."""
+        raise NotImplementedError
+
+    @property
+    def identity(self) -> tuple[Const, ...]:
+        """The first value of each field."""
+        raise NotImplementedError
+
+    def begin(self) -> list[Stmt]:
+        return [Assign(f, x) for f, x in zip(self.fields, self.identity, strict=True)]
+
+    def merge(self, other: Sequence[Expr]) -> list[Stmt]:
+        """Take the fields of another thread, for other elements of the same row."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Plain(Reducer):
+    """A sum, product, maximum or minimum of type ``dtype``."""
+
+    op: str
+    dtype: str
+    carried: Var
+    result: Var
+
+    @property
+    def fields(self) -> tuple[Var, ...]:
+        return (self.carried,)
+
+    @property
+    def identity(self) -> tuple[Const, ...]:
+        return (identity(self.op, self.dtype),)
+
+    def update(self, lanes: Sequence[Expr]) -> list[Stmt]:
+        """Take the elements of one pack."""
+        return self.merge([tree(self.op, self.dtype, [term(x, self.dtype) for x in lanes])])
+
+    def merge(self, other: Sequence[Expr]) -> list[Stmt]:
+        return [Assign(self.carried, combine(self.op, self.dtype, self.carried, other[0]))]
+
+    def finish(self) -> Assign:
+        return Assign(self.result, self.carried.differs(0) if self.dtype == "bool" else self.carried)
+
+
+@dataclass(frozen=True)
+class OnlineSoftmax(Reducer):
+    """A running maximum and the sum of exponentials of the differences from it.
+
+    Differences come first, then the exponential: a scale of exactly 1 while the maximum does not change, so that
+    thousands of steps do not drift, and no cancellation where scores are large.
+    """
+
+    peak: Var
+    total: Var
+
+    @property
+    def fields(self) -> tuple[Var, ...]:
+        return (self.peak, self.total)
+
+    @property
+    def identity(self) -> tuple[Const, ...]:
+        return (LOWEST, ZERO)
+
+    def update(self, lanes: Sequence[Expr]) -> list[Stmt]:
+        """Take the scores of one pack."""
+        name = self.peak.name
+        peak, shift, scale = (Var(f"{x}{name}", "float32") for x in ("m", "s", "r"))
+        terms = [exp(x - shift) for x in lanes]
+        return [
+            Assign(peak, maximum(self.peak, tree("max", "float32", lanes))),
+            Assign(shift, finite(peak)),
+            Assign(scale, Select(self.peak.equals(peak), ONE, exp(self.peak - shift))),
+            Assign(self.total, self.total * scale + tree("sum", "float32", terms)),
+            Assign(self.peak, peak),
+        ]
+
+    def take_one(self, score: Expr) -> list[Stmt]:
+        """Take one score by one exponential: the scale of the sum where the maximum changes, else the term.
+
+        A sum whose maximum is infinite is put right by :meth:`settle`.
+        """
+        low, high, term = (Var(x, "float32") for x in ("lo", "hi", "te"))
+        return [
+            Assign(low, minimum(self.peak, score)),
+            Assign(high, maximum(self.peak, score)),
+            Assign(term, Select(low.equals(LOWEST), ZERO, exp(low - high))),
+            Assign(self.total, Select(score > self.peak, self.total * term + ONE, self.total + term)),
+            Assign(self.peak, high),
+        ]
+
+    def take_group(self, scores: Sequence[Expr]) -> list[Stmt]:
+        """Take several scores, one after the other to save registers: an exponential each, and one for the scale."""
+        high, shift = Var("hi", "float32"), Var("sm", "float32")
+        return [
+            Assign(high, self.peak),
+            *(Assign(high, maximum(high, x)) for x in scores),
+            Assign(shift, finite(high)),
+            Assign(self.total, moved(self.total, self.peak, shift)),
+            *(Assign(self.total, self.total + exp(x - shift)) for x in scores),
+            Assign(self.peak, high),
+        ]
+
+    def settle(self) -> Assign:
+        """The sum is infinite where the maximum is."""
+        infinite = Const(float("inf"), "float32")
+        return Assign(self.total, Select(self.peak.equals(infinite), infinite, self.total))
+
+    def merge(self, other: Sequence[Expr]) -> list[Stmt]:
+        peak, shift = Var("mm", "float32"), Var("sm", "float32")
+
+        def scale(x: Expr) -> Expr:
+            return Select(x.equals(peak), ONE, exp(x - shift))
+
+        return [
+            Assign(peak, maximum(self.peak, other[0])),
+            Assign(shift, finite(peak)),
+            Assign(self.total, self.total * scale(self.peak) + other[1] * scale(other[0])),
+            Assign(self.peak, peak),
+        ]
+
+    def rescaled(self, result: Var, peak: Expr, shift: Expr) -> list[Stmt]:
+        """The sum as its users expect it: of ``exp(score - shift)``, where it was carried with ``peak``."""
+        carried = Var("sh", "float32")
+        return [Assign(carried, finite(peak)), Assign(result, moved(self.total, carried, shift))]
+
+
+@dataclass(frozen=True)
+class MeanAndSquares(Reducer):
+    """The sum of a thread's elements and the sum of their squared deviations from the thread's own mean.
+
+    Two such pairs join without loss (Chan, Golub and LeVeque, 1979). As long as both sides have ``n`` elements, that is
+
+        square = square_a + square_b + (total_a - total_b)^2 / (2 n)
+
+    Attributes:
+        results: the variables of their values, the sum first.
+        sides: elements of each side of a merge: one number where both have as many, else an expression for each.
+    """
+
+    total: Var
+    square: Var
+    results: tuple[Var, Var]
+    sides: float | tuple[Expr, Expr] = 1.0
+
+    @property
+    def fields(self) -> tuple[Var, ...]:
+        return (self.total, self.square)
+
+    @property
+    def identity(self) -> tuple[Const, ...]:
+        return (ZERO, ZERO)
+
+    def update(self, lanes: Sequence[Expr], before: Expr, weight: Expr) -> list[Stmt]:
+        """Take the elements of one pack.
+
+        Args:
+            before: one over the number of elements before it, 0 if none.
+            weight: of the difference of means.
+        """
+        name, count = self.total.name, len(lanes)
+        total, mean, distance = (Var(f"p{name}_{x}", "float32") for x in ("s", "m", "d"))
+        offsets = [Var(f"p{name}_{lane}", "float32") for lane in range(count)]
+        out: list[Stmt] = [
+            Assign(total, tree("sum", "float32", lanes)),
+            Assign(mean, total * Const(1 / count, "float32")),
+        ]
+        if count > 1:
+            out += [Assign(offset, x - mean) for offset, x in zip(offsets, lanes, strict=True)]
+            out.append(Assign(self.square, self.square + tree("sum", "float32", [x * x for x in offsets])))
+        return [
+            *out,
+            Assign(distance, mean - self.total * before),
+            Assign(self.square, self.square + distance * distance * weight),
+            Assign(self.total, self.total + total),
+        ]
+
+    def merge(self, other: Sequence[Expr]) -> list[Stmt]:
+        distance = Var("dm", "float32")
+        if isinstance(self.sides, float):
+            apart = self.total - other[0]
+            weight: Expr = Const(1 / (2 * self.sides), "float32")
+        else:
+            a, b = self.sides
+            own, others = (
+                total * Select(n > ZERO, reciprocal(n), ZERO) for total, n in ((self.total, a), (other[0], b))
+            )
+            apart, weight = own - others, a * b * reciprocal(maximum(a + b, ONE))
+        return [
+            Assign(distance, apart),
+            Assign(self.square, self.square + other[1] + distance * distance * weight),
+            Assign(self.total, self.total + other[0]),
+        ]
+
+    def finish(self, one_by_one: bool) -> list[Stmt]:
+        """The row's results; the squared deviations are NaN where an element is infinite.
+
+        A pack of several elements takes an infinity from its own mean, which gives that. Elements that came
+        ``one_by_one`` leave an infinity there, which the sum has, too.
+        """
+        squares = self.square + self.total * ZERO if one_by_one else self.square
+        return [Assign(self.results[0], self.total), Assign(self.results[1], squares)]
+
+
+@dataclass(frozen=True)
+class PassReducers:
+    """The reductions of one pass over a row, in the order in which a pass returns their fields."""
+
+    plain: dict[int, Plain]
+    online: tuple[OnlineSoftmax, ...]
+    moments: tuple[MeanAndSquares, ...]
+
+    @property
+    def all(self) -> list[Reducer]:
+        return [*self.plain.values(), *self.online, *self.moments]
+
+    @property
+    def fields(self) -> list[Var]:
+        return [f for r in self.all for f in r.fields]
+
+
+def reducers_of(graph: Graph, pas: Pass) -> PassReducers:
+    """The reductions of ``pas``: value ``i`` is carried in ``a<i>``, and its result is ``v<i>``."""
+
+    values = graph.values
+
+    def carried(i: int) -> Var:
+        return Var(f"a{i}", accumulator(values[i].dtype))
+
+    def result(i: int) -> Var:
+        return Var(f"v{i}", values[i].dtype)
+
+    return PassReducers(
+        {i: Plain(values[i].op, values[i].dtype, carried(i), result(i)) for i in pas.reduce},
+        tuple(OnlineSoftmax(carried(o.peak), carried(o.total)) for o in pas.online),
+        tuple(
+            MeanAndSquares(carried(m.total), carried(m.square), (result(m.total), result(m.square)))
+            for m in pas.moments
+        ),
+    )

@@ -6,7 +6,7 @@ A scheme builds them, nothing edits their text, and a target's printer turns the
     [Assign(total, total + x * x), If(Var("row", "int32") < 8, (Return((total,)),))]
 
 Expressions are values: equal ones are interchangeable. A :class:`Function` is known by identity, so that two functions
-of the same text stay two. What only one target has (a shuffle, shared memory) is a subclass beside its printer.
+of the same text stay two. What only one target has (a shuffle, shared memory) is a subclass next to its printer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!=", "and", "or"})
 
 
 class Node:
-    """What expressions and statements share: the fields of a node say what it is made of."""
+    """Base of expressions and statements: the fields of a node are its parts."""
 
     __slots__ = ()
     __match_args__: ClassVar[tuple[str, ...]] = ()  # a dataclass names its fields here
@@ -143,7 +143,7 @@ class Cast(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Op(Expr):
-    """An operator of ``autotune.ir.ops`` on arguments of arithmetic type ``of``; a target says how it is computed."""
+    """An operator of ``autotune.ir.ops`` on arguments of arithmetic type ``of``; a target computes it."""
 
     name: str
     args: tuple[Expr, ...]
@@ -176,7 +176,7 @@ class Tuple(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Intrinsic(Expr):
-    """A call of what a target offers by name; ``of`` ends the name, as ``f32`` and 4 do in ``take_f32_4``."""
+    """A call of a target's intrinsic by name; ``of`` ends the name, as ``f32`` and 4 do in ``take_f32_4``."""
 
     name: str
     args: tuple[Expr, ...]
@@ -201,9 +201,9 @@ class Load(Expr):
         hint: of the cache, as ``search_spaces`` names it; "default" for none.
         pointer: a :class:`Pointer`, or a variable that holds a selected one.
         index: of the first element.
-        form: ``plain``; ``words`` (as they lie in memory, 32 bits a word); ``fixed`` (never moved out of its branch);
+        form: ``plain``; ``words`` (raw, 32 bits a word); ``fixed`` (never moved out of its branch);
             ``touch`` (some of the bytes, for the cache); ``partial`` (an aligned vector of 16 bytes or less, of which
-            some elements may lie beyond the tensor: what those are is undefined).
+            some elements may be beyond the tensor, and undefined).
         guard: zeros where it is false, and memory untouched.
     """
 
@@ -230,7 +230,7 @@ class Unpack(Expr):
 
 
 class Stmt(Node):
-    """What is done."""
+    """A statement."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Printing the kernel IR in Python's syntax, which all of today's targets take. A target's printer says the rest.
+"""Printing the kernel IR in Python's syntax, which all of today's targets take. A target's printer has the rest.
 
 ``for_<Node>`` methods answer the text of an expression, ``put_<Node>`` add the lines of a statement; a target adds
 those of its own nodes.
@@ -92,7 +92,7 @@ class Printer:
     # ---- expressions ------------------------------------------------------------------------------------------------
 
     def text(self, x: nodes.Expr) -> str:
-        """The expression as it stands by itself, an argument or a right-hand side."""
+        """The expression by itself, as an argument or a right-hand side."""
         found: str = getattr(self, f"for_{type(x).__name__}")(x)
         return found
 
@@ -139,6 +139,10 @@ class Printer:
         return f"{name}({', '.join(self.text(a) for a in args)})"
 
     def tuple_of(self, items: Sequence[nodes.Expr]) -> str:
-        texts = [self.text(x) for x in items]
-        parts = [texts[k : k + _MOST_ITEMS] for k in range(0, len(texts), _MOST_ITEMS)] or [[]]
-        return " + ".join(f"({', '.join(part)},)" if part else "()" for part in parts)
+        return tuple_of([self.text(x) for x in items])
+
+
+def tuple_of(texts: Sequence[str]) -> str:
+    """Source of a tuple, in displays of at most 16 items."""
+    parts = [texts[k : k + _MOST_ITEMS] for k in range(0, len(texts), _MOST_ITEMS)] or [[]]
+    return " + ".join(f"({', '.join(part)},)" if part else "()" for part in parts)

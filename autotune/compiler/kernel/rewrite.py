@@ -15,7 +15,7 @@ class Rewriter:
     """Rewrites statements and the functions that they call.
 
     Args:
-        change: answers what stands in an expression's place; its parts are rewritten already.
+        change: returns the replacement of an expression, whose parts are rewritten already.
         inside: whether functions are rewritten too. A function that stays the same stays the same object.
     """
 

@@ -141,7 +141,7 @@ class Program:
     """Accumulators over all the rows; see ``autotune.compiler.program.columns``."""
     early: Pass | None = None
     """Random masks of later passes, computed beside the first one; see
-    ``autotune.compiler.targets.cuda.rows.early``.
+    ``autotune.compiler.targets.cuda.rows.prefetch``.
     """
 
     @cached_property

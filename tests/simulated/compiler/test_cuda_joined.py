@@ -13,7 +13,7 @@ from autotune.compiler.program.columns import main_program, split_columns
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
-from autotune.compiler.targets.cuda.memory.select_load import find_joins
+from autotune.compiler.targets.cuda.rows.select_load import find_selected_loads
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
@@ -129,7 +129,7 @@ def test_only_a_sum_with_zeros_takes_the_sign_of_a_zero() -> None:
     select = build_program(task_of(stacked, x, y, z).plan.groups[0].graph)
     add = main_program(split_columns(task_of(packed, x, y, z).plan.groups[0].graph))
     for program, added in ((select, False), (add, True)):
-        (joined,) = find_joins(program).loads.values()
+        (joined,) = find_selected_loads(program).loads.values()
         assert joined.added == added
         assert len(joined.parts) == 3
 
@@ -152,7 +152,7 @@ def test_tensors_of_other_types_or_strides_are_loaded_apart() -> None:
     x, y = torch.randn(5, 24), torch.randn(5, 48)[:, ::2]
     for other in (x.half(), y):
         task = task_of(lambda a, b: torch.stack((a.float(), b.float()), 1), x, other)
-        assert not find_joins(build_program(task.plan.groups[0].graph)).loads
+        assert not find_selected_loads(build_program(task.plan.groups[0].graph)).loads
 
 
 @pytest.mark.parametrize("changes", [{}, {"prefetch": True}, {"vector_bytes": 4, "threads_per_row": 32}], ids=str)

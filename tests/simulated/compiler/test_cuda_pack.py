@@ -14,9 +14,8 @@ from autotune.compiler.planner.groups import group_configs, pack, read_text, wri
 from autotune.compiler.planner.plan import build_plan, greedy
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import BLOCK, EXTENT
-from autotune.compiler.targets.cuda.kernels import Ref
-from autotune.compiler.targets.cuda.memory.access import COLUMN
-from autotune.compiler.targets.cuda.pack import Body, Run, deal, pack_bodies
+from autotune.compiler.targets.cuda.kernels import Body, Ref, Run, deal, pack_bodies
+from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
@@ -207,7 +206,7 @@ def test_the_last_block_of_a_row_of_odd_length() -> None:
 def test_a_body_that_misses_its_rest_is_found() -> None:
     task = optimizer(7)
     launch, refs = only_launch(task)
-    bad = changed(launch, lambda x: COLUMN + 1 < EXTENT if x == (COLUMN < EXTENT) else x)
+    bad = changed(launch, lambda x: CudaEmitter.column + 1 < EXTENT if x == (CudaEmitter.column < EXTENT) else x)
     pointers = [
         Pointer.zeros("float32", 7) if kind == "input" else Pointer.poisoned("float32", 7, once=True)
         for kind, _ in refs

@@ -20,7 +20,7 @@ from autotune.compiler.schedules.cuda.transpose import LEAST_BYTES, SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BARRIER
-from autotune.compiler.targets.cuda.printing.printer import CudaPrinter
+from autotune.compiler.targets.cuda.printer import CudaPrinter
 from autotune.compiler.targets.cuda.transpose import _Kernel
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
@@ -200,6 +200,7 @@ def test_a_warp_touches_every_bank_once(
 def test_mirror_images_follow_each_other_and_every_tile_comes_once(n: int) -> None:
     kernel: Any = SimpleNamespace(t=SimpleNamespace(x=1, y=0), e=SimpleNamespace(side=n + n % 2, lines={1: n}))
     kernel.__dict__.update(count=Counts(), tile=1, first=lambda axis: Var(f"g{axis}"))
+    kernel.__dict__.update(in_plane=_Kernel.in_plane, live=_Kernel.live)
     lines = CudaPrinter().block(_Kernel.pair(kernel))
     found: list[tuple[int, int] | None] = []
     for place in range((n + n % 2) * (n + n % 2 + 1)):

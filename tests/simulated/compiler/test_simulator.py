@@ -26,7 +26,7 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.device import BARRIER, THREAD, Shared, ThreadIndex, shuffle
-from autotune.compiler.targets.cuda.memory.access import COLUMN
+from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.domains.fusion.task import FusionTask
 from tests.support.edited import changed, without
@@ -99,7 +99,7 @@ def test_a_wrong_kernel_does_not_pass() -> None:
     (good,) = made.sources
     for bad, words in (
         (changed(good, without(BARRIER)), "race"),
-        (changed(good, lambda x: COLUMN < 1000 if x == (COLUMN < 1001) else x), "output 0"),
+        (changed(good, lambda x: CudaEmitter.column < 1000 if x == (CudaEmitter.column < 1001) else x), "output 0"),
     ):
         with pytest.raises(KernelError, match=words):
             check_group(group.graph, replace(made, sources=(bad,)))

@@ -91,7 +91,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "erf_": _erf,
     "cluster_arrive": lambda: None,
 }
-"""Also what the operators of ``targets.cuda.printing.operators`` are made of."""
+"""Also what the operators of ``targets.cuda.printer`` are made of."""
 _LIBDEVICE = {
     "expf": _one(np.exp),
     "exp2f": _one(np.exp2),

@@ -16,7 +16,7 @@ from autotune.compiler.kernel import nodes
 from autotune.compiler.kernel.rewrite import expressions_of
 from autotune.compiler.targets.cuda import device
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT
-from autotune.compiler.targets.cuda.printing.printer import CudaPrinter
+from autotune.compiler.targets.cuda.printer import CudaPrinter
 from autotune.compiler.targets.cuda.source import CudaSource
 from tests.support.simulator import intrinsics
 

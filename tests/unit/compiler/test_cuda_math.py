@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.compiler.targets.cuda.intrinsics import base as intrinsics
+from autotune.compiler.targets.cuda.intrinsics import operations
 
 F = np.float32
 Numbers = Any
@@ -34,7 +34,7 @@ NAMES = {
 
 def device(name: str, x: Numbers) -> Numbers:
     """A device function's own code on an array."""
-    made = types.FunctionType(intrinsics.DEVICE[name].__code__, {**vars(intrinsics), **NAMES})
+    made = types.FunctionType(operations.DEVICE[name].__code__, {**vars(operations), **NAMES})
     with np.errstate(all="ignore"):
         return np.float64(made(x))
 

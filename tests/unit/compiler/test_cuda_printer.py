@@ -18,8 +18,7 @@ from autotune.compiler.kernel.nodes import Binary, Const, Expr, Item, Load, Op, 
 from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.device import Shared, await_copies, copy_ahead, put, remote_store, shuffle, take
-from autotune.compiler.targets.cuda.printing import operators
-from autotune.compiler.targets.cuda.printing.printer import CudaPrinter
+from autotune.compiler.targets.cuda.printer import CudaPrinter, operator_text
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.domains.fusion.task import FusionTask
 from tests.support.zoo import random_configs, workloads
@@ -53,7 +52,7 @@ class Sure(CudaPrinter):
         return f"({self.text(x.base)})[{self.text(x.index)}]"
 
     def for_Op(self, x: Op) -> str:
-        return operators.text(x.name, x.of, [f"({self.text(a)})" for a in x.args], self.strict)
+        return operator_text(x.name, x.of, [f"({self.text(a)})" for a in x.args], self.strict)
 
     def for_Load(self, x: Load) -> str:
         name = f"{LOAD[x.form, x.guard is not None]}_{SHORT[x.storage]}_{x.lanes}_{HINT[x.hint]}"

@@ -1,17 +1,17 @@
 """Schemes: the forms of kernel a group of operators may become on CUDA.
 
 Which scheme a group has follows from its graph alone: the first by rank that fits. So a plan is legal if
-each of its groups has a scheme, and deployment needs no more than the plan to know them.
+each of its groups has a scheme, and deployment finds the schemes from the plan alone.
 
 =========  ===========================================================================================================
 transpose  no reductions, tensors with unit stride along different axes: tiles that go through shared memory
 flat       no reductions: every element is independent
 rows       reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
-columns    as ``flat`` or ``rows``, with reductions over all the rows beside: per-block partials, finished by a second
+columns    as ``flat`` or ``rows``, and reductions over all the rows: per-block partials, finished by a second
            kernel
-outer      reductions over outer axes, results used again at full size: threads side by side on the axis that stays
-scatter    sums at places that other data tell: each block scans the places for those of its rows
-tile       as ``outer``, with reductions over the unit-stride axis beside, both inside small tiles
+outer      reductions over outer axes, results used again at full size: neighbouring threads on the axis that stays
+scatter    sums at indices that other data give: each block scans the indices for those of its rows
+tile       as ``outer``, and reductions over the unit-stride axis, both inside small tiles
 =========  ===========================================================================================================
 """
 
@@ -19,49 +19,87 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from abc import abstractmethod
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from autotune.compiler.schedules.configurations import Choices
+from autotune.compiler.targets.cuda.cubin import too_large
+from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import has_sum_at
+from autotune.words import plural
 
 if TYPE_CHECKING:
-    from autotune.compiler.targets.cuda.kernels import GroupKernels
     from autotune.ir.graph import Graph
     from autotune.task import Config
 
+CAPS = (32, 40, 48, 56, 64, 80, 96, 128)
+"""Register caps, as the search space has them."""
+SMS = 132
+"""Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
 
-class Scheme(Choices, Protocol):
-    """One form of kernel. All functions take the graph of one group (canonical, see
-    ``autotune.compiler.planner.plan``).
+
+class Scheme(Choices):
+    """One form of kernel. All methods take the graph of one group (canonical, see
+    ``autotune.compiler.planner.plan``). A scheme of one kernel is a :meth:`source` and its choices.
+
+    Attributes:
+        rank: schemes are tried by rank; the first that fits takes the group.
+        packs: groups of it may share launches: it is one kernel of any block size, whose blocks do not wait.
+        schedule: its parameters.
     """
 
-    name: str
-    rank: int
-    """Schemes are tried by rank; the first that fits takes the group."""
-    packs: bool
-    """Whether groups of it may share launches: it is one kernel of any block size, whose blocks do not wait."""
+    name: ClassVar[str]
+    rank: ClassVar[int]
+    packs: ClassVar[bool] = True
+    schedule: ClassVar[type[CudaSchedule]] = CudaSchedule
 
+    @abstractmethod
     def check(self, graph: Graph) -> None:
         """Raise Unsupported unless this scheme can run the group."""
-        ...
 
-    def threads(self, config: Config) -> str:
-        """How threads are laid out, in words."""
-        ...
-
-    def home(self, graph: Graph, i: int, config: Config) -> str:
-        """Where the parts of reduction ``i`` meet: "thread", "warp", "block", "cluster" or "grid"."""
-        ...
+    def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
+        """Its kernel; as :meth:`emit`."""
+        raise NotImplementedError
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         """The group's kernels for a device of ``sms`` multiprocessors.
 
         ``fixed``: take no extent as an argument (``launch["dynamic"]`` is False). Raises Unsupported.
         """
-        ...
+        return GroupKernels.single(self.source(graph, config, fixed), graph)
+
+    def reject(self, graph: Graph, config: Config) -> str | None:
+        """Found by building the kernel, which takes a millisecond or two."""
+        try:
+            source = self.source(graph, config)
+        except Unsupported as error:
+            return str(error)
+        return too_large(int(source.launch["shared"]), source.block, source.max_registers)
+
+    def threads(self, config: Config) -> str:
+        """The layout of threads, in words."""
+        t, r = int(config["threads_per_row"]), int(config.get("rows_per_block", 1))
+        return f"{plural(t, 'thread')} a row, {plural(r, 'row')} a block"
+
+    def home(self, graph: Graph, i: int, config: Config) -> str:
+        """The scope of reduction ``i``: "thread", "warp", "block", "cluster" or "grid"."""
+        threads = int(config.get("threads_per_row", 256))
+        if int(config.get("cluster", 1) or 1) > 1:
+            return "cluster"
+        return "thread" if threads <= 1 else "warp" if threads <= 32 else "block"
+
+
+def block_of(threads: int, rows: int, least: int = 64) -> int:
+    """``rows`` of a block, halved or doubled until it has a legal number of threads."""
+    while rows * threads > 1024:
+        rows //= 2
+    while rows * threads < least:
+        rows *= 2
+    return max(1, rows)
 
 
 @lru_cache(maxsize=1)
@@ -74,7 +112,7 @@ def schemes() -> dict[str, Scheme]:
 
 @lru_cache(maxsize=512)
 def scheme_of(graph: Graph) -> Scheme:
-    """The CUDA scheme of a group. Remembered: planning, configuring and printing a group ask for it anew.
+    """The CUDA scheme of a group. Cached: planning, configuring and printing a group each need it.
 
     Raises:
         Unsupported: no scheme fits; the message is that of the last one tried.
@@ -102,7 +140,7 @@ def first_fit(graph: Graph, names: Iterable[str]) -> Scheme:
 
 
 def legal(graph: Graph, target: str) -> bool:
-    """Whether a group has a kernel on ``target`` ("cuda" or "cpu")."""
+    """True if a group has a kernel on ``target`` ("cuda" or "cpu")."""
     try:
         if target == "cuda":
             scheme_of(graph)

@@ -1,4 +1,4 @@
-"""The columns scheme: reductions over all rows beside row-wise or pointwise work, finished from per-block partials.
+"""The columns scheme: reductions over all rows with row-wise or pointwise work, finished from per-block partials.
 
 The main kernel walks the rows with a persistent grid; a finish reduces ``[blocks, columns]``. See
 ``autotune.compiler.program.columns``.
@@ -15,6 +15,7 @@ from autotune.compiler.program.program import Program, power_of_two
 from autotune.compiler.program.rewrites import cut_everything, widened
 from autotune.compiler.program.vectors import vector_length
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
+from autotune.compiler.schedules.cuda import CAPS, Scheme, block_of, first_fit
 from autotune.compiler.schedules.cuda import rows as row_wise
 from autotune.compiler.targets.cuda.kernels import GroupKernels, Private, Ref
 from autotune.compiler.targets.cuda.rows.kernel import emit_rows
@@ -24,7 +25,6 @@ from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.task import Config
 
 if TYPE_CHECKING:
-    from autotune.compiler.schedules.cuda import Scheme
     from autotune.space import Space
 
 FEWEST_ROWS = 64
@@ -79,7 +79,7 @@ def _overlapped(program: Program, vec: int) -> list[Config]:
         words = accumulators(program, vec, packs) + row_wise.kept_words(program) * vec * packs
         for b in (4, 6, 3, 2) if program.pointwise else (2, 3, 4):
             least = words + 28 + (ahead * packs if b > 4 else 0)
-            fit = [c for c in row_wise.CAPS if c * t * r * b <= 65536 and c >= least]
+            fit = [c for c in CAPS if c * t * r * b <= 65536 and c >= least]
             if fit and b * t * r <= 2048:
                 out.append(
                     {"threads_per_row": t, "rows_per_block": r, "blocks_per_sm": b, "prefetch": True,
@@ -93,8 +93,8 @@ def _packs(program: Program, config: Config, vec: int) -> int:
     return min(packs, int(config["unroll"])) if program.pointwise else packs
 
 
-class ColumnsScheme:
-    """See ``autotune.compiler.schedules.cuda.Scheme``."""
+class ColumnsScheme(Scheme):
+    """Per-block partials of sums over the rows, and a second kernel."""
 
     name, rank, packs = "columns", 40, False
 
@@ -116,7 +116,7 @@ class ColumnsScheme:
         program = main_program(_split(graph))
         usable = row_wise.vectors(program)[:3]
         keep = ["registers", "reload"] if program.kept else ["registers"]
-        space = narrow(having(space, CudaSchedule), vector_bytes=usable, keep=keep, cluster=[1])
+        space = narrow(having(space, self.schedule), vector_bytes=usable, keep=keep, cluster=[1])
         space = narrow(space, blocks_per_sm=[1, 2, 3, 4, 6, 8, 12, 16])
         if not row_wise.one_pass(program):
             space = narrow(space, online=[False])
@@ -143,15 +143,11 @@ class ColumnsScheme:
         program = main_program(_split(graph))
         missing: Config = {"prefetch": False}
         c = missing | dict(config) | {"cluster": 1}
-        t, r = int(c["threads_per_row"]), int(c["rows_per_block"])
-        while r * t > 1024:
-            r //= 2
-        while r * t < 64:
-            r *= 2
-        c["rows_per_block"] = max(1, r)
+        t = int(c["threads_per_row"])
+        c["rows_per_block"] = block_of(t, int(c["rows_per_block"]))
         if c["keep"] == "shared":
             c["keep"] = "registers"
-        if c["prefetch"] and not row_wise.may_load_ahead(program, c):
+        if c["prefetch"] and not row_wise.may_prefetch_rows(program, c):
             c["prefetch"] = False
         if int(c["blocks_per_sm"]) == 0:
             c["blocks_per_sm"] = 1
@@ -190,7 +186,7 @@ class ColumnsScheme:
         t = int(d["threads_per_row"])
         over = _overlapped(program, vector_length(program, int(d["vector_bytes"])))
         out: list[Config] = [d | c for c in over]
-        if not program.pointwise and t <= 512:  # as few partials as can be: a large block an SM, whose rows meet in it
+        if not program.pointwise and t <= 512:  # as few partials as can be: a large block an SM, which merges its rows
             large = {"rows_per_block": 1024 // t, "blocks_per_sm": 1, "prefetch": True, "max_registers": 64}
             out.append(d | large)
         for factor in (2, 0.5, 4, 0.25):
@@ -226,13 +222,10 @@ class ColumnsScheme:
             return f"{words + kept:.0f} accumulators and kept values under a cap of {cap} registers"
         return None
 
-    def threads(self, config: Config) -> str:
-        return row_wise.SCHEME.threads(config)
-
     def home(self, graph: Graph, i: int, config: Config) -> str:
         if cut_everything(graph) is not None or i in split_columns(graph).reduced:
             return "grid"
-        return row_wise.scope(int(config.get("threads_per_row", 256)))
+        return super().home(graph, i, config)
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         split = _split(graph)
@@ -290,8 +283,6 @@ def finish_scheme(graph: Graph) -> Scheme:
     Raises:
         Unsupported: neither fits.
     """
-    from autotune.compiler.schedules.cuda import first_fit
-
     return first_fit(graph, ("outer", "rows"))
 
 

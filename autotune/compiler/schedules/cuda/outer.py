@@ -1,43 +1,29 @@
-"""The outer scheme: reductions over axes other than the unit-stride one, threads side by side on the axis that is kept.
+"""The outer scheme: reductions over axes other than the unit-stride one, neighbouring threads on the kept axis.
 
-Parameters have their names from the row-wise scheme with these meanings: ``threads_per_row`` threads lie along the kept
-axes, each taking a vector of neighbours, and ``rows_per_block`` threads (on each of ``cluster`` blocks) share the
-reduced ones; ``unroll`` is how many places of the reduced axes a thread has in flight. With ``keep = shared``,
-``prefetch`` means that strips are copied to shared memory ahead of their walks, but for the first ``held`` places of
-each thread, which are loaded into registers: see :mod:`autotune.compiler.targets.cuda.outer.copied`.
+Parameters have the names of the row-wise scheme. ``threads_per_row`` threads are along the kept axes, each with a
+vector of neighbours. ``rows_per_block`` threads (on each of ``cluster`` blocks) share the reduced ones. A thread has
+``unroll`` places of the reduced axes in flight. With ``keep = shared`` and ``prefetch``, strips are copied to shared
+memory before their walks. Each thread loads the first ``held`` places into registers instead: see
+:mod:`autotune.compiler.targets.cuda.outer.copied`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import Program, power_of_two
-from autotune.compiler.program.vectors import narrowest_along, unit_axis
-from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, narrow
-from autotune.compiler.schedules.cuda.outer_seeds import copied_seeds
-from autotune.compiler.schedules.cuda.outer_shape import (
-    HELD,
-    SMS,
-    across,
-    clusters,
-    crowded,
-    kept,
-    kept_words,
-    lanes,
-    lines,
-    may_copy,
-    vectors,
-)
+from autotune.compiler.program.vectors import narrowest_along, unit_axis, vector_along
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, most_kept, narrow
+from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme
 from autotune.compiler.schedules.cuda.rows import too_many_kept
-from autotune.compiler.targets.cuda.cubin import too_large
+from autotune.compiler.targets.cuda.cubin import SmLimits, too_large
 from autotune.compiler.targets.cuda.device import shared_bytes
-from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.outer.copied import CopiedOuter
 from autotune.compiler.targets.cuda.outer.kernel import Outer
+from autotune.compiler.targets.cuda.outer.lanes import Lanes
 from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
@@ -49,6 +35,73 @@ if TYPE_CHECKING:
 
 NARROWEST = 8
 """Elements of the kept axis below which a warp's accesses fall apart into sectors of other rows."""
+HELD = (0, 1, 2, 3, 4, 6, 8)
+"""Places of a strip that a thread may have in registers beside those in shared memory."""
+SYSTEM = 1024
+"""Bytes of shared memory that the system takes for each block."""
+WORK = 20, 4
+"""Registers that a thread needs beside what it holds, and for each lane: running maxima and sums, what is computed."""
+MOST = SmLimits()
+
+
+def kept_words(program: Program, vec: int) -> float:
+    """32-bit registers a place of the reduced axes takes in values that wait for a later pass, where they are most."""
+    x = unit_axis(program.graph)
+
+    def words(i: int) -> float:
+        v = program.graph.values[i]
+        half = v.op == "load" and vec > 1 and program.graph.inputs[v.slot] in ("float16", "bfloat16")
+        return (vec if x in v.axes else 1) * (0.5 if half else 1.0)
+
+    return most_kept(program, words)
+
+
+def lanes(program: Program, vector_bytes: int) -> int:
+    """Neighbours that a thread takes at a time; 0 if they do not divide their axis."""
+    return vector_along(program.graph, unit_axis(program.graph), vector_bytes)
+
+
+def lines(program: Program, vec: int) -> int:
+    """Packs along the axes that packs cover, all of them together."""
+    return kept(program) // vec
+
+
+def kept(program: Program) -> int:
+    """Elements along the axes that packs cover: the kept ones, and in a tile the unit-stride one."""
+    x = unit_axis(program.graph)
+    return program.n_rows * (1 if x in program.rows else program.graph.extents[x])
+
+
+def across(program: Program, vector_bytes: int) -> int:
+    """Threads that must be neighbours: those of one tile."""
+    x, vec = unit_axis(program.graph), lanes(program, vector_bytes)
+    return 1 if x in program.rows or not vec else program.graph.extents[x] // vec
+
+
+def clusters(program: Program) -> list[int]:
+    """Blocks that may share a strip: each has 32 places of the reduced axes or more."""
+    return [c for c in (2, 4, 8) if c * 32 <= program.n_cols]
+
+
+def vectors(program: Program) -> list[int]:
+    """Vector sizes in bytes that divide the axis of packs, widest first, at most four.
+
+    A tile is at most a warp wide.
+    """
+    return [b for b in (32, 16, 8, 4, 2, 1) if lanes(program, b) and across(program, b) <= 32][:4]
+
+
+def crowded(program: Program) -> bool:
+    """True if values kept for later passes take most of a large device's shared memory, or more."""
+    return 4 * kept_words(program, 1) * kept(program) * program.n_cols > MOST.shared * SMS / 2
+
+
+def may_copy(program: Program, config: Config) -> bool:
+    """True if there are loads that can be copied to shared memory ahead, with vectors of this size."""
+    try:
+        return bool(Lanes(program, OuterSchedule.from_config(config)).copyable())
+    except Unsupported:
+        return False
 
 
 @lru_cache(maxsize=256)
@@ -84,19 +137,21 @@ def _registers(program: Program, config: Config) -> float:
 
 
 def _held(program: Program, config: Config) -> bool:
-    """Whether a block's registers hold what it keeps, with room for what is computed from it."""
+    """True if a block's registers hold its kept values, with room for computing from them."""
     words, block = _registers(program, config), int(config["threads_per_row"]) * int(config["rows_per_block"])
     # The compiler keeps some elements of packed pairs unpacked as well, from one pass to the next.
     room = 1.8 if narrowest_along(program.graph, unit_axis(program.graph)) == 2 else 1.25
     return words <= 64 and (room * words + 28) * block <= 65536
 
 
-class OuterScheme:
-    """See ``autotune.compiler.schedules.cuda.Scheme``."""
+class OuterScheme(Scheme):
+    """Reductions over axes other than the unit-stride one."""
 
-    def __init__(self, name: str, rank: int, program: Callable[..., Program], packs: bool = False) -> None:
-        """``program(graph, keep, online)`` arranges a group into passes, or raises Unsupported."""
-        self.name, self.rank, self.program, self.packs = name, rank, program, packs
+    name, rank, schedule = "outer", 50, OuterSchedule
+
+    def program(self, graph: Graph, keep: bool = True, online: bool = False) -> Program:
+        """A group arranged into passes. Raises Unsupported."""
+        return _program(graph, keep, online)
 
     def check(self, graph: Graph) -> None:
         self.program(graph)
@@ -201,7 +256,7 @@ class OuterScheme:
         threads, deep = int(default["threads_per_row"]), int(default["rows_per_block"])
         out: list[Config] = []
         if kept(program) * program.n_cols >= 1 << 20:
-            out += copied_seeds(self, graph, default)
+            out += self._copied(graph, default)
         for a, b in ((1, 2.0), (1, 0.5), (2, 0.5), (0.5, 2), (2, 1), (0.5, 1), (4, 0.25)):
             n, m = int(threads * a), int(deep * b)
             if 1 <= n <= 256 and 1 <= m <= _deepest(program) and 64 <= n * m <= 1024:
@@ -230,32 +285,115 @@ class OuterScheme:
         made = [self.normalize(graph, c) for c in out]
         return [c for c in made if self.reject(graph, c) is None]
 
+    # ---- seeds whose strips are copied to shared memory ahead of their walks ----------------------------------------
+    #
+    # Either blocks take turns on an SM, some loading while others store, or everything is on the device at the same
+    # time: all is read at once and then written at once. What counts is how many blocks fit an SM, by shared memory and
+    # by registers.
+
+    def _copied(self, graph: Graph, default: Config) -> list[Config]:
+        """Variations of ``default`` whose strips are copied ahead; none where nothing can be."""
+        program = self.program(graph)
+        wide = next((b for b in vectors(program) if b <= 16), 0)
+        default = default | {"vector_bytes": wide, "keep": "shared", "prefetch": True, "online": False, "unroll": 2}
+        default |= {"cluster": 1, "blocks_per_sm": 0}
+        if not wide or not may_copy(program, default):
+            return []
+        return (self._whole(graph, default) if crowded(program) else []) + self._in_turn(graph, default)
+
+    def _in_turn(self, graph: Graph, default: Config) -> list[Config]:
+        """Three blocks an SM or more, under a register cap that lets them, in the smallest clusters that have strips so
+        small."""
+        program, wide = self.program(graph), int(default["vector_bytes"])
+        out: list[Config] = []
+        for strip in (64, 32, 128):  # bytes
+            t = max(1, strip // wide, across(program, wide))
+            shape = default | {"threads_per_row": t, "rows_per_block": max(1, 256 // t)}
+            for cluster in (1, *clusters(program)):
+                config = shape | {"cluster": cluster}
+                fit = MOST.shared // (sum(self.shared(graph, config)) + SYSTEM)
+                if fit >= 3:
+                    cap = max((c for c in CAPS if c * 256 * fit <= MOST.registers), default=0)
+                    out.append(config | {"max_registers": cap if cap >= 40 else 0})
+                    break
+        return out + ([out[0] | {"online": True}] if out and has_online(program) else [])
+
+    def _whole(self, graph: Graph, default: Config) -> list[Config]:
+        """Strips that are all on the device at the same time, or in two waves.
+
+        A part of each is in registers where shared memory alone does not hold them. No SM waits for a last, short
+        wave then. But neither does one strip hide what another one computes, so maximum and sum of exponentials are
+        found online, while copies arrive.
+        """
+        program, wide, online = self.program(graph), int(default["vector_bytes"]), has_online(self.program(graph))
+        vec = lanes(program, wide)
+        default = default | {"online": online, "unroll": 2 if vec > 4 else 4}
+        shapes = [(64, 256), (64, 512), (32, 256), (128, 256)]  # bytes, threads
+        if vec <= 4:  # a block of all threads that 64 registers allow: with more lanes it spills
+            shapes.insert(1, (64, 1024))
+        for waves in (1, 2):
+            out: list[Config] = []
+            for strip, threads in shapes:
+                t = max(1, strip // wide, across(program, wide))
+                shape = default | {"threads_per_row": t, "rows_per_block": max(1, threads // t)}
+                fitting = (self._fitting(graph, shape | {"cluster": c}, waves) for c in (1, *clusters(program)))
+                out += [c for c in fitting if c is not None][:1]
+            if out:
+                first = out[0]
+                others = [first | {"load_hint": "prefetch"}]  # strips that are neighbours are read at the same time
+                twice = self._fitting(graph, first | {"online": False, "held": 0}, waves) if online else None
+                return [first, *others, *([twice] if twice else []), *out[1:]]
+        return []
+
+    def _fitting(self, graph: Graph, config: Config, waves: int) -> Config | None:
+        """``config`` with as much in registers as lets all blocks run in ``waves``, under a cap.
+
+        None if they cannot, or would leave many places empty.
+        """
+        program = self.program(graph, True, bool(config["online"]))
+        vec = lanes(program, int(config["vector_bytes"]))
+        threads = int(config["threads_per_row"]) * int(config["rows_per_block"])
+        blocks = -(-lines(program, vec) // int(config["threads_per_row"])) * int(config["cluster"])
+        each = -(-blocks // (SMS * waves))  # blocks an SM
+        if not 1024 <= each * threads <= MOST.threads or each > MOST.blocks or 10 * blocks < 7 * each * SMS * waves:
+            return None
+        packs = -(-program.n_cols // (int(config["rows_per_block"]) * int(config["cluster"])))
+        strip, static = self.shared(graph, config)
+        room = min(MOST.shared // each // 128 * 128 - SYSTEM, MOST.shared_block) - static
+        over = packs - room // max(1, strip // packs)
+        held = min((n for n in HELD if n >= over), default=packs)
+        cap = max((c for c in CAPS if c * threads * each <= MOST.registers), default=0)
+        if held >= packs or held * kept_words(program, vec) + WORK[0] + WORK[1] * vec > cap:
+            return None
+        return config | {"held": held, "max_registers": cap}
+
     def shared(self, graph: Graph, config: Config) -> tuple[int, int]:
-        """Shared memory of a block in bytes, of its strip and beside it; more than any has where there is no such
+        """Shared memory of a block in bytes, of its strip and of all else; more than any has where there is no such
         kernel."""
         try:
-            source = self._emit(graph, config)[1]
+            source = self.source(graph, config)
         except Unsupported:
             return 1 << 30, 0
         return int(source.launch["shared"]), -(-shared_bytes(source.body) // 128) * 128
 
     def reject(self, graph: Graph, config: Config) -> str | None:
         try:
-            program, source = self._emit(graph, config)
+            source = self.source(graph, config)
         except Unsupported as error:
             return str(error)
-        cap = int(config["max_registers"])
+        cap = source.max_registers
         why = too_large(int(source.launch["shared"]) + shared_bytes(source.body), source.block, cap)
-        return why or too_many_kept(_registers(program, config), source.block, cap)
+        return why or too_many_kept(_registers(self._arranged(graph, config), config), source.block, cap)
 
-    def _emit(self, graph: Graph, config: Config, fixed: bool = False) -> tuple[Program, CudaSource]:
-        schedule = OuterSchedule.from_config(config)
-        program = self.program(graph, schedule.keep != "reload", schedule.online)
-        if fixed:
-            program = replace(program, dynamic=-1)
+    def _arranged(self, graph: Graph, config: Config) -> Program:
+        return self.program(graph, config["keep"] != "reload", bool(config["online"]))
+
+    def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
+        schedule, program = OuterSchedule.from_config(config), self._arranged(graph, config)
         if 0 in program.graph.extents:
             raise Unsupported("an empty axis")
-        return program, (CopiedOuter if schedule.prefetch else Outer)(program, schedule).kernel()
+        kind = CopiedOuter if schedule.prefetch else Outer
+        return kind(replace(program, dynamic=-1) if fixed else program, schedule).source()
 
     def threads(self, config: Config) -> str:
         t, r = int(config["threads_per_row"]), int(config.get("rows_per_block", 1))
@@ -268,9 +406,5 @@ class OuterScheme:
             return "cluster"
         return "block" if int(config.get("rows_per_block", 1)) > 1 else "thread"  # these share the reduced axes
 
-    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
-        _, source = self._emit(graph, config, fixed)
-        return GroupKernels.single(source, graph)
 
-
-SCHEME = OuterScheme("outer", 50, _program, packs=True)
+SCHEME = OuterScheme()

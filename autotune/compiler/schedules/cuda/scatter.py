@@ -1,4 +1,4 @@
-"""The scatter scheme: sums at places that other data tell, with pointwise operators before and after them.
+"""The scatter scheme: sums at indices that other data give, with pointwise operators before and after them.
 
 Parameters have their names from the row-wise scheme with these meanings: a block owns ``owned`` places and a chunk of
 the columns that ``threads_per_row`` threads take, each a vector of neighbours; ``rows_per_block`` threads (match lanes)
@@ -14,13 +14,10 @@ from typing import TYPE_CHECKING
 from autotune.compiler.program.program import power_of_two
 from autotune.compiler.program.scattered import Scattered, scattered
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
-from autotune.compiler.schedules.cuda import rows as row_wise
-from autotune.compiler.schedules.cuda.rows import CAPS
+from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme
 from autotune.compiler.targets.cuda.counts import LIMIT
-from autotune.compiler.targets.cuda.cubin import too_large
-from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.scatter import emit_scatter, fetchable
-from autotune.compiler.targets.cuda.source import ScatterSchedule
+from autotune.compiler.targets.cuda.source import CudaSource, ScatterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.task import Choice, Config
@@ -33,8 +30,6 @@ THREADS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 5
 """Threads along the columns, as the search space has them."""
 MATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 OWNED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-SMS = 132
-"""Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
 LEAST_BYTES = 1 << 14
 """Bytes of results that a block should have where places are many: less does not hide what it waits for."""
 SECTOR = 32
@@ -74,10 +69,10 @@ def blocks_of(s: Scattered, config: Mapping[str, Choice]) -> tuple[int, int]:
     return -(-s.n_places // int(config["owned"])), -(-s.n_cols // chunk)
 
 
-class ScatterScheme:
-    """See ``autotune.compiler.schedules.cuda.Scheme``."""
+class ScatterScheme(Scheme):
+    """Sums at indices that other data give."""
 
-    name, rank, packs = "scatter", 10, True
+    name, rank, schedule = "scatter", 10, ScatterSchedule
 
     def check(self, graph: Graph) -> None:
         s = scattered(graph)
@@ -91,7 +86,7 @@ class ScatterScheme:
         most = next((t for t in THREADS if t * widest >= s.n_cols), THREADS[-1])
         threads = [t for t in THREADS if t <= most]
         owned = [r for r in OWNED if r < 2 * s.n_places and r <= most_owned(s)]
-        space = narrow(having(space, ScatterSchedule), **{name: [only] for name, only in _ONE.items()})
+        space = narrow(having(space, self.schedule), **{name: [only] for name, only in _ONE.items()})
         space = narrow(space, vector_bytes=usable, threads_per_row=threads, rows_per_block=MATCH, owned=owned)
         return space if fetchable(s) else narrow(space, prefetch=[False])
 
@@ -126,7 +121,7 @@ class ScatterScheme:
         scanned, written = max(LEAST_BYTES, place_bytes(s)), chunk * _result_bytes(s)
 
         def worth(owned: int) -> bool:
-            """Whether so many places a block are better than half of them."""
+            """True if so many places a block are better than half of them."""
             blocks = -(-s.n_places // owned) * -(-s.n_cols // chunk)
             enough = scanned * (4 if blocks >= 8 * SMS else 1)
             return blocks >= 2 * SMS and owned // 2 * written < enough
@@ -173,24 +168,12 @@ class ScatterScheme:
         made = [self.normalize(graph, c) for c in out]
         return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
 
-    def reject(self, graph: Graph, config: Config) -> str | None:
-        schedule = ScatterSchedule.from_config(config)
-        try:
-            source = emit_scatter(graph, schedule)
-        except Unsupported as error:
-            return str(error)
-        return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
-
     def threads(self, config: Config) -> str:
         places, lanes = plural(int(config["owned"]), "place"), plural(int(config["rows_per_block"]), "match lane")
         return f"{places} a block, {config['threads_per_row']} threads along the columns, {lanes}"
 
-    def home(self, graph: Graph, i: int, config: Config) -> str:
-        return row_wise.SCHEME.home(graph, i, config)
-
-    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
-        source = emit_scatter(graph, ScatterSchedule.from_config(config))
-        return GroupKernels.single(source, graph)
+    def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
+        return emit_scatter(graph, ScatterSchedule.from_config(config))
 
 
 SCHEME = ScatterScheme()

@@ -14,8 +14,7 @@ from functools import lru_cache
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.program.vectors import ACROSS, across_lanes, unit_axis
-from autotune.compiler.schedules.cuda.outer import NARROWEST, OuterScheme
-from autotune.compiler.schedules.cuda.outer_shape import vectors
+from autotune.compiler.schedules.cuda.outer import NARROWEST, OuterScheme, vectors
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
 
@@ -66,4 +65,13 @@ def _program(graph: Graph, keep: bool = True, online: bool = False) -> Program:
     return program
 
 
-SCHEME = OuterScheme("tile", 60, _program)
+class TileScheme(OuterScheme):
+    """Reductions over the unit-stride axis, and over one set of others."""
+
+    name, rank, packs = "tile", 60, False
+
+    def program(self, graph: Graph, keep: bool = True, online: bool = False) -> Program:
+        return _program(graph, keep, online)
+
+
+SCHEME = TileScheme()

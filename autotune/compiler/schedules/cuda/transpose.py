@@ -1,4 +1,4 @@
-"""The transpose scheme: a pointwise group whose tensors disagree on the axis along which neighbours lie in memory.
+"""The transpose scheme: a pointwise group whose tensors disagree on the unit-stride axis.
 
 ``tile`` is the side of the square tiles that go through shared memory, each by a block of ``threads_per_row`` threads.
 At 0 the group is the flat scheme's kernel, which walks along one of the axes and is not coalesced on the others: where
@@ -11,11 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.compiler.program.vectors import Tiling, tiling
-from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
-from autotune.compiler.schedules.cuda.rows import RowsScheme
-from autotune.compiler.targets.cuda.cubin import too_large
-from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.source import TransposeSchedule
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, narrow
+from autotune.compiler.schedules.cuda.flat import PointwiseScheme
+from autotune.compiler.targets.cuda.source import CudaSource, TransposeSchedule
 from autotune.compiler.targets.cuda.transpose import MOST_ELEMENTS, emit_transpose
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
@@ -28,7 +26,6 @@ LEAST_BYTES = 1 << 15
 """Bytes moved below which a group is left to the flat scheme: a launch costs more than all its accesses."""
 FEW = 264
 """Tiles that give each multiprocessor of a large device two."""
-_FLAT = RowsScheme("flat", 30)
 _SAME = ("threads_per_row", "vector_bytes", "max_registers", "load_hint", "store_hint", "blocks_per_sm")
 """Parameters that a kernel of tiles has, beside the tile's side."""
 
@@ -53,29 +50,27 @@ def _tiles(t: Tiling, side: int) -> int:
     return everything * -(-g.extents[t.x] // side) * -(-g.extents[t.y] // side)
 
 
-class TransposeScheme:
-    """See ``autotune.compiler.schedules.cuda.Scheme``."""
+class TransposeScheme(PointwiseScheme):
+    """The flat kernel at ``tile = 0``, and tiles."""
 
-    name, rank, packs = "transpose", 20, True
+    name, rank, schedule = "transpose", 20, TransposeSchedule
 
     def check(self, graph: Graph) -> None:
         tiling(graph)
         if graph.bytes_moved < LEAST_BYTES:
             raise Unsupported("too small for tiles to matter")
-        _FLAT.check(graph)
+        super().check(graph)
 
     def space_of(self, graph: Graph, space: Space) -> Space:
-        flat = _FLAT.space_of(graph, space)
+        flat = super().space_of(graph, space)
         sizes = {*_vectors(tiling(graph)), *flat["vector_bytes"].choices}
         vectors = narrow(space, vector_bytes=sizes)["vector_bytes"]
-        made = [vectors if p.name == "vector_bytes" else p for p in flat]
-        own = [p for p in having(space, TransposeSchedule) if p.name not in {f.name for f in flat}]
-        return replace(flat, parameters=(*made, *own))
+        return replace(flat, parameters=tuple(vectors if p.name == "vector_bytes" else p for p in flat))
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         side = _tile(config)
         if not side:
-            return _FLAT.normalize(graph, config) | {"tile": 0}
+            return super().normalize(graph, config) | {"tile": 0}
         t = tiling(graph)
         widest = max(t.vectors(int(config["vector_bytes"])))
         threads = 1 << (int(config["threads_per_row"]).bit_length() - 1)
@@ -93,39 +88,26 @@ class TransposeScheme:
     def seeds(self, graph: Graph) -> list[Config]:
         d, t = self.default(graph), tiling(graph)
         threads = int(d["threads_per_row"])
-        out = [_FLAT.default(graph) | {"tile": 0}, d | {"tile": 32 if d["tile"] == 64 else 64}]
+        out = [super().default(graph) | {"tile": 0}, d | {"tile": 32 if d["tile"] == 64 else 64}]
         out += [d | {"tile": 64, "threads_per_row": 512}, d | {"threads_per_row": threads // 2}]
         out += [d | {"vector_bytes": b} for b in _vectors(t)[1:]]
         out += [d | {"store_hint": "evict_first"}, d | {"load_hint": "evict_first"}, d | {"blocks_per_sm": 4}]
         made = [self.normalize(graph, c) for c in out]
         return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
 
-    def reject(self, graph: Graph, config: Config) -> str | None:
-        side = _tile(config)
-        if not side:
-            return _FLAT.reject(graph, config)
-        schedule = TransposeSchedule.from_config(config)
-        try:
-            source = emit_transpose(graph, schedule)
-        except Unsupported as error:
-            return str(error)
-        return too_large(int(source.launch["shared"]), schedule.block, schedule.max_registers)
-
     def threads(self, config: Config) -> str:
         side = _tile(config)
         if not side:
-            return _FLAT.threads(config)
+            return super().threads(config)
         return f"tiles of {side} x {side} through shared memory, {config['threads_per_row']} threads each"
 
     def home(self, graph: Graph, i: int, config: Config) -> str:
         raise Unsupported("a pointwise group has no reductions")
 
-    def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
-        side = _tile(config)
-        if not side:
-            return _FLAT.emit(graph, config, sms, fixed)
-        source = emit_transpose(graph, TransposeSchedule.from_config(config), fixed)
-        return GroupKernels.single(source, graph)
+    def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
+        if not _tile(config):
+            return super().source(graph, config, fixed)
+        return emit_transpose(graph, TransposeSchedule.from_config(config), fixed)
 
 
 SCHEME = TransposeScheme()

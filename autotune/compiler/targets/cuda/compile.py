@@ -1,7 +1,7 @@
 """Compile emitted CUDA source to a cubin, without a GPU or a driver.
 
 Numba CUDA makes PTX, the CUDA linker (nvJitLink) makes the cubin. Both run anywhere, so candidates compile in a pool of
-ordinary processes beside the measuring.
+ordinary processes while others are measured.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from autotune.task import SHARED_BUILDS, Kernel
 
 
 def _namespace(code: CodeType) -> dict[str, Any]:
-    """What the functions of a kernel's module refer to."""
+    """The globals of a kernel's module."""
     import numpy as np
     from numba import cuda, types
     from numba.cuda import libdevice
 
-    from autotune.compiler.targets.cuda.intrinsics.resolve import resolve
+    from autotune.compiler.targets.cuda.intrinsics import resolve
 
     space: dict[str, Any] = {
         "cuda": cuda,
@@ -61,7 +61,7 @@ def _names(code: CodeType) -> set[str]:
 
 @functools.cache
 def _import_arrays() -> None:
-    """Import the module of numba-cuda 0.30 that asks for ``np.row_stack``, which numpy 2.5 no longer has.
+    """Import the module of numba-cuda 0.30 that needs ``np.row_stack``, which numpy 2.5 no longer has.
 
     It does so once, to register what it compiles that to. Nothing compiled here calls it. numpy is left as it was.
     """
@@ -80,7 +80,7 @@ def _import_arrays() -> None:
 def _without_device(cc: tuple[int, int]) -> Iterator[None]:
     """Let numba-cuda compile device functions without a driver.
 
-    It asks the current device for its compute capability only to know the target, which we have.
+    It reads the current device's compute capability only to choose the target, which is given here.
     """
     import numba.cuda.dispatcher as dispatcher
 
@@ -93,15 +93,15 @@ def _without_device(cc: tuple[int, int]) -> Iterator[None]:
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of what an error says, where compilers put the reason."""
+    """The last line of an error's message, where compilers put the reason."""
     return (str(error).strip().splitlines() or ["without a reason"])[-1][:300]
 
 
 def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int], fast: bool) -> str:
-    """What Numba makes of a kernel's text: PTX whose entry has a name of Numba's own."""
+    """Numba's PTX of a kernel's text; the entry has a name of Numba's own."""
     from numba import cuda, types
 
-    from autotune.compiler.targets.cuda.intrinsics.base import POINTER
+    from autotune.compiler.targets.cuda.intrinsics.memory import POINTER
 
     _import_arrays()
     filename = f"<autotune {abs(hash(text)):x}>"

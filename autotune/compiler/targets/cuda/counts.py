@@ -1,8 +1,8 @@
-"""How a CUDA kernel counts rows, columns and packs: in 32 bits, and in 64 where there are too many of them.
+"""Counting rows, columns and packs in a CUDA kernel: in 32 bits, and in 64 where there are too many of them.
 
 Offsets into tensors have 64 bits in every kernel, for Numba widens what is added and multiplied. A number that is
 counted to has 32, since dividing one of 64 takes several times as long. So what decides is how far a kernel counts, not
-how far apart its elements lie: 2**31 elements in rows of 4096 are counted in 32 bits.
+how far apart its elements are: 2**31 elements in rows of 4096 are counted in 32 bits.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.compiler.kernel.nodes import Cast, Const, Expr, Intrinsic
+from autotune.compiler.targets.cuda.device import EXTENT
 from autotune.errors import Unsupported
 
 LIMIT = (1 << 31) - (1 << 22)
@@ -26,7 +27,7 @@ million equal numbers one in a hundred is lost."""
 
 @dataclass(frozen=True)
 class Counts:
-    """How one kernel counts."""
+    """The width of one kernel's counters."""
 
     wide: bool = False
 
@@ -58,12 +59,29 @@ class Counts:
         return Intrinsic(self.urem, (x, Const(n)), self.type)
 
     def launch(self) -> dict[str, Any]:
-        """What a kernel's launch data says of it; nothing where 32 bits do."""
+        """The kernel's launch data; empty for 32 bits."""
         return {"wide": True} if self.wide else {}
 
 
+@dataclass(frozen=True)
+class Units:
+    """The work that the blocks of a kernel share out.
+
+    Attributes:
+        inner: units for each step along the axis of open extent; all of them where none is ``dynamic``.
+        per_block: that a block takes at a time.
+    """
+
+    inner: int
+    per_block: int = 1
+    dynamic: bool = False
+
+    def total(self, counts: Counts) -> Cast:
+        return counts.number(EXTENT * self.inner if self.dynamic else Const(self.inner))
+
+
 def check_launch(rule: Mapping[str, Any], extent0: int) -> None:
-    """Whether a kernel with this launch data can run at this extent of axis 0.
+    """Check that a kernel with this launch data can run at this extent of axis 0.
 
     Raises:
         Unsupported: it counts in 32 bits what takes 64, a launch has not that many blocks, or sums over the rows of a

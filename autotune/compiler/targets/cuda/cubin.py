@@ -18,7 +18,7 @@ _PARTS = 4  # of an SM, each with its own registers and scheduler
 
 @dataclass(frozen=True)
 class SmLimits:
-    """What one SM has; ``shared_block`` is the most a block may take (bytes)."""
+    """Resources of one SM; ``shared_block`` is the most a block may take (bytes)."""
 
     registers: int = 65536
     threads: int = 2048
@@ -28,7 +28,7 @@ class SmLimits:
 
 
 def too_large(shared: int, block: int, max_registers: int) -> str | None:
-    """Why no SM takes a kernel of ``shared`` bytes and ``block`` threads under a cap of registers; 0 is none."""
+    """The reason why no SM takes ``shared`` bytes and ``block`` threads under a cap of registers (0 for none)."""
     most = SmLimits()
     if shared > most.shared_block:
         return f"{shared} bytes of shared memory a block"
@@ -50,7 +50,7 @@ LIMITS: Mapping[str, SmLimits] = {
 
 
 def limits(target: str) -> SmLimits:
-    """Limits of a target such as "sm_90"; those of sm_80 for one we do not know."""
+    """Limits of a target such as "sm_90"; those of sm_80 for an unknown one."""
     return LIMITS.get(target, LIMITS["sm_80"])
 
 

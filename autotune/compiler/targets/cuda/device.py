@@ -1,4 +1,4 @@
-"""What CUDA kernels have beside ``autotune.compiler.kernel.nodes``: warps, shared memory, barriers, clusters."""
+"""The nodes of CUDA kernels alone: warps, shared memory, barriers, clusters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autotune.compiler.kernel.nodes import Const, Do, Expr, Intrinsic, Stmt, Tuple, Var, walk
-from autotune.compiler.targets.cuda.names import HINTS
 from autotune.errors import Unsupported
 from autotune.ir.graph import SHORT
 
+HINTS = {
+    "default": "d",
+    "streaming": "s",
+    "no_allocate": "n",
+    "prefetch": "p",
+    "evict_first": "e",
+    "evict_last": "l",
+    "coherent": "c",
+}
+"""Letters of cache hints in the names of accesses."""
 BLOCK, BLOCKS = Var("blk", "int32"), Var("nblk", "int32")
 """Number of the block, and how many there are: of the launch, or of a body's own blocks where several share one."""
 THREAD = Var("tid", "int32")
@@ -67,8 +76,8 @@ BARRIER = _do("cuda.syncthreads")
 CLUSTER_RANK = Intrinsic("cluster_rank", (), "int32")
 """Number of the block in its cluster."""
 CLUSTER_ARRIVE, CLUSTER_WAIT = _do("cluster_arrive"), _do("cluster_wait")
-"""Says that this thread has begun, and waits until all threads of the cluster have. No block writes to another's shared
-memory before."""
+"""Signal that this thread has begun, and wait until all threads of the cluster have. No block writes to another's
+shared memory before."""
 CLUSTER_BARRIER = _do("cluster_sync")
 """All threads of the cluster wait for each other, and see what the others wrote to their shared memory."""
 COMMIT_COPIES = _do("commit_copies")
@@ -92,7 +101,7 @@ def ballot(test: Expr) -> Expr:
 
 
 def bits_set(value: Expr) -> Expr:
-    """How many bits of ``value`` are set."""
+    """The number of bits set in ``value``."""
     return Intrinsic("cuda.popc", (value,), "int32")
 
 
@@ -107,7 +116,7 @@ bytes is."""
 
 
 def copy_ahead(storage: str, lanes: int, hint: str, to: Words, pointer: Expr, index: Expr) -> Do:
-    """Begins to copy ``lanes`` elements of a tensor to shared memory, as they lie in memory. See ``Load``."""
+    """Begins to copy ``lanes`` elements of a tensor to shared memory, with their layout in memory. See ``Load``."""
     return _do("copy", *to, pointer, index, of=(SHORT[storage], lanes, HINTS[hint]))
 
 
@@ -117,7 +126,7 @@ def await_copies(groups: int) -> Do:
 
 
 def take(storage: str, lanes: int, words: Words) -> Expr:
-    """A tuple of ``lanes`` elements from shared memory, where they lie as in a tensor of type ``storage``."""
+    """A tuple of ``lanes`` elements from shared memory, with the layout of a tensor of type ``storage``."""
     return Intrinsic("take", words, of=(SHORT[storage], lanes))
 
 
@@ -127,5 +136,5 @@ def put(words: Words, values: tuple[Expr, ...]) -> Do:
 
 
 def rounds(count: int) -> Expr:
-    """``count``, of which no compiler can tell what it is, so that a loop of as many rounds stays a loop."""
+    """``count``, hidden from compilers, so that a loop of as many rounds stays a loop."""
     return Intrinsic("rounds", (Const(count, "int32"),), "int32")

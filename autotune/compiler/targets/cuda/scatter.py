@@ -1,15 +1,15 @@
-"""The scatter skeleton: sums of rows at places that other data tell, each result written once and nothing atomically.
+"""The scatter skeleton: sums of rows at indices that other data give, each result written once and nothing atomically.
 
 A block owns ``owned`` neighbouring places (rows of the result) and a chunk of the columns. It *scans* where all terms
 go, and lists those that go to its own: counts by a warp's shuffles and the warps' totals make each one's number in the
-list, so their order is the same every time. The list is *sorted* by place, a warp a place. Then threads lie as
-``rows_per_block`` *match lanes* by ``threads_per_row`` threads on the columns. A match lane takes a place, adds its
+list, so their order is the same every time. The list is *sorted* by place, a warp a place. Then the threads are
+``rows_per_block`` *match lanes* of ``threads_per_row`` threads on the columns. A match lane takes a place, adds its
 terms in registers and stores what is made of the sum; a place of many terms is left to all match lanes together, whose
 sums join in shared memory. Where more terms go to a block's places than the sorted list holds (padding, a column of
 two), the block takes place by place and scans again for each.
 
-What is read: the terms once, and the places once by each block, from the L2. What is read beside the sums may be
-brought into the L2 while the places are scanned (``prefetch``), so that memory is busy then too.
+Terms are read once, and the places once by each block, from the L2. Other tensors may be brought into the L2 while the
+places are scanned (``prefetch``), so that memory is busy then too.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import replace
 from functools import reduce
 from operator import add
 
+from autotune.compiler.kernel.lower import ZERO
 from autotune.compiler.kernel.nodes import (
     Assign,
     Cast,
     Const,
     Do,
     Expr,
-    Function,
     Intrinsic,
     Item,
     Operand,
@@ -41,12 +41,11 @@ from autotune.compiler.kernel.nodes import (
     loop,
     when,
 )
-from autotune.compiler.kernel.reducers import ZERO
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.program.scattered import Scattered, Sum, scattered
 from autotune.compiler.program.vectors import narrowest
-from autotune.compiler.targets.cuda.counts import LIMIT, Counts
+from autotune.compiler.targets.cuda.counts import LIMIT, Counts, Units
 from autotune.compiler.targets.cuda.device import (
     BARRIER,
     BLOCK,
@@ -57,9 +56,10 @@ from autotune.compiler.targets.cuda.device import (
     bits_set,
     shuffle_from,
 )
-from autotune.compiler.targets.cuda.memory.access import COLUMN, FALSE, OK, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
+from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, ScatterSchedule
+from autotune.compiler.targets.cuda.threads import ThreadGrid, quotient
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 
@@ -81,7 +81,7 @@ LINE = 128
 
 
 def fetchable(s: Scattered) -> tuple[int, ...]:
-    """The loads beside the sums that may be fetched during the scan: by places, neighbours along the columns."""
+    """The loads, other than of terms, that may be fetched during the scan: by places, neighbours along the columns."""
     found = []
     for i in s.results.passes[1].compute:
         v = s.graph.values[i]
@@ -90,35 +90,19 @@ def fetchable(s: Scattered) -> tuple[int, ...]:
     return tuple(found)
 
 
-WORDS, SUMS = Var("si"), Var("sf")
-"""Shared memory as whole numbers, and as the sums of the match lanes."""
-LANE, WARP, MATCH, BELOW = (Var(name, "int32") for name in ("lane", "warp", "match", "below"))
-"""Number of the thread in its warp, of the warp, of the match lane; a bit for each lane below."""
-FIRST, ROWS, COL = (Var(name, "int32") for name in ("first", "rows", "col"))
-"""The first place of the block, how many it has, and the thread's first column."""
-BASE, LOW, COUNT, ROOM = Var("base"), Var("low", "int64"), Var("count", "int32"), Var("room", "int32")
-"""Of a step of the scan: its first token, the first of the places that it looks for, how many, and the list's room."""
-TOTAL, FOUND, AT, R, K = (Var(name, "int32") for name in ("total", "found", "at", "r", "k"))
-OVER, INSIDE, ON = (Var(name, "bool") for name in ("over", "inside", "on"))
-ACCUMULATED, TERM = Var("a"), Var("x")
-"""A thread's sums, and the pack that is added to them."""
 TRUE = Const(True, "bool")
+
+
+def _int_var(name: str) -> Var:
+    return Var(name, "int32")
 
 
 def _int(x: Operand) -> Cast:
     return Cast("int32", expr(x))
 
 
-def _word(at: Expr) -> Item:
-    return WORDS[Cast("uint32", at)]
-
-
 def _least(a: Expr, b: Operand) -> Intrinsic:
     return Intrinsic("least", (a, _int(b)), "int32")
-
-
-def _quotient(x: Expr, n: int) -> Intrinsic:
-    return Counts().quotient(x, n)
 
 
 def _select(test: Expr, x: Expr) -> Select:
@@ -129,7 +113,7 @@ def _select(test: Expr, x: Expr) -> Select:
 def _emitter(program: Program, schedule: CudaSchedule, vec: int, *, tested: bool = False) -> CudaEmitter:
     loads = [i for i, v in enumerate(program.graph.values) if v.op == "load"]
     own = replace(schedule, rows_per_block=1, vector_bytes=vec * narrowest(program))
-    return CudaEmitter(program, own, apart=loads, tested=tested)
+    return CudaEmitter(program, own, RowOptions(apart=loads, tested=tested))
 
 
 def _before(part: CudaEmitter, q: int) -> list[Stmt]:
@@ -139,43 +123,60 @@ def _before(part: CudaEmitter, q: int) -> list[Stmt]:
     return [*part.row_indices(), *values, *part.bases(pas.compute, pas.stores)]
 
 
+def _packs(one: Sum, schedule: CudaSchedule) -> int:
+    """Packs of indices that a thread reads in a step of the scan."""
+    return max(1, min(MOST_PACKS, -(-one.n_tokens // (schedule.block * one.place_vector))))
+
+
 class _Adder:
-    """One sum as a kernel sees it: how its places are read, and its terms; its part of shared memory.
+    """One sum as a kernel sees it: how its indices are read, and its terms; its part of shared memory.
 
     Attributes:
-        place, term: functions that read a pack of places, and one of a term.
+        place, term: functions that read a pack of indices, and one of a term.
         add: function that adds a term to the sums where ``on``.
         step: tokens that a block scans at a time; ``packs`` of each thread.
         begin: word where it is written where the terms of each place begin in the sorted list.
         sorted: word where the sorted list begins.
-        scan: function that is a step of the scan: the compiler's front takes most of its time for that, so it is there
-            once.
     """
 
-    scan: Function
+    accumulated, taken, on = Var("a"), Var("x"), Var("on", "bool")
+    """A thread's sums, the pack that is added to them, and whether it is."""
 
-    def __init__(self, one: Sum, schedule: CudaSchedule, vec: int) -> None:
+    def __init__(self, one: Sum, schedule: ScatterSchedule, vec: int, begin: int) -> None:
         self.one, self.tokens, self.pick = one, one.n_tokens, one.place_vector
         self.places = _emitter(one.places, schedule, self.pick)
         self.terms = _emitter(one.terms, schedule, vec)
-        self.packs = max(1, min(MOST_PACKS, -(-self.tokens // (schedule.block * self.pick))))
+        self.packs = _packs(one, schedule)
         self.step = schedule.block * self.pick * self.packs
-        self.begin = self.sorted = 0
+        self.begin, self.sorted = begin, begin + schedule.owned + 1
         self.place, _ = self.places.pass_function(0, one.places.passes[0])
         self.term, _ = self.terms.pass_function(0, one.terms.passes[0])
         packed = self.terms.packed(one.term)
-        unpacked = [Assign(TERM, Unpack(self.terms.storage(one.term), vec, TERM))] if packed else []
-        sums = tuple(ACCUMULATED[e] + Select(ON, TERM[e], ZERO) for e in range(vec))
+        unpacked = [Assign(self.taken, Unpack(self.terms.storage(one.term), vec, self.taken))] if packed else []
+        sums = tuple(self.accumulated[e] + Select(self.on, self.taken[e], ZERO) for e in range(vec))
         self.add = closed([*unpacked, Return(sums)])
 
 
 class _Kernel:
     """The statements of one kernel."""
 
+    memory, lane_sums = Var("si"), Var("sf")
+    """Shared memory as whole numbers, and as the sums of the match lanes."""
+    lane, warp, below = _int_var("lane"), _int_var("warp"), _int_var("below")
+    """Number of the thread in its warp, of the warp; a bit for each lane below."""
+    first, rows, column = _int_var("first"), _int_var("rows"), _int_var("col")
+    """The first place of the block, how many it has, and the thread's first column."""
+    base, low, count, room = Var("base"), Var("low", "int64"), _int_var("count"), _int_var("room")
+    """Of a step of the scan: its first token, the first of the places that it looks for, how many; the list's room."""
+    total, found, at = _int_var("total"), _int_var("found"), _int_var("at")
+    place, entry = _int_var("r"), _int_var("k")
+    over, inside = Var("over", "bool"), Var("inside", "bool")
+
     def __init__(self, s: Scattered, schedule: ScatterSchedule) -> None:
         owned = schedule.owned
         self.s, self.schedule, self.owned = s, schedule, owned
         self.lanes, self.match, self.block = schedule.threads_per_row, schedule.rows_per_block, schedule.block
+        self.grid = ThreadGrid(self.lanes, Var("match", "int32"), self.column)
         schedule.check_block()
         if self.match & (self.match - 1) or owned & (owned - 1):
             raise Unsupported("match lanes and owned places are powers of two")
@@ -184,9 +185,8 @@ class _Kernel:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the columns")
         self.results = _emitter(s.results, schedule, self.vec, tested=True)
         self.result, _ = self.results.pass_function(1, s.results.passes[1])
-        self.nothing = Assign(ACCUMULATED, closed([Return((ZERO,) * self.vec)])())
-        self.sums = [_Adder(one, schedule, self.vec) for one in s.sums]
-        if max(s.n_places, s.n_cols, *(one.tokens * owned for one in self.sums)) >= LIMIT:
+        self.nothing = Assign(_Adder.accumulated, closed([Return((ZERO,) * self.vec)])())
+        if max(s.n_places, s.n_cols, *(one.n_tokens * owned for one in s.sums)) >= LIMIT:
             raise Unsupported("more places or terms than 32-bit counters hold")
         self.chunk = self.lanes * self.vec
         self.chunks = -(-s.n_cols // self.chunk)
@@ -195,54 +195,73 @@ class _Kernel:
         self.unroll = max(1, min(schedule.unroll, owned // self.match))
         # Words of shared memory: totals of warps, the list, and for each sum where the places begin and the sorted
         # list. Sums of the match lanes take the place of the list.
-        step = max(one.step for one in self.sums)
+        step = max(self.block * one.place_vector * _packs(one, schedule) for one in s.sums)
         self.list = self.warps
         self.words = self.list + max(step, self.block * self.vec if self.match > 1 else 0)
         self.most_sorted = min(step, MOST_SORTED) if owned > 1 else 0
-        for one in self.sums if owned > 1 else ():
-            one.begin, one.sorted = self.words, self.words + owned + 1
-            self.words = one.sorted + self.most_sorted
-        for one in self.sums:
-            one.scan = closed([*self.scan(one), Return((FOUND,), alone=True)])
+        self.sums: list[_Adder] = []
+        for one in s.sums:
+            self.sums.append(_Adder(one, schedule, self.vec, self.words))
+            self.words += owned + 1 + self.most_sorted if owned > 1 else 0
+        # A step of the scan is a function, so that it is compiled once: Numba spends most of its time there.
+        self.scans = [closed([*self.scan(one), Return((self.found,), alone=True)]) for one in self.sums]
+
+    def word(self, at: Expr) -> Item:
+        return self.memory[Cast("uint32", at)]
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
     def add(self, one: _Adder, first: int, scale: int, flight: int, stride: int, end: Var) -> list[Stmt]:
         """Adds the terms listed at ``k``, ``k + stride`` and so on before ``end`` to the sums.
 
-        What lies behind the end is read as the last one is, and not added.
+        Terms behind the end repeat the last one, and are not added.
 
         Args:
             first: word of the list; an entry is a token's number times ``scale``.
         """
         out: list[Stmt] = []
-        terms = [(K + u * stride if u else K, Var(f"x{u}")) for u in range(flight)]
+        terms = [(self.entry + u * stride if u else self.entry, Var(f"x{u}")) for u in range(flight)]
         for at, term in terms:
-            out.append(Assign(ROW, _word(Const(first) + _least(_int(at), end - 1))))
-            out += [Assign(ROW, _quotient(ROW, scale))] if scale > 1 else []
-            out += [*_before(one.terms, 0), Assign(term, one.term({COLUMN.name: COL}))]
-        return out + [Assign(ACCUMULATED, one.add({TERM.name: term, ON.name: at < end})) for at, term in terms]
+            out.append(Assign(CudaEmitter.row, self.word(Const(first) + _least(_int(at), end - 1))))
+            out += [Assign(CudaEmitter.row, quotient(CudaEmitter.row, scale))] if scale > 1 else []
+            out += [*_before(one.terms, 0), Assign(term, one.term({CudaEmitter.column.name: self.column}))]
+        return out + [
+            Assign(_Adder.accumulated, one.add({_Adder.taken.name: term, _Adder.on.name: at < end}))
+            for at, term in terms
+        ]
 
     def store(self, place: Expr, sums: list[Var], ok: Expr) -> list[Stmt]:
         """Stores what is made of the sums of place number ``place`` of the block's where ``ok``. That of another place
         is computed all the same, at the last one there is."""
-        row = Assign(ROW, _least(_int(FIRST + place), self.s.n_places - 1))
-        given = {COLUMN.name: COL, self.results.kept(0).name: reduce(add, sums), OK.name: ok}
+        row = Assign(CudaEmitter.row, _least(_int(self.first + place), self.s.n_places - 1))
+        given = {
+            CudaEmitter.column.name: self.column,
+            self.results.kept(0).name: reduce(add, sums),
+            CudaEmitter.ok.name: ok,
+        }
         return [row, *_before(self.results, 1), Do(self.result(given))]
 
     def fetch(self) -> list[Stmt]:
-        """Has what is read beside the sums brought into the L2, each match lane its places."""
+        """Bring other tensors into the L2, each match lane those of its places."""
         e, chosen, across = self.results, fetchable(self.s), Var("across", "int32")
         if not self.schedule.prefetch or not chosen:
             return []
-        out: list[Stmt] = [Assign(ROW, _int(FIRST + R)), *e.row_indices(), *e.bases(chosen, ())]
+        out: list[Stmt] = [
+            Assign(CudaEmitter.row, _int(self.first + self.place)),
+            *e.row_indices(),
+            *e.bases(chosen, ()),
+        ]
         for i in chosen:
             lanes = max(1, LINE // (self.vec * STORAGE_BYTES[e.storage(i)]))
             at = e.access[i].at(e.base(i))
             line = Do(Intrinsic("to_l2", (Pointer(self.s.graph.values[i].slot), at)))
             out += [when((across % lanes).equals(0), [line])] if lanes > 1 else [line]
-        before = [Assign(across, _int(THREAD - MATCH * self.lanes)), Assign(COLUMN, COL), *e.column_indices()]
-        return [*before, loop(R, ROWS, out, MATCH, self.match)]
+        before = [
+            Assign(across, _int(THREAD - self.grid.line * self.lanes)),
+            Assign(CudaEmitter.column, self.column),
+            *e.column_indices(),
+        ]
+        return [*before, loop(self.place, self.rows, out, self.grid.line, self.match)]
 
     def scan(self, one: _Adder) -> list[Stmt]:
         """One step of the scan: of the places from ``base`` on, those in ``[low, low + count)`` are put into the list
@@ -253,36 +272,36 @@ class _Kernel:
         out: list[Stmt] = []
         packs = [(p, Var(f"t{p}", "int32"), Var(f"g{p}")) for p in range(one.packs)]
         for p, token, pack in packs:
-            out.append(Assign(token, _int(BASE + (p * self.block + THREAD) * one.pick)))
-            out.append(Assign(pack, one.place({COLUMN.name: _least(token, one.tokens - one.pick)})))
+            out.append(Assign(token, _int(self.base + (p * self.block + THREAD) * one.pick)))
+            out.append(Assign(pack, one.place({CudaEmitter.column.name: _least(token, one.tokens - one.pick)})))
         hits = []  # whether it is one, the token, the place
         for p, token, pack in packs:
             there = Var(f"on{p}", "bool")
             out.append(Assign(there, token < one.tokens))
             for e in range(one.pick):
                 place, hit = Var(f"d{p}_{e}", "int64"), Var(f"h{p}_{e}", "bool")
-                out.append(Assign(place, Cast("int64", pack[e]) - LOW))
-                out.append(Assign(hit, _select(there, _select(place >= 0, place < COUNT))))
+                out.append(Assign(place, Cast("int64", pack[e]) - self.low))
+                out.append(Assign(hit, _select(there, _select(place >= 0, place < self.count))))
                 hits.append((hit, token + e, place))
         own, upto, other, w = (Var(name, "int32") for name in ("own", "upto", "other", "w"))
         zero = Const(0, "int32")
         ones: list[Expr] = [Select(hit, Const(1, "int32"), zero) for hit, _, _ in hits]
         out += [Assign(own, _int(reduce(add, ones))), Assign(upto, own)]
         for d in (1, 2, 4, 8, 16):
-            out.append(Assign(other, shuffle_from(upto, _int(Select(d <= LANE, _int(LANE - d), LANE)))))
-            out.append(Assign(upto, _int(upto + Select(d <= LANE, other, zero))))
-        out += [when(LANE.equals(31), [Assign(_word(WARP), upto)]), BARRIER]
+            out.append(Assign(other, shuffle_from(upto, _int(Select(d <= self.lane, _int(self.lane - d), self.lane)))))
+            out.append(Assign(upto, _int(upto + Select(d <= self.lane, other, zero))))
+        out += [when(self.lane.equals(31), [Assign(self.word(self.warp), upto)]), BARRIER]
         before = [
-            Assign(other, _word(w)),
-            when(w < WARP, [Assign(AT, _int(AT + other))]),
-            Assign(FOUND, _int(FOUND + other)),
+            Assign(other, self.word(w)),
+            when(w < self.warp, [Assign(self.at, _int(self.at + other))]),
+            Assign(self.found, _int(self.found + other)),
         ]
-        out += [Assign(AT, _int(TOTAL + upto - own)), Assign(FOUND, zero), loop(w, self.warps, before)]
+        out += [Assign(self.at, _int(self.total + upto - own)), Assign(self.found, zero), loop(w, self.warps, before)]
         listed = []
         for hit, number, place in hits:
-            entry = _int(number * self.owned + (LOW - FIRST) + place)
-            fits = when(AT < ROOM, [Assign(_word(Const(self.list) + AT), entry)])
-            listed.append(when(hit, [fits, Assign(AT, _int(AT + 1))]))
+            entry = _int(number * self.owned + (self.low - self.first) + place)
+            fits = when(self.at < self.room, [Assign(self.word(Const(self.list) + self.at), entry)])
+            listed.append(when(hit, [fits, Assign(self.at, _int(self.at + 1))]))
         return [*out, when(own > 0, listed), BARRIER]
 
     def sort(self, one: _Adder) -> list[Stmt]:
@@ -292,31 +311,31 @@ class _Kernel:
         )
         here, zero = Var("here", "bool"), Const(0, "int32")
         entry: list[Stmt] = [
-            Assign(K, _int(first + LANE)),
-            Assign(e, _word(Const(self.list) + _least(K, TOTAL - 1))),
-            Assign(token, _quotient(e, self.owned)),
+            Assign(self.entry, _int(first + self.lane)),
+            Assign(e, self.word(Const(self.list) + _least(self.entry, self.total - 1))),
+            Assign(token, quotient(e, self.owned)),
             Assign(place, _int(e - token * self.owned)),
-            Assign(ON, K < TOTAL),
-            Assign(here, _select(ON, place.equals(R))),
+            Assign(_Adder.on, self.entry < self.total),
+            Assign(here, _select(_Adder.on, place.equals(self.place))),
         ]
         count = [
-            Assign(start, _int(start + bits_set(ballot(_select(ON, place < R))))),
+            Assign(start, _int(start + bits_set(ballot(_select(_Adder.on, place < self.place))))),
             Assign(n, _int(n + bits_set(ballot(here)))),
         ]
         put = [
             Assign(votes, ballot(here)),
-            when(here, [Assign(_word(Const(one.sorted) + start + bits_set(votes & BELOW)), token)]),
+            when(here, [Assign(self.word(Const(one.sorted) + start + bits_set(votes & self.below)), token)]),
             Assign(start, _int(start + bits_set(votes))),
         ]
         of_place = [
             Assign(start, zero),
             Assign(n, zero),
-            loop(first, TOTAL, [*entry, *count], step=32),
-            when(LANE.equals(0), [Assign(_word(Const(one.begin) + R), start)]),
-            when(n > 0, [loop(first, TOTAL, [*entry, *put], step=32)]),
+            loop(first, self.total, [*entry, *count], step=32),
+            when(self.lane.equals(0), [Assign(self.word(Const(one.begin) + self.place), start)]),
+            when(n > 0, [loop(first, self.total, [*entry, *put], step=32)]),
         ]
-        end = Assign(_word(Const(one.begin + self.owned)), TOTAL)
-        return [loop(R, self.owned, of_place, WARP, self.warps), when(THREAD.equals(0), [end]), BARRIER]
+        end = Assign(self.word(Const(one.begin + self.owned)), self.total)
+        return [loop(self.place, self.owned, of_place, self.warp, self.warps), when(THREAD.equals(0), [end]), BARRIER]
 
     def join(self) -> list[Stmt]:
         """Brings the sums of all match lanes together in those of the first, two by two."""
@@ -324,36 +343,36 @@ class _Kernel:
         step = self.match // 2
         at = [Const(self.list + e * self.block) + THREAD for e in range(self.vec)]
         while step:
-            left = [Assign(SUMS[Cast("uint32", at[e])], ACCUMULATED[e]) for e in range(self.vec)]
-            others = [SUMS[Cast("uint32", at[e] + step * self.lanes)] for e in range(self.vec)]
-            sums = Tuple(tuple(ACCUMULATED[e] + x for e, x in enumerate(others)))
-            out += [when(both(step <= MATCH, 2 * step > MATCH), left), BARRIER]
-            out.append(when(step > MATCH, [Assign(ACCUMULATED, sums)]))
+            left = [Assign(self.lane_sums[Cast("uint32", at[e])], _Adder.accumulated[e]) for e in range(self.vec)]
+            others = [self.lane_sums[Cast("uint32", at[e] + step * self.lanes)] for e in range(self.vec)]
+            sums = Tuple(tuple(_Adder.accumulated[e] + x for e, x in enumerate(others)))
+            out += [when(both(step <= self.grid.line, 2 * step > self.grid.line), left), BARRIER]
+            out.append(when(step > self.grid.line, [Assign(_Adder.accumulated, sums)]))
             step //= 2
         return [*out, BARRIER] if out else []
 
     # ---- the ways through a block's places --------------------------------------------------------------------------
 
     def alone(self) -> list[Stmt]:
-        """A match lane takes places by itself, ``unroll`` at a time so that what is read beside the sums is in flight
+        """A match lane takes places by itself, ``unroll`` at a time so that loads of other tensors are in flight
         together; those of many terms are left out."""
         out: list[Stmt] = []
         places = [(Var(f"r{q}", "int32"), Var(f"ok{q}", "bool")) for q in range(self.unroll)]
         ends = [(Var(f"start{n}", "int32"), Var(f"stop{n}", "int32")) for n in range(len(self.sums))]
         for q, (place, ok) in enumerate(places):
-            out += [Assign(place, _int(R + q * self.match)), Assign(ok, place < ROWS)]
+            out += [Assign(place, _int(self.place + q * self.match)), Assign(ok, place < self.rows)]
             for one, (start, stop) in zip(self.sums, ends, strict=True):
-                out.append(Assign(start, _word(Const(one.begin) + place)))
-                out.append(Assign(stop, _word(Const(one.begin + 1) + place)))
+                out.append(Assign(start, self.word(Const(one.begin) + place)))
+                out.append(Assign(stop, self.word(Const(one.begin + 1) + place)))
                 out.append(Assign(ok, Select(stop - start <= self.many, ok, FALSE)))
             for n, (one, (start, stop)) in enumerate(zip(self.sums, ends, strict=True)):
                 out += [Assign(stop, Select(ok, stop, start)), self.nothing]
-                out.append(loop(K, stop, self.add(one, one.sorted, 1, FLIGHT, 1, stop), start, FLIGHT))
-                out.append(Assign(Var(f"a{q}_{n}"), ACCUMULATED))
+                out.append(loop(self.entry, stop, self.add(one, one.sorted, 1, FLIGHT, 1, stop), start, FLIGHT))
+                out.append(Assign(Var(f"a{q}_{n}"), _Adder.accumulated))
         for q, (place, ok) in enumerate(places):
             sums = [Var(f"a{q}_{n}") for n in range(len(self.sums))]
-            out += self.store(place, sums, _select(INSIDE, ok) if self.partial else ok)
-        return [loop(R, self.owned, out, MATCH, self.match * self.unroll)]
+            out += self.store(place, sums, _select(self.inside, ok) if self.partial else ok)
+        return [loop(self.place, self.owned, out, self.grid.line, self.match * self.unroll)]
 
     @property
     def many(self) -> int:
@@ -364,73 +383,72 @@ class _Kernel:
         """Adds up the terms of place number ``r`` of the block's, which all match lanes share as they are found, and
         stores the result."""
         step, zero = self.match * FLIGHT_TOGETHER, Const(0, "int32")
-        out: list[Stmt] = [Assign(LOW, Cast("int64", FIRST + R)), Assign(COUNT, _int(1)), Assign(TOTAL, zero)]
+        out: list[Stmt] = [
+            Assign(self.low, Cast("int64", self.first + self.place)),
+            Assign(self.count, _int(1)),
+            Assign(self.total, zero),
+        ]
         sums = [Var(f"a_{n}") for n in range(len(self.sums))]
-        for one, total in zip(self.sums, sums, strict=True):
-            terms = self.add(one, self.list, self.owned, FLIGHT_TOGETHER, self.match, FOUND)
-            work = [Assign(FOUND, one.scan()), loop(K, FOUND, terms, MATCH, step)]
-            out += [Assign(ROOM, _int(one.step)), self.nothing, loop(BASE, one.tokens, work, step=one.step)]
-            out += [BARRIER, *self.join(), Assign(total, ACCUMULATED)]
-        store = self.store(R, sums, INSIDE if self.partial else TRUE)
-        return [*out, *([when(MATCH.equals(0), store)] if self.match > 1 else store)]
+        for one, scan, total in zip(self.sums, self.scans, sums, strict=True):
+            terms = self.add(one, self.list, self.owned, FLIGHT_TOGETHER, self.match, self.found)
+            work = [Assign(self.found, scan()), loop(self.entry, self.found, terms, self.grid.line, step)]
+            out += [Assign(self.room, _int(one.step)), self.nothing, loop(self.base, one.tokens, work, step=one.step)]
+            out += [BARRIER, *self.join(), Assign(total, _Adder.accumulated)]
+        store = self.store(self.place, sums, self.inside if self.partial else TRUE)
+        return [*out, *([when(self.grid.line.equals(0), store)] if self.match > 1 else store)]
 
     def body(self) -> list[Stmt]:
         s, group = self.s, Var("group", "int32")
         out: list[Stmt] = [
             Assign(THREAD, ThreadIndex()),
-            Assign(LANE, _int(THREAD & 31)),
-            Assign(WARP, _quotient(THREAD, 32)),
-            Assign(BELOW, _int((_int(1) << LANE) - 1)),
-            Assign(MATCH, _quotient(THREAD, self.lanes)),
-            Assign(group, _quotient(BLOCK, self.chunks)),
-            Assign(FIRST, _int(group * self.owned)),
-            Assign(ROWS, _least(_int(self.owned), s.n_places - FIRST)),
+            Assign(self.lane, _int(THREAD & 31)),
+            Assign(self.warp, quotient(THREAD, 32)),
+            Assign(self.below, _int((_int(1) << self.lane) - 1)),
+            Assign(self.grid.line, quotient(THREAD, self.lanes)),
+            Assign(group, quotient(BLOCK, self.chunks)),
+            Assign(self.first, _int(group * self.owned)),
+            Assign(self.rows, _least(_int(self.owned), s.n_places - self.first)),
             Assign(
-                COL,
-                _int((BLOCK - group * self.chunks) * self.chunk + (THREAD - MATCH * self.lanes) * self.vec),
+                self.column,
+                _int((BLOCK - group * self.chunks) * self.chunk + self.grid.offset * self.vec),
             ),
-            Shared(WORDS, 0, "int32"),
+            Shared(self.memory, 0, "int32"),
         ]
         if self.partial:
-            out += [Assign(INSIDE, s.n_cols > COL), Assign(COL, _least(COL, s.n_cols - self.vec))]
+            out += [
+                Assign(self.inside, s.n_cols > self.column),
+                Assign(self.column, _least(self.column, s.n_cols - self.vec)),
+            ]
         if self.match > 1:
-            out.append(Shared(SUMS, 0, "float32"))
+            out.append(Shared(self.lane_sums, 0, "float32"))
         for one in self.sums:
             out += _before(one.places, 0)
         out += self.fetch()
         if self.owned == 1:
-            return [*out, Assign(R, _int(0)), *self.together()]
-        out += [Assign(LOW, Cast("int64", FIRST)), Assign(COUNT, ROWS)]
-        out += [Assign(ROOM, _int(self.most_sorted)), Assign(OVER, FALSE)]
-        for one in self.sums:
-            listed = [Assign(FOUND, one.scan()), Assign(TOTAL, _int(TOTAL + FOUND))]
-            out += [Assign(TOTAL, _int(0)), loop(BASE, one.tokens, listed, step=one.step)]
-            out.append(when(self.most_sorted < TOTAL, [Assign(OVER, TRUE)], self.sort(one)))
+            return [*out, Assign(self.place, _int(0)), *self.together()]
+        out += [Assign(self.low, Cast("int64", self.first)), Assign(self.count, self.rows)]
+        out += [Assign(self.room, _int(self.most_sorted)), Assign(self.over, FALSE)]
+        for one, scan in zip(self.sums, self.scans, strict=True):
+            listed = [Assign(self.found, scan()), Assign(self.total, _int(self.total + self.found))]
+            out += [Assign(self.total, _int(0)), loop(self.base, one.tokens, listed, step=one.step)]
+            out.append(when(self.most_sorted < self.total, [Assign(self.over, TRUE)], self.sort(one)))
         many = Var("many", "bool")
         crowded = []
         for one in self.sums:
-            terms = _word(Const(one.begin + 1) + R) - _word(Const(one.begin) + R)
+            terms = self.word(Const(one.begin + 1) + self.place) - self.word(Const(one.begin) + self.place)
             crowded.append(Assign(many, Select(terms > self.many, TRUE, many)))
-        alone = Unary("not ", OVER)
+        alone = Unary("not ", self.over)
         out.append(when(alone, self.alone()))
-        each = [Assign(many, OVER), when(alone, crowded), when(many, self.together())]
-        return [*out, loop(R, ROWS, each)]
+        each = [Assign(many, self.over), when(alone, crowded), when(many, self.together())]
+        return [*out, loop(self.place, self.rows, each)]
 
     def source(self) -> CudaSource:
-        groups = -(-self.s.n_places // self.owned)
+        units = Units(-(-self.s.n_places // self.owned) * self.chunks)
         parts = [self.results, *(e for one in self.sums for e in (one.places, one.terms))]
+        align = [max(need) for need in zip(*(part.alignments() for part in parts), strict=True)]
+        extent, params, schedule = self.s.graph.extents[0], self.results.params(), self.schedule
         return CudaSource.scheduled(
-            self.body(),
-            self.results.params(),
-            self.schedule,
-            Counts(),
-            self.s.graph.extents[0],
-            dynamic=False,
-            inner=groups * self.chunks,
-            per_block=1,
-            blocks_per_sm=0,
-            shared=4 * self.words,
-            align=[max(need) for need in zip(*(part.alignments() for part in parts), strict=True)],
+            self.body(), params, schedule, Counts(), units, extent, align, blocks_per_sm=0, shared=4 * self.words
         )
 
 
@@ -438,7 +456,7 @@ def emit_scatter(graph: Graph, schedule: ScatterSchedule) -> CudaSource:
     """The kernel of a group with sums at places.
 
     Args:
-        schedule: ``threads_per_row`` threads lie along the columns, ``rows_per_block`` are the match lanes, ``unroll``
+        schedule: ``threads_per_row`` threads are along the columns, ``rows_per_block`` are the match lanes, ``unroll``
             places are stored at a time, and a block has ``owned`` of them.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a CUDA kernel is printed for, and what is printed: a schedule's parameters, and a source in parts."""
+"""Parameters of schedules, and kernels before they are compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from autotune.compiler.kernel.nodes import Stmt
 from autotune.compiler.kernel.rewrite import expressions_of
-from autotune.compiler.targets.cuda.counts import Counts, check_launch
+from autotune.compiler.targets.cuda.counts import Counts, Units, check_launch
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
@@ -22,16 +22,16 @@ PREFIX = "autotune_"
 """What the names of all our kernels begin with, in profiles and cubins."""
 
 
-def told(overwrites: Sequence[tuple[int, int]], graph: Graph) -> dict[str, Any]:
+def overwrite_launch(overwrites: Sequence[tuple[int, int]], graph: Graph) -> dict[str, Any]:
     """The launch data of a kernel whose pairs of a slot and an output may be one tensor: pairs of its pointers."""
     return {OVERWRITES: [[slot, len(graph.inputs) + k] for slot, k in overwrites]} if overwrites else {}
 
 
 @dataclass(frozen=True)
 class CudaSchedule:
-    """What every scheme is scheduled by; see ``[cuda.*]`` of ``search_spaces/fusion.toml``.
+    """The parameters that all schemes share; see ``[cuda.*]`` of ``search_spaces/fusion.toml``.
 
-    A scheme with parameters of its own has them in a subclass. A parameter with a default may be missing in
+    A scheme adds its own in a subclass. A parameter with a default may be missing in
     configurations of earlier versions.
     """
 
@@ -65,7 +65,7 @@ class CudaSchedule:
 
 @dataclass(frozen=True)
 class FlatSchedule(CudaSchedule):
-    """``by_row``: each block has a part of one row, and what a row has in common is computed once a thread."""
+    """``by_row``: each block has a part of one row, and values of the row are computed once a thread."""
 
     by_row: bool = False
 
@@ -124,7 +124,9 @@ class CudaSource:
         params: tuple[str, ...],
         schedule: CudaSchedule,
         counts: Counts,
+        units: Units,
         extent: int,
+        align: Sequence[int],
         cluster: int = 1,
         **launch: Any,
     ) -> CudaSource:
@@ -132,13 +134,15 @@ class CudaSource:
 
         Args:
             counts: how it counts; ``extent`` of axis 0.
-            launch: ``dynamic``, ``inner``, ``per_block`` and ``align`` of its launch data, and what is not usual.
+            align: bytes that each pointer must be aligned to.
+            launch: what is not usual of its launch data.
 
         Raises:
             Unsupported: no launch has so many blocks.
         """
         usual = {"blocks_per_sm": schedule.blocks_per_sm, "block": schedule.block, "shared": 0, "multiple": 1}
-        data = {"generator": GENERATOR} | usual | launch | counts.launch()
+        shares = {"dynamic": units.dynamic, "inner": units.inner, "per_block": units.per_block, "align": [*align]}
+        data = {"generator": GENERATOR} | usual | shares | launch | counts.launch()
         data |= {"cluster": cluster} if cluster > 1 else {}
         check_launch(data, extent)
         return cls(tuple(body), params, data, schedule.block, schedule.max_registers, cluster)
@@ -146,7 +150,7 @@ class CudaSource:
     @cached_property
     def text(self) -> str:
         """Numba source that defines ``kernel`` and its device functions."""
-        from autotune.compiler.targets.cuda.printing.printer import CudaPrinter
+        from autotune.compiler.targets.cuda.printer import CudaPrinter
 
         printer = CudaPrinter(strict=not self.fast)
         counted = BLOCKS in expressions_of(self.body)
@@ -180,7 +184,7 @@ class Listing:
 
 
 def _module(functions: Sequence[str], lines: Sequence[str], kernel: CudaSource | Listing, counted: bool) -> str:
-    """The text of a kernel; ``counted``: it asks how many blocks there are."""
+    """The text of a kernel; ``counted``: it reads the number of blocks."""
     args = [f"p{k}" for k in range(len(kernel.params))] + (["n0"] if kernel.launch["dynamic"] else [])
     head = [f"def kernel({', '.join(args)}):", f"    {BLOCK.name} = int32(cuda.blockIdx.x)"]
     if counted:

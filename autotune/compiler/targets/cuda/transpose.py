@@ -1,4 +1,4 @@
-"""The transpose skeleton: a pointwise group whose tensors disagree on the axis along which neighbours lie in memory.
+"""The transpose skeleton: a pointwise group whose tensors disagree on the unit-stride axis.
 
 A block takes a square *tile* of two axes: ``x``, along which most of the bytes have unit stride, and ``y``, along which
 the others have. Threads compute side by side on ``x``. What has its neighbours on ``y`` goes through shared memory: a
@@ -7,7 +7,7 @@ access to global memory is of neighbours, in vectors where alignment and extents
 load in shared memory: the thread that reads an element of the one writes that of the other.
 
 An element's word in shared memory is ``y * pitch + skew(y) + x + skew(x)``. With an odd pitch, and a shift for every 32
-elements that makes room for the threads of a warp that lie on other lines, neither direction has a bank conflict.
+elements for the threads of a warp on other lines, neither direction has a bank conflict.
 """
 
 from __future__ import annotations
@@ -29,32 +29,26 @@ from autotune.compiler.kernel.nodes import (
     Stmt,
     Store,
     Var,
-    loop,
     sum_of,
     when,
 )
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import Tiling, narrowest, tiling
-from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex
-from autotune.compiler.targets.cuda.memory.access import AHEAD, COLUMN, FALSE, OK
-from autotune.compiler.targets.cuda.memory.address import taken_apart, within
+from autotune.compiler.targets.cuda.counts import Counts, Units
+from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, THREAD, Shared, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
+from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions
+from autotune.compiler.targets.cuda.rows.prefetch import held, issuable, load_function
 from autotune.compiler.targets.cuda.source import CudaSource, TransposeSchedule
+from autotune.compiler.targets.cuda.tensors import taken_apart, within
+from autotune.compiler.targets.cuda.threads import ThreadGrid, each_unit
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
 
 MOST_ELEMENTS = 64
 """Elements of a tile that one thread takes."""
 BANKS = 32
-AT = Var("at", "uint32")
-"""The word of shared memory at hand."""
-GROUP, PLACE = Var("group"), Var("place")
-"""Number of the tile: of all, and of those in its plane of both axes."""
-LIVE = Var("live", "bool")
-"""Whether there is a tile of that number; see :meth:`_Kernel.pair`."""
 _VIEW = {"float32": "sf", "int32": "si", "bool": "si", "int64": "sl"}
 _TYPE = {"sf": "float32", "si": "int32", "sl": "int64"}
 
@@ -62,21 +56,22 @@ _TYPE = {"sf": "float32", "si": "int32", "sl": "int64"}
 class _Emitter(CudaEmitter):
     """Builds the computing of one pack along ``x``; what is in shared memory is found at the word ``at``."""
 
+    at = Var("at", "uint32")
+    """The word of shared memory at hand."""
+
     def __init__(self, t: Tiling, program: Program, schedule: TransposeSchedule) -> None:
-        tile = schedule.tile
+        g, tile = program.graph, schedule.tile
         self.t, self.tile = t, tile
         self.along_x, self.along_y = t.vectors(schedule.vector_bytes)
-        super().__init__(program, replace(schedule, vector_bytes=self.along_x * narrowest(program)), apart=t.loads)
-        g = self.graph
         self.lines = {a: -(-g.extents[a] // tile) for a in (t.x, t.y)}
         self.batch = [a for a in program.rows if a != t.y]
-        self.tiles = self.lines[t.x] * self.lines[t.y]  # in the plane of both axes
         self.side = self.lines[t.x] + self.lines[t.x] % 2  # of the square that pairs are counted in
-        if t.mirrored:
-            self.tiles = self.side * (self.side + 1)
-        self.count = Counts.of(g.size(self.batch) * self.tiles, g.extents[t.x], g.extents[t.y])
+        # In the plane of both axes.
+        self.tiles = self.side * (self.side + 1) if t.mirrored else self.lines[t.x] * self.lines[t.y]
+        count = Counts.of(g.size(self.batch) * self.tiles, g.extents[t.x], g.extents[t.y])
         self.partial = {a: g.extents[a] % tile != 0 for a in (t.x, t.y)}
-        self.ok_needed = any(self.partial.values())
+        options = RowOptions(apart=t.loads, tested=any(self.partial.values()), count=count)
+        super().__init__(program, replace(schedule, vector_bytes=self.along_x * narrowest(program)), options)
         self.skews = {t.x: BANKS * self.along_x // tile, t.y: BANKS * self.along_y // tile}
         room = (tile // BANKS - 1) * self.skews[t.x]
         self.pitch = (tile + room) | 1
@@ -94,22 +89,20 @@ class _Emitter(CudaEmitter):
         self.shared = 4 * (2 * wide + narrow) * words
 
     def dtype(self, kind: str, n: int) -> str:
-        """The arithmetic type of what a load or an output has in shared memory."""
+        """The arithmetic type of a load or an output in shared memory."""
         return self.graph.values[n].dtype if kind == "load" else compute_type(self.graph.outputs[n].dtype)
 
     def word(self, kind: str, n: int, step: int) -> Item:
-        """Its word in shared memory, ``step`` from the one at hand."""
+        """Its word in shared memory, ``step`` from ``at``."""
         view, first = self.places[kind, n]
-        return Var(view)[Cast("uint32", AT + (first + step))]
+        return Var(view)[Cast("uint32", self.at + (first + step))]
 
     def put(self, kind: str, n: int, step: int, x: Expr) -> Assign:
-        """Leaves ``x`` in shared memory."""
         if self.dtype(kind, n) == "bool":
             x = Select(x, Const(1, "int32"), Const(0, "int32"))
         return Assign(self.word(kind, n, step), x)
 
     def take(self, kind: str, n: int, step: int) -> Expr:
-        """What is there in shared memory."""
         word = self.word(kind, n, step)
         return word.differs(0) if self.dtype(kind, n) == "bool" else word
 
@@ -159,18 +152,23 @@ class _Emitter(CudaEmitter):
         xs = tuple(self.take("store", k, e * self.pitch) for e in range(self.along_y))
         pointer, at = self.out_pointer(k), self.across("store", k)
         store = Store(self.graph.outputs[k].dtype, self.schedule.store_hint, pointer, at, xs)
-        return [when(OK, [store])] if self.ok_needed else [store]
+        return [when(self.ok, [store])] if self.ok_needed else [store]
 
 
 class _Kernel:
-    """The statements of one kernel."""
+    number, in_plane = Var("group"), Var("place")
+    """Number of the tile: of all, and of those in its plane of both axes."""
+    live = Var("live", "bool")
+    """Whether there is a tile of that number; see :meth:`pair`."""
 
     def __init__(self, e: _Emitter) -> None:
         self.e, self.t, self.tile, self.count = e, e.t, e.tile, e.count
         self.block = e.schedule.block
-        self.steps: dict[int, int] = {}  # lines that the block takes at a time, by the axis that its threads lie along
+        self.steps: dict[int, int] = {}  # lines that the block takes at a time, by the axis of its threads
         e.schedule.check_block()
+        self.grids: dict[int, ThreadGrid] = {}  # its threads by lines of the tile
         for a, vec in ((self.t.x, e.along_x), (self.t.y, e.along_y)):
+            self.grids[a] = ThreadGrid(self.tile // vec, Var(f"line{a}", "int32"), Var(f"lane{a}", "int32"))
             self.steps[a], rest = divmod(self.block * vec, self.tile)
             if rest or not self.steps[a] or self.tile % self.steps[a]:
                 raise Unsupported(f"{self.block} threads do not divide a tile of {self.tile}")
@@ -178,14 +176,9 @@ class _Kernel:
             raise Unsupported(f"a tile of {self.tile} is too much for {self.block} threads")
         (pas,) = e.program.passes
         self.pas = pas
-        ahead = tuple(i for i in loads_ahead(e) if i not in self.t.loads)
-        held = sum(map(e.raw_words, ahead)) * self.tile // self.steps[self.t.x] <= MOST_WORDS
-        self.ahead = ahead if held else ()
-        self.function, _ = e.pass_function(0, pas, self.ahead)
-
-    def lane(self, axis: int) -> tuple[Var, Var]:
-        """Where a thread is as threads lie along an axis: which line of the tile, which pack of the line."""
-        return Var(f"line{axis}", "int32"), Var(f"lane{axis}", "int32")
+        loads = tuple(i for i in issuable(e) if i not in self.t.loads)
+        self.prefetched = held(e, loads, self.tile // self.steps[self.t.x])
+        self.function, _ = e.pass_function(0, pas, self.prefetched)
 
     def first(self, axis: int) -> Var:
         """The tile's first index along an axis."""
@@ -195,39 +188,39 @@ class _Kernel:
         """Sets for pack ``k`` of a thread: the index along both axes, kept inside, ``ok`` where it is, and ``at``."""
         e, x, y = self.e, self.t.x, self.t.y
         vec = e.along_x if along == x else e.along_y
-        line, lane = self.lane(along)
+        grid = self.grids[along]
         local = {a: Var(f"k{a}", "int32") for a in (x, y)}  # in the tile
         inside = {a: Var(f"ok{a}", "bool") for a in (x, y) if e.partial[a]}
         out: list[Stmt] = []
-        for a, place, n in ((along, lane * vec, vec), (x + y - along, line + k * self.steps[along], 1)):
+        for a, place, n in ((along, grid.lane * vec, vec), (x + y - along, grid.line + k * self.steps[along], 1)):
             out.append(Assign(local[a], Cast("int32", place)))
-            out.append(Assign(COLUMN, self.count.number(self.first(a) + local[a])))
+            out.append(Assign(e.column, self.count.number(self.first(a) + local[a])))
             if a in inside:
                 end = e.graph.extents[a]
-                out.append(Assign(inside[a], end > COLUMN))
-                out.append(Assign(COLUMN, Select(inside[a], COLUMN, self.count.number(Const(end - n)))))
-            out.append(Assign(e.along(a), Cast("int64", COLUMN)))
+                out.append(Assign(inside[a], end > e.column))
+                out.append(Assign(e.column, Select(inside[a], e.column, self.count.number(Const(end - n)))))
+            out.append(Assign(e.along(a), Cast("int64", e.column)))
         if inside:
             tests = list(inside.values())
-            out.append(Assign(OK, tests[0] if len(tests) == 1 else Select(tests[0], tests[1], FALSE)))
+            out.append(Assign(e.ok, tests[0] if len(tests) == 1 else Select(tests[0], tests[1], FALSE)))
         at: Expr = local[y] * e.pitch + local[x]
         for a, s in e.skews.items():
             at = at + local[a] // BANKS * s if s and self.tile > BANKS else at
-        return [*out, Assign(AT, Cast("uint32", at)), Assign(COLUMN, self.count.number(e.along(x)))]
+        return [*out, Assign(e.at, Cast("uint32", at)), Assign(e.column, self.count.number(e.along(x)))]
 
     def indices(self) -> list[Stmt]:
         """Takes the number of a tile apart: its first element on both axes, the index along all others."""
         e, x, y, count = self.e, self.t.x, self.t.y, self.count
         rest, down = Var("plane"), Var("down")
         out: list[Stmt] = [
-            Assign(rest, count.quotient(GROUP, e.tiles)),
-            Assign(PLACE, count.number(GROUP - rest * e.tiles)),
+            Assign(rest, count.quotient(self.number, e.tiles)),
+            Assign(self.in_plane, count.number(self.number - rest * e.tiles)),
         ]
         if self.t.mirrored:
             out += self.pair()
         else:
-            out.append(Assign(down, count.quotient(PLACE, e.lines[x])))
-            out.append(Assign(self.first(x), count.number((PLACE - down * e.lines[x]) * self.tile)))
+            out.append(Assign(down, count.quotient(self.in_plane, e.lines[x])))
+            out.append(Assign(self.first(x), count.number((self.in_plane - down * e.lines[x]) * self.tile)))
             out.append(Assign(self.first(y), count.number(down * self.tile)))
         return [*out, *taken_apart(rest, e.batch, e.graph.extents, count, e.along)]
 
@@ -243,76 +236,60 @@ class _Kernel:
         first, near = Var("first", "bool"), Var("near", "bool")
         apart = Select(down.equals(right), first, Const(True, "bool"))
         return [
-            Assign(number, count.quotient(PLACE, 2)),
-            Assign(first, PLACE.equals(number * 2)),
+            Assign(number, count.quotient(self.in_plane, 2)),
+            Assign(first, self.in_plane.equals(number * 2)),
             Assign(top, count.quotient(number, n + 1)),
             Assign(along, count.number(number - top * (n + 1))),
             Assign(near, along < n - top),
             Assign(down, Select(near, count.number(top), count.number(n - 1 - top))),
             Assign(right, count.number(down + Select(near, along, count.number(along - n + top)))),
-            Assign(LIVE, Select(right < self.e.lines[self.t.x], apart, FALSE)),
+            Assign(self.live, Select(right < self.e.lines[self.t.x], apart, FALSE)),
             Assign(self.first(self.t.x), count.number(Select(first, right, down) * self.tile)),
             Assign(self.first(self.t.y), count.number(Select(first, down, right) * self.tile)),
         ]
 
     def one_tile(self) -> list[Stmt]:
-        """What a block does with one tile."""
         e, x, y, loads = self.e, self.t.x, self.t.y, self.t.loads
         packs = {a: range(self.tile // self.steps[a]) for a in (x, y)}
 
         def of(v: Var, k: int) -> Var:
-            """What is known of pack ``k`` until it is used."""
+            """The variable of pack ``k``."""
             return Var(f"{v.name}_{k}", v.dtype)
 
         out: list[Stmt] = []
         for k in packs[y] if loads else ():
-            out += [*self.pack(y, k), Assign(of(AT, k), AT), *(Assign(of(e.pack(i), k), e.read(i)) for i in loads)]
-        if self.ahead:
-            ahead = load_function(e, self.ahead)
+            out += [*self.pack(y, k), Assign(of(e.at, k), e.at), *(Assign(of(e.pack(i), k), e.read(i)) for i in loads)]
+        if self.prefetched:
+            ahead = load_function(e, self.prefetched)
             for k in packs[x]:
-                out += [*self.pack(x, k), *e.bases(self.ahead, ()), Assign(of(AHEAD, k), ahead())]
+                out += [*self.pack(x, k), *e.bases(self.prefetched, ()), Assign(of(e.prefetched, k), ahead())]
         if loads:
             filling = e.filling()
-            given = [AT, *(e.pack(i) for i in loads)]
+            given = [e.at, *(e.pack(i) for i in loads)]
             out += [Do(filling({v.name: of(v, k) for v in given})) for k in packs[y]]
             out.append(BARRIER)
         for k in packs[x]:
             values = [line for i in self.pas.row_values for line in e.row_value(i)]
-            out += [*self.pack(x, k), *values, *e.bases(), Do(self.function({AHEAD.name: of(AHEAD, k)}))]
+            out += [*self.pack(x, k), *values, *e.bases(), Do(self.function({e.prefetched.name: of(e.prefetched, k)}))]
         if self.t.stores:
             out.append(BARRIER)
         for k in packs[y] if self.t.stores else ():
             out += [*self.pack(y, k), *(line for n in self.t.stores for line in e.emptying(n))]
-        return [*self.indices(), *([when(LIVE, out)] if self.t.mirrored else out)]
+        return [*self.indices(), *([when(self.live, out)] if self.t.mirrored else out)]
 
     def source(self) -> CudaSource:
-        e, x, y, schedule = self.e, self.t.x, self.t.y, self.e.schedule
+        e, schedule = self.e, self.e.schedule
         dynamic = e.program.dynamic == 0
-        inner = e.tiles * e.graph.size(a for a in e.batch if not (dynamic and a == 0))
+        units = Units(e.tiles * e.graph.size(a for a in e.batch if not (dynamic and a == 0)), dynamic=dynamic)
         body: list[Stmt] = [Assign(THREAD, ThreadIndex())]
-        for a, vec in ((x, e.along_x), (y, e.along_y)):
-            line, lane = self.lane(a)
-            lanes = self.tile // vec
-            body.append(Assign(line, Counts().quotient(THREAD, lanes)))
-            body.append(Assign(lane, Cast("int32", THREAD - line * lanes)))
+        body += [s for grid in self.grids.values() for s in grid.indices()]
         body += [Shared(Var(view), 0, _TYPE[view]) for view in sorted({view for view, _ in e.places.values()})]
-        if schedule.blocks_per_sm:
-            total = self.count.number(EXTENT * inner if dynamic else Const(inner))
-            work = [*self.one_tile(), BARRIER]
-            body.append(loop(GROUP, total, work, self.count.number(BLOCK), BLOCKS))
-        else:
-            body += [Assign(GROUP, self.count.number(BLOCK)), *self.one_tile()]
+        persistent = bool(schedule.blocks_per_sm)
+        work = [*self.one_tile(), *([BARRIER] if persistent else [])]
+        first = self.count.number(BLOCK)
+        body += each_unit(self.number, units.total(self.count), work, persistent, first)
         return CudaSource.scheduled(
-            body,
-            e.params(),
-            schedule,
-            self.count,
-            e.graph.extents[0],
-            dynamic=dynamic,
-            inner=inner,
-            per_block=1,
-            shared=e.shared,
-            align=self.alignments(),
+            body, e.params(), schedule, self.count, units, e.graph.extents[0], self.alignments(), shared=e.shared
         )
 
     def alignments(self) -> list[int]:

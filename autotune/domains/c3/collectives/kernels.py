@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from autotune.compiler.targets.cuda.names import tuple_of
+from autotune.compiler.kernel.printer import tuple_of
 from autotune.compiler.targets.cuda.source import PREFIX, Listing
 from autotune.errors import Unsupported
 from autotune.task import Kernel

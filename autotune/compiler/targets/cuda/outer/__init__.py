@@ -1,1 +1,1 @@
-"""Reductions over outer axes: threads lie side by side on the axis that is kept."""
+"""Reductions over outer axes: neighbouring threads take neighbours on the kept axis."""

@@ -8,9 +8,8 @@ A strip for which shared memory is too small has its first places (``held`` of e
 issued before the copies, and are taken first. So all strips of a tensor may be on the device at the same time, and no
 block waits for another one to end.
 
-Each thread copies what it will read itself, so that no barrier stands between a strip's copies and its walks. What is
-computed and kept takes the place of what is not read any more: softmax without ``online`` writes its exponentials over
-its input.
+Each thread copies what it will read itself, so that a strip's copies and its walks need no barrier. Computed values
+overwrite those that are not read any more: softmax without ``online`` writes its exponentials over its input.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ from autotune.compiler.targets.cuda.device import (
     rounds,
     take,
 )
-from autotune.compiler.targets.cuda.outer.joins import INSIDE
-from autotune.compiler.targets.cuda.outer.kernel import NUMBER, STEP, WORDS, Outer
-from autotune.compiler.targets.cuda.outer.lanes import LIVE
+from autotune.compiler.targets.cuda.outer.kernel import Outer
 from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import STORAGE_BYTES
 
@@ -68,7 +65,7 @@ class CopiedOuter(Outer):
             raise Unsupported("copying ahead without keeping in shared memory")
         if schedule.blocks_per_sm:
             raise Superseded("strips copied ahead in a persistent grid, which this autotune lacks")
-        if not self.lanes.ahead:
+        if not self.lanes.prefetched:
             raise Unsupported("no loads that can be copied ahead")
         self.first_walk = min(q for q, pas in enumerate(self.program.passes) if pas.walks)
         self.firsts: dict[int, int] = {}  # the first word of each kept value, for a thread and a place
@@ -83,15 +80,15 @@ class CopiedOuter(Outer):
         if self.groups > GROUPS:
             raise Unsupported(f"{self.groups} groups of copies: a larger unroll makes fewer")
 
-    # ---- what lies where --------------------------------------------------------------------------------------------
+    # ---- layout --------------------------------------------------------------------------------------------
 
     def kept(self, i: int) -> int:
         """Words that value ``i`` takes."""
         lanes = self.lanes
-        return lanes.vec * STORAGE_BYTES[lanes.storage(i)] // 4 if i in lanes.ahead else lanes.lanes(i)
+        return lanes.vec * STORAGE_BYTES[lanes.storage(i)] // 4 if i in lanes.prefetched else lanes.lanes(i)
 
     def lay_out(self) -> None:
-        """Give each kept value its words; what a pass reads for the last time makes room for what it leaves."""
+        """Give each kept value its words; a value that is read for the last time makes room for others."""
         last = {i: q for q, pas in enumerate(self.program.passes) for i in pas.kept_in}
         free: dict[int, list[int]] = {}
         for q, pas in enumerate(self.program.passes):
@@ -110,10 +107,10 @@ class CopiedOuter(Outer):
         return self.most
 
     def spot(self, i: int, k: Operand) -> Words:
-        """Where this thread's value ``i`` of place ``k`` lies."""
+        """The words of this thread's value ``i`` of place ``k``."""
         wide, first = min(4, self.kept(i)), self.firsts[i] - self.held * self.most
         at = (expr(k) * self.most + first) * self.schedule.block + THREAD * wide
-        return WORDS, at, Const(4 * self.schedule.block)
+        return self.kept_words, at, Const(4 * self.schedule.block)
 
     def in_registers(self, i: int, k: int) -> Var:
         """Value ``i`` of place ``k``, one of those held in registers."""
@@ -124,9 +121,9 @@ class CopiedOuter(Outer):
     def copies_of(self, k: Operand) -> list[Stmt]:
         """Begin to copy place ``k``, whose number is known."""
         lanes, out = self.lanes, self.lanes.place_indices()
-        # No evict_first: ptxas 13.0 gives the second of two copies with a cache policy a uniform register offset beside
+        # No evict_first: ptxas 13.0 gives the second of two copies with a cache policy a uniform register offset and
         # the policy's descriptor, which no instruction can hold ("illegal instruction").
-        for i in lanes.ahead:
+        for i in lanes.prefetched:
             hint = lanes.load_hint(i) if self.schedule.load_hint == "prefetch" else "default"
             out.append(copy_ahead(lanes.storage(i), lanes.vec, hint, self.spot(i, k), *self.place_in_memory(i)))
         return out
@@ -136,12 +133,12 @@ class CopiedOuter(Outer):
         at = self.lanes.access[i].at(self.lanes.base(i), 0)
         return Pointer(self.graph.values[i].slot), Cast("int64", at)
 
-    def ahead_of_walks(self) -> list[Stmt]:
-        """Begin to load a whole strip: what is held in registers, as it lies in memory, and copies of the rest."""
+    def before_walks(self) -> list[Stmt]:
+        """Begin to load a whole strip: raw words of the places in registers, and copies of the rest."""
         lanes, out = self.lanes, list[Stmt]()
         for k in range(self.held):
             out += [*self.place(k, masked=False), *lanes.place_indices()]
-            for i in lanes.ahead:
+            for i in lanes.prefetched:
                 load = Load(lanes.storage(i), lanes.vec, lanes.load_hint(i), *self.place_in_memory(i), "words")
                 out.append(Assign(self.in_registers(i, k), load))
         copies = self.each(
@@ -161,9 +158,9 @@ class CopiedOuter(Outer):
         out: list[Stmt] = []
         unroll, first = self.schedule.unroll, self.held
         if self.steps > 1:
-            body = [Assign(NUMBER, Cast("int32", first + STEP * unroll)), *before]
-            body += [s for u in range(unroll) for s in place(NUMBER + u, u, False)]
-            out.append(loop(STEP, rounds(self.steps), [*body, *after(unroll)]))
+            body = [Assign(self.number, Cast("int32", first + self.step * unroll)), *before]
+            body += [s for u in range(unroll) for s in place(self.number + u, u, False)]
+            out.append(loop(self.step, rounds(self.steps), [*body, *after(unroll)]))
             first = self.rest
         for begin in range(first, self.packs, unroll):
             n = min(unroll, self.packs - begin)
@@ -176,32 +173,32 @@ class CopiedOuter(Outer):
 
     def walk(self, number: int, pas: Pass) -> list[Stmt]:
         lanes = self.lanes
-        function = lanes.pass_function(pas, self.kept_from, self.partial or self.packs > self.full)
-        out: list[Stmt] = [Assign(var, nothing) for var, nothing in lanes.fields(pas).items()]
+        function = lanes.pass_function(pas, self.kept_from, self.threads.partial or self.packs > self.full)
+        out: list[Stmt] = [Assign(var, nothing) for var, nothing in lanes.carried[pas].fields.items()]
 
         def place(k: Operand, u: int, masked: bool) -> list[Stmt]:
             return self.place_of_walk(number, pas, function, k, u, masked)
 
         def after(n: int) -> list[Stmt]:
-            return [s for x in lanes.online(pas) for s in x.take_group([_score(x.peak, u) for u in range(n)])]
+            return [s for x in lanes.carried[pas].online for s in x.take_group([_score(x.peak, u) for u in range(n)])]
 
         for begin in range(0, self.held, self.schedule.unroll):
             n = min(self.schedule.unroll, self.held - begin)
             out += [s for u in range(n) for s in place(begin + u, u, False)] + after(n)
-        # An empty group a step: what may not be there yet then has one number for all steps.
+        # An empty group a step: then the number of groups to await is the same for all steps.
         awaited = [COMMIT_COPIES, await_copies(self.groups)] if number == self.first_walk else []
         out += self.each(place, awaited, after)
-        return out + [x.settle() for x in lanes.online(pas)]
+        return out + [x.settle() for x in lanes.carried[pas].online]
 
     def place_of_walk(self, number: int, pas: Pass, function: Function, k: Operand, u: int, masked: bool) -> list[Stmt]:
         """One place of the walk of pass ``number``, the ``u``-th of its group."""
         lanes, result = self.lanes, self.result(number, 0)
         out = self.place(k, masked)
-        for i in (*pas.kept_in, *(i for i in pas.compute if i in lanes.ahead)):
+        for i in (*pas.kept_in, *(i for i in pas.compute if i in lanes.prefetched)):
             out.append(Assign(lanes.handed(i), self.taken(i, k)))
-        call = function({LIVE.name: self.live(masked)})
-        left = [i for i in pas.kept_out if i not in lanes.ahead]
-        out.append(Assign(result, call) if lanes.fields(pas) or left else Do(call))
+        call = function({lanes.live.name: self.live(masked)})
+        left = [i for i in pas.kept_out if i not in lanes.prefetched]
+        out.append(Assign(result, call) if lanes.carried[pas].fields or left else Do(call))
         out += self.carried(pas, result, masked)
         at = len(lanes.returned(pas))
         for i in left:
@@ -211,14 +208,16 @@ class CopiedOuter(Outer):
             else:
                 out.append(put(self.spot(i, k), values))
             at += lanes.lanes(i)
-        for n, x in enumerate(lanes.online(pas)):
+        for n, x in enumerate(lanes.carried[pas].online):
             score = result[at + n]
-            out.append(Assign(_score(x.peak, u), Select(INSIDE, score, x.identity[0]) if masked else score))
+            out.append(
+                Assign(_score(x.peak, u), Select(self.threads.inside, score, x.identity[0]) if masked else score)
+            )
         return out
 
     def taken(self, i: int, k: Operand) -> Expr:
         """Kept value ``i`` of place ``k``, as it is handed to a pass function."""
-        lanes, ahead = self.lanes, i in self.lanes.ahead
+        lanes, ahead = self.lanes, i in self.lanes.prefetched
         storage = lanes.storage(i) if ahead else "float32"
         if isinstance(k, int) and k < self.held:
             return Unpack(storage, lanes.vec, self.in_registers(i, k)) if ahead else self.in_registers(i, k)
@@ -226,5 +225,5 @@ class CopiedOuter(Outer):
 
 
 def _score(peak: Var, u: int) -> Var:
-    """What the ``u``-th place of a group adds to an online pair."""
+    """The score of an online pair at the ``u``-th place of a group."""
     return Var(f"score_{peak.name}_{u}", "float32")

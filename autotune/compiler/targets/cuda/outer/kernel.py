@@ -1,13 +1,12 @@
 """The outer skeleton: reductions over outer axes, threads side by side on the unit-stride axis that is kept.
 
 A block has ``threads_per_row`` threads along the kept axes (each takes a vector of neighbours) and ``rows_per_block``
-along the reduced ones; :mod:`autotune.compiler.targets.cuda.outer.joins` joins what they carry. What a pass leaves for
-later ones stays in registers, in shared memory, or is read again; so softmax over dim 0 reads its input once where the
-block (or the cluster) can hold a strip of columns.
+along the reduced ones. A pass leaves values for later ones in registers, in shared memory, or not at all (they are read
+again). So softmax over dim 0 reads its input once where the block (or the cluster) can hold a strip of columns.
 
-The same kernel finishes the partials of the columns scheme, where latency is all: narrow strips give enough blocks, the
-loads of a thread are independent of each other (the last, incomplete step repeats the last place instead of branching),
-and once only results are left to be stored, only the warps that store them go on.
+The same kernel finishes the partials of the columns scheme, where latency is all. Narrow strips give enough blocks. The
+loads of a thread are independent (the last, incomplete step repeats the last place instead of branching). Once only
+results are left to be stored, only the warps that store them go on.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from autotune.compiler.kernel.nodes import (
     Const,
     Do,
     Expr,
-    For,
     Item,
     Operand,
     Select,
@@ -33,66 +31,62 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Shared, ThreadIndex, check_static
-from autotune.compiler.targets.cuda.memory.address import fixed_index, taken_apart
-from autotune.compiler.targets.cuda.outer.joins import DEEP, INSIDE, RANK, Joins
-from autotune.compiler.targets.cuda.outer.lanes import LIVE, PLACE, TILE_LANE, Lanes
-from autotune.compiler.targets.cuda.outer.share import ALONG, quotient
+from autotune.compiler.targets.cuda.counts import Units
+from autotune.compiler.targets.cuda.device import THREAD, Shared, ThreadIndex, check_static
+from autotune.compiler.targets.cuda.outer.lanes import Lanes
+from autotune.compiler.targets.cuda.outer.reduction import StripReductions
 from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES
 from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
+from autotune.compiler.targets.cuda.tensors import fixed_index, taken_apart
+from autotune.compiler.targets.cuda.threads import StripThreads, each_unit
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS
-
-NUMBERS, WORDS = Var("shared_numbers"), Var("shared_words")
-"""What passes keep in shared memory, as float32 and as uint32."""
-GROUP, STEP = Var("group"), Var("step")
-ROW, ROWS = Var("row"), Var("rows")
-"""Number of the thread's pack along the kept axes, and how many packs there are."""
-IN_ROWS = Var("in_rows", "bool")
-"""Whether the thread's pack is there."""
-NUMBER = Var("number", "int32")
-_LINE = Var("line")
-_FALSE = Const(False, "bool")
 
 
 class Outer:
     copies = False
     """Whether strips are copied to shared memory ahead of their walks."""
+    kept_numbers, kept_words = Var("shared_numbers"), Var("shared_words")
+    """What passes keep in shared memory, as float32 and as uint32."""
+    strip, step, number = Var("group"), Var("step"), Var("number", "int32")
+    pack, pack_count, line = Var("row"), Var("rows"), Var("line")
+    """Number of the thread's pack along the kept axes, and how many packs there are; that of its line of packs."""
 
     def __init__(self, program: Program, schedule: OuterSchedule) -> None:
-        self.lanes = Lanes(program, schedule, self.copies)
-        self.joins = Joins(self.lanes)
-        self.count = self.lanes.count.number  # of packs along the kept axes and of places of the reduced ones
+        self.lanes = lanes = Lanes(program, schedule, self.copies)
+        self.count = lanes.count.number  # of packs along the kept axes and of places of the reduced ones
         self.program, self.schedule, self.graph = program, schedule, program.graph
-        self.threads, self.deep, self.cluster = self.joins.threads, self.joins.deep, self.joins.cluster
-        step = self.deep * self.cluster  # places of the reduced axes that all threads take at a time
-        self.packs = -(-program.n_cols // step)
-        self.full = program.n_cols // step
-        self.outer = [a for a in program.rows if a != self.lanes.axis]
-        self.line = self.graph.extents[self.lanes.axis] // self.lanes.vec  # packs along the axis of the lanes
-        self.dynamic = program.dynamic == 0 and self.lanes.axis != 0
-        self.inner = self.line * self.graph.size(a for a in self.outer if not (self.dynamic and a == 0))
-        # Whether a block may have threads beyond the last pack.
-        self.partial = self.dynamic or self.inner % self.threads != 0
+        self.outer = [a for a in program.rows if a != lanes.axis]
+        self.line_packs = self.graph.extents[lanes.axis] // lanes.vec  # packs along the axis of the lanes
+        dynamic = program.dynamic == 0 and lanes.axis != 0
+        inner = self.line_packs * self.graph.size(a for a in self.outer if not (dynamic and a == 0))
+        across, down = schedule.threads_per_row, schedule.rows_per_block
+        self.units = Units(inner, across, dynamic)
+        partial = dynamic or inner % across != 0
+        self.threads = StripThreads(across, down, schedule.cluster, lanes.vec, program.n_cols, partial)
+        self.packs, self.full = self.threads.packs, self.threads.full
+        several = len(lanes.reducing) > 1 or schedule.blocks_per_sm > 0
+        passes = [lanes.carried[pas] for pas in lanes.reducing]
+        self.reductions = StripReductions(self.threads, passes, several, share=not lanes.tile)
         self.kept_from = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_out}
         self.prepare()
         self.check()
 
     def prepare(self) -> None:
-        """For other ways of keeping: what :meth:`check` has to know."""
+        """Set up another way of keeping, before :meth:`check`."""
 
     def check(self) -> None:
-        schedule = self.schedule
-        if self.threads & (self.threads - 1):
+        schedule, across, down, cluster = self.schedule, self.threads.across, self.threads.down, self.threads.cluster
+        if across & (across - 1):
             raise Unsupported("threads_per_row must be a power of two")
-        if self.threads % self.lanes.across:
+        if across % self.lanes.across:
             raise Unsupported(f"fewer than {self.lanes.across} threads_per_row on a tile")
         schedule.check_block()
-        if self.cluster > 1 and (schedule.blocks_per_sm or self.deep < self.cluster):
+        if cluster > 1 and (schedule.blocks_per_sm or down < cluster):
             raise Unsupported("a cluster works on one strip, and has at least as many rows_per_block as blocks")
-        if self.cluster > 1 and self.packs == 1:
+        if cluster > 1 and self.packs == 1:
             raise Unsupported("reduced axes that one block holds need no cluster")
-        kept = {i for pas in self.program.passes for i in pas.kept_out} - set(self.lanes.ahead)
+        kept = {i for pas in self.program.passes for i in pas.kept_out} - set(self.lanes.prefetched)
         if schedule.keep == "shared" and any(self.graph.values[i].dtype != "float32" for i in kept):
             raise Unsupported("keeping integers in shared memory")
         if schedule.held and not schedule.prefetch:
@@ -100,25 +94,25 @@ class Outer:
         if schedule.keep == "registers":
             values = max(1, *(len(pas.compute) for pas in self.program.passes), 1)
             if self.packs * self.lanes.vec * values > MAX_PACK_LANES:
-                raise Unsupported(f"too much for {self.deep} threads to keep in registers")
+                raise Unsupported(f"too much for {down} threads to keep in registers")
 
     # ---- a walk -----------------------------------------------------------------------------------------------------
 
     def walk(self, number: int, pas: Pass) -> list[Stmt]:
-        """The walk of pass ``number``, its reductions not yet joined."""
-        function = self.lanes.pass_function(pas, self.kept_from, self.partial or self.packs > self.full)
-        out: list[Stmt] = [Assign(var, nothing) for var, nothing in self.lanes.fields(pas).items()]
+        """The walk of pass ``number``, its reductions still those of each thread."""
+        function = self.lanes.pass_function(pas, self.kept_from, self.threads.partial or self.packs > self.full)
+        out: list[Stmt] = [Assign(var, nothing) for var, nothing in self.lanes.carried[pas].fields.items()]
 
         def pack(k: Operand, masked: bool) -> list[Stmt]:
             """One place of the reduced axes, of which there may be no more if ``masked``."""
             shared = self.schedule.keep == "shared"
             made = self.place(k, masked)
-            given: dict[str, Expr] = {LIVE.name: self.live(masked)}
+            given: dict[str, Expr] = {self.lanes.live.name: self.live(masked)}
             for source in dict.fromkeys(self.kept_from[i] for i in pas.kept_in):
                 made += [self.fetch(source, expr(k))] if shared else []
                 given[self.lanes.results(source).name] = self.result(source, k)
             call = function(given)
-            if not self.lanes.fields(pas) and not pas.kept_out:
+            if not self.lanes.carried[pas].fields and not pas.kept_out:
                 return [*made, Do(call)]
             result = self.result(number, k)
             made += [Assign(result, call), *self.carried(pas, result, masked)]
@@ -126,14 +120,14 @@ class Outer:
 
         unroll, begin = self.schedule.unroll, 0
         if self.schedule.keep != "registers" and (steps := self.full // unroll) > 1:
-            body: list[Stmt] = [Assign(NUMBER, Cast("int32", STEP) * unroll)]
-            out.append(loop(STEP, steps, body + [s for n in range(unroll) for s in pack(NUMBER + n, False)]))
+            body: list[Stmt] = [Assign(self.number, Cast("int32", self.step) * unroll)]
+            out.append(loop(self.step, steps, body + [s for n in range(unroll) for s in pack(self.number + n, False)]))
             begin = steps * unroll
         out += [s for k in range(begin, self.packs) for s in pack(k, k >= self.full)]
-        return out + [x.settle() for x in self.lanes.online(pas)]
+        return out + [x.settle() for x in self.lanes.carried[pas].online]
 
     def result(self, number: int, k: Operand) -> Var:
-        """The result of pass ``number`` at place ``k``: in registers each has a name of its own for later passes."""
+        """The result of pass ``number`` at place ``k``: in registers each has its own name for later passes."""
         name = self.lanes.results(number).name
         own = self.schedule.keep == "registers" and self.program.passes[number].kept_out
         return Var(f"{name}_{k if own else 'now'}")
@@ -141,35 +135,40 @@ class Outer:
     def place(self, k: Operand, masked: bool) -> list[Stmt]:
         """The number of place ``k`` of the reduced axes.
 
-        Where a masked one lies beyond the last, its threads repeat the last one, so that loads need not wait for a
-        branch, and :meth:`carried` drops what it adds.
+        Threads of a masked one beyond the last repeat the last one, so that loads need not wait for a branch, and
+        :meth:`carried` drops its terms.
         """
-        where = expr(k) * self.cluster + RANK if self.cluster > 1 else expr(k)
-        out: list[Stmt] = [Assign(PLACE, self.count(where * self.deep + DEEP))]
+        threads, place = self.threads, self.lanes.place
+        where = expr(k) * threads.cluster + threads.rank if threads.cluster > 1 else expr(k)
+        out: list[Stmt] = [Assign(place, self.count(where * threads.down + threads.line))]
         if masked:
-            out.append(Assign(INSIDE, self.program.n_cols > PLACE))
-            out.append(Assign(PLACE, Select(INSIDE, PLACE, self.count(Const(self.program.n_cols - 1)))))
+            out.append(Assign(threads.inside, self.program.n_cols > place))
+            out.append(Assign(place, Select(threads.inside, place, self.count(Const(self.program.n_cols - 1)))))
         return out
 
     def live(self, masked: bool) -> Expr:
-        """Whether the thread may store at a place."""
-        if not self.partial:
-            return INSIDE if masked else Const(True, "bool")
-        return Select(INSIDE, IN_ROWS, _FALSE) if masked else IN_ROWS
+        """True where the thread may store at a place."""
+        if not self.threads.partial:
+            return self.threads.inside if masked else Const(True, "bool")
+        return (
+            Select(self.threads.inside, self.threads.in_rows, Const(False, "bool")) if masked else self.threads.in_rows
+        )
 
     def carried(self, pas: Pass, result: Expr, masked: bool) -> list[Stmt]:
         """Sets what a thread carries from the result of a pass function."""
         items = [(var, result[n]) for n, var in enumerate(self.lanes.returned(pas))]
-        return [Assign(var, Select(INSIDE, item, var) if masked else item) for var, item in items]
+        return [Assign(var, Select(self.threads.inside, item, var) if masked else item) for var, item in items]
 
     # ---- keeping in shared memory: each thread its own words, so no barrier and no bank conflict --------------------
 
-    def _kept_words(self, number: int, k: Expr) -> list[Item]:
-        """Where each word that pass ``number`` keeps lies for place ``k``, in the view of its type."""
+    def _kept_at(self, number: int, k: Expr) -> list[Item]:
+        """The words that pass ``number`` keeps for place ``k``, in the views of their types."""
         pas = self.program.passes[number]
         first = Const(sum(self.lanes.pass_words(before) for before in self.program.passes[:number]) * self.packs)
         views = [
-            WORDS if self.lanes.packed(i) else NUMBERS for i in pas.kept_out for _ in range(self.lanes.kept_words(i))
+            self.kept_words if self.lanes.packed(i) else self.kept_numbers
+            for i in pas.kept_out
+            for _ in range(self.lanes.kept_words(i))
         ]
         return [
             view[(first + k * self.lanes.pass_words(pas) + word) * self.schedule.block + THREAD]
@@ -177,19 +176,19 @@ class Outer:
         ]
 
     def put(self, number: int, k: Expr, result: Expr) -> list[Stmt]:
-        first = len(self.lanes.fields(self.program.passes[number]))
-        return [Assign(word, result[first + n]) for n, word in enumerate(self._kept_words(number, k))]
+        first = len(self.lanes.carried[self.program.passes[number]].fields)
+        return [Assign(word, result[first + n]) for n, word in enumerate(self._kept_at(number, k))]
 
     def fetch(self, number: int, k: Expr) -> Stmt:
-        skipped = self.lanes.fields(self.program.passes[number]).values()
-        return Assign(self.result(number, 0), Tuple((*skipped, *self._kept_words(number, k))))
+        skipped = self.lanes.carried[self.program.passes[number]].fields.values()
+        return Assign(self.result(number, 0), Tuple((*skipped, *self._kept_at(number, k))))
 
     def words(self) -> int:
         """Words of shared memory that each thread has for one place of the reduced axes."""
         return sum(self.lanes.pass_words(pas) for pas in self.program.passes)
 
-    def ahead_of_walks(self) -> list[Stmt]:
-        """What stands between the indices of a strip and its first walk."""
+    def before_walks(self) -> list[Stmt]:
+        """Statements between the indices of a strip and its first walk."""
         return []
 
     # ---- the kernel -------------------------------------------------------------------------------------------------
@@ -205,7 +204,7 @@ class Outer:
             done.update(new)
             return [s for i in new for s in self.lanes.compute(i)]
 
-        passes = self.program.passes
+        passes, group = self.program.passes, self.threads.group
         for q, pas in enumerate(passes):
             now = out if alone is None else alone
             now += kept_axis_values(pas.row_values)
@@ -216,86 +215,70 @@ class Outer:
             now += self.walk(q, pas)
             if not (pas.reduce or pas.online):
                 continue
-            now += self.joins.in_warp(pas)
-            if self.joins.parts > 1:
-                now += self.joins.leave(pas)
-                if self.cluster == 1 and not any(later.walks for later in passes[q + 1 :]):
-                    now = alone = []
-                now += self.joins.collect(pas)
-            if self.cluster > 1:
-                now += self.joins.across(pas)
+            before, after = self.reductions.reduce(self.lanes.carried[pas])
+            now += before
+            if group.parts > 1 and group.cluster == 1 and not any(later.walks for later in passes[q + 1 :]):
+                now = alone = []
+            now += after
             now += self.lanes.reduced(pas)
             for pair in pas.online:
                 now += [*kept_axis_values(self.program.row_chain(pair.shift)), *self.lanes.totals(pair)]
-        return out if alone is None else [*out, when(max(32, self.threads) > THREAD, alone)]
+        return out if alone is None else [*out, when(max(32, self.threads.across) > THREAD, alone)]
 
     def storing(self) -> Expr:
-        """Whether the thread stores results of the kept axes."""
+        """True where the thread stores results of the kept axes."""
+        threads = self.threads
         tests = (
-            DEEP.equals(0) if self.deep > 1 else None,
-            IN_ROWS if self.partial else None,
-            RANK.equals(0) if self.cluster > 1 else None,
+            threads.line.equals(0) if threads.down > 1 else None,
+            threads.in_rows if threads.partial else None,
+            threads.rank.equals(0) if threads.cluster > 1 else None,
         )
         return both(*tests) or Const(True, "bool")
 
-    def pack_indices(self) -> list[Stmt]:
-        """Takes the number of a pack apart into the index along each kept axis."""
-        lanes, count = self.lanes, self.lanes.count
-        own = fixed_index(lanes.axis)
-        if not self.outer:
-            return [Assign(own, Cast("int64", ROW * lanes.vec))]
-        return [
-            Assign(_LINE, count.quotient(ROW, self.line)),
-            Assign(own, Cast("int64", (ROW - _LINE * self.line) * lanes.vec)),
-            *taken_apart(_LINE, self.outer, self.graph.extents, count, fixed_index),
-        ]
-
     def indices(self) -> list[Stmt]:
-        """The indices of a pack, and the bases of all tensors there."""
-        lanes, live = self.lanes, set(self.graph.live)
+        """The index of a pack along each kept axis, and the bases of all tensors there."""
+        lanes, count, live = self.lanes, self.lanes.count, set(self.graph.live)
+        own, out = fixed_index(lanes.axis), list[Stmt]()
+        in_line: Expr = self.pack
+        if self.outer:
+            out.append(Assign(self.line, count.quotient(self.pack, self.line_packs)))
+            in_line = self.pack - self.line * self.line_packs
+        out.append(Assign(own, Cast("int64", in_line * lanes.vec)))
+        out += taken_apart(self.line, self.outer, self.graph.extents, count, fixed_index)
         begins = [(lanes.base(i), access) for i, access in lanes.access.items() if i in live]
         begins += [(lanes.out_base(k), access) for k, access in enumerate(lanes.out_access)]
-        return [*self.pack_indices(), *(Assign(base, Cast("int64", access.base())) for base, access in begins)]
+        return [*out, *(Assign(base, Cast("int64", access.base())) for base, access in begins)]
 
-    def kernel(self) -> CudaSource:
-        schedule, threads = self.schedule, self.threads
+    def source(self) -> CudaSource:
+        schedule, threads, lanes, packs = self.schedule, self.threads, self.lanes, self.pack_count
         body = self.body()
-        before: list[Stmt] = [
-            Assign(THREAD, ThreadIndex()),
-            Assign(DEEP, quotient(THREAD, threads)),
-            Assign(ALONG, Cast("int32", THREAD - DEEP * threads)),
-            *self.joins.numbers(),
-        ]
-        if self.lanes.tile:
-            before.append(Assign(TILE_LANE, Cast("int32", ALONG & (self.lanes.across - 1))))
-        before += self.joins.arrays()
+        before: list[Stmt] = [Assign(THREAD, ThreadIndex()), *threads.indices()]
+        if lanes.tile:
+            before.append(Assign(lanes.tile_lane, Cast("int32", threads.along & (lanes.across - 1))))
+        before += self.reductions.declared()
         check_static(before)
         shared = 0
         if schedule.keep == "shared":
             shared = 4 * self.words() * (self.packs - schedule.held) * schedule.block
         if shared:
-            before += [Shared(NUMBERS, 0, "float32"), Shared(WORDS, 0, "uint32")]
-        before.append(Assign(ROWS, self.count(EXTENT * self.inner if self.dynamic else Const(self.inner))))
-        strip: list[Stmt] = [Assign(ROW, self.count(GROUP * threads + ALONG))]
-        if self.partial:
-            strip += [Assign(IN_ROWS, ROW < ROWS), Assign(ROW, Select(IN_ROWS, ROW, self.count(ROWS - 1)))]
-        strip += [*self.indices(), *self.ahead_of_walks(), *body]
-        if schedule.blocks_per_sm:
-            strip += self.joins.next_strip()
-            strips = (ROWS + (threads - 1)) // threads
-            text: list[Stmt] = [For(GROUP, BLOCK, strips, BLOCKS, tuple(strip))]
-        else:
-            text = [Assign(GROUP, quotient(BLOCK, self.cluster) if self.cluster > 1 else BLOCK), *strip]
+            before += [Shared(self.kept_numbers, 0, "float32"), Shared(self.kept_words, 0, "uint32")]
+        before.append(Assign(packs, self.units.total(lanes.count)))
+        strip: list[Stmt] = [Assign(self.pack, self.count(self.strip * threads.across + threads.along))]
+        if threads.partial:
+            strip.append(Assign(threads.in_rows, self.pack < packs))
+            strip.append(Assign(self.pack, Select(threads.in_rows, self.pack, self.count(packs - 1))))
+        strip += [*self.indices(), *self.before_walks(), *body]
+        strip += self.reductions.next_strip() if schedule.blocks_per_sm else []
+        strips = (packs + (threads.across - 1)) // threads.across
+        before += each_unit(self.strip, strips, strip, schedule.blocks_per_sm > 0, cluster=threads.cluster)
         return CudaSource.scheduled(
-            [*before, *text],
-            self.lanes.params(),
+            before,
+            lanes.params(),
             schedule,
-            self.lanes.count,
+            lanes.count,
+            self.units,
             self.graph.extents[0],
-            self.cluster,
-            dynamic=self.dynamic,
-            inner=self.inner,
-            per_block=threads,
+            lanes.alignments(),
+            threads.cluster,
             shared=shared,
-            align=self.lanes.alignments(),
         )

@@ -1,18 +1,19 @@
-"""Values of a program whose threads lie side by side on a kept axis.
+"""Values of a program whose neighbouring threads take neighbours on a kept axis.
 
 As in :mod:`autotune.compiler.targets.cuda.rows.emitter`, a pass over one pack is a device function. But here a pack
-is ``vec`` neighbours on the *kept* unit-stride axis at one place of the reduced axes, so what varies over the kept
-axis has a lane for each of them, reductions included, and what does not is one number: the roles of rows and columns
-are exchanged.
+is ``vec`` neighbours on the *kept* unit-stride axis at one place of the reduced axes. A value that varies over the kept
+axis has a lane for each of them, reductions included; any other is one number. The roles of rows and columns are
+exchanged.
 
-In a *tile* (:func:`autotune.compiler.program.vectors.across_lanes`) that axis is reduced over as well, within a pack
-and by shuffles, whenever such a value is computed, for its threads are neighbours in a warp. It is then one of the
-axes that a pack covers and neither a row nor a column of the program.
+In a *tile* (:func:`autotune.compiler.program.vectors.across_lanes`) that axis is reduced over as well: within a pack,
+and by shuffles, for its threads are neighbours in a warp. It is then one of the axes that a pack covers, and neither a
+row nor a column of the program.
 """
 
 from __future__ import annotations
 
 from autotune.compiler.kernel import lower
+from autotune.compiler.kernel.lower import OnlineSoftmax, Plain
 from autotune.compiler.kernel.nodes import (
     Assign,
     Cast,
@@ -28,35 +29,35 @@ from autotune.compiler.kernel.nodes import (
     Var,
     when,
 )
-from autotune.compiler.kernel.reducers import OnlineSoftmax, Plain
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Online, Pass, Program
 from autotune.compiler.program.vectors import ACROSS, unit_axis, vector_along
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import shuffle
-from autotune.compiler.targets.cuda.memory.address import Tensors, fixed_index, moving_index, taken_apart, within
-from autotune.compiler.targets.cuda.printing.operators import computed
+from autotune.compiler.targets.cuda.outer.reduction import StripPass
+from autotune.compiler.targets.cuda.printer import computed
 from autotune.compiler.targets.cuda.source import OuterSchedule
+from autotune.compiler.targets.cuda.tensors import Tensors, fixed_index, moving_index, taken_apart, within
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Value
 from autotune.ir.ops import POINTWISE
-
-PLACE = Var("place")
-"""The place along the reduced axes, all of them together, that a pass function computes."""
-LIVE = Var("live", "bool")
-"""Whether a pass function may store."""
-TILE_LANE = Var("tile_lane", "int32")
-"""Number of the thread among those of its tile."""
 
 
 class Lanes(Tensors):
     """Computes the values of one program for one schedule.
 
     Args:
-        copied: whether kept values lie where pass functions do not see it. They are then handed to a pass function as
-            tuples of arithmetic values, and so are the loads ``ahead``, even in the pass that they belong to; and what
-            online pairs are made of is among its results.
+        copied: kept values are in memory that pass functions do not see. A pass function then gets them as tuples of
+            arithmetic values, and the ``prefetched`` loads, even in the pass that they belong to. Scores of online
+            pairs are among its results.
     """
+
+    place = Var("place")
+    """The place along the reduced axes, all of them together, that a pass function computes."""
+    live = Var("live", "bool")
+    """Whether a pass function may store."""
+    tile_lane = Var("tile_lane", "int32")
+    """Number of the thread among those of its tile."""
 
     def __init__(self, program: Program, schedule: OuterSchedule, copied: bool = False) -> None:
         self.axis = unit_axis(program.graph)
@@ -68,12 +69,17 @@ class Lanes(Tensors):
         if not vec:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the kept axis")
         super().__init__(program, schedule, self.axis, vec, self.kept)
-        self.across = self.graph.extents[self.axis] // self.vec if self.tile else 1  # threads that lie on one tile
+        self.across = self.graph.extents[self.axis] // self.vec if self.tile else 1  # threads of one tile
         if self.tile and (self.across > 32 or self.across & (self.across - 1)):
             raise Unsupported(f"{self.across} threads across a tile")
         self.count = Counts.of(self.graph.size(self.kept) // self.vec, program.n_cols)
         self.copied = copied
-        self.ahead = self.copyable() if copied else ()
+        self.prefetched = self.copyable() if copied else ()
+        self.reducing = [pas for pas in program.passes if pas.reduce or pas.online]
+        self.carried: dict[Pass, StripPass] = {}
+        for pas in program.passes:
+            number = self.reducing.index(pas) if pas in self.reducing else -1
+            self.carried[pas] = self._carried_by(pas, number, self.vec, self._carried_by(pas, number, 1))
 
     def copyable(self) -> tuple[int, ...]:
         """The loads that asynchronous copies can make: kept by the first walk, in vectors of 4 bytes or more."""
@@ -96,7 +102,7 @@ class Lanes(Tensors):
         return self.axis in self.graph.values[i].axes
 
     def handed(self, i: int) -> Var:
-        """A kept value as a pass function gets it where it does not see where that lies."""
+        """A kept value that is handed to a pass function."""
         return Var(f"given{i}")
 
     def results(self, number: int) -> Var:
@@ -105,29 +111,26 @@ class Lanes(Tensors):
 
     # ---- accumulators -----------------------------------------------------------------------------------------------
 
-    def plain(self, pas: Pass, one: bool = False) -> list[Plain]:
-        """The plain reductions of a pass, one for each lane; ``one``: for the first lane."""
-        found = [(r, self.graph.values[r], lane) for r in pas.reduce for lane in range(1 if one else self.lanes(r))]
-        return [Plain(v.op, v.dtype, self._carried(r, lane), self.variable(r, lane)) for r, v, lane in found]
+    def _carried_by(self, pas: Pass, number: int, most: int, heads: StripPass | None = None) -> StripPass:
+        """The reductions of a pass in ``most`` lanes; fields in the order in which its function returns them."""
+        plain = [
+            Plain(self.graph.values[r].op, self.graph.values[r].dtype, self._variable(r, lane), self.variable(r, lane))
+            for r in pas.reduce
+            for lane in range(min(most, self.lanes(r)))
+        ]
+        pairs = [self._pairs(pair)[:most] for pair in pas.online]
+        fields = {p.carried: p.identity[0] for p in plain}
+        fields |= {x.fields[n]: x.identity[n] for of_pair in pairs for n in (0, 1) for x in of_pair}
+        return StripPass(number, plain, [x for of_pair in pairs for x in of_pair], fields, heads)
 
-    def online(self, pas: Pass, one: bool = False) -> list[OnlineSoftmax]:
-        """The online pairs of a pass, one for each lane; ``one``: for the first lane."""
-        return [x for pair in pas.online for x in self._pairs(pair, one)]
+    def _pairs(self, pair: Online) -> list[OnlineSoftmax]:
+        lanes = range(self.lanes(pair.peak))
+        return [OnlineSoftmax(self._variable(pair.peak, lane), self._variable(pair.total, lane)) for lane in lanes]
 
-    def _pairs(self, pair: Online, one: bool = False) -> list[OnlineSoftmax]:
-        lanes = range(1 if one else self.lanes(pair.peak))
-        return [OnlineSoftmax(self._carried(pair.peak, lane), self._carried(pair.total, lane)) for lane in lanes]
-
-    def _carried(self, i: int, lane: int) -> Var:
+    def _variable(self, i: int, lane: int) -> Var:
+        """The variable that a reduction is carried in."""
         name = f"a{i}_{lane}" if self.varies(i) else f"a{i}"
         return Var(name, lower.accumulator(self.graph.values[i].dtype))
-
-    def fields(self, pas: Pass, one: bool = False) -> dict[Var, Const]:
-        """What a thread carries of a pass and what it begins with, in the order in which the pass function returns
-        it; ``one``: of the first lane."""
-        pairs = [self._pairs(pair, one) for pair in pas.online]
-        online = [(x.fields[n], x.identity[n]) for of_pair in pairs for n in (0, 1) for x in of_pair]
-        return {p.carried: p.identity[0] for p in self.plain(pas, one)} | dict(online)
 
     # ---- what is kept -----------------------------------------------------------------------------------------------
 
@@ -138,7 +141,6 @@ class Lanes(Tensors):
     # ---- one value --------------------------------------------------------------------------------------------------
 
     def position(self, axis: int, lane: int) -> Expr:
-        """The index along an axis."""
         if axis in self.program.cols:
             return moving_index(axis)
         return fixed_index(axis) + lane if axis == self.axis and lane else fixed_index(axis)
@@ -147,9 +149,8 @@ class Lanes(Tensors):
         return within(v.guards, self.graph.extents, 0, lambda axis: self.position(axis, lane))
 
     def compute(self, i: int) -> list[Stmt]:
-        """Computes value ``i`` in all its lanes."""
         v = self.graph.values[i]
-        if i in self.ahead:
+        if i in self.prefetched:
             return self.spread(i, self.handed(i))
         if v.op == "load":
             return self._load(i, v)
@@ -217,7 +218,7 @@ class Lanes(Tensors):
         """Stores output ``k`` at this place, all lanes."""
         varies = self.axis in self.graph.outputs[k].axes
         out = self.store_pack(k, hint, self.vec if varies else 1)
-        return [when(TILE_LANE.equals(0), out)] if self.tile and not varies else out  # one number a tile
+        return [when(self.tile_lane.equals(0), out)] if self.tile and not varies else out  # one number a tile
 
     # ---- one pack ---------------------------------------------------------------------------------------------------
 
@@ -226,7 +227,7 @@ class Lanes(Tensors):
 
         Args:
             source: the pass that kept each kept value.
-            guarded: whether stores wait for :data:`LIVE`.
+            guarded: whether stores wait for :data:`self.live`.
         """
         body = self.place_indices()
         for i in pas.kept_in:
@@ -234,25 +235,25 @@ class Lanes(Tensors):
         for i in pas.compute:
             body += self.compute(i)
         of_reductions = [x for r in pas.reduce for x in self._terms(self.graph.values[r])]
-        body += [s for p, x in zip(self.plain(pas), of_reductions, strict=True) for s in p.merge([x])]
+        body += [s for p, x in zip(self.carried[pas].plain, of_reductions, strict=True) for s in p.merge([x])]
         scores = [self.name(pair.score, e) for pair in pas.online for e in range(self.lanes(pair.peak))]
         if not self.copied:
-            body += [s for x, score in zip(self.online(pas), scores, strict=True) for s in x.take_one(score)]
+            body += [s for x, score in zip(self.carried[pas].online, scores, strict=True) for s in x.take_one(score)]
         stores = [s for k in pas.stores for s in self.store(k, self.schedule.store_hint)]
-        body += [when(LIVE, stores)] if stores and guarded else stores
+        body += [when(self.live, stores)] if stores and guarded else stores
         returns: list[Expr] = [*self.returned(pas)]
-        for i in (i for i in pas.kept_out if i not in self.ahead):
+        for i in (i for i in pas.kept_out if i not in self.prefetched):
             returns += self.left(i)
         returns += scores if self.copied else []
         return closed([*body, Return(tuple(returns))] if returns else body)
 
     def returned(self, pas: Pass) -> list[Var]:
-        """What a thread carries that the function of a pass returns, first of its results."""
-        return [p.carried for p in self.plain(pas)] if self.copied else [*self.fields(pas)]
+        """The first results of the function of a pass."""
+        return [p.carried for p in self.carried[pas].plain] if self.copied else [*self.carried[pas].fields]
 
     def place_indices(self) -> list[Stmt]:
         """Takes the number of a place apart into the index along each reduced axis."""
-        return taken_apart(PLACE, self.program.cols, self.graph.extents, self.count, moving_index)
+        return taken_apart(self.place, self.program.cols, self.graph.extents, self.count, moving_index)
 
     def _take(self, i: int, source: int) -> list[Stmt]:
         """Value ``i`` as pass ``source`` kept it."""
@@ -260,14 +261,14 @@ class Lanes(Tensors):
             return self.spread(i, self.handed(i))
         pas = self.program.passes[source]
         before = pas.kept_out[: pas.kept_out.index(i)]
-        first = len(self.fields(pas)) + sum(self.kept_words(k) for k in before)
+        first = len(self.carried[pas].fields) + sum(self.kept_words(k) for k in before)
         return self.taken_up(i, self.results(source), first)
 
     # ---- after a walk -----------------------------------------------------------------------------------------------
 
     def reduced(self, pas: Pass) -> list[Stmt]:
         """Gives the reductions of a pass their names as values."""
-        out: list[Stmt] = [p.finish() for p in self.plain(pas)]
+        out: list[Stmt] = [p.finish() for p in self.carried[pas].plain]
         for pair in pas.online:
             out += self.assigned(pair.peak, [x.peak for x in self._pairs(pair)])
         return out

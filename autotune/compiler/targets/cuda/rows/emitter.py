@@ -1,19 +1,17 @@
-"""A kernel program as a CUDA kernel over raw pointers.
+"""A pass over one pack of a row as a device function.
 
-Two skeletons. A program with reductions is *row-wise*: ``threads_per_row`` threads walk the packs (vectors) of one
-row, and reductions are combined by shuffles within a warp and by shared memory across warps: thread, warp and block
-scope. A pointwise program is *flat*: threads walk the packs of all elements. Either way a pass over one pack is a
-device function, so that Numba types it once however many packs a thread has, and what is kept between passes travels in
-tuples, which end up in registers.
+So Numba types it once however many packs a thread has. What is kept between passes travels in tuples, which end up in
+registers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from operator import or_
 
 from autotune.compiler.kernel import lower
+from autotune.compiler.kernel.lower import ONE, ZERO, reciprocal, reducers_of
 from autotune.compiler.kernel.nodes import (
     Assign,
     Cast,
@@ -22,6 +20,7 @@ from autotune.compiler.kernel.nodes import (
     Function,
     Intrinsic,
     Load,
+    Operand,
     Pointer,
     Return,
     Select,
@@ -31,14 +30,12 @@ from autotune.compiler.kernel.nodes import (
     both,
     when,
 )
-from autotune.compiler.kernel.reducers import reducers_of
 from autotune.compiler.kernel.rewrite import closed
-from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.memory.access import FALSE, OK, Accesses
-from autotune.compiler.targets.cuda.printing.operators import computed
-from autotune.compiler.targets.cuda.rows.moments import BEFORE, WEIGHT
-from autotune.compiler.targets.cuda.rows.running import beginning, parts_of, taken
+from autotune.compiler.program.program import Column, Pass, Program
+from autotune.compiler.targets.cuda.printer import computed
+from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions, RowTensors
 from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.compiler.targets.cuda.threads import RowThreads
 from autotune.errors import Unsupported
 from autotune.ir.ops import POINTWISE
 
@@ -55,53 +52,51 @@ def bits_taken(lanes: Sequence[Var], word: Expr) -> list[Stmt]:
     return [Assign(x, bit.differs(Const(0, "int32"))) for x, bit in zip(lanes, bits, strict=True)]
 
 
+def parts_of(c: Column) -> tuple[str, ...]:
+    """Suffixes of an accumulator's variables: moments are a mean "m" and the squared deviations "s" from it."""
+    return ("m", "s") if c.kind == "moments" else ("",)
+
+
+def beginning(c: Column) -> Const:
+    """The first value of each part."""
+    return Const(0, "float32") if c.kind == "moments" else lower.identity(c.kind, c.dtype)
+
+
 def accumulators_of(pas: Pass) -> int:
     """Accumulators that a pass function returns before everything else."""
     return len(pas.reduce) + 2 * len(pas.online) + 2 * len(pas.moments)
 
 
-class CudaEmitter(Accesses):
+class CudaEmitter(RowTensors):
     """Builds one program for one schedule."""
 
-    def __init__(
-        self,
-        program: Program,
-        schedule: CudaSchedule,
-        apart: Collection[int] = (),
-        overwritten: Collection[int] = (),
-        *,
-        tested: bool = False,
-        wide_columns: bool = False,
-    ) -> None:
-        """
-        Args:
-            apart, overwritten, tested: as of :class:`Accesses`.
-            wide_columns: the column number is an int64 where rows and columns are counted in int32.
-        """
-        super().__init__(program, schedule, apart, overwritten, tested=tested)
-        self.kept_of: dict[int, list[int]] = {}  # pass -> values it keeps
-        self.where_kept: dict[int, int] = {}
-        self.wide_columns = wide_columns
+    before, weight = Var("rm", "float32"), Var("wm", "float32")
+    """For a pack that is merged with a thread's mean and variance: one over the elements before it (0 if none), and the
+    weight of the difference of means."""
+    seen, share = Var("cnt", "float32"), Var("rn", "float32")
+    """Rows that the thread has added to accumulators over the rows, and one over them."""
+
+    def __init__(self, program: Program, schedule: CudaSchedule, options: RowOptions | None = None) -> None:
+        super().__init__(program, schedule, options)
         self.masks = frozenset(program.early.kept_out if program.early else ())  # kept as bits of a word
-        for q, pas in enumerate(self.all_passes):
-            self.kept_of[q] = list(pas.kept_out)
-            for i in pas.kept_out:
-                self.where_kept[i] = q
+        self.where_kept = {i: q for q, pas in enumerate(self.all_passes) for i in pas.kept_out}
 
     @property
     def all_passes(self) -> tuple[Pass, ...]:
-        """The program's passes by number, then what is computed beside the first."""
+        """The program's passes by number, then the one computed with the first."""
         early = self.program.early
         return (*self.program.passes, early) if early else self.program.passes
-
-    # ---- names and small pieces -------------------------------------------------------------------------------------
 
     def kept_words(self, i: int) -> int:
         return 1 if i in self.masks else super().kept_words(i)
 
     def kept(self, q: int) -> Var:
-        """The tuple that pass ``q`` returned for the pack at hand."""
+        """The tuple that pass ``q`` returned for a pack, in later passes."""
         return Var(f"z{q}")
+
+    def kept_of_pack(self, q: int, pack: str) -> Var:
+        """The same for one of a thread's packs."""
+        return Var(f"z{q}_{pack}")
 
     def inner_rows(self) -> int:
         """Rows for each step along the axis of open extent; all of them where no row axis is open."""
@@ -110,9 +105,9 @@ class CudaEmitter(Accesses):
     # ---- a pass over one pack ---------------------------------------------------------------------------------------
 
     def pass_function(self, q: int, pas: Pass, issued: Sequence[int] = ()) -> tuple[Function, list[Var]]:
-        """What pass ``q`` does with one pack, as a function; the accumulators that it returns first.
+        """Pass ``q`` over one pack as a function; the accumulators that it returns first.
 
-        ``issued``: loads whose words the function is given (:func:`autotune.compiler.targets.cuda.rows.prefetch`).
+        ``issued``: loads whose words the function is given (:mod:`autotune.compiler.targets.cuda.rows.prefetch`).
         """
         reducers = reducers_of(self.graph, pas)
         body = self.column_indices()
@@ -125,12 +120,12 @@ class CudaEmitter(Accesses):
         for online, o in zip(reducers.online, pas.online, strict=True):
             body += online.update(self.arguments(o.score))
         for moments, m in zip(reducers.moments, pas.moments, strict=True):
-            body += moments.update(self.arguments(m.score), BEFORE, WEIGHT)
+            body += moments.update(self.arguments(m.score), self.before, self.weight)
         for k in pas.stores:
             body += self.emit_store(k)
         columns = self._add_columns(q, pas, body)
         returns: list[Expr] = list(reducers.fields)
-        for i in self.kept_of[q]:
+        for i in self.all_passes[q].kept_out:
             if i in self.masks:
                 body.append(bits_made(self.bits(i), self.variables(i)))
                 returns.append(self.bits(i))
@@ -140,6 +135,18 @@ class CudaEmitter(Accesses):
         if returns:
             body.append(Return(tuple(returns)))
         return closed(body), reducers.fields
+
+    def pack_weights(self, pack: Operand) -> list[Stmt]:
+        """Sets ``before`` and ``weight`` for the thread's pack number ``pack``."""
+        if isinstance(pack, int):
+            values = (1 / (pack * self.vec) if pack else 0.0, pack * self.vec / (pack + 1))
+            return [Assign(x, Const(v, "float32")) for x, v in zip((self.before, self.weight), values, strict=True)]
+        packs, elements = Var("kf", "float32"), Const(float(self.vec), "float32")
+        return [
+            Assign(packs, Cast("float32", pack)),
+            Assign(self.before, Select(pack > 0, reciprocal(packs * elements), ZERO)),
+            Assign(self.weight, packs * elements * reciprocal(packs + ONE)),
+        ]
 
     def arguments(self, i: int) -> list[Expr]:
         """Value ``i`` in every lane, as others take it."""
@@ -157,11 +164,11 @@ class CudaEmitter(Accesses):
     def value(self, i: int, issued: Sequence[int]) -> list[Stmt]:
         """Value ``i`` of one pack; ``issued`` as of :meth:`pass_function`."""
         v, lanes = self.graph.values[i], self.variables(i)
-        if i in self.joins.skipped:
+        if i in self.selected.skipped:
             return []
-        if i in self.joins.results:
-            one = self.joins.results[i]
-            zero = [Const(0, v.dtype)] if self.joins.loads[one].added else []
+        if i in self.selected.results:
+            one = self.selected.results[i]
+            zero = [Const(0, v.dtype)] if self.selected.loads[one].added else []
             return [Assign(x, sum(zero, y)) for x, y in zip(lanes, self.variables(one), strict=True)]
         if v.op == "load":
             return self.emit_load(i, issued)
@@ -182,7 +189,7 @@ class CudaEmitter(Accesses):
         for e, x in enumerate(lanes):
             at = self.index(axis) + e if inner and e else self.index(axis)
             place: Expr = Cast(v.dtype, Cast("int64", at) * v.scale + v.shift)
-            if v.dtype == "int32" and self.wide_columns:  # 32-bit sums all the same
+            if v.dtype == "int32" and self.options.wide_columns:  # 32-bit sums all the same
                 step = e * v.scale if inner else 0
                 place = Cast("int32", lanes[0] + step) if e else Intrinsic("pin", (place,), "int32")
             out.append(Assign(x, place))
@@ -198,8 +205,20 @@ class CudaEmitter(Accesses):
         return out
 
     def beginnings(self, q: int) -> list[Const]:
-        """What the tuple of pass ``q`` begins with."""
+        """The first values of the accumulators of pass ``q``."""
         return [beginning(self.program.columns[n]) for n, _, _ in self.column_lanes(q)]
+
+    def take_row(self, n: int, x: Expr, held: Sequence[Expr], new: Sequence[Var]) -> list[Stmt]:
+        """Takes ``x`` of one more row into accumulator number ``n``: from the parts ``held`` to the ``new`` ones."""
+        c = self.program.columns[n]
+        if c.kind != "moments":
+            return [Assign(new[0], lower.combine(c.kind, c.dtype, held[0], x))]
+        (mean, square), away = held, Var(f"d{n}", "float32")
+        return [
+            Assign(away, x - mean),
+            Assign(new[0], mean + away * self.share),
+            Assign(new[1], square + away * (x - new[0])),
+        ]
 
     def _add_columns(self, q: int, pas: Pass, body: list[Stmt]) -> list[Var]:
         """Adds one pack to the accumulators; answers what a pass function returns of them."""
@@ -210,26 +229,26 @@ class CudaEmitter(Accesses):
             c = self.program.columns[n]
             for lane in range(self.vec):
                 x, here = lower.term(self.name(c.value, lane), c.dtype), [(n, part, lane) for part in parts_of(c)]
-                body += taken(n, c, x, [held[at] for at in here], [new[at] for at in here])
+                body += self.take_row(n, x, [held[at] for at in here], [new[at] for at in here])
                 if self.ok_needed:
-                    body += [Assign(new[at], Select(OK, new[at], held[at])) for at in here]
+                    body += [Assign(new[at], Select(self.ok, new[at], held[at])) for at in here]
         return [new[at] for at in order]
 
     # ---- what is kept -----------------------------------------------------------------------------------------------
 
     def kept_offset(self, q: int, i: int) -> int:
-        """Where value ``i`` begins in the tuple that pass ``q`` returns."""
+        """The first item of value ``i`` in the tuple that pass ``q`` returns."""
         at = accumulators_of(self.all_passes[q])
-        for j in self.kept_of[q]:
+        for j in self.all_passes[q].kept_out:
             if j == i:
                 return at
             at += self.kept_words(j)
         raise KeyError(i)
 
     def empty_function(self, q: int, accumulators: list[Var]) -> Function:
-        """What the function of pass ``q`` returns for a pack outside the row."""
+        """A function with the results of pass ``q`` for a pack outside the row."""
         zeros: list[Expr] = []
-        for i in self.kept_of[q]:
+        for i in self.all_passes[q].kept_out:
             kind = "int32" if i in self.masks else "uint32" if self.packed(i) else self.graph.values[i].dtype
             zeros += [Const(0, kind)] * self.kept_words(i)
         return closed([Return((*accumulators, *zeros, *self.beginnings(q)))])
@@ -256,7 +275,7 @@ class CudaEmitter(Accesses):
     def row_store(self, k: int) -> list[Stmt]:
         """Stores an output that has one number a row, by the first thread of the row."""
         o = self.graph.outputs[k]
-        first = Var("tg", "int32").equals(0)
-        guard = Select(first, OK, FALSE) if self.ok_needed else first
+        first = RowThreads.row_thread.equals(0)
+        guard = Select(first, self.ok, FALSE) if self.ok_needed else first
         at, x = self.out_access[k].base(), lower.stored(self.name(o.value, 0), o.dtype)
         return [Store(o.dtype, "default", self.out_pointer(k), at, (x,), guard)]

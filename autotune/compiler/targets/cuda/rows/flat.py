@@ -9,18 +9,17 @@ from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Function, In
 from autotune.compiler.program.in_place import overwritable
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import narrowest, open_row
-from autotune.compiler.targets.cuda.counts import Counts
+from autotune.compiler.targets.cuda.counts import Counts, Units
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, ThreadIndex
-from autotune.compiler.targets.cuda.memory.access import AHEAD, COLUMN, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.prefetch import MOST_WORDS, load_function, loads_ahead
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, FlatSchedule, told
+from autotune.compiler.targets.cuda.rows.packs import RowOptions
+from autotune.compiler.targets.cuda.rows.prefetch import held, issuable, load_function
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, FlatSchedule, overwrite_launch
+from autotune.compiler.targets.cuda.threads import each_unit
 from autotune.errors import Unsupported
 
 _MOST_PLACES = 1.125
 """Places for packs that the parts of a row may have, over the packs that it has."""
-PACK, TOTAL = Var("pack"), Var("total")
-"""Number of the pack at hand, and of packs in all."""
 
 
 def emit_flat(program: Program, schedule: CudaSchedule) -> CudaSource:
@@ -29,7 +28,7 @@ def emit_flat(program: Program, schedule: CudaSchedule) -> CudaSource:
     Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks
     each pack. Elements that do not fill a pack, where their number is open, go one by one to its first threads.
 
-    Each element is read and written by one thread, so that an output may lie where an input lies.
+    Each element is read and written by one thread, so that an output may share an input's memory.
     """
     schedule.check_block()
     if program.passes[0].row_stores:
@@ -48,9 +47,13 @@ class _FlatKernel:
         inner: packs, or tiles, for each number of the outermost axis.
     """
 
+    number, total = Var("pack"), Var("total")
+    """Number of the pack at hand, and of packs in all."""
+
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         self.overwrites = overwritable(program.graph)
-        self.e = e = CudaEmitter(program, schedule, overwritten=[slot for slot, _ in self.overwrites])
+        options = RowOptions(overwritten=[slot for slot, _ in self.overwrites])
+        self.e = e = CudaEmitter(program, schedule, options)
         (self.pas,) = program.passes
         self.function, _ = e.pass_function(0, self.pas)
         self.dynamic, self.open_cols = program.dynamic == 0, open_row(program)
@@ -62,23 +65,23 @@ class _FlatKernel:
         self.count = Counts(self.open_cols or e.count.wide)
 
     def place(self, number: Expr) -> list[Stmt]:
-        """Where the pack of a number lies."""
+        """The column and row of a pack by its number."""
         e, count = self.e, self.count
-        out: list[Stmt] = [Assign(PACK, number)]
+        out: list[Stmt] = [Assign(self.number, number)]
         if self.tiles:
-            out.append(Assign(COLUMN, count.number(PACK * e.vec)))
+            out.append(Assign(e.column, count.number(self.number * e.vec)))
         elif self.open_cols:
-            out.append(Assign(COLUMN, PACK * e.vec))
+            out.append(Assign(e.column, self.number * e.vec))
         else:
-            in_row: Expr = PACK
+            in_row: Expr = self.number
             if e.program.rows:
-                out.append(Assign(ROW, count.quotient(PACK, self.row_packs)))
-                in_row = PACK - ROW * self.row_packs
-            out += [Assign(COLUMN, count.number(in_row * e.vec)), *e.row_indices()]
+                out.append(Assign(e.row, count.quotient(self.number, self.row_packs)))
+                in_row = self.number - e.row * self.row_packs
+            out += [Assign(e.column, count.number(in_row * e.vec)), *e.row_indices()]
         return out
 
     def of_row(self) -> list[Stmt]:
-        """What the elements of a row have in common."""
+        """Values and offsets of a row."""
         return [*(line for i in self.pas.row_values for line in self.e.row_value(i)), *self.e.bases()]
 
     def pack(self, number: Expr, done: Function | None = None) -> list[Stmt]:
@@ -89,80 +92,84 @@ class _FlatKernel:
     def packs(self, numbers: Sequence[Expr]) -> list[Stmt]:
         """Packs of which none is beyond the last."""
         e = self.e
-        held = _held(e, len(numbers)) if self.overwrites and len(numbers) > 1 else ()
-        if not held:
+        loads = held(e, issuable(e), len(numbers)) if self.overwrites and len(numbers) > 1 else ()
+        if not loads:
             return [line for number in numbers for line in self.pack(number)]
-        # Loads of what is overwritten stay behind stores before them: here all loads come first.
-        loads, (stored, _) = load_function(e, held), e.pass_function(0, self.pas, held)
+        # The compiler keeps loads of overwritten tensors behind earlier stores: here all loads come first.
+        load, (stored, _) = load_function(e, loads), e.pass_function(0, self.pas, loads)
         words = [Var(f"x_{u}") for u in range(len(numbers))]
         out: list[Stmt] = []
         for number, x in zip(numbers, words, strict=True):
-            own = [] if self.tiles else e.bases(held, ())
-            out += [*self.place(number), *own, Assign(x, loads())]
+            own = [] if self.tiles else e.bases(loads, ())
+            out += [*self.place(number), *own, Assign(x, load())]
         for number, x in zip(numbers, words, strict=True):
-            out += [Assign(AHEAD, x), *self.pack(number, stored)]
+            out += [Assign(e.prefetched, x), *self.pack(number, stored)]
         return out
 
     def work(self, group: Expr) -> list[Stmt]:
-        """What a block does for one group of packs, or for one part of a row."""
+        """One group of packs, or one part of a row."""
         e, count, step = self.e, self.count, self.step
         unroll, block = e.schedule.unroll, e.schedule.block
         first, u, tile = Var("first"), Var("u"), group
         numbers = [count.number(first + k * block) for k in range(unroll)]
-        checked = [Assign(PACK, count.number(first + u * block)), when(PACK < TOTAL, self.pack(PACK))]
+        checked = [
+            Assign(self.number, count.number(first + u * block)),
+            when(self.number < self.total, self.pack(self.number)),
+        ]
         full = self.packs(numbers)
         row: list[Stmt] = []
         if self.tiles:
             tile = Var("tile")
             row = [
-                Assign(ROW, count.quotient(group, self.tiles)),
-                Assign(tile, count.number(group - ROW * self.tiles)),
+                Assign(e.row, count.quotient(group, self.tiles)),
+                Assign(tile, count.number(group - e.row * self.tiles)),
                 *e.row_indices(),
                 *self.of_row(),
             ]
         return [
             *row,
             Assign(first, count.number(tile * step + THREAD)),
-            when((tile + 1) * step <= TOTAL, full, [loop(u, unroll, checked)]),
+            when((tile + 1) * step <= self.total, full, [loop(u, unroll, checked)]),
         ]
 
     def source(self) -> CudaSource:
-        """The kernel."""
-        e, count, step = self.e, self.count, self.step
-        packs = (
-            EXTENT // e.vec
-            if self.open_cols
-            else count.number(EXTENT * self.inner if self.dynamic else Const(self.inner))
-        )
+        e, count, step, graph = self.e, self.count, self.step, self.e.program.graph
+        per_block = 1 if self.tiles else step * (e.vec if self.open_cols else 1)
+        units = Units(1 if self.open_cols else self.inner, per_block, self.dynamic)
+        packs = EXTENT // e.vec if self.open_cols else units.total(count)
         groups: Expr = (packs + (step - 1)) // step
         if self.tiles:
             groups, packs = packs, count.number(Const(self.row_packs))
         group = Var("group")
-        work = self.work(group)
-        body: list[Stmt] = [Assign(THREAD, ThreadIndex()), Assign(TOTAL, packs)]
-        if e.schedule.blocks_per_sm:
-            body.append(loop(group, groups, work, count.number(BLOCK), BLOCKS))
-        else:
-            body += [Assign(group, count.number(BLOCK)), *work]
+        body: list[Stmt] = [Assign(THREAD, ThreadIndex()), Assign(self.total, packs)]
+        body += each_unit(group, groups, self.work(group), bool(e.schedule.blocks_per_sm), count.number(BLOCK))
         if self.open_cols and e.vec > 1:
-            body += _rest(e)
-        graph = e.program.graph
+            body += self.rest()
+        overwrites = overwrite_launch(self.overwrites, graph)
         return CudaSource.scheduled(
-            body,
-            e.params(),
-            e.schedule,
-            count,
-            graph.extents[0],
-            dynamic=self.dynamic,
-            inner=1 if self.open_cols else self.inner,
-            per_block=1 if self.tiles else step * (e.vec if self.open_cols else 1),
-            align=e.alignments(),
-            **told(self.overwrites, graph),
+            body, e.params(), e.schedule, count, units, graph.extents[0], e.alignments(), **overwrites
         )
+
+    def rest(self) -> list[Stmt]:
+        """The elements after the last whole pack, one by one."""
+        e, schedule = self.e, replace(self.e.schedule, vector_bytes=narrowest(self.e.program))
+        single = CudaEmitter(e.program, schedule, e.options)
+        (pas,) = single.program.passes
+        function, _ = single.pass_function(0, pas)
+        # Other threads' loads are inside too, should the compiler move them out of a loop over blocks and the branch
+        # in it.
+        inside = Var("inside", "int64")
+        values = [line for i in pas.row_values for line in single.row_value(i)]
+        work = [*values, *single.bases(), Do(function({e.column.name: inside}))]
+        return [
+            Assign(e.column, self.total * e.vec + THREAD),
+            Assign(inside, Intrinsic("least64", (e.column, EXTENT - 1), "int64")),
+            when(both(BLOCK.equals(BLOCKS - 1), e.column < EXTENT), work),
+        ]
 
 
 def has_row_values(program: Program) -> bool:
-    """Whether rows of a pointwise program have values in common, which every element of a row takes."""
+    """True if all elements of a row take a value that belongs to the row."""
     return bool(program.rows and program.passes[0].row_values)
 
 
@@ -172,28 +179,3 @@ def parts_of_a_row(program: Program, vec: int, step: int) -> int:
     packs = program.n_cols // vec
     parts = -(-packs // step)
     return parts if has_row_values(program) and parts * step <= _MOST_PLACES * packs else 0
-
-
-def _held(e: CudaEmitter, packs: int) -> tuple[int, ...]:
-    """The loads of a pack that can be issued before the pack's turn, where registers hold those of ``packs``."""
-    ahead = loads_ahead(e)
-    return ahead if sum(map(e.raw_words, ahead)) * packs <= MOST_WORDS else ()
-
-
-def _rest(e: CudaEmitter) -> list[Stmt]:
-    """The elements after the last whole pack, one by one."""
-    schedule = replace(e.schedule, vector_bytes=narrowest(e.program))
-    single = CudaEmitter(e.program, schedule, overwritten=e.overwritten)
-    (pas,) = single.program.passes
-    function, _ = single.pass_function(0, pas)
-    # Other threads' loads are inside too, should the compiler move them out of a loop over blocks and the branch in it.
-    inside = Var("inside", "int64")
-    values = [line for i in pas.row_values for line in single.row_value(i)]
-    return [
-        Assign(COLUMN, TOTAL * e.vec + THREAD),
-        Assign(inside, Intrinsic("least64", (COLUMN, EXTENT - 1), "int64")),
-        when(
-            both(BLOCK.equals(BLOCKS - 1), COLUMN < EXTENT),
-            [*values, *single.bases(), Do(function({COLUMN.name: inside}))],
-        ),
-    ]

@@ -1,51 +1,36 @@
-"""The row-wise skeleton: threads share a row, passes walk it, reductions join the threads."""
+"""The row-wise skeleton: threads share a row, passes walk it, reductions go across the threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Intrinsic, Select, Stmt, Var, expr, loop
-from autotune.compiler.kernel.reducers import reducers_of
+from autotune.compiler.kernel.lower import reducers_of
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Cast,
+    Const,
+    Do,
+    Expr,
+    Function,
+    Operand,
+    Select,
+    Stmt,
+    Tuple,
+    Var,
+    loop,
+    when,
+)
 from autotune.compiler.program.in_place import overwritable_rows
-from autotune.compiler.program.program import Program
-from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.device import (
-    BLOCK,
-    BLOCKS,
-    CLUSTER_ARRIVE,
-    CLUSTER_RANK,
-    EXTENT,
-    THREAD,
-    ThreadIndex,
-    check_static,
-)
-from autotune.compiler.targets.cuda.memory.access import OK, ROW, counts_of, vector_of
+from autotune.compiler.program.program import Pass, Program
+from autotune.compiler.targets.cuda.counts import Units
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, THREAD, ThreadIndex, check_static
 from autotune.compiler.targets.cuda.rows.columns import Accumulators
-from autotune.compiler.targets.cuda.rows.early import Early
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.joins import Joins
-from autotune.compiler.targets.cuda.rows.prefetch import Ahead
-from autotune.compiler.targets.cuda.rows.shape import (
-    BLOCK_THREAD,
-    CHUNK,
-    FIRST_COLUMN,
-    FIRST_OWN,
-    GROUP,
-    LANE,
-    MINE,
-    PART,
-    RANK,
-    ROW_GROUP,
-    ROW_THREAD,
-    ROWS,
-    SETS,
-    TILE,
-    WARP,
-    Shape,
-)
-from autotune.compiler.targets.cuda.rows.slots import PARITY
-from autotune.compiler.targets.cuda.rows.walk import Walks
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, told
+from autotune.compiler.targets.cuda.rows.packs import RowOptions, counts_of, vector_of
+from autotune.compiler.targets.cuda.rows.prefetch import LaterPasses, NextRow, held, issuable, load_function, no_words
+from autotune.compiler.targets.cuda.rows.reduction import RowReductions
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, overwrite_launch
+from autotune.compiler.targets.cuda.threads import RowThreads, each_unit
 from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
 
@@ -56,42 +41,52 @@ LONG_ROW = 64 << 10
 """Bytes from which a row may be written over: ``ld.global``, which that takes, has no load hints, and passes by the L1,
 where a shorter row read twice may still lie. What saves memory is long: a loss's gradient over its logits."""
 
+Functions = tuple[Function, Function]
+"""What a pass does with one pack, and what it has of one outside the row."""
 
-class Rows:
+
+def emit_rows(program: Program, schedule: CudaSchedule) -> CudaSource:
+    """The row-wise kernel of a program.
+
+    Raises:
+        Unsupported: the schedule does not fit the program.
+    """
+    return RowKernel(program, schedule).source()
+
+
+class RowKernel:
     """One kernel."""
 
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         self.program, self.schedule = program, schedule
         vec = vector_of(program, schedule)
-        self.shape = Shape.of(program, schedule, vec, counts_of(program, vec))
+        self.threads = RowThreads.of(program, schedule, vec, counts_of(program, vec))
         size = {k: STORAGE_BYTES[o.dtype] * program.n_cols for k, o in enumerate(program.graph.outputs)}
         self.overwrites = tuple(pair for pair in overwritable_rows(program) if size[pair[1]] >= LONG_ROW)
-        overwritten = [slot for slot, _ in self.overwrites]
-        emitter = CudaEmitter(program, schedule, overwritten=overwritten, wide_columns=self.shape.apart)
-        self.emitter = emitter
+        options = RowOptions(overwritten=[slot for slot, _ in self.overwrites], wide_columns=self.threads.apart)
+        self.emitter = emitter = CudaEmitter(program, schedule, options)
         self.check()
-        self.accumulators = Accumulators(emitter, self.shape) if self.program.columns else None
+        self.accumulators = Accumulators(emitter, self.threads) if self.program.columns else None
         self.persistent = self.schedule.blocks_per_sm > 0 or self.accumulators is not None
         self.step: Expr = Var("step") if self.accumulators else BLOCKS  # from one row set of a block to the next
-        self.ahead: Ahead | None = None
-        self.early: Early | None = None
+        self.next_row: NextRow | None = None
+        self.later: LaterPasses | None = None
         if self.schedule.prefetch:
             if not self.accumulators and self.schedule.keep != "registers":
                 raise Unsupported("loading ahead is for kernels that keep rows in registers")
             if self.persistent:
-                self.ahead = Ahead(emitter, self.shape)
+                self.next_row = NextRow(emitter, self.threads)
             else:
-                self.early = Early(emitter, self.shape)
-        self.walks, self.joins = Walks(emitter, self.shape, self.ahead), Joins(self.shape)
-        self.done = set(self.ahead.row_loads) if self.ahead else set[int]()  # row values that are there
+                self.later = LaterPasses(emitter, self.threads)
+        self.reductions = RowReductions(self.threads)
+        self.done = set(self.next_row.row_loads) if self.next_row else set[int]()  # row values that are computed
 
     def check(self) -> None:
-        """Whether the schedule fits the program.
-
-        Raises:
-            Unsupported: it does not.
         """
-        schedule, shape, accumulates = self.schedule, self.shape, bool(self.program.columns)
+        Raises:
+            Unsupported: the schedule does not fit the program.
+        """
+        schedule, shape, accumulates = self.schedule, self.threads, bool(self.program.columns)
         threads = shape.threads_per_row
         if threads % 32 if threads > 32 else threads & (threads - 1):
             raise Unsupported("threads_per_row must be a power of two up to 32 or a multiple of 32")
@@ -115,25 +110,26 @@ class Rows:
     # ---- one set of rows --------------------------------------------------------------------------------------------
 
     def row(self) -> list[Stmt]:
-        """What a block does with one set of rows."""
-        shape, emitter = self.shape, self.emitter
-        out: list[Stmt] = [Assign(ROW, shape.number(GROUP))]
-        if shape.rows_per_block > 1:
-            last = shape.number(ROWS - 1)
-            out = [Assign(ROW, shape.number(GROUP * shape.rows_per_block + ROW_GROUP))]
-            out += [Assign(OK, ROW < ROWS), Assign(ROW, Select(OK, ROW, last))]
+        """One set of rows of a block."""
+        threads, e = self.threads, self.emitter
+        out: list[Stmt] = [Assign(e.row, threads.number(threads.row_set))]
+        if threads.rows_per_block > 1:
+            last = threads.number(threads.rows - 1)
+            out = [Assign(e.row, threads.number(threads.row_set * threads.rows_per_block + threads.row_group))]
+            out += [Assign(e.ok, e.row < threads.rows), Assign(e.row, Select(e.ok, e.row, last))]
         out += self.accumulators.each_row() if self.accumulators else []
-        out += [*emitter.row_indices(), *emitter.bases()]
-        out += self.early.begin() if self.early else []
-        out += self.ahead.take() if self.ahead else []
+        out += [*e.row_indices(), *e.bases()]
+        out += self.later.begin() if self.later else []
+        out += self.next_row.take() if self.next_row else []
         for q in range(len(self.program.passes)):
             out += self.stage(q)
         if self.halves == 2:
-            out.append(Assign(PARITY, Cast("int32", Const(self.span) - PARITY)))
+            parity = self.reductions.parity
+            out.append(Assign(parity, Cast("int32", Const(self.reductions.span) - parity)))
         return out
 
     def stage(self, q: int) -> list[Stmt]:
-        """Pass ``q``: what it needs of the row, its walk, and the joining of what it reduces."""
+        """Pass ``q``: its row values, its walk, its reductions."""
         pas, emitter = self.program.passes[q], self.emitter
         out = self._row_values(pas.row_values)
         for k in pas.row_stores:
@@ -141,13 +137,13 @@ class Rows:
         out += self.accumulators.add_row(pas) if self.accumulators else []
         if not pas.walks:
             return out
-        out += self.walks.statements(q, pas)
-        if self.ahead and q == self.ahead.number:
-            out += self.ahead.next_row(self.step)
+        out += self.walk(q, pas)
+        if self.next_row and q == self.next_row.number:
+            out += self.next_row.issue(self.step)
         reducers = reducers_of(emitter.graph, pas)
         if reducers.all:
-            out += self.early.end(self.walks) if self.early and q == self.early.number else []
-            out += self.joins.statements(reducers)
+            out += self.later.end(self.walk) if self.later and q == self.later.number else []
+            out += self.reductions.statements(reducers)
         for o, online in zip(pas.online, reducers.online, strict=True):
             peak, total = Var(f"v{o.peak}", "float32"), Var(f"v{o.total}", "float32")
             out += [Assign(peak, online.peak), *self._row_values(self.program.row_chain(o.shift))]
@@ -162,99 +158,122 @@ class Rows:
                 out += self.emitter.row_value(i)
         return out
 
+    # ---- a pass over the columns of a row: its packs one after the other --------------------------------------------
+
+    def walk(self, q: int, pas: Pass) -> list[Stmt]:
+        """The walk of pass ``q``, its reductions still those of each thread."""
+        threads, e = self.threads, self.emitter
+        unroll = self.schedule.unroll
+        steps = 0 if threads.unrolled else threads.full // unroll
+        first = steps * unroll if steps > 1 else 0
+        row_ahead = self.next_row.loads if self.next_row and q == self.next_row.number else ()
+        loads = () if row_ahead else self._held(pas, max(unroll if first else 0, threads.packs - first))
+        function, fields = e.pass_function(q, pas, row_ahead or loads)
+        functions = function, e.empty_function(q, fields)
+        out = [s for reducer in reducers_of(e.graph, pas).all for s in reducer.begin()]
+        if first:
+            step, begin = Var("step"), Var("j")
+            body: list[Stmt] = [Assign(begin, e.count.number(step) * unroll)]
+            body += self._packs(q, pas, functions, loads, [begin + u for u in range(unroll)])
+            out.append(loop(step, steps, body))
+        return out + self._packs(q, pas, functions, loads, range(first, threads.packs))
+
+    def _held(self, pas: Pass, packs: int) -> tuple[int, ...]:
+        """The loads of slots that the pass may write over, where registers hold ``packs`` packs of them. These loads
+        stay behind stores before them, so that they come before all stores here."""
+        e = self.emitter
+        slots = e.overwritten if pas.stores and packs > 1 else ()
+        return held(e, tuple(i for i in issuable(e, pas) if e.graph.values[i].slot in slots), packs)
+
+    def _packs(
+        self, q: int, pas: Pass, functions: Functions, loads: Sequence[int], packs: Sequence[Operand]
+    ) -> list[Stmt]:
+        """Packs one after the other, ``loads`` of all of them first. Those from number ``full`` on may be outside the
+        row."""
+        e, threads, out = self.emitter, self.threads, list[Stmt]()
+        guarded = [isinstance(pack, int) and pack >= threads.full for pack in packs]
+        words = [Var(f"held_{n}") if loads else None for n in range(len(packs))]
+        function = load_function(e, loads)
+        for n, x in enumerate(words):
+            if x:
+                load = Assign(x, function())
+                out.append(Assign(e.column, threads.column(packs[n])))
+                inside = [Assign(x, no_words(e, loads)), when(e.column < threads.columns, [load])]
+                out += inside if guarded[n] else [load]
+        for n, pack in enumerate(packs):
+            out += self._pack(q, pas, functions, pack, guarded[n], words[n])
+        return out
+
+    def _pack(
+        self, q: int, pas: Pass, functions: Functions, pack: Operand, guarded: bool, words: Var | None
+    ) -> list[Stmt]:
+        """One pack; ``words`` were loaded before.
+
+        A ``guarded`` one may be outside the row. Its loads that do not depend on the row leave the row loop and the
+        branch in it, so that their column is clamped to the row.
+        """
+        e, threads = self.emitter, self.threads
+        name = str(pack) if threads.unrolled else "x"
+        out: list[Stmt] = [Assign(e.column, threads.column(pack))]
+        given: dict[str, Expr] = {e.prefetched.name: words or Var(f"x_{name}")}
+        if guarded:
+            clamped = Var("cl")
+            out.append(Assign(clamped, threads.clamped(e.column)))
+            given[e.column.name] = clamped
+        if pas.moments:
+            out += e.pack_weights(pack)
+        for n in range(len(e.all_passes)):
+            given |= {f"z{n}": e.kept_of_pack(n, name), f"g{n}": Var(f"g{n}_{name}")}
+        fields, carried, result = reducers_of(e.graph, pas).fields, len(e.beginnings(q)), e.kept_of_pack(q, name)
+        first = len(fields) + sum(map(e.kept_words, e.all_passes[q].kept_out))
+        returns = first + carried > 0
+        take: list[Stmt] = [Assign(f, result[n]) for n, f in enumerate(fields)]
+        hold: list[Stmt] = []
+        if carried:
+            hold = [Assign(Var(f"g{q}_{name}"), Tuple(tuple(result[first + n] for n in range(carried))))]
+        call = functions[0](given)
+        made: Stmt = Assign(result, call) if returns else Do(call)
+        if not guarded:
+            return [*out, made, *take, *hold]
+        if returns:
+            out.append(Assign(result, functions[1]()))
+        return [*out, when(e.column < threads.columns, [made, *hold]), *take]
+
     # ---- the kernel -------------------------------------------------------------------------------------------------
 
     @property
     def halves(self) -> int:
-        """How often the arrays are there where warps meet: twice where one barrier a row leaves no other time to read
-        them."""
-        return 2 if self.shape.warps > 1 and self.persistent and self.joins.barriers == 1 else 1
-
-    @property
-    def span(self) -> int:
-        """Elements of a half, of any type at most."""
-        slots = self.joins.slots
-        return max(slots.counts.values(), default=0) * slots.elements
-
-    def indices(self) -> list[Stmt]:
-        """What a thread is called."""
-        shape, several = self.shape, self.shape.rows_per_block > 1
-        threads = shape.threads_per_row
-        out: list[Stmt] = [
-            Assign(THREAD, ThreadIndex()),
-            Assign(ROW_GROUP, Counts().quotient(THREAD, threads) if several else Const(0, "int32")),
-            Assign(BLOCK_THREAD, Cast("int32", THREAD - ROW_GROUP * threads) if several else THREAD),
-        ]
-        if shape.cluster > 1:
-            out += [CLUSTER_ARRIVE, Assign(RANK, CLUSTER_RANK)]
-        own = Cast("int32", RANK * threads + BLOCK_THREAD) if shape.cluster > 1 else BLOCK_THREAD
-        out.append(Assign(ROW_THREAD, own))
-        out += [Assign(LANE, Cast("int32", THREAD & 31)), Assign(WARP, Cast("int32", BLOCK_THREAD >> 5))]
-        if shape.apart:
-            first = Intrinsic("pin", (Cast("int32", ROW_THREAD * shape.vec),), "int32")
-            out.append(Assign(FIRST_OWN, Cast("int64", first)))
-        if shape.warps > 1:  # lanes that hold no warp's part read the first one's and ignore it
-            out.append(Assign(PART, Cast("int32", LANE & shape.whole_warps - 1)))
-            out.append(Assign(MINE, PART < shape.warps))
-            out.append(Assign(PART, Select(MINE, PART, Const(0, "int32"))))
-        inner = self.emitter.inner_rows()
-        rows = EXTENT * inner if self.program.dynamic == 0 else expr(inner)
-        return [*out, Assign(ROWS, shape.number(rows))]
-
-    def arrays(self) -> list[Stmt]:
-        """Shared memory, and the number of row sets."""
-        slots, per_block = self.joins.slots, self.shape.rows_per_block
-        out: list[Stmt] = [*slots.arrays(self.halves)]
-        out += [Assign(PARITY, Const(0, "int32"))] if slots.counts else []
-        sets = self.shape.number((ROWS + (per_block - 1)) // per_block)
-        return [*out, *self.joins.places.arrays(), Assign(SETS, sets)]
+        """Copies of the arrays of warps' parts: two where one barrier a row leaves no other time to read them."""
+        return 2 if self.threads.warps > 1 and self.persistent and self.reductions.barriers == 1 else 1
 
     def source(self) -> CudaSource:
-        shape, schedule = self.shape, self.schedule
-        row = self.row()
-        body = [*self.indices(), *self.arrays()]
-        if self.accumulators:
-            body += [*self.accumulators.arrays(), *self.own_rows(), *self.accumulators.begin()]
-            body += self.ahead.begin(CHUNK) if self.ahead else []
-            body += [loop(GROUP, SETS, row, start=CHUNK, step=self.step), *self.accumulators.end()]
-        elif self.persistent:
-            body += self.ahead.begin(BLOCK) if self.ahead else []
-            body.append(loop(GROUP, SETS, row, start=BLOCK, step=BLOCKS))
+        threads, schedule, accumulators, reductions = self.threads, self.schedule, self.accumulators, self.reductions
+        units = Units(self.emitter.inner_rows(), threads.rows_per_block, self.program.dynamic == 0)
+        row, per_block = self.row(), threads.rows_per_block
+        body: list[Stmt] = [Assign(THREAD, ThreadIndex()), *threads.indices()]
+        body += [Assign(threads.rows, units.total(threads.count)), *reductions.of_warps.declared(self.halves)]
+        body += [Assign(reductions.parity, Const(0, "int32"))] if reductions.of_warps.sizes else []
+        body += reductions.of_blocks.declared()
+        body.append(Assign(threads.row_sets, threads.number((threads.rows + (per_block - 1)) // per_block)))
+        if accumulators:
+            body += [*accumulators.arrays(), *threads.tile_indices(Var("step")), *accumulators.begin()]
+            body += self.next_row.begin(threads.chunk) if self.next_row else []
+            body.append(loop(threads.row_set, threads.row_sets, row, start=threads.chunk, step=self.step))
+            body += accumulators.end()
         else:
-            body.append(Assign(GROUP, Counts().quotient(BLOCK, shape.cluster) if shape.cluster > 1 else BLOCK))
-            body += row
+            body += self.next_row.begin(BLOCK) if self.next_row else []
+            body += each_unit(threads.row_set, threads.row_sets, row, self.persistent, cluster=threads.cluster)
         check_static(body)
-        planes = self.accumulators.params() if self.accumulators else ()
+        planes = accumulators.params() if accumulators else ()
         return CudaSource.scheduled(
             body,
             self.emitter.params() + planes,
             schedule,
-            shape.count,
+            threads.count,
+            units,
             self.emitter.graph.extents[0],
-            shape.cluster,
-            dynamic=self.program.dynamic == 0,
-            inner=self.emitter.inner_rows(),
-            per_block=shape.rows_per_block,
-            align=self.emitter.alignments() + [16] * len(planes),
-            **({"tiles": shape.tiles} if self.accumulators else {}),
-            **told(self.overwrites, self.emitter.graph),
+            self.emitter.alignments() + [16] * len(planes),
+            threads.cluster,
+            **({"tiles": threads.tiles} if accumulators else {}),
+            **overwrite_launch(self.overwrites, self.emitter.graph),
         )
-
-    def own_rows(self) -> list[Stmt]:
-        """Which tile of columns a block has, and which row sets of it."""
-        shape, several = self.shape, self.shape.tiles > 1
-        return [
-            Assign(CHUNK, Counts().quotient(BLOCK, shape.tiles) if several else BLOCK),
-            Assign(TILE, Cast("int32", BLOCK - CHUNK * shape.tiles)),
-            Assign(FIRST_COLUMN, shape.number(TILE * (shape.row_threads * shape.vec * shape.packs))),
-            Assign(Var("step"), Counts().quotient(BLOCKS, shape.tiles) if several else BLOCKS),
-        ]
-
-
-def emit_rows(program: Program, schedule: CudaSchedule) -> CudaSource:
-    """The row-wise kernel of a program.
-
-    Raises:
-        Unsupported: the schedule does not fit the program.
-    """
-    return Rows(program, schedule).source()

@@ -1,46 +1,79 @@
-"""Loading a row ahead in a persistent row-wise kernel.
+"""Loads, and random masks, that a row-wise kernel issues before their turn.
 
 A block that walks row after row loads, reduces, waits for its other threads and stores in turn, and the memory rests
 meanwhile. With ``prefetch`` the first pass's loads of the next row are issued right after those of the present row have
-been used, before its reductions are joined, so that they are in flight all the while; they wait as loaded, in
-registers.
+been used, before its reductions (:class:`NextRow`). They wait as loaded, in registers.
+
+All blocks of a small tensor are under way at the same time, so that nothing hides what one of them waits for. A kernel
+with one set of rows a block has, before its first reduction (:class:`LaterPasses`):
+
+* what later passes load (weights, mostly) is touched: a word of each vector is read, so that its sectors are in the L1
+  when the vector is. With a cold cache it would else be waited for once more. ``prefetch`` instructions and loads that
+  are merely written earlier do not help: ptxas moves them down again;
+* random masks that later passes need are computed while the first loads are under way, and wait as one word a pack: a
+  dropout's hash is 12 instructions an element.
+
+The compiler would move both down as well, so the first sum that threads exchange takes up their words (``tied``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
+from operator import or_
 
-from autotune.compiler.kernel.nodes import Assign, Const, Expr, Function, Load, Pointer, Return, Stmt, Tuple, Var, when
+from autotune.compiler.kernel.lower import reducers_of
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Cast,
+    Const,
+    Expr,
+    Function,
+    Intrinsic,
+    Load,
+    Pointer,
+    Return,
+    Stmt,
+    Tuple,
+    Var,
+    when,
+)
 from autotune.compiler.kernel.rewrite import Rewriter, closed
 from autotune.compiler.program.program import Pass
-from autotune.compiler.targets.cuda.memory.access import COLUMN, ROW
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.shape import GROUP, SETS, Shape
+from autotune.compiler.targets.cuda.threads import RowThreads
 from autotune.errors import Unsupported
 
 MOST_WORDS = 64
-"""32-bit registers a thread may hold for what it loads ahead."""
+"""32-bit registers a thread may hold for what it loads before its turn."""
 
 
-def loads_ahead(e: CudaEmitter) -> tuple[int, ...]:
-    """The loads that can be issued a row ahead: those of the first pass."""
-    first = next((p for p in e.program.passes if p.walks), None)
-    return loads_apart(e, first) if first else ()
+def issuable(e: CudaEmitter, pas: Pass | None = None) -> tuple[int, ...]:
+    """The loads of a pass, of the first that walks by default, that can be issued before its other work.
 
-
-def loads_apart(e: CudaEmitter, pas: Pass) -> tuple[int, ...]:
-    """The loads of a pass that can be issued before its other work: whole vectors that every row has its own of, under
-    guards that hold for all of a vector or for nothing of it."""
+    They are whole vectors that every row has its own of, under guards that hold for all of a vector or for none of it.
+    """
+    pas = pas or next((p for p in e.program.passes if p.walks), None)
     out = []
-    for i in pas.compute:
+    for i in pas.compute if pas else ():
         v = e.graph.values[i]
-        if v.op != "load" or i in e.joins.skipped or e.program.domain(i) != "full":
+        if v.op != "load" or i in e.selected.skipped or e.program.domain(i) != "full":
             continue
         if not e.access[i].vector or not e.by_pack(v):
             continue
         if not v.guards or e.access[i].fixed:  # or the same in all rows but for its guard
             out.append(i)
     return tuple(out)
+
+
+def words_of(e: CudaEmitter, loads: Iterable[int]) -> int:
+    """32-bit registers that one raw pack of ``loads`` takes."""
+    return sum(map(e.raw_words, loads))
+
+
+def held(e: CudaEmitter, loads: tuple[int, ...], packs: int) -> tuple[int, ...]:
+    """``loads`` where registers hold those of so many packs, else none."""
+    return loads if words_of(e, loads) * packs <= MOST_WORDS else ()
 
 
 def load_function(e: CudaEmitter, loads: Sequence[int]) -> Function:
@@ -56,24 +89,27 @@ def load_function(e: CudaEmitter, loads: Sequence[int]) -> Function:
     return closed([*body, Return(tuple(words))])
 
 
-class Ahead:
-    """The loads of one kernel that are issued a row ahead.
+def no_words(e: CudaEmitter, loads: Iterable[int]) -> Tuple:
+    """The words of one pack of ``loads`` outside the row."""
+    return Tuple((Const(0, "uint32"),) * words_of(e, loads))
 
-    Names of the next row are the present row's with an ``n`` behind.
+
+class NextRow:
+    """The loads of one kernel that are issued a row ahead; names of the next row are the present row's and an ``n``.
 
     Attributes:
         loads: of the first pass that walks; ``number`` is that pass's.
-        row_loads: loads of one number a row: a row whose packs are there would wait for them as long as for the packs.
+        row_loads: loads of one number a row: a row would wait for them as long as for its packs.
     """
 
-    def __init__(self, emitter: CudaEmitter, shape: Shape) -> None:
-        self.emitter, self.shape, program = emitter, shape, emitter.program
-        self.loads = loads_ahead(emitter)
+    def __init__(self, emitter: CudaEmitter, threads: RowThreads) -> None:
+        self.emitter, self.threads, program = emitter, threads, emitter.program
+        self.loads = issuable(emitter)
         if not self.loads:
             raise Unsupported("no loads to issue ahead")
-        self.words = sum(emitter.raw_words(i) for i in self.loads)
-        if self.words * shape.packs > MOST_WORDS:
-            raise Unsupported(f"{self.words * shape.packs} registers a thread for what is loaded ahead")
+        if not held(emitter, self.loads, threads.packs):
+            words = words_of(emitter, self.loads) * threads.packs
+            raise Unsupported(f"{words} registers a thread for what is loaded ahead")
         self.number = next(q for q, p in enumerate(program.passes) if p.walks)
         loads = sorted({i for q in program.passes for i in q.row_values if emitter.graph.values[i].op == "load"})
         self.function = load_function(emitter, self.loads)
@@ -85,33 +121,107 @@ class Ahead:
 
     def begin(self, first: Expr) -> list[Stmt]:
         """Before the row loop, which begins with row set ``first``: nothing loaded yet, then the first row."""
-        nothing = Tuple((Const(0, "uint32"),) * self.words)
-        out: list[Stmt] = [Assign(Var(f"x_{pack}"), nothing) for pack in range(self.shape.packs)]
+        nothing, threads = no_words(self.emitter, self.loads), self.threads
+        out: list[Stmt] = [Assign(Var(f"x_{pack}"), nothing) for pack in range(threads.packs)]
         out += [Assign(x, Const(0, x.dtype)) for x in (self._number(i, "n") for i in self.row_loads)]
-        return [*out, when(first < SETS, self._loads(self.shape.row_of(first)))]
+        return [*out, when(first < threads.row_sets, self._loads(threads.row_of(first)))]
 
-    def next_row(self, step: Expr) -> list[Stmt]:
+    def issue(self, step: Expr) -> list[Stmt]:
         """In the row loop, once the present row's loads have been used."""
-        return [when(GROUP + step < SETS, self._loads(self.shape.row_of(GROUP + step)))]
+        following = self.threads.row_set + step
+        return [when(following < self.threads.row_sets, self._loads(self.threads.row_of(following)))]
 
     def _number(self, i: int, row: str = "") -> Var:
         return Var(f"v{i}{row}", self.emitter.graph.values[i].dtype)
 
     def _loads(self, row: Expr) -> list[Stmt]:
         """Loads every pack of a row."""
-        emitter, shape = self.emitter, self.shape
+        emitter, threads = self.emitter, self.threads
         indices = [*emitter.row_indices(), *emitter.bases(self.loads, ())]
-        own = {ROW, COLUMN, *(s.defines for s in indices)}
+        own = {emitter.row, emitter.column, *(s.defines for s in indices)}
         names = Rewriter(lambda x: Var(f"{x.name}n", x.dtype) if isinstance(x, Var) and x in own else x)
         call = self.function({p.name: names.expression(p) for p in self.function.params})
-        column = names.expression(COLUMN)
+        column = names.expression(emitter.column)
         out: list[Stmt] = [Assign(Var("rown"), row), *names.body(indices)]
-        for pack in range(shape.packs):
-            out.append(Assign(Var("cn"), shape.column(pack)))
+        for pack in range(threads.packs):
+            out.append(Assign(Var("cn"), threads.column(pack)))
             load = Assign(Var(f"x_{pack}"), call)
-            out.append(when(column < shape.columns, [load]) if pack >= shape.full else load)
+            out.append(when(column < threads.columns, [load]) if pack >= threads.full else load)
         for i in self.row_loads:
             at = names.expression(emitter.access[i].base())
             slot = Pointer(emitter.graph.values[i].slot)
             out.append(Assign(self._number(i, "n"), Load(emitter.storage(i), 1, "default", slot, at)))
+        return out
+
+
+def has_prefetch(e: CudaEmitter) -> bool:
+    """True if a kernel can do a part of later passes before its first reduction."""
+    return bool(e.masks or touched(e))
+
+
+def touched(e: CudaEmitter) -> tuple[list[int], list[int]] | None:
+    """Loads of later passes that the first one has not: numbers of a row, and whole vectors; None if there are none."""
+    walks = [q for q in e.program.passes if q.walks]
+    if len(walks) < 2:
+        return None
+    first, *later = walks
+
+    def plain(i: int) -> bool:
+        return e.graph.values[i].op == "load" and not e.graph.values[i].guards
+
+    def source(i: int) -> tuple[int, int]:
+        return e.graph.values[i].slot, e.graph.values[i].offset
+
+    known = {source(i) for i in (*first.compute, *first.row_values) if plain(i)}
+    numbers = sorted({i for q in later for i in q.row_values if plain(i) and source(i) not in known})
+    packs = {i for q in later for i in q.compute if plain(i) and e.access[i].vector and source(i) not in known}
+    return (numbers, sorted(packs)) if numbers or packs else None
+
+
+class LaterPasses:
+    """The part of later passes that one kernel does before its first reduction.
+
+    Attributes:
+        number: of the first pass that walks.
+    """
+
+    def __init__(self, emitter: CudaEmitter, threads: RowThreads) -> None:
+        self.emitter, self.threads = emitter, threads
+        self.number = next(q for q, p in enumerate(emitter.program.passes) if p.walks)
+        self.words: list[Expr] = []  # that the first exchanged sum takes up
+
+    def begin(self) -> list[Stmt]:
+        """Before the first pass. Packs outside the row read the last one, without a branch."""
+        emitter, threads = self.emitter, self.threads
+        numbers, packs = touched(emitter) or ([], [])
+        out: list[Stmt] = []
+        for pack in range(threads.packs if packs else 0):
+            at = threads.column(pack)
+            out.append(Assign(emitter.column, at if pack < threads.full else threads.clamped(at)))
+            out += emitter.column_indices()
+            for i in packs:
+                out.append(self._touch(i, emitter.access[i].at(emitter.base(i)), threads.vec, pack))
+        return out + [self._touch(i, emitter.access[i].base(), 1, 0) for i in numbers]
+
+    def _touch(self, i: int, at: Expr, lanes: int, pack: int) -> Stmt:
+        slot, word = self.emitter.graph.values[i].slot, Var(f"t{i}_{pack}")
+        self.words.append(word)
+        hint = "coherent" if slot in self.emitter.overwritten else "default"
+        return Assign(word, Load(self.emitter.storage(i), lanes, hint, Pointer(slot), at, "touch"))
+
+    def end(self, walk: Callable[[int, Pass], list[Stmt]]) -> list[Stmt]:
+        """After the first walk: the masks, and the sum that waits for them and for touched words."""
+        emitter, program = self.emitter, self.emitter.program
+        reducers = reducers_of(emitter.graph, program.passes[self.number])
+        sums = [r.total for r in reducers.online] + [r.total for r in reducers.moments]
+        sums += [r.carried for r in reducers.plain.values() if r.dtype == "float32"]
+        out: list[Stmt] = []
+        if program.early:
+            q = len(program.passes)
+            out += walk(q, program.early)
+            items = [emitter.kept_offset(q, i) for i in program.early.kept_out]
+            self.words += [emitter.kept_of_pack(q, str(p))[n] for p in range(self.threads.packs) for n in items]
+        if self.words and sums:
+            words = Cast("int32", reduce(or_, self.words))
+            out.append(Assign(sums[-1], Intrinsic("tied", (sums[-1], words), "float32")))
         return out

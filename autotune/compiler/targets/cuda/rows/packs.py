@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from autotune.compiler.kernel.nodes import (
     Assign,
@@ -21,18 +21,12 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import vector_length
 from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.memory.address import Tensors, fixed_index, items, moving_index, taken_apart, within
-from autotune.compiler.targets.cuda.memory.select_load import find_joins
+from autotune.compiler.targets.cuda.rows.select_load import find_selected_loads
 from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.compiler.targets.cuda.tensors import Tensors, fixed_index, items, moving_index, taken_apart, within
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Value
 
-ROW, COLUMN = Var("row"), Var("c")
-"""Number of the row, and of the first column of the pack at hand."""
-OK = Var("ok", "bool")
-"""Whether the row is there."""
-AHEAD = Var("x")
-"""The words of one pack that were loaded a row ahead."""
 FALSE = Const(False, "bool")
 
 
@@ -45,40 +39,55 @@ def vector_of(program: Program, schedule: CudaSchedule) -> int:
 
 
 def counts_of(program: Program, vec: int) -> Counts:
-    """How rows and columns are counted: those of a flat kernel are packs of all rows."""
+    """The width of counters of rows and columns; a flat kernel counts the packs of all rows."""
     flat = program.pointwise and not program.columns
     return Counts.of(program.n_rows * (program.n_cols // vec if flat else 1), program.n_cols)
 
 
-class Accesses(Tensors):
-    """How the tensors of one program are read and written under one schedule."""
+@dataclass(frozen=True)
+class RowOptions:
+    """Options of reading and writing tensors that are no parameters of a schedule.
 
-    def __init__(
-        self,
-        program: Program,
-        schedule: CudaSchedule,
-        apart: Collection[int] = (),
-        overwritten: Collection[int] = (),
-        *,
-        tested: bool = False,
-    ) -> None:
+    Attributes:
+        apart: loads that are each printed as they are.
+        overwritten: slots whose memory an output may share.
+        tested: stores test that the row exists, whatever the schedule.
+        count: how the kernel counts, where that does not follow from the program.
+        wide_columns: the column number is an int64 where rows and columns are counted in int32.
+    """
+
+    apart: Collection[int] = ()
+    overwritten: Collection[int] = ()
+    tested: bool = False
+    count: Counts | None = None
+    wide_columns: bool = False
+
+
+class RowTensors(Tensors):
+    """The tensors of one program as a row-wise kernel reads and writes them."""
+
+    row, column = Var("row"), Var("c")
+    """Number of the row, and of the first column of the pack at hand."""
+    ok = Var("ok", "bool")
+    """True if the row exists."""
+    prefetched = Var("x")
+    """The words of one pack that were loaded before."""
+
+    def __init__(self, program: Program, schedule: CudaSchedule, options: RowOptions | None = None) -> None:
         """
-        Args:
-            apart: loads that are not to be joined with others.
-            overwritten: slots whose memory an output may share.
-            tested: stores test whether the row is there, whatever the schedule says.
-
         Raises:
             Unsupported: the schedule's vectors do not divide a row.
         """
+        self.options = options = options or RowOptions()
         vec = vector_of(program, schedule)
-        super().__init__(program, schedule, program.cols[-1] if program.cols else -1, vec, program.rows, overwritten)
-        self.count = counts_of(program, vec)
-        self.joins = find_joins(program, apart)
+        along = program.cols[-1] if program.cols else -1
+        super().__init__(program, schedule, along, vec, program.rows, options.overwritten)
+        self.count = options.count or counts_of(program, vec)
+        self.selected = find_selected_loads(program, options.apart)
         # Rows that are not there: none where their number is known and divides by those of a block.
         partial = program.dynamic == 0 or program.n_rows % schedule.rows_per_block > 0
         several = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1
-        self.ok_needed = tested or (several and partial)
+        self.ok_needed = options.tested or (several and partial)
 
     # ---- names ------------------------------------------------------------------------------------------------------
 
@@ -91,25 +100,25 @@ class Accesses(Tensors):
 
     # ---- what is read how -------------------------------------------------------------------------------------------
 
-    def ahead_words(self, i: int, issued: Sequence[int]) -> list[Expr]:
+    def prefetched_words(self, i: int, issued: Sequence[int]) -> list[Expr]:
         """The words of load ``i`` among those of the loads ``issued`` before."""
         at = sum(self.raw_words(k) for k in issued[: issued.index(i)])
-        return [AHEAD[at + w] for w in range(self.raw_words(i))]
+        return [self.prefetched[at + w] for w in range(self.raw_words(i))]
 
     def raw_words(self, i: int) -> int:
-        """32-bit words of one pack of load ``i`` as it lies in memory."""
+        """32-bit words of one raw pack of load ``i``."""
         return max(1, self.vec * STORAGE_BYTES[self.storage(i)] // 4)
 
     def source(self, i: int) -> tuple[Value, Expr, list[Stmt]]:
         """Of load ``i``: the load it is printed as, its pointer, and statements that select that."""
-        v, joined = self.graph.values[i], self.joins.loads.get(i)
+        v, joined = self.graph.values[i], self.selected.loads.get(i)
         if joined is None:
             return v, Pointer(v.slot), []
         chosen = Var(f"s{i}")
         return joined.load, chosen, [Assign(chosen, joined.pointer(self.index(joined.axis)))]
 
     def by_pack(self, v: Value) -> bool:
-        """Whether the guards of a load hold for all elements of a pack or for none."""
+        """True if the guards of a load hold for all elements of a pack or for none."""
         return not any(a == self.program.cols[-1] and (lo % self.vec or hi % self.vec) for a, lo, hi in v.guards)
 
     def guard(self, v: Value, lane: int | None = None, rows_only: bool = False) -> Expr | None:
@@ -126,11 +135,11 @@ class Accesses(Tensors):
 
     def row_indices(self) -> list[Stmt]:
         """Takes the number ``row`` apart into the index along each row axis."""
-        return taken_apart(ROW, self.program.rows, self.graph.extents, self.count, fixed_index)
+        return taken_apart(self.row, self.program.rows, self.graph.extents, self.count, fixed_index)
 
     def bases(self, loads: Collection[int] | None = None, stores: Collection[int] | None = None) -> list[Stmt]:
         """Sets the offset of this row in every tensor that a walk touches, or in those of ``loads`` and ``stores``."""
-        used = {i for q in self.program.passes for i in q.compute if i in self.access} - self.joins.skipped
+        used = {i for q in self.program.passes for i in q.compute if i in self.access} - self.selected.skipped
         written = {k for q in self.program.passes for k in q.stores}
         terms = [(self.base(i), self.access[i]) for i in sorted(used) if loads is None or i in loads]
         terms += [(self.out_base(k), self.out_access[k]) for k in sorted(written) if stores is None or k in stores]
@@ -138,7 +147,7 @@ class Accesses(Tensors):
 
     def column_indices(self) -> list[Stmt]:
         """Takes the column number ``c`` apart into the index along each column axis."""
-        return taken_apart(COLUMN, self.program.cols, self.graph.extents, self.count, moving_index)
+        return taken_apart(self.column, self.program.cols, self.graph.extents, self.count, moving_index)
 
     # ---- loads, gathers, stores of one pack -------------------------------------------------------------------------
 
@@ -148,14 +157,14 @@ class Accesses(Tensors):
         return [Assign(whole, pack), *self.spread(i, whole)]
 
     def emit_load(self, i: int, issued: Sequence[int]) -> list[Stmt]:
-        """Load ``i``, whose words are there if it is among the loads ``issued`` before."""
+        """Load ``i``, from its words if it is among the loads ``issued`` before."""
         lanes, access, storage, hint = self.variables(i), self.access[i], self.storage(i), self.load_hint(i)
         v, pointer, out = self.source(i)
         if access.vector and self.by_pack(v):
             words = self.raw(i)
             if i in issued:
                 return [
-                    Assign(words, Tuple(tuple(self.ahead_words(i, issued)))),
+                    Assign(words, Tuple(tuple(self.prefetched_words(i, issued)))),
                     *self.unpacked(i, Unpack(storage, self.vec, words)),
                 ]
             at, guard = access.at(self.base(i)), self.guard(v)
@@ -189,7 +198,7 @@ class Accesses(Tensors):
         return [Assign(whole, load), *self.assigned(i, [Select(t, x, zero) if t else x for t, x in lanes])]
 
     def gathers_packs(self, i: int) -> bool:
-        """Whether gather ``i`` takes a whole pack from one place, as an embedding's rows are: by one index, aligned."""
+        """True if gather ``i`` takes a whole aligned pack by one index, as an embedding does."""
         v, inner = self.graph.values[i], self.program.cols[-1]
         return (
             self.access[i].vector
@@ -209,4 +218,4 @@ class Accesses(Tensors):
         return self.unpacked(i, Load(self.storage(i), self.vec, "default", Pointer(v.slot), at, guard=guard))
 
     def emit_store(self, k: int) -> list[Stmt]:
-        return self.store_pack(k, self.schedule.store_hint, self.vec, OK if self.ok_needed else None)
+        return self.store_pack(k, self.schedule.store_hint, self.vec, self.ok if self.ok_needed else None)

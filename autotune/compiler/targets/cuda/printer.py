@@ -1,24 +1,26 @@
-"""Numba CUDA expressions for the pointwise operators and for what takes one more term into a reduction.
+"""Prints kernels as Numba CUDA source. Intrinsics have the names of ``autotune.compiler.targets.cuda.intrinsics``.
 
-Arithmetic is fp32 with the hardware's approximate division, square root and exponential (as Triton and
-``--use_fast_math`` have them) where their error stays within a few units in the last place; ``tanh``, ``sin``, ``pow``
-and the like, whose approximations do not, take the accurate version.
+Arithmetic is fp32. Division, square root and exponential are the hardware's approximations (as in Triton and with
+``--use_fast_math``), whose error is a few units in the last place. ``tanh``, ``sin``, ``pow`` and the like take the
+accurate version.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from autotune.compiler.kernel import lower
-from autotune.compiler.kernel.nodes import Expr
+from autotune.compiler.kernel.nodes import Cast, Const, Expr, Load, Op, Store, Tuple, Unpack
+from autotune.compiler.kernel.printer import ATOM, Printer
+from autotune.compiler.targets.cuda import device
+from autotune.compiler.targets.cuda.device import HINTS
 from autotune.errors import Unsupported
-from autotune.ir.graph import Value
+from autotune.ir.graph import SHORT, Value
 from autotune.ir.ops import LIBRARY
 
 CTOR = {"float32": "float32", "int32": "int32", "int64": "int64", "bool": "boolean"}
 LOG2E = "float32(1.4426950408889634)"
-
-
 _FLOAT = {name: f"libdevice.{name}f({{0}})" for name in LIBRARY} | {
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
@@ -83,8 +85,6 @@ _BOOL = {
     "minimum": "sel({0}, {1}, False)",
 }
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
-
-
 _STRICT = {
     "exp": "libdevice.expf({0})",
     "exp2": "libdevice.exp2f({0})",
@@ -98,7 +98,7 @@ _STRICT = {
 """Those whose fast version is off by more than 2 units in the last place."""
 
 
-def text(name: str, of: str, args: list[str], strict: bool = False) -> str:
+def operator_text(name: str, of: str, args: list[str], strict: bool = False) -> str:
     """Source of operator ``name`` on arguments of arithmetic type ``of``.
 
     Raises:
@@ -123,5 +123,65 @@ def computed(v: Value, args: Sequence[Expr]) -> Expr:
         Unsupported: there is no such operator on their type.
     """
     if v.op not in ("where", "cast"):
-        text(v.op, args[0].dtype, ["x", "y"])
+        operator_text(v.op, args[0].dtype, ["x", "y"])
     return lower.pointwise(v, args)
+
+
+_LOADS = {"plain": "ld", "words": "lr", "fixed": "lk", "touch": "touch", "partial": "ld"}
+_GUARDED = {"plain": "lg", "words": "lw", "partial": "lg"}
+
+
+class CudaPrinter(Printer):
+    """Prints one kernel.
+
+    Args:
+        strict: every operator within 2 units in the last place, for a kernel compiled without fast math.
+    """
+
+    def __init__(self, strict: bool = False) -> None:
+        super().__init__()
+        self.strict = strict
+
+    # ---- numbers and operators --------------------------------------------------------------------------------------
+
+    def for_Const(self, x: Const) -> str:
+        if x.dtype == "":
+            return str(x.value)
+        if x.dtype == "bool":
+            return "True" if x.value else "False"
+        if x.dtype != "float32":
+            return f"{x.dtype}({int(x.value)})"
+        number = float(x.value)
+        return f"float32({number!r})" if math.isfinite(number) else f"float32({number})"
+
+    def for_Cast(self, x: Cast) -> str:
+        return self.call(CTOR.get(x.dtype, x.dtype), (x.value,))
+
+    def for_Op(self, x: Op) -> str:
+        return operator_text(x.name, x.of, [self.operand(a, ATOM) for a in x.args], self.strict)
+
+    # ---- memory -----------------------------------------------------------------------------------------------------
+
+    def for_Load(self, x: Load) -> str:
+        guarded = x.guard is not None
+        kind = (_GUARDED if guarded else _LOADS)[x.form]
+        name = f"{kind}_{SHORT[x.storage]}_{x.lanes}_{HINTS[x.hint]}"
+        return self.call(name, (x.pointer, x.index, *([x.guard] if x.guard is not None else [])))
+
+    def for_Unpack(self, x: Unpack) -> str:
+        return self.call(f"un_{SHORT[x.storage]}_{x.lanes}", (x.words,))
+
+    def put_Store(self, s: Store) -> None:
+        lanes = len(s.values)
+        name = f"{'st' if s.guard is None else 'sg'}_{SHORT[s.storage]}_{lanes}_{HINTS[s.hint]}"
+        value: Expr = s.values[0] if lanes == 1 else Tuple(s.values)
+        guard = [] if s.guard is None else [s.guard]
+        self.put(self.call(name, (s.pointer, s.index, value, *guard)))
+
+    # ---- threads ----------------------------------------------------------------------------------------------------
+
+    def for_ThreadIndex(self, x: device.ThreadIndex) -> str:
+        return "int32(cuda.threadIdx.x)"
+
+    def put_Shared(self, s: device.Shared) -> None:
+        self.put(f"{self.text(s.name)} = cuda.shared.array({s.count}, {s.type})")

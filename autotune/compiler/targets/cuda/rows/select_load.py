@@ -1,8 +1,8 @@
 """Loads of which a select, or a sum, takes one: a single load whose pointer is selected.
 
 The parts of a stack, or of a sum of ``select_backward``, are loads at the same address of different tensors, each
-guarded on its own part of one axis (:mod:`autotune.ir.forms.simplify`). As they stand they are a predicated load each,
-and what the others leave, zeros, is unpacked and added up. Where the axis is the same for a whole pack, one load does.
+guarded on its own part of one axis (:mod:`autotune.ir.forms.simplify`). By themselves they are a predicated load each,
+and zeros of the others are unpacked and added up. Where the axis is the same for a whole pack, one load does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autotune.ir.graph import Value
 
 
 @dataclass(frozen=True)
-class Joined:
+class SelectedLoad:
     """Guarded loads that are one.
 
     Attributes:
@@ -34,7 +34,7 @@ class Joined:
 
     @property
     def whole(self) -> bool:
-        """Whether the parts lie side by side."""
+        """True if the parts leave no gap."""
         return all(a[1] == b[0] for a, b in pairwise(self.parts))
 
     def pointer(self, index: Expr) -> Expr:
@@ -46,21 +46,21 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Joins:
-    """What of a program is printed as one load.
+class SelectedLoads:
+    """The loads of a program that are printed as one.
 
     Attributes:
-        loads: by the load that stands for the others.
-        results: for each select or sum that is a joined load: the load that stands for it.
+        loads: by the load that is printed for the others.
+        results: for each select or sum that is one load: that load.
         skipped: values that are not printed at all.
     """
 
-    loads: Mapping[int, Joined]
+    loads: Mapping[int, SelectedLoad]
     results: Mapping[int, int]
     skipped: frozenset[int]
 
 
-def find_joins(program: Program, apart: Collection[int] = ()) -> Joins:
+def find_selected_loads(program: Program, apart: Collection[int] = ()) -> SelectedLoads:
     """The largest selects and sums of guarded loads of which exactly one is not a zero.
 
     Args:
@@ -69,9 +69,7 @@ def find_joins(program: Program, apart: Collection[int] = ()) -> Joins:
     graph, inner = program.graph, program.cols[-1] if program.cols else -1
     wanted = {i for p in program.passes for i in p.compute}
     taken = {o.value for o in graph.outputs} | {c.value for c in program.columns} | set(program.kept)
-    found: dict[
-        int, tuple[Joined, int, frozenset[int]]
-    ] = {}  # with the load that stands for it, and what it is made of
+    found: dict[int, tuple[SelectedLoad, int, frozenset[int]]] = {}  # with its load, and its values
 
     def once(i: int) -> bool:
         return i not in taken and len(graph.users[i]) == 1
@@ -83,7 +81,7 @@ def find_joins(program: Program, apart: Collection[int] = ()) -> Joins:
                 continue
             for axis, begin, end in v.guards:
                 if axis != inner and not stride_of(v, axis) and program.domain(i) == "full":
-                    found[i] = Joined(axis, ((begin, end, v.slot),), v, False), i, frozenset([i])
+                    found[i] = SelectedLoad(axis, ((begin, end, v.slot),), v, False), i, frozenset([i])
                     break
             continue
         args = v.args[1:] if v.op == "where" else v.args
@@ -98,10 +96,10 @@ def find_joins(program: Program, apart: Collection[int] = ()) -> Joins:
     roots = [i for i in whole if graph.values[i].op != "load"]
     loads = {found[i][1]: found[i][0] for i in roots}
     made = {j for i in roots for j in found[i][2]}
-    return Joins(loads, {i: found[i][1] for i in roots}, frozenset(made - set(loads) - set(roots)))
+    return SelectedLoads(loads, {i: found[i][1] for i in roots}, frozenset(made - set(loads) - set(roots)))
 
 
-def _both(left: Joined, right: Joined, added: bool, types: list[str]) -> Joined | None:
+def _both(left: SelectedLoad, right: SelectedLoad, added: bool, types: list[str]) -> SelectedLoad | None:
     """Two as one, if their parts are disjoint and their loads differ in slot and part only."""
     parts = tuple(sorted((*left.parts, *right.parts)))
     if left.axis != right.axis or len(set(types)) != 1 or any(a[1] > b[0] for a, b in pairwise(parts)):
@@ -109,7 +107,7 @@ def _both(left: Joined, right: Joined, added: bool, types: list[str]) -> Joined 
     load, other = (_over(x.load, x.axis, parts[0][0], parts[-1][1]) for x in (left, right))
     if load != replace(other, slot=load.slot):
         return None
-    return Joined(left.axis, parts, load, added or left.added or right.added)
+    return SelectedLoad(left.axis, parts, load, added or left.added or right.added)
 
 
 def _over(v: Value, axis: int, begin: int, end: int) -> Value:
@@ -117,9 +115,9 @@ def _over(v: Value, axis: int, begin: int, end: int) -> Value:
     return replace(v, guards=tuple(sorted([*others, (axis, begin, end)])))
 
 
-def _selects(values: tuple[Value, ...], v: Value, left: Joined, right: Joined) -> bool:
-    """Whether a select takes its first argument on its parts and the second one on those behind them, and zeros are
-    added to both or to neither."""
+def _selects(values: tuple[Value, ...], v: Value, left: SelectedLoad, right: SelectedLoad) -> bool:
+    """True if a select takes its first argument on its parts and the second one on later ones, and zeros are added to
+    both or to neither."""
     test = values[v.args[0]]
     if test.op != "lt" or left.added != right.added:
         return False

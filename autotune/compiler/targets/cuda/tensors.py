@@ -1,7 +1,7 @@
-"""How a kernel finds the elements of its tensors: axes that make a base once, and axes that are added to it.
+"""Addresses of a kernel's tensors: axes that make a base once, and axes that are added to it.
 
-:class:`Tensors` also says what row-wise kernels (``rows``) and kernels of lanes (``outer``) do alike with a pack of
-elements: how its lanes are called, gathered, stored, kept and taken up again.
+:class:`Tensors` also has the operations on a pack of elements that row-wise kernels (``rows``) and kernels of lanes
+(``outer``) share: naming its lanes, gathering, storing, keeping and reading it again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def moving_index(axis: int) -> Var:
 
 
 class Access:
-    """How one load, gather or output is addressed.
+    """The addresses of one load, gather or output.
 
     Args:
-        along: the axis that the lanes of a vector lie on; -1 for none.
+        along: the axis of a vector's lanes; -1 for none.
         lanes: of a vector.
         fixed: the axes that make the base.
         moving: the axes that are added to it.
@@ -61,7 +61,7 @@ class Access:
         strides = dict(zip(tensor.axes, tensor.strides, strict=True))
         self.offset, self.step = tensor.offset, strides.get(along, 0)
         self.fixed = [(fixed_index(a), s) for a, s in strides.items() if a in fixed and s]
-        # The axis of the lanes last, beside the number of the lane.
+        # The axis of the lanes last, next to the number of the lane.
         ordered = sorted(strides, key=lambda a: a == along)
         self.moving = [(moving_index(a), strides[a]) for a in ordered if a in moving]
         aligned = self.offset % lanes == 0 and all(s % lanes == 0 for a, s in strides.items() if a != along)
@@ -106,24 +106,24 @@ class Tensors:
         self.overwritten = frozenset(overwritten)
 
     def base(self, i: int) -> Var:
-        """Where the elements of load or gather ``i`` begin."""
+        """The first element of load or gather ``i`` at the fixed indices."""
         return Var(f"b{i}", "int64")
 
     def out_base(self, k: int) -> Var:
-        """Where the elements of output ``k`` begin."""
+        """The same of output ``k``."""
         return Var(f"o{k}", "int64")
 
     def out_pointer(self, k: int) -> Pointer:
         return Pointer(len(self.graph.inputs) + k)
 
     def raw(self, i: int) -> Var:
-        """A pack of load ``i`` as it lies in memory."""
+        """The raw words of a pack of load ``i``."""
         return Var(f"u{i}")
 
     # ---- values by lanes --------------------------------------------------------------------------------------------
 
     def varies(self, i: int) -> bool:
-        """Whether value ``i`` has a number for each lane of a pack."""
+        """True if value ``i`` has a number for each lane of a pack."""
         raise NotImplementedError
 
     def variable(self, i: int, lane: int = 0) -> Var:
@@ -153,7 +153,7 @@ class Tensors:
         return self.vec // 2 if self.packed(i) else len(self.variables(i))
 
     def left(self, i: int) -> list[Expr]:
-        """These items: the lanes of the value, or its words as they lie in memory."""
+        """These items: the lanes of the value, or its raw words."""
         return items(self.raw(i), self.kept_words(i)) if self.packed(i) else [*self.variables(i)]
 
     def taken_up(self, i: int, result: Expr, first: int) -> list[Stmt]:
@@ -197,14 +197,14 @@ class Tensors:
             for e in range(0, lanes, step)
         ]
 
-    # ---- how tensors lie --------------------------------------------------------------------------------------------
+    # ---- layouts --------------------------------------------------------------------------------------------
 
     def storage(self, i: int) -> str:
         """Storage type of load or gather ``i``."""
         return self.graph.inputs[self.graph.values[i].slot]
 
     def packed(self, i: int) -> bool:
-        """Whether a kept value stays as loaded: 16-bit elements, two to a register."""
+        """True if a kept value stays as loaded: 16-bit elements, two to a register."""
         v = self.graph.values[i]
         return v.op == "load" and not v.guards and STORAGE_BYTES[self.storage(i)] == 2 and self.access[i].vector
 
@@ -216,7 +216,7 @@ class Tensors:
         return self.schedule.load_hint if read_once(self.graph, i, self.axes) else "default"
 
     def gathers_packs(self, i: int) -> bool:
-        """Whether gather ``i`` takes a whole pack from one place."""
+        """True if gather ``i`` takes a whole pack by one index."""
         return False
 
     def params(self) -> tuple[str, ...]:
@@ -234,14 +234,13 @@ class Tensors:
 
 
 def items(values: Expr, count: int, first: int = 0) -> list[Expr]:
-    """Some items of a tuple."""
     return [values[first + n] for n in range(count)]
 
 
 def within(
     guards: Iterable[tuple[int, int, int]], extents: Sequence[int], open_axis: int, index: Callable[[int], Expr]
 ) -> Expr | None:
-    """Whether ``index(axis)`` lies between the bounds of each guard; ``open_axis`` may be longer than its extent."""
+    """True where ``index(axis)`` is within each guard; ``open_axis`` may be longer than its extent."""
     tests: list[Expr] = []
     for axis, low, high in guards:
         tests += [index(axis) >= low] if low > 0 else []

@@ -1,36 +1,34 @@
-"""What Numba CUDA does not offer: vector memory access with cache hints, packed half types, NaN-keeping extrema.
+"""Vector loads and stores with cache hints, and asynchronous copies to shared memory (``cp.async``, sm_80).
 
-Each name a generated kernel may use is made by :func:`resolve` on first use. Loads are ``ld.global.nc`` through inline
-assembly without side effects, so that the compiler may move them above stores: a kernel never reads what it writes, but
-for hint ``c`` (coherent), where what a thread stores to an address depends on what it loaded there.
+A name such as ``ld_bf16_8_d`` has the kind of access, the storage type, the elements and the hint. Loads are
+``ld.global.nc`` through inline assembly without side effects, so that the compiler may move them above stores: a kernel
+never reads what it writes, but for hint ``c`` (coherent), where what a thread stores to an address depends on what it
+loaded there.
 
-Without side effects also means that the compiler takes such a load for arithmetic, which it may do before it knows
-whether the result is wanted: one whose address is the same in every turn of a loop is moved out of the loop, and out of
-any branch in it. So the branch must not be what keeps a load inside its tensor. Either the address is inside on both
-sides (``least``), or the guard is an operand (``lg``, where no branch has tested the same before), or the load is one
-that stays where it is (``lk``).
+Without side effects also means that the compiler treats such a load as arithmetic, which it may do where the result may
+not be wanted: one whose address is the same in every turn of a loop is moved out of the loop, and out of
+any branch in it. So no branch alone may keep a load inside its tensor. Either the address is inside on both sides
+(``least``). Or the guard is an operand (``lg``, where no branch has tested the same before). Or the load is one that
+stays where it is (``lk``).
 Measured on an H200: 16-byte accesses reach what torch's copy reaches; ``cuda.float32x4`` would emit four scalar loads.
+
+Shared memory is an array of uint32 here. Pieces of 16 bytes of one vector are ``step`` words apart, so
+that the threads of a warp have no bank conflicts. ``commit_copies()`` makes a
+group of the copies that this thread began since the last one. ``await_copies_<n>()`` waits until at most ``n`` of its
+groups are not there yet. A thread sees its own copies then, others after a barrier.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import llvmlite.ir as ir
-from numba import cuda, types
-from numba.cuda import libdevice
-from numba.cuda.extending import intrinsic as numba_intrinsic
+from numba import types
 
-from autotune.compiler.targets import intrinsic
-from autotune.compiler.targets.cuda.intrinsics import float8 as intrinsics_float8
-from autotune.compiler.targets.cuda.intrinsics.names import access_of
+from autotune.compiler.targets.cuda.intrinsics.assembly import F32, I1, I8, I16, I32, I64, asm, barred, made, statement
 from autotune.ir.graph import SHORT, STORAGE_BYTES, compute_type
 
-F32 = ir.FloatType()
-I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
 _ARITHMETIC = {"float32": types.float32, "int32": types.int32, "int64": types.int64, "bool": types.boolean}
 SIZE = {short: STORAGE_BYTES[storage] for storage, short in SHORT.items()}
 NUMBA = {short: _ARITHMETIC[compute_type(storage)] for storage, short in SHORT.items()}
@@ -65,37 +63,6 @@ POINTER = {
 def words_of(short: str, n: int) -> int:
     """32-bit words that ``n`` elements take in registers as loaded (at least one)."""
     return max(1, n * SIZE[short] // 4)
-
-
-made, written = partial(intrinsic.made, numba_intrinsic), partial(intrinsic.written, numba_intrinsic)
-"""As those of ``intrinsic``, without the decorator."""
-
-
-def asm(builder: Any, result: Any, operands: Sequence[Any], text: str, constraints: str, effect: bool = False) -> Any:
-    """Inline assembly; ``effect`` keeps it where it is."""
-    fty = ir.FunctionType(result, [o.type for o in operands])
-    return builder.call(ir.InlineAsm(fty, text, constraints, side_effect=effect), operands)
-
-
-def barred(builder: Any, operands: Sequence[Any], text: str, constraints: str = "") -> None:
-    """Inline assembly that other memory accesses are not moved across."""
-    clobber = f"{constraints},~{{memory}}" if constraints else "~{memory}"
-    asm(builder, ir.VoidType(), operands, text, clobber, True)
-
-
-_REGISTER = {types.float32: (F32, "f"), types.int32: (I32, "r"), types.int64: (I64, "l")}
-
-
-def instruction(text: str, result: Any, *operands: Any) -> Any:
-    """An intrinsic that is one instruction without side effects, on arguments of these Numba types."""
-    llvm, letter = _REGISTER[result]
-    constraints = ",".join(["=" + letter, *(_REGISTER[t][1] for t in operands)])
-    return written(result, *operands)(lambda b, *values: asm(b, llvm, values, text, constraints))
-
-
-def statement(text: str) -> Any:
-    """An intrinsic without arguments that other memory accesses are not moved across."""
-    return written(types.void)(lambda b: barred(b, [], text))
 
 
 def _memory(hint: str, text: str) -> str:
@@ -159,10 +126,48 @@ def store_words(b: Any, pointer: Any, words: list[Any], nbytes: int, hint: str, 
         asm(b, ir.VoidType(), operands, _memory(hint, text), constraints, True)
 
 
+_FLOAT8 = ("e4m3", "e5m2")
+_INFINITE = 61440.0
+"""The magnitude from which on e5m2 is infinite: halfway from its largest number to the next power of two."""
+
+
+def _decode_float8(b: Any, words: list[Any], short: str, n: int) -> list[Any]:
+    """Words as loaded -> ``n`` float32 values."""
+    out: list[Any] = []
+    for k in range(0, n, 2):
+        word = words[k // 4]
+        pair = b.lshr(word, I32(16)) if k % 4 else word
+        if short == "e4m3":
+            two = asm(b, I32, [b.trunc(pair, I16)], "cvt.rn.f16x2.e4m3x2 $0, $1;", "=r,h")
+        else:  # the upper half of a float16
+            low, high = b.shl(b.and_(pair, I32(0xFF)), I32(8)), b.shl(b.and_(pair, I32(0xFF00)), I32(16))
+            two = b.or_(low, high)
+        halves = [two, b.lshr(two, I32(16))][: n - k]
+        out += [asm(b, F32, [b.trunc(h, I16)], "cvt.f32.f16 $0, $1;", "=f,h") for h in halves]
+    return out
+
+
+def _encode_float8(b: Any, vals: list[Any], short: str) -> list[Any]:
+    """float32 values -> words to store, rounded to nearest even."""
+    out: list[Any] = []
+    for k in range(0, len(vals), 4):
+        word = I32(0)
+        for q in range(k, min(k + 4, len(vals)), 2):
+            low, high = vals[q], vals[q + 1] if q + 1 < len(vals) else F32(0.0)
+            pair = b.zext(asm(b, I16, [high, low], f"cvt.rn.satfinite.{short}x2.f32 $0, $1, $2;", "=h,f,f"), I32)
+            for x, one in ((low, 1), (high, 1 << 8)) if short == "e5m2" else ():
+                size = asm(b, F32, [x], "abs.f32 $0, $1;", "=f,f")
+                more = b.fcmp_ordered(">=", size, F32(_INFINITE))
+                pair = b.add(pair, b.select(more, I32(one), I32(0)))
+            word = b.or_(word, b.shl(pair, I32(8 * (q - k))))
+        out.append(word)
+    return out
+
+
 def decode(b: Any, words: list[Any], short: str, n: int) -> list[Any]:
     """Words as loaded -> ``n`` arithmetic values."""
-    if short in intrinsics_float8.NAMES:
-        return intrinsics_float8.decode(b, words, short, n)
+    if short in _FLOAT8:
+        return _decode_float8(b, words, short, n)
     out: list[Any] = []
     for k in range(n):
         if short == "f32":
@@ -199,8 +204,8 @@ def _encode(b: Any, vals: list[Any], short: str) -> tuple[list[Any], int]:
     """Arithmetic values -> words to store, and how many bytes they are."""
     n = len(vals)
     nbytes = n * SIZE[short]
-    if short in intrinsics_float8.NAMES:
-        return intrinsics_float8.encode(b, vals, short), nbytes
+    if short in _FLOAT8:
+        return _encode_float8(b, vals, short), nbytes
     if short == "f32":
         return [b.bitcast(v, I32) for v in vals], nbytes
     if short == "i32":
@@ -288,7 +293,7 @@ def _make_store(kind: str, short: str, n: int, hint: str) -> Any:
     return made(3 + (kind == "sg"), typed)
 
 
-def _make_touch(kind: str, short: str, n: int, hint: str) -> Any:
+def _make_touch(short: str, n: int, hint: str) -> Any:
     """``touch_<type>_<n>_<hint>(pointer, index)``: up to four of the bytes of ``n`` elements that are loaded later."""
 
     def write(context: Any, b: Any, sig: Any, args: Any) -> Any:
@@ -297,126 +302,101 @@ def _make_touch(kind: str, short: str, n: int, hint: str) -> Any:
     return made(2, lambda ptr, idx: (types.int32(ptr, idx), write))
 
 
-def _integers(name: str, of: Any) -> Any:
-    """An instruction of LLVM on two integers."""
-    return written(of, of, of)(lambda b, x, y: getattr(b, name)(x, y))
-
-
-_ONE = "mov.u32 $0, %nctaid.y;"
-"""The grid's second extent, which is always 1; no compiler can tell."""
-
-
-@written(types.float32, types.float32, types.int32)
-def tied(b: Any, x: Any, word: Any) -> Any:
-    """``x``, which has to wait for the word, with bits of it that are zero."""
-    none = b.and_(word, b.sub(asm(b, I32, [], _ONE, "=r"), _const(I32, 1)))
-    return b.bitcast(b.or_(b.bitcast(x, I32), none), F32)
-
-
-@written(types.int32, types.int32)
-def rounds(b: Any, n: Any) -> Any:
-    """``n``, of which no compiler can tell what it is, so that a loop of as many rounds stays a loop."""
-    one = asm(b, I32, [], _ONE, "=r")
-    return b.add(b.sub(n, _const(I32, 1)), one)
-
-
 def _to_l2(context: Any, b: Any, sig: Any, args: Any) -> None:
     asm(b, ir.VoidType(), [pointer_to(b, args)], "prefetch.global.L2 [$0];", "l", True)
 
 
-def _tanh(x):  # type: ignore[no-untyped-def]
-    # tanh.approx is good to 2^-11 only. Below 0.55 an odd polynomial, above it 1 - 2 / (exp(2|x|) + 1): 2 ulp.
-    a = abs(x)
-    s = x * x
-    p = fma(s, types.float32(0.01643755), types.float32(-0.0526718))
-    p = fma(p, s, types.float32(0.13320725))
-    p = fma(p, s, types.float32(-0.33332947))
-    small = fma(p * s, x, x)
-    big = types.float32(1.0) - types.float32(2.0) / (ex2(a * types.float32(2.8853900817779268)) + types.float32(1.0))
-    big = math.copysign(big, x)
-    return select(a < types.float32(0.55), small, big)
+_SHARED = 3
+"""LLVM's address space of shared memory."""
 
 
-def _erf(x):  # type: ignore[no-untyped-def]
-    # Abramowitz and Stegun 7.1.26, absolute error 1.5e-7; half the instructions of libdevice's erff and no branch,
-    # which is what keeps a bf16 gelu below the memory's time.
-    a = abs(x)
-    t = rcp(fma(a, types.float32(0.3275911), types.float32(1.0)))
-    p = fma(t, types.float32(1.061405429), types.float32(-1.453152027))
-    p = fma(p, t, types.float32(1.421413741))
-    p = fma(p, t, types.float32(-0.284496736))
-    p = fma(p, t, types.float32(0.254829592))
-    e = ex2(x * (x * types.float32(-1.4426950408889634)))
-    return math.copysign(fma(-(p * t), e, types.float32(1.0)), x)
+def _shared_at(context: Any, b: Any, array: Any, value: Any, word: Any, more: Any) -> Any:
+    """Pointer to shared memory, ``word + more`` words on."""
+    data = context.make_array(array)(context, b, value).data
+    at = b.gep(data, [b.sext(b.add(word, more), I64)])
+    return b.addrspacecast(at, I32.as_pointer(_SHARED))
 
 
-def _sigmoid_rn(x):  # type: ignore[no-untyped-def]
-    return rcp_rn(types.float32(1.0) + libdevice.expf(-x))
+def _pieces(b: Any, nbytes: int, step: Any) -> list[tuple[int, int, Any]]:
+    """(first byte, bytes, words on) of each piece."""
+    sizes = [(d, min(16, nbytes - d)) for d in range(0, nbytes, 16)]
+    return [(d, n, b.mul(step, ir.Constant(I32, k))) for k, (d, n) in enumerate(sizes)]
 
 
-def _rsqrt_rn(x):  # type: ignore[no-untyped-def]
-    return rcp_rn(sqrt_rn(x))
+def _make_copy(short: str, n: int, hint: str) -> Any:
+    """``copy_<type>_<n>_<hint>(array, word, step, pointer, index)``: begin to copy ``n`` elements to shared memory."""
+    kind = {"d": "", "p": ".L2::256B"}[hint]
+
+    def write(context: Any, b: Any, sig: Any, args: Any) -> None:
+        source = b.gep(args[3], [args[4]])
+        for done, size, more in _pieces(b, n * SIZE[short], args[2]):
+            to = b.ptrtoint(_shared_at(context, b, sig.args[0], args[0], args[1], more), I32)
+            start = b.add(b.ptrtoint(source, I64), ir.Constant(I64, done))
+            cache = "cg" if size == 16 else "ca"
+            barred(b, [to, start], f"cp.async.{cache}.shared.global{kind} [$0], [$1], {size};", "r,l")
+
+    return made(
+        5, lambda array, _, step, ptr, idx: (types.void(array, types.int32, types.int32, ptr, types.int64), write)
+    )
 
 
-def _sigmoid(x):  # type: ignore[no-untyped-def]
-    return rcp(types.float32(1.0) + ex2(x * types.float32(-1.4426950408889634)))
+def _make_take(short: str, n: int) -> Any:
+    """``take_<type>_<n>(array, word, step)``: a tuple of ``n`` arithmetic values from shared memory."""
+    nbytes = 4 * words_of(short, n)
+
+    def write(context: Any, b: Any, sig: Any, args: Any) -> Any:
+        words: list[Any] = []
+        for _, size, more in _pieces(b, nbytes, args[2]):
+            at = _shared_at(context, b, sig.args[0], args[0], args[1], more)
+            many = ir.VectorType(I32, size // 4)
+            vector = b.load(b.bitcast(at, many.as_pointer(_SHARED)), align=size)
+            words += [b.extract_element(vector, ir.Constant(I32, k)) for k in range(size // 4)]
+        return context.make_tuple(b, sig.return_type, decode(b, words, short, n))
+
+    return made(3, lambda array, *_: (types.UniTuple(NUMBA[short], n)(array, types.int32, types.int32), write))
 
 
-_F32 = types.float32
-ex2 = instruction("ex2.approx.ftz.f32 $0, $1;", _F32, _F32)
-rcp = instruction("rcp.approx.ftz.f32 $0, $1;", _F32, _F32)
-rcp_rn = instruction("rcp.rn.f32 $0, $1;", _F32, _F32)
-sqrt_rn = instruction("sqrt.rn.f32 $0, $1;", _F32, _F32)
-fma = instruction("fma.rn.ftz.f32 $0, $1, $2, $3;", _F32, _F32, _F32, _F32)
-# ``a if test else b`` without a branch; both have one type.
-select = made(3, lambda test, a, b: (a(types.boolean, a, a), lambda c, builder, sig, args: builder.select(*args)))
+def _make_put(_: str, n: int) -> Any:
+    """``put_f32_<n>(array, word, step, values)``: ``n`` fp32 values, a tuple, to shared memory."""
+
+    def write(context: Any, b: Any, sig: Any, args: Any) -> None:
+        for done, size, more in _pieces(b, 4 * n, args[2]):
+            at = _shared_at(context, b, sig.args[0], args[0], args[1], more)
+            many = ir.VectorType(F32, size // 4)
+            vector = ir.Constant(many, ir.Undefined)
+            for k in range(size // 4):
+                value = b.extract_value(args[3], done // 4 + k)
+                vector = b.insert_element(vector, value, ir.Constant(I32, k))
+            b.store(vector, b.bitcast(at, many.as_pointer(_SHARED)), align=size)
+
+    values = types.UniTuple(types.float32, n)
+    return made(4, lambda array, *_: (types.void(array, types.int32, types.int32, values), write))
+
 
 PLAIN: dict[str, Any] = {
-    "ex2": ex2,
-    "rcp": rcp,
-    "rcp_rn": rcp_rn,
-    "sqrt_rn": sqrt_rn,
-    "fma": fma,
-    "sel": select,
-    "fmax": instruction("max.NaN.f32 $0, $1, $2;", _F32, _F32, _F32),
-    "fmin": instruction("min.NaN.f32 $0, $1, $2;", _F32, _F32, _F32),
-    "rsqrt": instruction("rsqrt.approx.ftz.f32 $0, $1;", _F32, _F32),
-    "sqrt": instruction("sqrt.approx.ftz.f32 $0, $1;", _F32, _F32),
-    "rint": instruction("cvt.rni.f32.f32 $0, $1;", _F32, _F32),
-    # An instruction that the compiler does not look into: what follows from a branch on a side leaves it as it is.
-    "least": instruction("min.s32 $0, $1, $2;", types.int32, types.int32, types.int32),
-    "least64": instruction("min.s64 $0, $1, $2;", types.int64, types.int64, types.int64),
-    "udiv": _integers("udiv", types.int32),
-    "urem": _integers("urem", types.int32),
-    "udiv64": _integers("udiv", types.int64),
-    "urem64": _integers("urem", types.int64),
-    # Its argument, as something the compiler does not look into: bits packed into it stay packed.
-    "pin": instruction("mov.b32 $0, $1;", types.int32, types.int32),
-    "tied": tied,
-    "rounds": rounds,
     # ``to_l2(pointer, index)``: has the line of an element brought into the L2; nothing waits for it.
     "to_l2": made(2, lambda ptr, idx: (types.void(ptr, idx), _to_l2)),
+    # The address that a pointer holds.
+    "addr": made(1, lambda ptr: (types.int64(ptr), lambda c, b, sig, args: b.ptrtoint(args[0], I64))),
+    "commit_copies": statement("cp.async.commit_group;"),
 }
-DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
-EXACT: dict[str, Callable[..., Any]] = {"sigmoid_rn": _sigmoid_rn, "rsqrt_rn": _rsqrt_rn}
-"""Those of strict kernels, compiled without fast math."""
-_MAKERS = {
-    **dict.fromkeys(("ld", "lk", "lr", "lg", "lw"), _make_load),
-    **dict.fromkeys(("st", "sg"), _make_store),
+_AWAIT = "await_copies_"
+_MAKERS: dict[str, Any] = {
+    **{kind: partial(_make_load, kind) for kind in ("ld", "lk", "lr", "lg", "lw")},
+    **{kind: partial(_make_store, kind) for kind in ("st", "sg")},
     "touch": _make_touch,
+    "un": _make_unpack,
+    "copy": _make_copy,
+    "take": _make_take,
+    "put": _make_put,
 }
 
 
 def resolve(name: str) -> Any:
     """The object behind a name of this module, or None if it is none."""
-    if name in PLAIN:
-        return PLAIN[name]
-    if name in DEVICE:
-        return cuda.jit(device=True, fastmath=True)(DEVICE[name])
-    if name in EXACT:
-        return cuda.jit(device=True)(EXACT[name])
-    found = access_of(name, (*_MAKERS, "un"))
-    if found is None:
-        return None
-    kind, short, n, hint = found
-    return _make_unpack(short, n) if kind == "un" else _MAKERS[kind](kind, short, n, hint)
+    if name.startswith(_AWAIT):
+        return statement(f"cp.async.wait_group {int(name.removeprefix(_AWAIT))};")
+    kind, *rest = name.split("_")
+    if kind in _MAKERS and len(rest) in (2, 3) and rest[1].isdecimal():
+        return _MAKERS[kind](rest[0], int(rest[1]), *rest[2:])
+    return PLAIN.get(name)

@@ -1,1 +1,0 @@
-"""How CUDA kernels find, read and write the elements of tensors."""

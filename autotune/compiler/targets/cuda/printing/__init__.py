@@ -1,1 +1,0 @@
-"""From the kernel IR to Numba CUDA source."""
