@@ -16,7 +16,7 @@ A case has ``name``, ``bytes`` (in and out of a perfect implementation) and time
 (``bytes`` over the copy bandwidth measured in the same run), ``eager_us``, ``inductor_us``, ``inductor_best_us``,
 ``xla_us`` (these null where not run) and ``autotune_us``. More fields may follow, of the file and of a case; a case's
 that ends in ``_us`` is a time or null. Files whose ``suite`` is "c3" have cases of their own:
-:mod:`autotune.domains.c3.report.form`. Of cases of further suites only names and times are checked.
+:mod:`autotune.domains.c3.results`. Of cases of further suites only names and times are checked.
 """
 
 from __future__ import annotations

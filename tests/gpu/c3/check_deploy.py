@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import autotune
-from autotune.domains.c3.collectives.streams import new_stream
-from autotune.domains.c3.deploy.group import deploy_group
-from autotune.domains.c3.group import Group
+from autotune.domains.c3.collectives.symmetric import new_stream
+from autotune.domains.c3.group import Group, deploy_group
 from autotune.domains.c3.scenario import COLLECTIVES
 from autotune.domains.c3.strategy import HostStrategy, Strategy
 from tests.gpu.c3.check_case import Case, by_torch

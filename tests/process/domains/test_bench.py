@@ -34,9 +34,9 @@ def call(ranks: Ranks, name: str, **arguments: Any) -> list[Any]:
 @pytest.mark.parametrize("op", COLLECTIVES)
 def test_every_strategy_is_right(ranks: Ranks, op: str) -> None:
     configs = [
-        HostStrategy(order, engine, threads, copies, chunks, panels).config()
-        for (order, engine), (threads, copies, chunks, panels) in product(
-            product(["sequential", "comm_first", "gemm_first"], ["gloo", "copy"]), [(0, 1, 1, 1), (1, 2, 8, 2)]
+        HostStrategy(order, engine, threads, copies).config()
+        for (order, engine), (threads, copies) in product(
+            product(["sequential", "comm_first", "gemm_first"], ["gloo", "copy"]), [(0, 1), (1, 2)]
         )
     ]
     scenario = Scenario(Gemm(130, 40, 50, "bf16", "nt"), op, 2 * 5001 * RANKS, RANKS, "bf16")
@@ -58,9 +58,9 @@ def test_wrong_results_are_caught(ranks: Ranks, op: str) -> None:
     for fault in verdicts[0]:
         failed = [not v[fault][0] for v in verdicts]
         assert any(failed), fault
-        if fault not in ("skipped_chunk", "missing_rank"):  # those show where the data should have come to
+        if fault not in ("skipped_piece", "missing_rank"):  # those show where the data should have come to
             assert all(failed), fault
-    guilty, victim = verdicts[1]["skipped_chunk"], verdicts[0]["skipped_chunk"]
+    guilty, victim = verdicts[1]["skipped_piece"], verdicts[0]["skipped_piece"]
     if op != "reduce_scatter":  # where a rank writes to itself only
         assert not victim[0]
         assert "was not written" in victim[1]
