@@ -253,14 +253,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", help=f"by comma, of {', '.join(PARTS)} (default: all; CPU: bandwidth)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file to write")
     args = parser.parse_args(argv)
-    from autotune.bench.form import check_commit
     from autotune.device import resolve_device
     from autotune.domains.c3.cli.scenario import ranks_of, serves
     from autotune.domains.c3.measuring.ranks import Ranks
     from autotune.domains.c3.task import check_devices, policy
 
     try:
-        check_commit()
+        form.check_commit()
         device = resolve_device(args.device)
         parts = parts_of(args.parts, device.partition(":")[0])
         ranks = ranks_of(args, device)

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune import numerics
-from autotune.bench.contender import templates_in_threads
-from autotune.bench.step import COMPILE, lead_s, room_for, seeded, spread, step_of, timed, trainable
-from autotune.bench.step_kernels import kernels_of
-from autotune.bench.turns import Turns, inductor_takes_turns
+from autotune.bench.contenders import Turns, inductor_takes_turns, room_for, templates_in_threads
+from autotune.bench.kernels import kernels_of
+from autotune.bench.step import COMPILE, lead_s, seeded, spread, step_of, timed, trainable
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
 from autotune.runtime.backend import trial_backend

@@ -37,7 +37,6 @@ from typing import Any
 
 from autotune import __version__
 from autotune.domain import known_domain
-from autotune.errors import UserError
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -45,21 +44,8 @@ ALWAYS = ("floor_us", "autotune_us")
 """Times a case cannot do without."""
 WHERE_RUN = ("eager_us", "inductor_us", "inductor_best_us", "xla_us")
 """Times that must be there and are null where the peer was not run."""
-
-
-_COMMIT = re.compile(r"[0-9a-f]{7,40}(-dirty)?|v\d+(\.\w+)+")
-
-
-def check_commit() -> None:
-    """Find out before anything is measured whether the result will say what was measured.
-
-    Raises:
-        UserError: nothing tells the commit.
-    """
-    if not _COMMIT.fullmatch(commit()):
-        raise UserError(
-            f"nothing tells which commit this is: make {_ROOT} a git checkout or write it to {_ROOT}/COMMIT"
-        )
+COMMIT = re.compile(r"[0-9a-f]{7,40}(-dirty)?|v\d+(\.\w+)+")
+"""What ``commit`` may be."""
 
 
 def problems(data: object) -> list[str]:
@@ -79,7 +65,7 @@ def problems(data: object) -> list[str]:
         found.append("versions does not map names to versions")
     else:
         found += [f"versions lacks {name}" for name in ("python", "torch") if name not in versions]
-    if not _COMMIT.fullmatch(str(data["commit"])):
+    if not COMMIT.fullmatch(str(data["commit"])):
         found.append("commit is neither a commit's hexadecimal name nor a version")
     if not _is_time(data["when"]):
         found.append("when is not an ISO 8601 time with a time zone")
@@ -159,27 +145,6 @@ def read(path: Path) -> dict[str, Any]:
     if found := problems(data):
         raise ValueError(f"{path}: {'; '.join(found)}")
     return dict(data)
-
-
-def finished(path: Path, **own: object) -> dict[str, dict[str, Any]]:
-    """The cases, by name, of a result file that a run goes on with; empty where there is none.
-
-    Args:
-        own: fields of the file that the run has too, ``device`` among them.
-
-    Raises:
-        UserError: it cannot be read, or is of another run.
-    """
-    if not path.exists():
-        return {}
-    try:
-        data = read(path)
-    except ValueError as error:
-        raise UserError(f"--resume: {error}") from None
-    if any(data.get(name) != value for name, value in own.items()):
-        rest = ", ".join(f"{name} {data.get(name)}" for name in own if name != "device")
-        raise UserError(f"--resume: {path} is of {data['device']}, {rest}; name another --out")
-    return {case["name"]: case for case in data["cases"]}
 
 
 def write(

@@ -21,10 +21,17 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autotune.bench.agree import difference, largest
-from autotune.bench.contender import Watched, templates_in_threads
-from autotune.bench.step_kernels import Call, kernels_of
-from autotune.bench.turns import Turns, inductor_takes_turns
+from autotune.bench.contenders import (
+    Turns,
+    Watched,
+    compiled_anew,
+    difference,
+    inductor_takes_turns,
+    largest,
+    room_for,
+    templates_in_threads,
+)
+from autotune.bench.kernels import Call, kernels_of
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
 from autotune.workload import Workload
@@ -54,10 +61,10 @@ class Step:
         us: the median; ``noise``: interquartile range over the median.
         captured: whether it ran as one CUDA graph; if not, on a GPU, its launches from Python show.
         prepare_s: seconds of its first call, compiling included, waiting for a turn on the device not.
-        difference: of its results to eager's, as of :func:`autotune.bench.agree.difference`; None where the step draws
-            random numbers, and so has no results to compare. Eager's own is that of two runs with one seed.
+        difference: of its results to eager's (:func:`autotune.bench.contenders.difference`); None where the step draws
+            random numbers. Eager's own is that of two runs with one seed.
         largest: magnitude of the largest element of its first result: the loss, in training.
-        kernels: of one step, :func:`autotune.bench.step_kernels.summed`; None on a CPU, and where the profiler does
+        kernels: of one step, :func:`autotune.bench.kernels.summed`; None on a CPU, and where the profiler does
             not see them.
         peak_bytes: of the device's memory that a step takes at most, run from Python on its own, with what was there
             before the comparison (parameters and inputs among it); None on a CPU.
@@ -246,7 +253,7 @@ def compare(
     torch._dynamo.reset()
     with (
         room_for(len(makers) + len(more)),
-        _compiled_anew(),
+        compiled_anew(),
         inductor_takes_turns(turns),
         templates_in_threads(cuda and any("max-autotune" in m for m in modes)),
         deployment().unrecorded() as missed,
@@ -305,26 +312,6 @@ def compare(
     }
     failed = {**ready.failed, **times.failed}
     return Comparison(steps, failed, device, modes, counted, random, ready.seconds, times.others, missed)
-
-
-def room_for(contenders: int) -> contextlib.AbstractContextManager[object]:
-    """While open, Dynamo compiles a function as often for each of the contenders as it would for one.
-
-    It counts by code, which they share: the later one would be left to run as it is where the earlier took all.
-    """
-    config: Any = torch._dynamo.config
-    found: contextlib.AbstractContextManager[object] = config.patch(recompile_limit=contenders * config.recompile_limit)
-    return found
-
-
-@contextlib.contextmanager
-def _compiled_anew() -> Iterator[None]:
-    """While open, Inductor takes no graph from its caches: of a cached one, nothing that is missed is counted."""
-    from torch._functorch import config as aot_config
-    from torch._inductor import config
-
-    with config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
-        yield
 
 
 class _Ready:

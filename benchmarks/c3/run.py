@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import charts
-from autotune.bench import form
 from autotune.domains.c3 import named as suite
 from autotune.domains.c3.exhibits import timeline
 from autotune.domains.c3.results import SCHEMA
 from autotune.domains.c3.scenario import Scenario
 from autotune.errors import UserError, first_line
+from benchmarks import form
 from benchmarks.c3 import figure, report
 from benchmarks.c3.measure import Case, Means, NotMeasured, say
 
