@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.kernel.deploy.keys import log_distance, words
-from autotune.domains.kernel.kernel import Kernel
+from autotune.domains.kernel.kernel import Kernel, log_distance, words
 from autotune.errors import UserError, first_line
 from autotune.task import Config
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from autotune.store.reading import Reader
     from autotune.store.records import Schedule
     from autotune.workload import Workload
+
 
 DEFAULT = "default"
 """The baseline that a search compares with: the kernel's default configuration."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from autotune.domains.kernel.declare.expressions import Constraint, constraint
+from autotune.domains.kernel.constraints import Constraint, constraint
 from autotune.errors import UserError
 from autotune.space import Choice, Config, Parameter, Space, is_number
 from autotune.task import config_key
