@@ -1,4 +1,4 @@
-"""What running contenders in turn takes: the device, templates compiled in time, captures, differences of results.
+"""Tools to run contenders in turn: a turn on the device, templates in threads, watched captures, differences.
 
 Several processes prepare contenders side by side, and one at a time times something on the device. Compiling peers
 takes most of a benchmark, and most of that is one processor's work. Side by side it takes a fraction, provided that

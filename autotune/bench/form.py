@@ -49,7 +49,7 @@ COMMIT = re.compile(r"[0-9a-f]{7,40}(-dirty)?|v\d+(\.\w+)+")
 
 
 def problems(data: object) -> list[str]:
-    """What is wrong with a result file's content, one line a fault; empty if it is of the form."""
+    """Faults of a result file's content, a line each; empty if it is of the form."""
     if not isinstance(data, Mapping):
         return ["it is not one JSON object"]
     found = [
@@ -81,7 +81,6 @@ def problems(data: object) -> list[str]:
 
 
 def _checker(suite: object) -> Callable[[object], list[str]]:
-    """What tells the problems of a case of this suite."""
     if suite in (None, "fusion"):
         return _case_problems
     domain = known_domain(suite)

@@ -58,7 +58,7 @@ def kernels_of(steps: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
 
 
 def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
-    """What the profiler sees of a step's replay, whose graph is gone afterwards: two of a large model do not fit."""
+    """Spans of a step's replay. Its graph is freed afterwards: two of a large model do not fit."""
     from autotune.measure.timing.timer import capture, keep_running
 
     run = capture(step)
@@ -95,7 +95,7 @@ def summed(spans: Sequence[tuple[float, float, str]]) -> dict[str, Any]:
 
 
 def is_library(name: str) -> bool:
-    """Whether a kernel belongs to a library call (or is a copy), rather than to memory-intensive operators."""
+    """True if a kernel belongs to a library call (or is a copy), rather than to memory-intensive operators."""
     if name.startswith("triton_"):
         return bool(_TRITON.match(name))
     if name.startswith(PREFIX):
@@ -104,7 +104,7 @@ def is_library(name: str) -> bool:
 
 
 def record(work: Callable[[], object]) -> list[Span]:
-    """What ran on the device during ``work``, in order."""
+    """Spans of the device during ``work``, in order."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -83,7 +83,7 @@ class Step:
 
     @property
     def disagrees(self) -> bool:
-        """Whether its results are of other shapes than eager's, or finite in other places."""
+        """True if its results have other shapes than eager's, or are finite in other places."""
         return self.difference == math.inf
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Attributes:
         steps: by contender, those that could be measured; ``failed``: why the others could not.
@@ -133,7 +133,7 @@ class Comparison:
         return min(there, key=lambda name: self.steps[name].us, default=None)
 
     def over_compile(self, name: str | None) -> float | None:
-        """How many times as fast as the fastest of ``torch.compile`` a contender is; None where one is missing."""
+        """Speedup of a contender over the fastest of ``torch.compile``; None where one is missing."""
         peer = self.fastest(COMPILE)
         if peer is None or name is None or name not in self.steps:
             return None
@@ -185,7 +185,7 @@ def step_of(
 
 
 def trainable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """What a training step computes gradients of: parameters and inputs that require grad.
+    """Parameters and inputs that require grad: a training step computes their gradients.
 
     Raises:
         UserError: nothing does.
@@ -391,7 +391,7 @@ def seeded(step: Call, seed: int, device: str) -> object:
 
 
 def _repeated(step: Call, first: object, device: str) -> tuple[float, bool]:
-    """How far apart two runs of a step with one seed are, and whether it draws random numbers.
+    """The difference of two runs of a step with one seed, and True if it draws random numbers.
 
     Additions in any order (atomics) make runs differ by rounding, whatever the seed. A step draws random numbers if
     those with two seeds differ by much more; of one that changes what it reads that cannot be told.

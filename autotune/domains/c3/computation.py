@@ -53,12 +53,12 @@ class GemmComputation:
         torch.mm(self.a, self.b, out=self.c)
 
     def output(self) -> Tensor:
-        """What the last run computed."""
+        """The result of the last run."""
         return self.c
 
     @cached_property
     def reference(self) -> Tensor:
-        """What it should be, in fp32, or fp64 where the inputs are fp32."""
+        """The right result, in fp32, or fp64 where the inputs are fp32."""
         wide = torch.float64 if self.gemm.dtype == "f32" else torch.float32
         made = torch.empty(self.gemm.m, self.gemm.n, dtype=wide, device=self.c.device)
         step = max(1, _BLOCK // self.gemm.k)

@@ -1,4 +1,4 @@
-"""What a report shows of a scenario: bars against the ideal, and what ran when where that is stored; see
+"""Exhibits of a scenario in a report: bars against the ideal, and a timeline where one is stored; see
 :mod:`autotune.charts`."""
 
 from __future__ import annotations
@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.results import FAMILIES, Isolated
 from autotune.charts import Exhibit
+from autotune.domains.c3.results import FAMILIES, Isolated
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
@@ -128,7 +128,7 @@ def against_ideal(found: Mapping[str, float], ideal: float) -> Chart:
 
 
 def timeline(case: Mapping[str, Any]) -> Chart:
-    """What ran when in a case, naively overlapped and tuned, on one scale; the times are rank 0's."""
+    """Timelines of a case, naively overlapped and tuned, on one scale; the times are rank 0's."""
     runs = {name: case["timeline"][name] for name in ("naive", "tuned") if name in case["timeline"]}
     rows = [
         {

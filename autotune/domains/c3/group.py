@@ -45,7 +45,7 @@ class Group:
     _free: list[int] = field(default_factory=list)
 
     def keep(self, name: Any, make: Callable[[], T]) -> T:
-        """What was made under ``name`` before, or else is made now; on every rank alike."""
+        """The object kept under ``name``, made on first use; on every rank alike."""
         if name not in self.kept:
             self.kept[name] = make()
         found: T = self.kept[name]

@@ -1,4 +1,4 @@
-"""What a scenario's times come to, and the form of a case in a result file.
+"""The metrics of a scenario's times, and the form of a case in a result file.
 
 **The ideal**, after ConCCL. With the computation and the collective each timed alone, on all devices, the ideal speedup
 over doing one after the other is ``(T_gemm + T_comm) / max(T_gemm, T_comm)``. A strategy that takes ``T_c3`` has the
@@ -95,7 +95,7 @@ class Isolated:
 
     @property
     def kind(self) -> str:
-        """Which takes longer: "compute", "communication", or "equal"."""
+        """The longer side: "compute", "communication", or "equal"."""
         if self.compute > LONG * self.comm:
             return "compute"
         return "communication" if self.comm > LONG * self.compute else "equal"
@@ -120,7 +120,7 @@ class Isolated:
 
 
 def c3_problems(case: object) -> list[str]:
-    """What is wrong with a case, one line a fault; empty if it is of the form."""
+    """Faults of a case, a line each; empty if it is of the form."""
     if not isinstance(case, Mapping):
         return ["it is not an object"]
     found = [f"{key} is not a text" for key in _TEXTS if not isinstance(case.get(key), str) or not case[key]]

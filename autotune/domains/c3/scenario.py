@@ -1,4 +1,4 @@
-"""What is tuned: one computation beside one collective, on so many ranks.
+"""The workload of C3: one computation beside one collective, on so many ranks.
 
 Sizes follow one convention for all collectives: ``nbytes`` is the larger of a rank's two buffers, so what an all-gather
 collects, and what a rank of an all-to-all, a reduce-scatter or an all-reduce puts in.

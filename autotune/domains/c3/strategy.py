@@ -1,4 +1,4 @@
-"""How the two share the devices: the searched configuration, what of it means something, and the rule without a search.
+"""The searched configuration, which says how the two share the devices; and the rule without a search.
 
 A strategy is a flat :data:`autotune.task.Config`, as ``search_spaces/c3.toml`` lists it: section ``cuda`` or ``cpu``.
 
@@ -33,7 +33,7 @@ engine is a line here, and a choice in ``search_spaces/c3.toml``."""
 
 
 class _Labelled:
-    """What the strategies of both sides can do."""
+    """Common part of the strategies of both sides."""
 
     order: str
     engine: str
@@ -126,7 +126,7 @@ def current(config: Mapping[str, Any], side: str) -> Config:
 
 
 def improper(config: Mapping[str, Any], side: str) -> str:
-    """Why a stored strategy is none of ours, whoever wrote the database; "" where it may be one."""
+    """The reason why a stored strategy cannot be one of this version, whoever wrote the database; "" if it can."""
     for name, value in current(config, side).items():
         if name not in LIMITS[side]:
             return f"it has a parameter {name[:40]!r}, which this autotune lacks"
@@ -166,12 +166,12 @@ def normalize(config: Mapping[str, Any], scenario: Scenario, side: str) -> Confi
 
 
 def kernel_of(config: Mapping[str, Any], collective: str) -> bool:
-    """Whether a strategy needs the compiled kernel that adds. On CPUs, whose strategies have ``copies``, none does."""
+    """True if a strategy needs the compiled kernel that adds. On CPUs, whose strategies have ``copies``, none does."""
     return collective in REDUCING and config["engine"] in ("copy", "sm") and "copies" not in config
 
 
 def reject(config: Mapping[str, Any], scenario: Scenario, side: str, *, sms: int = 0) -> str | None:
-    """Why a strategy cannot work, or None.
+    """The reason why a strategy cannot work, or None.
 
     Args:
         sms: of the device; 0 where it is not known.

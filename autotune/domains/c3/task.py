@@ -57,12 +57,12 @@ class C3Task(Task):
         return space
 
     def _possible(self, name: str, choice: Choice) -> bool:
-        """Whether a choice of one parameter has an effect on this scenario, beside the defaults of the others."""
+        """True if a choice of one parameter has an effect on this scenario, with the defaults of the others."""
         config = {**Strategy("comm_first", "copy").config(), name: choice}
         return self.normalize(config)[name] == choice and self.reject(config) is None
 
     def _fits(self, threads: Choice) -> bool:
-        """Whether so many threads leave something of a rank's share of the processors; all of it is the choice 0."""
+        """True if so many threads leave something of a rank's share of the processors; all of it is the choice 0."""
         from autotune.device import usable_processors
 
         return int(threads) < max(1, usable_processors() // self.scenario.ranks)
@@ -216,7 +216,6 @@ def parse_topology(text: str, chosen: list[int] | None) -> str:
 
 
 def _peers(first: int, ranks: int) -> str:
-    """Whether the GPUs reach each other's memory, as far as this process sees them."""
     try:
         import torch
 
@@ -243,7 +242,7 @@ CPU = replace(CUDA, method="ranks-cpu", warmup=2, cold_bytes=16 * MIB)
 
 
 def policy(device: str) -> Policy:
-    """How scenarios are measured: every sample begins on all ranks at once, and the slowest rank's time counts.
+    """The policy of scenarios: every sample begins on all ranks at once, and the slowest rank's time counts.
 
     Samples are dear, as they are long, and good, as a rank has its device to itself.
     """

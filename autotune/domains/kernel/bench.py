@@ -152,7 +152,7 @@ class _Reference:
 
 
 class _Oracle:
-    """What is right on one set of inputs: the reference's result, or the default configuration's.
+    """The right result on one set of inputs: the reference's, or the default configuration's.
 
     Attributes:
         seconds: that it took.
@@ -224,7 +224,7 @@ def open_bench(workload: Workload, device: str) -> KernelBench:
 
 @dataclass
 class Arguments:
-    """What a kernel is called with, but for what is tuned."""
+    """A kernel's arguments without its tuned parameters."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -331,12 +331,12 @@ def _check(kernel: Kernel, found: Arguments, what: str) -> None:
 
 
 def is_array(value: Any) -> bool:
-    """Whether it is a tensor or a NumPy array."""
+    """True for a tensor or a NumPy array."""
     return isinstance(value, (torch.Tensor, np.ndarray))
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """What is inside tuples, lists and dicts, in order."""
+    """The items inside tuples, lists and dicts, in order."""
     if isinstance(value, Mapping):
         for name in value:
             yield from leaves(value[name])

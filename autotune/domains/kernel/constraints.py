@@ -57,7 +57,7 @@ _ALLOWED = (
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a configuration has to fulfil.
+    """A condition on configurations.
 
     Attributes:
         text: as the user wrote it, or the callable's name.

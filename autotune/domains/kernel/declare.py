@@ -185,7 +185,7 @@ def _table(fn: Any, path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _code(text: object, fn: Any, where: str) -> Any:
-    """What a file names of the code."""
+    """The function that a file names."""
     if not isinstance(text, str):
         raise UserError(f"{where} is {text!r}: name a function, such as 'make_inputs' or 'package.module:make_inputs'")
     module, _, path = text.rpartition(":")

@@ -24,7 +24,7 @@ KIND = "kernel"
 
 @dataclass(frozen=True)
 class Call:
-    """What an objective and a metric are told of a candidate.
+    """The view of a candidate that an objective and a metric get.
 
     Attributes:
         arguments: the kernel's arguments by name, without what is tuned.
@@ -41,7 +41,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is to be smallest, or largest, in the place of time.
+    """A figure to minimise, or to maximise, in place of time.
 
     Attributes:
         measure: from a :class:`Call` to a figure above 0.
@@ -56,7 +56,7 @@ class Objective:
     name: str = "objective"
 
     def cost(self, figure: float) -> float:
-        """What the search makes small: the figure, or its inverse."""
+        """The cost that a search minimises: the figure, or its inverse."""
         return figure if self.direction == "min" else 1 / figure
 
     figure = cost
@@ -65,7 +65,7 @@ class Objective:
 
 @dataclass
 class Kernel:
-    """A callable, and all that was said of it; see :func:`autotune.domains.kernel.declare.tunable`."""
+    """A callable, and all that was said of it; see :func:`autotune.domains.kernel.tunable.tunable`."""
 
     fn: Any
     space: KernelSpace
@@ -109,7 +109,7 @@ class Kernel:
 
     @cached_property
     def reader(self) -> KeyReader:
-        """What reads the key of a call."""
+        """The reader of a call's key."""
         return KeyReader(self.signature, self.key, self.name, self.space.names)
 
     @cached_property
@@ -118,10 +118,10 @@ class Kernel:
         return source_fingerprint(self.fn, self.space.names)
 
     def workload(self, key: Mapping[str, Any], **source: Any) -> Workload:
-        """What is tuned for a key.
+        """The workload of a key.
 
         Args:
-            source: what the measuring process needs to make the inputs: ``target``, ``file``, ``arguments``.
+            source: data from which the measuring process makes the inputs: ``target``, ``file``, ``arguments``.
         """
         spec: dict[str, Any] = {"kernel": self.name, "source": self.source, "key": dict(key)}
         if self.objective is not None:
@@ -138,8 +138,7 @@ class Kernel:
         )
 
     def family(self, key: Mapping[str, Any]) -> str:
-        """What keys of one kernel share, whatever version of it: schedules are sought there for near keys, and for
-        those of an earlier version."""
+        """The family of a key, for all versions of a kernel: look-ups seek near keys and earlier versions in it."""
         objective = [self.objective.name, self.objective.unit, self.objective.direction] if self.objective else []
         return digest({"kind": KIND, "kernel": self.name, "key": sorted(key), "objective": objective})
 
@@ -231,7 +230,7 @@ class KeyReader:
         )
 
     def raw(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Raw:
-        """What tells a call from others, in this process; its parts are hashable."""
+        """The key of a call in this process; its parts are hashable."""
         if self._made is not None:
             return (_hashable(self._made(*args, **kwargs)),)
         out: list[Any] = []
@@ -301,7 +300,7 @@ class KeyReader:
 
 
 def device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Where a call runs: the device of its first CUDA tensor, else "cpu"."""
+    """The device of a call's first CUDA tensor, else "cpu"."""
     for value in (*args, *kwargs.values()):
         if getattr(value, "is_cuda", False):
             return str(value.device)
@@ -325,7 +324,7 @@ def _hashable(value: Any) -> Any:
 
 
 def log_distance(a: Key, b: Key) -> float:
-    """How far two keys are: the largest ``|log2|`` of the ratio of two numbers, 1 being a factor of two.
+    """Distance of two keys: the largest ``|log2|`` of the ratio of two numbers, 1 being a factor of two.
 
     Infinite where anything but numbers above 0 differs.
     """

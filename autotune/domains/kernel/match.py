@@ -1,4 +1,4 @@
-"""Which configuration a call gets, and how well it is founded.
+"""The look-up of a call's configuration, and its level.
 
 ``exact``: this key was tuned on an equal device. ``nearest``: another key of the kernel was, not too far by its
 distance. ``default``: neither; the kernel runs as it would have without autotune. What comes out of a database is data:
@@ -30,7 +30,7 @@ CHANGED = "the kernel changed since it was tuned"
 
 
 class KernelLevel(StrEnum):
-    """How well a configuration is founded, best first."""
+    """Level of a look-up, best first."""
 
     EXACT = "exact"
     NEAREST = "nearest"
@@ -39,7 +39,7 @@ class KernelLevel(StrEnum):
 
 @dataclass(frozen=True)
 class KernelMatch:
-    """What was found for a key.
+    """The configuration found for a key.
 
     Attributes:
         level: how well it is founded.

@@ -68,7 +68,7 @@ class KernelTask(Task):
 
 
 def _left(space: KernelSpace, workload: Workload) -> KernelSpace:
-    """What ``prune_configs_by`` left of a list, and the default."""
+    """The configurations that ``prune_configs_by`` left, and the default."""
     left = workload.source.get("left")
     if not isinstance(left, list):
         return space
@@ -113,13 +113,13 @@ def resolve(target: str, file: str = "") -> Kernel:
 
 
 def is_declared(target: str) -> bool:
-    """Whether a target says by itself what is tuned of it, so that a file only narrows that."""
+    """True if the target declares its own space, so that a file only narrows that."""
     found = load(target)
     return declared(found) is not None or is_autotuner(found)
 
 
 def load(target: str) -> Any:
-    """What ``package.module:function`` names; raises UserError."""
+    """Import the object ``package.module:function``; raises UserError."""
     module_name, _, path = target.partition(":")
     if not module_name or not path or not all(part.isidentifier() for part in path.split(".")):
         raise UserError(f"TARGET {target!r} is not of the form package.module:function")
@@ -153,7 +153,7 @@ def _allowed() -> list[str]:
 
 
 def refused(workload: Workload) -> str | None:
-    """Why a workload's kernel is not imported, or None: nobody but a database has named it."""
+    """The reason why a workload's kernel is not imported (only a database has named it), or None."""
     target, file = _named(workload)
     if _entry(target, file) in _allowed():
         return None

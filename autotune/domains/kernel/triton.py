@@ -43,7 +43,7 @@ class Converted:
 
     @classmethod
     def of(cls, autotuner: Any) -> Converted:
-        """What an ``Autotuner`` of Triton holds; raises UserError."""
+        """The arguments that an ``Autotuner`` of Triton holds; raises UserError."""
         early = getattr(autotuner, "early_config_prune", None)
         model = getattr(autotuner, "perf_model", None)
         by = {"early_config_prune": early, "perf_model": model, "top_k": getattr(autotuner, "configs_top_k", None)}
@@ -59,12 +59,12 @@ class Converted:
 
 
 def is_triton(fn: Any) -> bool:
-    """Whether it is launched as ``kernel[grid](...)`` by Triton, compiled or interpreted."""
+    """True for what Triton launches as ``kernel[grid](...)``, compiled or interpreted."""
     return type(fn).__module__.startswith("triton.") and hasattr(fn, "fn") and not is_autotuner(fn)
 
 
 def is_autotuner(fn: Any) -> bool:
-    """Whether ``triton.autotune`` made it."""
+    """True for an object of ``triton.autotune``."""
     return type(fn).__module__.startswith("triton.") and hasattr(fn, "configs") and hasattr(fn, "keys")
 
 
@@ -193,7 +193,7 @@ def _described(value: Any) -> dict[str, Any]:
 
 
 class _Tensor:
-    """What Triton asks of a tensor."""
+    """The part of a tensor that Triton uses."""
 
     def __init__(self, dtype: Any, off: int) -> None:
         self.dtype, self._off = dtype, off
@@ -208,7 +208,7 @@ class _Tensor:
 
 
 class _NoDevice:
-    """What Triton asks of a driver to compile."""
+    """The part of a driver that Triton uses to compile."""
 
     def __init__(self, target: Any) -> None:
         self._target = target

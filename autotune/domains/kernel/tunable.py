@@ -82,11 +82,11 @@ class Tunable:
         return self if instance is None else functools.partial(self, instance)
 
     def config(self, *args: Any, **kwargs: Any) -> Config:
-        """What the kernel would run with for these arguments."""
+        """The configuration that a call with these arguments would run."""
         return dict(self.lookup(*args, **kwargs).config)
 
     def lookup(self, *args: Any, **kwargs: Any) -> KernelMatch:
-        """What was found for these arguments, and how well it is founded."""
+        """The result of the look-up for these arguments."""
         args, kwargs = self._named(args, kwargs)
         raw = self._raw(args, kwargs)
         if raw not in self._configs:
@@ -271,7 +271,7 @@ class _Tunable:
         cache_results: Any = None,
         **more: Any,
     ) -> Callable[[Any], Tunable]:
-        """What takes the place of ``@triton.autotune``: the same arguments, and those of ``autotune.tunable``.
+        """Replace ``@triton.autotune``: takes the same arguments, and those of ``autotune.tunable``.
 
         ``warmup``, ``rep``, ``use_cuda_graph``, ``do_bench`` and ``cache_results`` say how Triton measures in a call;
         here a search measures, by its own policy, and they mean nothing.

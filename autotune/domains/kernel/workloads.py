@@ -73,7 +73,7 @@ STEP_S = 120.0
 
 @dataclass(frozen=True)
 class Seen:
-    """What inputs came to.
+    """The key and size of one set of inputs.
 
     Attributes:
         key: under which a configuration for them is looked up.
@@ -97,7 +97,7 @@ def probe(
     reference: bool = True,
     step_s: float | None = None,
 ) -> list[Seen]:
-    """What the inputs of each of ``wanted`` come to.
+    """Make the inputs of each of ``wanted`` and read their keys.
 
     Args:
         reference: run it once on each, too.

@@ -15,7 +15,7 @@ from autotune.domain import place
 from autotune.domains.c3 import task
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
-from autotune.domains.c3.strategy import HostStrategy
+from autotune.domains.c3.strategy import HostStrategy, normalize
 from autotune.store import Store
 
 RANKS = 2
@@ -42,6 +42,17 @@ def test_every_strategy_is_right(ranks: Ranks, op: str) -> None:
     scenario = Scenario(Gemm(130, 40, 50, "bf16", "nt"), op, 2 * 5001 * RANKS, RANKS, "bf16")
     for verdicts in call(ranks, "sound", data=scenario.to_json(), configs=configs):
         assert verdicts == [[True, "", c["engine"]] for c in configs]
+
+
+@pytest.mark.parametrize("op", COLLECTIVES)
+def test_an_engine_of_ones_own_is_a_file_and_a_line(ranks: Ranks, op: str) -> None:
+    """Its file is ``tests/support/c3/toy_engine.py``; all else that a strategy needs finds it by the line."""
+    configs = [HostStrategy(order, "send").config() for order in ("sequential", "comm_first", "gemm_first")]
+    scenario = Scenario(Gemm(130, 40, 50, "bf16", "nt"), op, 2 * 5001 * RANKS, RANKS, "bf16")
+    arguments = {"data": scenario.to_json(), "configs": configs}
+    assert configs == [normalize(c, scenario, "cpu") for c in configs]
+    for verdicts in ranks.call("tests.support.c3.toy_engine:sound", arguments, 60.0):
+        assert verdicts == [[True, "", "send"]] * 3
 
 
 def test_beside_a_users_program(ranks: Ranks) -> None:

@@ -1,4 +1,4 @@
-"""What every engine offers: one collective on fixed buffers, ready to be run again and again.
+"""The interface of an engine: one collective on fixed buffers, which runs again and again.
 
 Buffers, with ``n`` elements in the larger one (see :mod:`autotune.domains.c3.scenario`) and ``W`` ranks:
 
@@ -13,7 +13,7 @@ all_reduce      ``n``     ``n``      sum over ranks of ``input``
 
 The buffers are one-dimensional, contiguous and owned by the collective, which allocates them as its engine needs
 (symmetric memory, say). For all_gather the input may be a part of the output (gather in place), and for all_reduce it
-may be the output. A caller with tensors of its own copies, or writes to :attr:`Collective.input`.
+may be the output. A caller copies its tensors there, or writes to :attr:`Collective.input`.
 """
 
 from __future__ import annotations

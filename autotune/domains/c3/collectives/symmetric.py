@@ -1,4 +1,4 @@
-"""What ranks do to each other's memory without a kernel: symmetric buffers, copies between them, flags in them.
+"""Access to other ranks' memory without a kernel: symmetric buffers, copies between them, flags in them.
 
 Buffers come from ``torch.distributed._symmetric_memory``, whose rendezvous is a collective call and costs
 milliseconds, so they are kept and handed out again. Flags are words of one such buffer; their slots are dealt out in

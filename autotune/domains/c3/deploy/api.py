@@ -137,7 +137,7 @@ class Overlapped:
 
     @property
     def scenario(self) -> Scenario | None:
-        """What was looked up. None until the tensors are known."""
+        """The scenario of the look-up. None until the tensors are known."""
         return self._ready.scenario if self._ready else None
 
     @property

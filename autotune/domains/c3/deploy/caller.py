@@ -1,4 +1,4 @@
-"""The caller's computation and tensors: what a look-up knows them by, and how a strategy runs on them."""
+"""The caller's computation and tensors, as a look-up identifies them, and as a strategy runs on them."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ def _hooked(module: torch.nn.Module) -> bool:
 
 
 def known_as(compute: object, args: Args, kwargs: Kwargs) -> Compute:
-    """What a look-up knows a call of ``compute`` by: its GEMM where it is one, else its "module:name" (of a module its
-    class's)."""
+    """The computation that a look-up seeks for a call of ``compute``: its GEMM where it is one, else its "module:name"
+    (of a module its class's)."""
     if isinstance(compute, Gemm):
         return compute
     product = product_of(compute, args, kwargs)
@@ -98,9 +98,9 @@ def known_as(compute: object, args: Args, kwargs: Kwargs) -> Compute:
 
 
 def records(compute: object, args: Args, kwargs: Kwargs) -> bool:
-    """Whether a call of ``compute`` may become part of an autograd graph.
+    """True if a call of ``compute`` may become part of an autograd graph.
 
-    What a plain callable closes over cannot be seen: there the grad mode decides.
+    autotune cannot see the closure of a plain callable: there the grad mode decides.
     """
     if not torch.is_grad_enabled():
         return False
@@ -130,7 +130,7 @@ class CallerComputation:
         self.bind((), {})
 
     def bind(self, args: Args, kwargs: Kwargs) -> None:
-        """What the next call works on."""
+        """Set the arguments of the next call."""
         self._args, self._kwargs = args, kwargs
         self._result: Any = None
         self._error: BaseException | None = None
@@ -156,7 +156,7 @@ class CallerComputation:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What a rank puts in and takes out."""
+    """Shapes of a rank's input and output."""
 
     input: tuple[int, ...]
     output: tuple[int, ...]

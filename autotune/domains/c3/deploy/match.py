@@ -1,4 +1,4 @@
-"""Which strategy a scenario gets at deploy time, and how well it is founded.
+"""The look-up of a scenario's strategy at deploy time, and its level.
 
 ``exact``: the very scenario was tuned on equal devices. ``nearest``: one of its family was (the same collective, types
 and ranks), and no extent differs by more than a factor of two; the GEMM's matrices may be stored otherwise.
@@ -45,7 +45,7 @@ extent of the GEMM or in the bytes."""
 
 
 class C3Level(StrEnum):
-    """How well a strategy is founded; ``rank`` orders them, best first."""
+    """Level of a look-up; ``rank`` orders them, best first."""
 
     EXACT = "exact"
     NEAREST = "nearest"
@@ -59,7 +59,7 @@ class C3Level(StrEnum):
 
 @dataclass(frozen=True)
 class C3Match:
-    """What was found for a scenario.
+    """The strategy found for a scenario.
 
     Attributes:
         level: how well it is founded.

@@ -1,4 +1,4 @@
-"""One strategy for all ranks: rank 0 looks it up and tells the others, and all make what it needs, or a default.
+"""One strategy for all ranks: rank 0 looks it up and sends it to the others, and all open it, or a default.
 
 Databases may differ between hosts, or change between two look-ups; ranks that run different strategies would hang.
 Where some rank cannot run the strategy, all take the first default that all can run.
@@ -51,7 +51,7 @@ def decide(scenario: Scenario, group: Group, *, db: str | None = None, strict: b
 
 
 def searchable(scenario: Scenario) -> bool:
-    """Whether a search could run the computation: a GEMM, a built-in program, or one whose inputs it can make."""
+    """True if a search could run the computation: a GEMM, a built-in program, or one with a factory of inputs."""
     compute = scenario.compute
     return isinstance(compute, Gemm) or bool(compute.inputs) or ":" not in compute.name
 
@@ -172,7 +172,7 @@ def make_ready(
 
 
 class _Opened:
-    """What has been opened of a strategy on this rank."""
+    """The parts of a strategy that this rank has opened."""
 
     def __init__(self, group: Group) -> None:
         self.group = group

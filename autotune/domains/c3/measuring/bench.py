@@ -20,8 +20,8 @@ from autotune.domains.c3.collectives.base import Collective, Spec, open_collecti
 from autotune.domains.c3.computation import Computation, open_compute
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.overlap import open_overlap
-from autotune.domains.c3.scenario import REDUCING, Scenario
-from autotune.domains.c3.strategy import BASELINES, HostStrategy, Strategy, normalize
+from autotune.domains.c3.scenario import Scenario
+from autotune.domains.c3.strategy import BASELINES, ENGINES, KINDS, HostStrategy, Strategy, normalize, reject
 from autotune.task import Artifact, Config, Verdict
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _LATE_S = 0.002  # by so much one rank comes later than the others to the second call of a check
 
+_ALONE = {"copy": 128, "sm": 64}
+"""Thread blocks of an engine's kernel without a computation beside it."""
 _CHUNK = 1 << 24  # elements made at a time
 _WORD = (1 << 62) - 1
 _A, _B = 0x369DEA0F31A53F85, 0x2545F4914F6CDD1D  # odd multipliers that spread consecutive numbers
@@ -125,7 +127,7 @@ class RankBench:
         return failed or Verdict(True, max((v.error for v in verdicts), default=0.0))
 
     def baselines(self) -> Mapping[str, Callable[[], Run]]:
-        """What the user has without a tuner: one after the other, and on two streams in the order of a program."""
+        """Runs without a tuner: one after the other, and on two streams in the order of a program."""
         return {name: partial(self._load, config, None) for name, config in BASELINES[self.device.type].items()}
 
     def references(self) -> Mapping[str, Callable[[], Run]]:
@@ -139,11 +141,9 @@ class RankBench:
 
     def _isolated(self) -> list[Strategy | HostStrategy]:
         """Each engine by itself; a kernel that adds has all SMs then."""
-        if self.device.type == "cpu":
-            return [HostStrategy(), HostStrategy(engine="copy")]
-        if self.spec.op in REDUCING:
-            return [Strategy(), Strategy(engine="copy", ctas=128), Strategy(engine="sm", ctas=64)]
-        return [Strategy(), Strategy(engine="copy")]
+        side = self.device.type
+        found = [KINDS[side].of({"engine": name, "ctas": _ALONE.get(name, 0)}) for name in ENGINES[side]]
+        return [strategy for strategy in found if reject(strategy.config(), self.scenario, side) is None]
 
     def _alone(self, config: Config) -> Run:
         from autotune.domains.c3.task import build

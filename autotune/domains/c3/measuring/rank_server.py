@@ -36,10 +36,10 @@ FINE: dict[str, Any] = {**Outcome(Status.OK).to_json(), "restart": False}
 
 
 class RankBench(Bench):
-    """What a bench module's ``open_bench(scenario, group)`` returns: a bench whose every method is a collective call.
+    """The bench of ``open_bench(scenario, group)``; every method is a collective call.
 
-    What it makes may have a ``close()``, which is called on all ranks when it is done with. The bench may have one too,
-    which closes whatever it has made and is still open, and after which the bench can be used again.
+    A run may have a ``close()``, which all ranks call at its end. The bench may have one too: it closes what is still
+    open, and the bench can be used again.
     """
 
     def references(self) -> Mapping[str, Callable[[], Runnable]]:
@@ -203,7 +203,6 @@ class RankServer:
         return {"outcomes": outcomes, "others": busy, "restart": restart}
 
     def _others(self) -> Iterator[tuple[str, Callable[[], Runnable]]]:
-        """What is compared beside the candidates, with what makes it."""
         yield from self.bench.baselines().items()
         for name, factory in self.bench.references().items():
             yield REFERENCE + name, factory
@@ -262,7 +261,7 @@ def _close(thing: object) -> None:
 
 
 class Talk:
-    """What a rank tells its parent in the course of a job."""
+    """Messages of a rank to its parent during a job."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -282,7 +281,7 @@ class Talk:
 
 
 class Load:
-    """How much processes other than the ranks keep the processors busy."""
+    """Load of the processors by processes other than the ranks."""
 
     def __init__(self, group: Group) -> None:
         self._group, self._meter = group, Meter()
