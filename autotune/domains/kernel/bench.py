@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autotune.domains.kernel.kernel import Call, Kernel, parameters_of
-from autotune.domains.kernel.match import DEFAULT
+from autotune.domains.kernel.kernel import DEFAULT, Call, Kernel, parameters_of
 from autotune.domains.kernel.task import kernel_of
 from autotune.errors import BuildError, UserError, first_line
 from autotune.measure.verify import compare

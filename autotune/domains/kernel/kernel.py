@@ -20,6 +20,8 @@ from autotune.space import is_number
 from autotune.workload import Workload, digest
 
 KIND = "kernel"
+DEFAULT = "default"
+"""The baseline that a search compares with: the kernel's default configuration."""
 
 
 @dataclass(frozen=True)
