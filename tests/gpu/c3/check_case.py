@@ -13,7 +13,7 @@ from torch import Tensor
 import autotune
 from autotune.domains.c3.group import Group, deploy_group
 from autotune.domains.c3.scenario import Gemm, Scenario
-from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize
+from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize, reject
 from tests.gpu.c3.check import kernels
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ class Case:
     def db(self) -> str:
         """The database of the overlap that was opened last."""
         return f"{self._db}.{self._opened}"
+
+    def fitting(self, collective: str) -> list[Strategy | HostStrategy]:
+        """What is deployed of :data:`STORED` for a collective: what can run it."""
+        scenario, side = self.scenario(collective, 2), self.device.type
+        return [s for s in self.strategies if reject(s.config(), scenario, side) is None]
 
     def scenario(self, collective: str, ranks: int, layout: str = "nt") -> Scenario:
         """What :meth:`overlap` asks for."""
