@@ -164,11 +164,10 @@ class Running:
         }
 
     def kernels(self) -> dict[str, Any] | None:
-        """Kernels of one step by :func:`autotune.bench.step_kernels.summed`, None where the profiler shows none."""
+        """Kernels of one step by :func:`autotune.bench.kernels.summed`, None where the profiler shows none."""
         if not self._cuda:
             return None
-        from autotune.bench.kernels import record
-        from autotune.bench.step_kernels import summed
+        from autotune.bench.kernels import record, summed
 
         def work() -> None:
             self.step()

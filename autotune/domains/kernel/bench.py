@@ -311,7 +311,6 @@ def _moved(value: Any, device: str) -> Any:
 
 
 def _check(kernel: Kernel, found: Arguments, what: str) -> None:
-    """Raise UserError where the kernel cannot be called with these."""
     tuned = set(kernel.space.names)
     if twice := tuned & found.kwargs.keys():
         raise UserError(f"{kernel.name}: {what} has {sorted(twice)[0]}, which is tuned: leave it out")

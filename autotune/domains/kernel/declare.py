@@ -77,7 +77,6 @@ def _space(
 
 
 def _check(kernel: Kernel) -> None:
-    """Raise UserError for what does not fit together."""
     where = kernel.name
     kernel.reader  # noqa: B018 - a mistake in the key is told now
     for name, what in (("reference", kernel.reference), ("distance", kernel.distance)):
@@ -185,7 +184,6 @@ def _table(fn: Any, path: Path) -> tuple[dict[str, Any], str]:
 
 
 def _code(text: object, fn: Any, where: str) -> Any:
-    """The function that a file names."""
     if not isinstance(text, str):
         raise UserError(f"{where} is {text!r}: name a function, such as 'make_inputs' or 'package.module:make_inputs'")
     module, _, path = text.rpartition(":")

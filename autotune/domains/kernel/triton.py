@@ -150,7 +150,6 @@ def _pruning(objects: Mapping[str, Any], by: Mapping[str, Any]) -> Prune:
 
 
 def _configured(objects: Mapping[str, Any], point: Mapping[str, Any]) -> Any:
-    """The ``triton.Config`` that a point came from."""
     found = objects.get(config_key(point))
     if found is not None:
         return found

@@ -137,7 +137,6 @@ def probe(
 
 
 def _answer(link: Link, message: dict[str, Any], blob: bytes) -> None:
-    """The process's own end."""
     try:
         for arguments in message["wanted"]:
             seen = _look(link, message, arguments)

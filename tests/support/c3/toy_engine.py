@@ -42,14 +42,13 @@ class SendCollective:
         pass
 
 
-def add() -> None:
-    """The line."""
-    ENGINES["cpu"]["send"] = "tests.support.c3.toy_engine:SendCollective"  # type: ignore[index]
-
-
 def sound(group: Group, **arguments: Any) -> list[list[Any]]:
-    """As :func:`tests.support.c3.host_jobs.sound`, with the engine there."""
+    """As :func:`tests.support.c3.host_jobs.sound`, with the line there."""
     from tests.support.c3 import host_jobs
 
-    add()
-    return host_jobs.sound(group, **arguments)
+    engines: Any = ENGINES["cpu"]
+    engines["send"] = "tests.support.c3.toy_engine:SendCollective"
+    try:
+        return host_jobs.sound(group, **arguments)
+    finally:
+        del engines["send"]  # other tests share this process

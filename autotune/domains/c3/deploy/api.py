@@ -88,7 +88,6 @@ def overlap(
 
 
 def _gemm(shape: Any) -> Gemm:
-    """A GEMM from what the user gave."""
     if isinstance(shape, Gemm):
         return shape
     if isinstance(shape, str):

@@ -256,7 +256,6 @@ def _tell(connection: socket.socket, how: str) -> None:
 
 
 def _store() -> Store:
-    """The store that torchrun's processes share."""
     from torch.distributed.rendezvous import rendezvous
 
     store, _, _ = next(rendezvous("env://"))

@@ -100,7 +100,6 @@ class RankServer:
         return self.bench.bytes_moved()
 
     def _measure(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
-        """Load, verify and time one candidate."""
         p, screen = self._policy, message["stage"] == "screen"
         run, verdict = self._prepare("", message, blob, message["seed"], talk)
         if run is None:
