@@ -20,8 +20,8 @@ _API = {
     "aoti_load_package": "autotune.runtime.backend",
     "counters": "autotune.runtime.control",
     "overlap": "autotune.domains.c3.deploy.api",
-    "tunable": "autotune.domains.kernel.declare.decorator",
-    "triton_autotune": "autotune.domains.kernel.declare.decorator",
+    "tunable": "autotune.domains.kernel.tunable",
+    "triton_autotune": "autotune.domains.kernel.tunable",
     "Objective": "autotune.domains.kernel.kernel",
 }
 __all__ = ["__version__", *sorted(_API)]

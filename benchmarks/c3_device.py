@@ -4,7 +4,7 @@
 
 Three parts (``--parts``), each a few cases of the file:
 
-- ``bandwidth``: every collective by NCCL, by copy engines (pushed, pulled, in batches) and by Numba kernels, alone,
+- ``bandwidth``: every collective by NCCL, by copy engines and, those that add, by Numba kernels, alone,
   64 KiB to 1 GiB: microseconds, bus bandwidth, and the size from which on copies are as fast as NCCL;
 - ``power``: long GEMMs alone, copies alone and both, back to back until clocks have settled, with random operands and
   with zeros: times, SM clock, power, and what held the clock back. The clock is only read, never set;
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autotune.domains.c3.scenario import COLLECTIVES, ITEMSIZE, REDUCING, Gemm, Scenario, format_bytes
-from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize, reject
+from autotune.domains.c3.strategy import KINDS, Strategy, normalize, reject
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.measure.worker import WorkerFault
 from benchmarks import c3_device_table, form
@@ -109,18 +109,15 @@ def ways(side: str, op: str) -> dict[str, dict[str, Any]]:
     if side == "cpu":
         return {"gloo": {"engine": "gloo"}, "copy": {"engine": "copy"}, "copy x2": {"engine": "copy", "copies": 2}}
     copy: dict[str, Any] = {"engine": "copy", "ctas": 128}  # blocks of the kernel that adds: alone it has all SMs
-    found: dict[str, dict[str, Any]] = {"nccl": {"engine": "nccl"}, "copy push": copy}
+    found: dict[str, dict[str, Any]] = {"nccl": {"engine": "nccl"}, "copy": copy}
     if op in REDUCING:
-        found |= {f"copy push, {n} chunks": {**copy, "chunks": n} for n in (2, 4)}
-    else:
-        found["copy pull"] = {**copy, "direction": "pull"}
-    found["copy batch"] = {**copy, "batch": True}
-    return found | {f"sm {n}": {"engine": "sm", "ctas": n} for n in (16, 32, 64, 128)}
+        found |= {f"copy, {n} chunks": {**copy, "chunks": n} for n in (2, 4)}
+        found |= {f"sm {n}": {"engine": "sm", "ctas": n} for n in (16, 32, 64, 128)}
+    return found
 
 
 def bandwidth(m: Measure) -> Iterator[Case]:
     """Collectives alone, over sizes."""
-    kind = HostStrategy if m.side == "cpu" else Strategy
     dtype = "f32" if m.side == "cpu" else "bf16"
     unit = ITEMSIZE[dtype] * m.ranks.ranks * 64
     for op in COLLECTIVES:
@@ -128,7 +125,7 @@ def bandwidth(m: Measure) -> Iterator[Case]:
             scenario = Scenario(Gemm(64, 64, 64), op, max(1, round(size / unit)) * unit, m.ranks.ranks, dtype)
             runs = []
             for name, part in ways(m.side, op).items():
-                config = normalize(kind.of(part).config(), scenario, m.side)
+                config = normalize(KINDS[m.side].of(part).config(), scenario, m.side)
                 if reject(config, scenario, m.side) is None:
                     runs.append(Run(name, "comm", config, kernels(scenario, part["engine"], m.device)))
             spec = {"op": op, "numel": scenario.numel, "dtype": dtype}
@@ -256,14 +253,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--parts", help=f"by comma, of {', '.join(PARTS)} (default: all; CPU: bandwidth)")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file to write")
     args = parser.parse_args(argv)
-    from autotune.bench.form import check_commit
     from autotune.device import resolve_device
     from autotune.domains.c3.cli.scenario import ranks_of, serves
     from autotune.domains.c3.measuring.ranks import Ranks
     from autotune.domains.c3.task import check_devices, policy
 
     try:
-        check_commit()
+        form.check_commit()
         device = resolve_device(args.device)
         parts = parts_of(args.parts, device.partition(":")[0])
         ranks = ranks_of(args, device)

@@ -54,7 +54,7 @@ def back_to_back(
                 return {"skipped": why}
             runs[run["name"]] = made
         if zeros:
-            computation: Any = opened.compute(1)
+            computation: Any = opened.compute()
             for operand in (computation.a, computation.b):
                 operand.zero_()
         sensor, note = _sensor(group)
@@ -68,13 +68,13 @@ def sms_left(group: Group, reserves: Sequence[int]) -> list[int]:
     """SMs that a computation has where so many are kept from it, which come in groups; 0 where that cannot be."""
     import torch
 
-    from autotune.domains.c3.collectives.driver import partition_stream
+    from autotune.domains.c3.overlap import partition_stream
 
     every = torch.cuda.get_device_properties(group.device).multi_processor_count
     found = []
     for reserve in reserves:
         try:
-            left = partition_stream(group.device.index or 0, every - reserve, False)[1] if reserve else every
+            left = partition_stream(group.device.index or 0, every - reserve)[1] if reserve else every
         except Unsupported:
             left = 0
         found.append(left)
@@ -90,7 +90,7 @@ def settled(us: Sequence[float]) -> dict[str, float]:
 
 def _turns(run: Runnable, group: Group, policy: Any, seconds: float) -> int:
     """How often it runs in so many seconds, the same on all ranks."""
-    from autotune.domains.c3.measuring.timing_cuda import sample_cuda
+    from autotune.domains.c3.measuring.timing import sample_cuda
 
     once = statistics.median(group.largest(sample_cuda(run, group, policy, _LEAST)))
     return max(_LEAST, int(seconds * 1e6 / max(once, 1.0)))
@@ -100,8 +100,8 @@ def _loop(run: Runnable, group: Group, turns: int, sensor: Sensor | None) -> dic
     """What so many turns take on this rank, and what the sensor says of the second half."""
     import torch
 
-    from autotune.domains.c3.collectives.streams import new_event
-    from autotune.domains.c3.measuring.timing_cuda import own_stream
+    from autotune.domains.c3.collectives.symmetric import new_event
+    from autotune.domains.c3.measuring.timing import own_stream
 
     stream = own_stream(group)
     marks = [new_event(timing=True) for _ in range(turns + 1)]

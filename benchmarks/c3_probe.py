@@ -14,8 +14,8 @@ from autotune.task import Config
 
 if TYPE_CHECKING:
     from autotune.domains.c3.collectives.base import Collective
+    from autotune.domains.c3.computation import Computation
     from autotune.domains.c3.group import Group
-    from autotune.domains.c3.run.compute import Computation
     from autotune.task import Artifact
 
 _BUDGET_S = 20.0
@@ -111,12 +111,12 @@ def together(group: Group, make: Callable[[], Any]) -> tuple[Any, str]:
 
 
 class _Nothing:
-    """A collective without pieces."""
+    """A collective that moves nothing."""
 
-    chunks = 0
+    met = None
 
-    def enqueue(self, chunk: int, stream: Any = None) -> None:
-        raise ValueError(f"there is no piece {chunk}")
+    def enqueue(self, stream: Any = None) -> None:
+        pass
 
 
 class Opened:
@@ -128,10 +128,10 @@ class Opened:
         self._collectives: dict[tuple[Any, ...], Collective] = {}
 
     def overlap(self, run: Mapping[str, Any]) -> Any:
-        from autotune.domains.c3.run.open import open_overlap
+        from autotune.domains.c3.overlap import open_overlap
 
         config = run["config"]
-        compute = self.compute(int(config["panels"])) if run["parts"] != "comm" else None
+        compute = self.compute() if run["parts"] != "comm" else None
         collective: Any = None
         if run["parts"] != "compute":
             collective = self.collective(run)
@@ -142,21 +142,20 @@ class Opened:
         made.prepare()
         return made
 
-    def compute(self, panels: int) -> Computation:
-        from autotune.domains.c3.run.compute import open_compute
+    def compute(self) -> Computation:
+        from autotune.domains.c3.computation import open_compute
         from autotune.domains.c3.scenario import Gemm
 
         if self._compute is None:
-            self._compute = open_compute(Gemm(**self._probe["gemm"]), self._group.device, 1, seed=self._group.rank)
-        return self._compute.in_panels(panels)
+            self._compute = open_compute(Gemm(**self._probe["gemm"]), self._group.device, seed=self._group.rank)
+        return self._compute
 
     def collective(self, run: Mapping[str, Any]) -> Collective:
         """The collective as the strategy has it: shared by strategies that differ in what it does not know of."""
-        from autotune.domains.c3.collectives.base import Spec
-        from autotune.domains.c3.collectives.open import open_collective
+        from autotune.domains.c3.collectives.base import Spec, open_collective
 
         config = run["config"]
-        own = ("engine", "ctas", "chunks", "streams", "direction", "batch", "copies")
+        own = ("engine", "ctas", "chunks", "copies")
         # With the computation first, what an all-to-all keeps on the device is copied last.
         key = (config["order"] == "gemm_first", *(config[name] for name in own if name in config))
         if key not in self._collectives:

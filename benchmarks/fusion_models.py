@@ -75,7 +75,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from autotune.bench import step
-    from autotune.bench.turns import Turns
+    from autotune.bench.contenders import Turns
     from autotune.measure.policy import default_policy
     from benchmarks.fusion.floor import copy_bandwidth
     from examples.models import make

@@ -33,7 +33,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from autotune.bench.form import finished
 from autotune.cli.options import positive_int, seconds
 from autotune.errors import UserError, first_line
 from benchmarks import form
@@ -87,7 +86,7 @@ def check_all(args: argparse.Namespace) -> int:
 
     device = resolve_device(args.device)
     label = identify(device).label
-    cases = finished(args.out, device=label, suite=SUITE, operators=args.operators) if args.out else {}
+    cases = form.finished(args.out, device=label, suite=SUITE, operators=args.operators) if args.out else {}
     begin, failed = time.monotonic(), dict[str, str]()
     for name in (name for name in args.models if name not in cases):
         if args.until and time.monotonic() - begin > args.until:

@@ -31,7 +31,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
-from autotune.bench.form import finished
 from autotune.cli.options import positive_int, seconds
 from autotune.errors import UserError, first_line
 from benchmarks import form
@@ -152,7 +151,7 @@ def measure_all(args: argparse.Namespace, db: str, one_search: str = "") -> int:
         raise UserError(f"--search 0 deploys what --db holds, which is nothing for {identity.name}; {mend} fills one")
     label = identity.label
     extra: dict[str, Any] = {"suite": SUITE, "tiny": args.tiny}
-    cases = finished(args.out, device=label, **extra) if args.out else {}
+    cases = form.finished(args.out, device=label, **extra) if args.out else {}
     failed: dict[str, str] = json.loads(args.out.read_text()).get("failed", {}) if cases or _there(args.out) else {}
     modes = args.modes or (list(MODES) if device.startswith("cuda") else ["default"])
     whole = {name for name, case in cases.items() if not missing_modes(case, modes)}

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
-from autotune.bench.step import room_for, seeded, step_of, trainable
-from autotune.bench.step_kernels import kernels_of
-from autotune.bench.turns import Turns
+from autotune.bench.contenders import Turns, room_for
+from autotune.bench.kernels import kernels_of
+from autotune.bench.step import seeded, step_of, trainable
 from autotune.measure.policy import default_policy
 from autotune.measure.timing.timer import capture, interleave, keep_running
 from benchmarks.nvml import Sensor, summary

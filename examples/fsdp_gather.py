@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather  # torch names it nowhere else
 
-from autotune.domains.c3.collectives.base import Collective, Spec
-from autotune.domains.c3.collectives.open import open_collective
+from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
 from autotune.domains.c3.group import Group
 from autotune.task import Artifact, Choice
 
@@ -75,8 +74,7 @@ class TunedAllGather(AllGather):
             return
         if collective.input.data_ptr() != input_tensor.data_ptr():
             collective.input.copy_(input_tensor)
-        for chunk in range(collective.chunks):
-            collective.enqueue(chunk)
+        collective.enqueue()
 
     def close(self) -> None:
         """Give the memory back. A collective call."""

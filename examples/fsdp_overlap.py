@@ -6,9 +6,9 @@
 (or ``torchrun --nproc-per-node 8 examples/fsdp_overlap.py ...``). While a layer computes, the next one's parameters are
 gathered: one scenario of the C3 domain, the layer's matrix products, taken as one of equally many operations, beside an
 all-gather of the layer's bytes. The example prints it. The strategy stored for it, or for a scenario near it, or else
-the default, decides who moves the data and how (engine, direction, chunks, streams, batch, ctas), and whether the
-gather is issued before the layer's computation (order). FSDP's streams and its eager calls stay as they are, so launch,
-priority, reserve and panels play no part.
+the default, decides who moves the data and how (engine, ctas), and whether the
+gather is issued before the layer's computation (order). FSDP's streams and its eager calls stay as they are, so
+priority and reserve play no part.
 
 Steps of these are timed in turns, each of a model and an optimizer of its own that are equal, on equal data:
 

@@ -23,14 +23,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from autotune.device import environment
 from autotune.domain import place
-from autotune.domains.c3 import rule
-from autotune.domains.c3.collectives.base import Spec
-from autotune.domains.c3.collectives.open import open_collective
-from autotune.domains.c3.deploy.group import deploy_group
+from autotune.domains.c3.collectives.base import Spec, open_collective
 from autotune.domains.c3.deploy.match import match_scenario
-from autotune.domains.c3.group import Group
+from autotune.domains.c3.group import Group, deploy_group
 from autotune.domains.c3.scenario import ITEMSIZE, Gemm, Scenario
-from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize
+from autotune.domains.c3.strategy import KINDS, by_rule, normalize
 from autotune.domains.c3.task import build
 from autotune.errors import Unsupported, UserError
 from autotune.runtime.deployment import deployment
@@ -129,7 +126,7 @@ def changes(args: argparse.Namespace, side: str) -> Config:
     Raises:
         UserError: there is no such parameter, or no such choice of it.
     """
-    plain, out = (HostStrategy() if side == "cpu" else Strategy()).config(), Config()
+    plain, out = KINDS[side]().config(), Config()
     for text in args.set:
         name, _, value = text.partition("=")
         if name not in plain:
@@ -149,7 +146,7 @@ def find_strategy(args: argparse.Namespace, group: Group) -> Tuned:
     found = match_scenario(scenario, deployment().store(args.db), where, environment(device), side=side)
     config, artifact, level = dict(found.config), found.artifact, str(found.level)
     if any(other != config for other in group.gather(config)):  # each rank looked it up by itself
-        config, artifact, level = rule.default(scenario, side), None, "default"
+        config, artifact, level = by_rule(scenario, side)[0], None, "default"
     if given := changes(args, side):
         config = normalize(config | given, scenario, side)
         artifact, level = build(scenario, config, device), "given"

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune import numerics
-from autotune.bench.contender import templates_in_threads
-from autotune.bench.step import COMPILE, lead_s, room_for, seeded, spread, step_of, timed, trainable
-from autotune.bench.step_kernels import kernels_of
-from autotune.bench.turns import Turns, inductor_takes_turns
+from autotune.bench.contenders import Turns, inductor_takes_turns, room_for, templates_in_threads
+from autotune.bench.kernels import kernels_of
+from autotune.bench.step import COMPILE, lead_s, seeded, spread, step_of, timed, trainable
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
 from autotune.runtime.backend import trial_backend
@@ -46,7 +45,7 @@ _ALL, _BEST, _TRY, _NONE = "autotune", "best", "try", "no kernel"
 
 @dataclass(frozen=True)
 class Decision:
-    """What timing a step came to. Times are medians in microseconds.
+    """The result of timing a step. Times are medians in microseconds.
 
     Attributes:
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
@@ -89,11 +88,11 @@ class Decision:
 
     @property
     def busy(self) -> bool:
-        """Whether the machine was too busy for the decision to be trusted: searching again makes it again."""
+        """True if the machine was too busy to trust the decision; the next search repeats it."""
         return self.others > BUSY
 
     def record(self) -> dict[str, Any]:
-        """What is stored with the verdict, and printed by ``--json``."""
+        """The JSON that is stored with the verdict, and printed by ``--json``."""
         return {
             "mode": self.mode,
             "compile_us": round(self.compile_us, 3),
@@ -122,7 +121,7 @@ class Decision:
 
     @property
     def text(self) -> str:
-        """What was decided, in one line."""
+        """The decision in one line."""
         theirs, every = microseconds(self.compile_us), microseconds(self.all_us)
         line, ratio = f"step, mode {self.mode}: torch.compile {theirs}", f"{self.kernels_ratio:.3f}x"
         if self.attention_us is not None:
@@ -224,7 +223,7 @@ def decide_and_store(
 
 
 def lying_otherwise(found: Sequence[Decision], searched: Collection[str]) -> dict[str, tuple[str, Workload]]:
-    """What steps have beside the workloads that a search knew: by fingerprint, the device and the workload."""
+    """Workloads of steps that a search did not have: by fingerprint, the device and the workload."""
     return {name: miss for decision in found for name, miss in decision.missed.items() if name not in searched}
 
 
@@ -389,7 +388,7 @@ def _over(theirs: Sequence[float], ours: Sequence[float]) -> float:
 
 
 def _gain(family: Family) -> float:
-    """What a kernel gains over Inductor's, alone, as a fraction of its own time."""
+    """Gain over Inductor's kernel, both timed alone, as a fraction of the kernel's own time."""
     return 0.0 if family.inductor_us is None else family.inductor_us / family.latency_us - 1
 
 
@@ -418,7 +417,7 @@ def _counts(trial: Trial) -> Counter[str]:
 def _gains(
     trial: Trial, counts: Mapping[str, int], step: Callable[[], object], device: str
 ) -> tuple[dict[str, float | None], frozenset[str]]:
-    """What each family brings in microseconds, and of which the kernels' time in the step was seen.
+    """The gain of each family in microseconds, and the families whose kernels' time in the step was seen.
 
     That is what Inductor takes for the regions, alone, less what the kernels take: in the step, where the profiler sees
     them and no other family has kernels of those names, else alone.

@@ -16,7 +16,7 @@ A case has ``name``, ``bytes`` (in and out of a perfect implementation) and time
 (``bytes`` over the copy bandwidth measured in the same run), ``eager_us``, ``inductor_us``, ``inductor_best_us``,
 ``xla_us`` (these null where not run) and ``autotune_us``. More fields may follow, of the file and of a case; a case's
 that ends in ``_us`` is a time or null. Files whose ``suite`` is "c3" have cases of their own:
-:mod:`autotune.domains.c3.report.form`. Of cases of further suites only names and times are checked.
+:mod:`autotune.domains.c3.results`. Of cases of further suites only names and times are checked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ from typing import Any
 
 from autotune import __version__
 from autotune.domain import known_domain
-from autotune.errors import UserError
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -45,25 +44,12 @@ ALWAYS = ("floor_us", "autotune_us")
 """Times a case cannot do without."""
 WHERE_RUN = ("eager_us", "inductor_us", "inductor_best_us", "xla_us")
 """Times that must be there and are null where the peer was not run."""
-
-
-_COMMIT = re.compile(r"[0-9a-f]{7,40}(-dirty)?|v\d+(\.\w+)+")
-
-
-def check_commit() -> None:
-    """Find out before anything is measured whether the result will say what was measured.
-
-    Raises:
-        UserError: nothing tells the commit.
-    """
-    if not _COMMIT.fullmatch(commit()):
-        raise UserError(
-            f"nothing tells which commit this is: make {_ROOT} a git checkout or write it to {_ROOT}/COMMIT"
-        )
+COMMIT = re.compile(r"[0-9a-f]{7,40}(-dirty)?|v\d+(\.\w+)+")
+"""What ``commit`` may be."""
 
 
 def problems(data: object) -> list[str]:
-    """What is wrong with a result file's content, one line a fault; empty if it is of the form."""
+    """Faults of a result file's content, a line each; empty if it is of the form."""
     if not isinstance(data, Mapping):
         return ["it is not one JSON object"]
     found = [
@@ -79,7 +65,7 @@ def problems(data: object) -> list[str]:
         found.append("versions does not map names to versions")
     else:
         found += [f"versions lacks {name}" for name in ("python", "torch") if name not in versions]
-    if not _COMMIT.fullmatch(str(data["commit"])):
+    if not COMMIT.fullmatch(str(data["commit"])):
         found.append("commit is neither a commit's hexadecimal name nor a version")
     if not _is_time(data["when"]):
         found.append("when is not an ISO 8601 time with a time zone")
@@ -95,7 +81,6 @@ def problems(data: object) -> list[str]:
 
 
 def _checker(suite: object) -> Callable[[object], list[str]]:
-    """What tells the problems of a case of this suite."""
     if suite in (None, "fusion"):
         return _case_problems
     domain = known_domain(suite)
@@ -159,27 +144,6 @@ def read(path: Path) -> dict[str, Any]:
     if found := problems(data):
         raise ValueError(f"{path}: {'; '.join(found)}")
     return dict(data)
-
-
-def finished(path: Path, **own: object) -> dict[str, dict[str, Any]]:
-    """The cases, by name, of a result file that a run goes on with; empty where there is none.
-
-    Args:
-        own: fields of the file that the run has too, ``device`` among them.
-
-    Raises:
-        UserError: it cannot be read, or is of another run.
-    """
-    if not path.exists():
-        return {}
-    try:
-        data = read(path)
-    except ValueError as error:
-        raise UserError(f"--resume: {error}") from None
-    if any(data.get(name) != value for name, value in own.items()):
-        rest = ", ".join(f"{name} {data.get(name)}" for name in own if name != "device")
-        raise UserError(f"--resume: {path} is of {data['device']}, {rest}; name another --out")
-    return {case["name"]: case for case in data["cases"]}
 
 
 def write(

@@ -42,7 +42,7 @@ _STORED_ROUNDS = 25
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one contender.
+    """The change of one contender.
 
     Attributes:
         was_us, now_us: lower quartiles; ``was_us`` is None where the record has no time of its own.

@@ -1,125 +1,110 @@
-"""Device time by kernel: the sum of a contender's kernels as CUPTI reports them, one instrument for PyTorch and XLA.
+"""The kernels that a step launches, as its CUDA graph replays them: how many, how long, by name and by kind.
 
-A graph replay cannot be had of XLA, and wall time of its dispatch says little. CUPTI, which ``torch.profiler`` reads,
-records every kernel of the process whoever launched it. Each run follows a sweep of the L2; sweeps are kernels too, and
-mark in the trace where one run ends and the next begins.
+CUPTI, which ``torch.profiler`` reads, records every kernel of the process whoever launched it. Kernels of matrix
+products, convolutions, attention, recurrences or communication are a library's, told by their names. All others are
+launched for memory-intensive operators.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import statistics
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROUNDS = 20
-_SWEEP = (4096, 1 << 15)  # 256 MiB of int16: no case reduces that type, so the kernel's name is the sweep's alone
-_TRIES = 3
+import torch
+
+from autotune.compiler.targets.cuda.source import PREFIX
+
+_TRACES = 3
+_BUSY_S = 0.5
+"""Seconds of replays before one is traced: by then the device's clock is what a sustained load leaves it."""
+_NAMES = 40
 _ACTIVITIES = ("kernel", "gpu_memcpy", "gpu_memset")
+_TRITON = re.compile(r"triton_(tem|mm|bmm|convolution|flex|flash)")
+"""Inductor's templates, whatever is fused into them. Its other kernels are named for all that they fuse or follow."""
 
+_LIBRARY = re.compile(
+    r"""gemm | gemv | cutlass | cublas | nvjet | xmma | splitk | wgmma | \bmma_ | _mma_
+      | flash | fmha | attention | mha_
+      | cudnn | conv(?!ert) | implicit_ | winograd | dgrad | wgrad | nchwtonhwc | nhwctonchw
+      | rnn | nccl | memcpy | memset
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+_NORM = re.compile(r"cudnn.*(bn_|batch_?norm)", re.IGNORECASE)
 
-class TraceError(Exception):
-    """The trace does not hold what was run."""
-
-
-@dataclass(frozen=True)
-class KernelTime:
-    """What the kernels of one run took.
-
-    Attributes:
-        us: microseconds in which at least one of its kernels, copies or fills ran; the median over the rounds.
-        kernels: kernels launched in one run (most common over the rounds); copies and fills are not among them.
-    """
-
-    us: float
-    kernels: int
-
-
+Call = Callable[[], object]
 Span = tuple[float, float, bool, str]
 """Begin and end in microseconds, whether it is a kernel (not a copy or fill), and its name."""
 
 
-def kernel_times(calls: Mapping[str, Callable[[], object]], rounds: int = ROUNDS) -> dict[str, KernelTime]:
-    """Run the contenders in turn under the profiler, on the current CUDA device.
+def kernels_of(steps: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
+    """Kernels of a step, as its CUDA graph replays them, by contender: :func:`summed`.
 
-    Args:
-        calls: enqueue the work on any stream; each has been called before.
-
-    Raises:
-        TraceError: the profiler lost or did not see kernels.
+    What a kernel reads lies in the caches where the step leaves it. A contender that the profiler shows nothing of (a
+    host that lets nobody read the counters) is left out.
     """
-    import torch
-
-    rows, cols = _SWEEP
-    buffer = torch.zeros(rows, cols, dtype=torch.int16, device="cuda")
-
-    def sweep() -> None:
-        torch.amax(buffer, 1)
-        torch.cuda.synchronize()
-
-    # A result is dropped as soon as the device is done with it: the next run then takes the same memory.
-    def all_of(times: int) -> None:
-        for _ in range(times):
-            for call in calls.values():
-                sweep()
-                call()
-                torch.cuda.synchronize()
-
-    all_of(1)
-    marks: set[str] = set()
-    for _ in range(_TRIES):  # the first, short trace of a process may come out empty
-        marks = {name for _, _, _, name in record(sweep)}
-        if marks:
-            break
-    if len(marks) != 1:
-        raise TraceError(f"the sweep of the L2 shows as {len(marks)} kernels in the profiler's trace, expected 1")
-    return split(record(lambda: all_of(rounds)), marks.pop(), list(calls), rounds)
-
-
-def split(spans: Sequence[Span], mark: str, names: Sequence[str], rounds: int) -> dict[str, KernelTime]:
-    """Divide a trace at the sweeps, and sum up what lies between.
-
-    Args:
-        spans: in order of their beginnings.
-        mark: name of the sweep's kernel.
-        names: contenders in the order in which they ran, ``rounds`` times over, each after a sweep.
-
-    Raises:
-        TraceError: there are not as many sweeps as there were runs, or nothing between two of them.
-    """
-    runs: list[list[Span]] = []
-    for span in spans:
-        if span[3] == mark:
-            runs.append([])
-        elif runs:
-            runs[-1].append(span)
-    if len(runs) != rounds * len(names):
-        raise TraceError(f"the trace holds {len(runs)} runs of {rounds * len(names)}")
-    found: dict[str, KernelTime] = {}
-    for k, name in enumerate(names):
-        mine = runs[k :: len(names)]
-        if not all(mine):
-            raise TraceError(f"the trace holds no kernel of {name}")
-        counts = Counter(sum(is_kernel for _, _, is_kernel, _ in run) for run in mine)
-        found[name] = KernelTime(statistics.median(map(_busy, mine)), counts.most_common(1)[0][0])
+    found = {}
+    for name, step in steps.items():
+        with contextlib.suppress(RuntimeError):  # the profiler's, or no memory for one more graph
+            if spans := _traced(step):
+                found[name] = summed([(begin, end, kernel) for begin, end, _, kernel in spans])
     return found
 
 
-def _busy(run: Sequence[Span]) -> float:
-    """Time in which something ran: what overlaps counts once."""
-    total, until = 0.0, float("-inf")
-    for begin, end, _, _ in run:
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
+def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
+    """Spans of a step's replay. Its graph is freed afterwards: two of a large model do not fit."""
+    from autotune.measure.timing.timer import capture, keep_running
+
+    run = capture(step)
+
+    def work() -> None:
+        run()
+        torch.cuda.synchronize()
+
+    found = None
+    for _ in range(_TRACES):  # a process's first trace may come out empty
+        # A device that has rested, as while a trace is read, is faster than in the midst of a training.
+        keep_running(run, _BUSY_S)
+        found = [s for s in record(work) if s[2]] or found
+    return found
+
+
+def summed(spans: Sequence[tuple[float, float, str]]) -> dict[str, Any]:
+    """Counts and microseconds of kernels (begin, end, name): memory-intensive ones and a library's, both by name.
+
+    A library's are those of matrix products, convolutions and attention; the most frequent 40 names of a kind are kept.
+    """
+    us: tuple[dict[str, float], ...] = ({}, {})
+    count: tuple[Counter[str], ...] = (Counter(), Counter())
+    for begin, end, kernel in spans:
+        kind = int(is_library(kernel))
+        count[kind][kernel] += 1
+        us[kind][kernel] = us[kind].get(kernel, 0.0) + end - begin
+    found: dict[str, Any] = {}
+    for kind, (what, names) in enumerate((("memory_intensive", "names"), ("library", "library_names"))):
+        most = count[kind].most_common(_NAMES)
+        found |= {what: count[kind].total(), f"{what}_us": round(sum(us[kind].values()), 1)}
+        found |= {names: dict(most), f"{names}_us": {k: round(us[kind][k], 1) for k, _ in most}}
+    return found
+
+
+def is_library(name: str) -> bool:
+    """True if a kernel belongs to a library call (or is a copy), rather than to memory-intensive operators."""
+    if name.startswith("triton_"):
+        return bool(_TRITON.match(name))
+    if name.startswith(PREFIX):
+        return False
+    return bool(_LIBRARY.search(name)) and not _NORM.search(name)
 
 
 def record(work: Callable[[], object]) -> list[Span]:
-    """What ran on the device during ``work``, in order."""
+    """Spans of the device during ``work``, in order."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

@@ -21,10 +21,17 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from autotune.bench.agree import difference, largest
-from autotune.bench.contender import Watched, templates_in_threads
-from autotune.bench.step_kernels import Call, kernels_of
-from autotune.bench.turns import Turns, inductor_takes_turns
+from autotune.bench.contenders import (
+    Turns,
+    Watched,
+    compiled_anew,
+    difference,
+    inductor_takes_turns,
+    largest,
+    room_for,
+    templates_in_threads,
+)
+from autotune.bench.kernels import Call, kernels_of
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
 from autotune.workload import Workload
@@ -54,10 +61,10 @@ class Step:
         us: the median; ``noise``: interquartile range over the median.
         captured: whether it ran as one CUDA graph; if not, on a GPU, its launches from Python show.
         prepare_s: seconds of its first call, compiling included, waiting for a turn on the device not.
-        difference: of its results to eager's, as of :func:`autotune.bench.agree.difference`; None where the step draws
-            random numbers, and so has no results to compare. Eager's own is that of two runs with one seed.
+        difference: of its results to eager's (:func:`autotune.bench.contenders.difference`); None where the step draws
+            random numbers. Eager's own is that of two runs with one seed.
         largest: magnitude of the largest element of its first result: the loss, in training.
-        kernels: of one step, :func:`autotune.bench.step_kernels.summed`; None on a CPU, and where the profiler does
+        kernels: of one step, :func:`autotune.bench.kernels.summed`; None on a CPU, and where the profiler does
             not see them.
         peak_bytes: of the device's memory that a step takes at most, run from Python on its own, with what was there
             before the comparison (parameters and inputs among it); None on a CPU.
@@ -76,7 +83,7 @@ class Step:
 
     @property
     def disagrees(self) -> bool:
-        """Whether its results are of other shapes than eager's, or finite in other places."""
+        """True if its results have other shapes than eager's, or are finite in other places."""
         return self.difference == math.inf
 
     def to_json(self) -> dict[str, Any]:
@@ -88,7 +95,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What :func:`compare` found.
+    """The result of :func:`compare`.
 
     Attributes:
         steps: by contender, those that could be measured; ``failed``: why the others could not.
@@ -126,7 +133,7 @@ class Comparison:
         return min(there, key=lambda name: self.steps[name].us, default=None)
 
     def over_compile(self, name: str | None) -> float | None:
-        """How many times as fast as the fastest of ``torch.compile`` a contender is; None where one is missing."""
+        """Speedup of a contender over the fastest of ``torch.compile``; None where one is missing."""
         peer = self.fastest(COMPILE)
         if peer is None or name is None or name not in self.steps:
             return None
@@ -178,7 +185,7 @@ def step_of(
 
 
 def trainable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """What a training step computes gradients of: parameters and inputs that require grad.
+    """Parameters and inputs that require grad: a training step computes their gradients.
 
     Raises:
         UserError: nothing does.
@@ -246,7 +253,7 @@ def compare(
     torch._dynamo.reset()
     with (
         room_for(len(makers) + len(more)),
-        _compiled_anew(),
+        compiled_anew(),
         inductor_takes_turns(turns),
         templates_in_threads(cuda and any("max-autotune" in m for m in modes)),
         deployment().unrecorded() as missed,
@@ -305,26 +312,6 @@ def compare(
     }
     failed = {**ready.failed, **times.failed}
     return Comparison(steps, failed, device, modes, counted, random, ready.seconds, times.others, missed)
-
-
-def room_for(contenders: int) -> contextlib.AbstractContextManager[object]:
-    """While open, Dynamo compiles a function as often for each of the contenders as it would for one.
-
-    It counts by code, which they share: the later one would be left to run as it is where the earlier took all.
-    """
-    config: Any = torch._dynamo.config
-    found: contextlib.AbstractContextManager[object] = config.patch(recompile_limit=contenders * config.recompile_limit)
-    return found
-
-
-@contextlib.contextmanager
-def _compiled_anew() -> Iterator[None]:
-    """While open, Inductor takes no graph from its caches: of a cached one, nothing that is missed is counted."""
-    from torch._functorch import config as aot_config
-    from torch._inductor import config
-
-    with config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
-        yield
 
 
 class _Ready:
@@ -404,7 +391,7 @@ def seeded(step: Call, seed: int, device: str) -> object:
 
 
 def _repeated(step: Call, first: object, device: str) -> tuple[float, bool]:
-    """How far apart two runs of a step with one seed are, and whether it draws random numbers.
+    """The difference of two runs of a step with one seed, and True if it draws random numbers.
 
     Additions in any order (atomics) make runs differ by rounding, whatever the seed. A step draws random numbers if
     those with two seeds differ by much more; of one that changes what it reads that cannot be told.

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import product
 
 from autotune.domains.c3.scenario import REDUCING
-from autotune.domains.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, HostStrategy, Strategy
+from autotune.domains.c3.strategy import BASELINES, KINDS, HostStrategy, Strategy, current
 from autotune.task import Config
 
 AS_THEY_ARE = ("naive", "naive_swapped")
@@ -32,13 +32,6 @@ def families(side: str, collective: str) -> Mapping[str, list[Config]]:
     return _host() if side == "cpu" else _cuda(collective in REDUCING)
 
 
-def baselines(side: str) -> Mapping[str, Config]:
-    """What the bench of a scenario measures as baselines, as strategies."""
-    if side == "cpu":
-        return {"sequential": HOST_SEQUENTIAL, "naive": HOST_NAIVE}
-    return {"sequential": SEQUENTIAL, "naive": NAIVE}
-
-
 def fixed(side: str) -> list[Config]:
     """Strategies that could be used everywhere, and so are in every comparison."""
     if side == "cpu":
@@ -48,36 +41,33 @@ def fixed(side: str) -> list[Config]:
 
 def label(config: Mapping[str, object], side: str) -> str:
     """A strategy in a few words."""
-    kind = HostStrategy if side == "cpu" else Strategy
-    return kind.of(config).label
+    found: str = KINDS[side].of(config).label
+    return found
 
 
 def from_label(text: str, side: str) -> Config:
     """The strategy that :func:`label` describes so."""
-    plain = HostStrategy().config() if side == "cpu" else Strategy().config()
+    plain = KINDS[side]().config()
     engine, order, *rest = text.split()
     config: Config = {**plain, "engine": engine, "order": order}
-    for word in rest:
-        name, _, value = word.partition("=")
-        kind = type(plain[name])
-        config[name] = value == "True" if kind is bool else kind(value)
-    return config
+    for name, _, value in (word.partition("=") for word in rest):
+        if name in plain:  # files of earlier versions have more
+            config[name] = type(plain[name])(value)
+    return current(config, side)
 
 
 def _cuda(adds: bool) -> dict[str, list[Config]]:
-    ways = (("push", False), ("pull", False), ("push", True))
-    copies = [Strategy(order, "copy", priority="comm", direction=way, batch=batch).config()
-              for order, (way, batch) in product(_ORDERS, ways)]  # fmt: skip
+    copies = [Strategy(order, "copy", priority="comm").config() for order in _ORDERS]
     if adds:
         copies = [Strategy(order, "copy", priority="comm", ctas=128, chunks=chunks).config()
                   for order, chunks in product(_ORDERS, (1, 2))]  # fmt: skip
         copies += [Strategy(order, "copy", priority="comm", reserve=r, ctas=32, chunks=4).config()
                    for order, r in product(_ORDERS, (4, 8))]  # fmt: skip
     return {
-        "naive": [NAIVE],
+        "naive": [BASELINES["cuda"]["naive"]],
         "naive_swapped": [Strategy(order="comm_first").config()],
         "order": [Strategy(order, "nccl", priority=p).config()
-                  for order, p in product(_ORDERS, ("equal", "comm", "gemm"))],
+                  for order, p in product(_ORDERS, ("equal", "comm"))],
         "partition": [Strategy(order, "nccl", priority="comm", ctas=c, reserve=r).config()
                       for order, (c, r) in product(_ORDERS, _LIMITS)],
         "copy_engine": copies,
@@ -86,7 +76,7 @@ def _cuda(adds: bool) -> dict[str, list[Config]]:
 
 def _host() -> dict[str, list[Config]]:
     return {
-        "naive": [HOST_NAIVE],
+        "naive": [BASELINES["cpu"]["naive"]],
         "naive_swapped": [HostStrategy(order="gemm_first").config()],
         "order": [HostStrategy(order, "gloo").config() for order in _ORDERS],
         "partition": [HostStrategy(order, "gloo", threads=n).config() for order, n in product(_ORDERS, (1, 2))],

@@ -8,25 +8,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.domain import open_task, place
-from autotune.domains.c3 import rule
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.named import Entry
-from autotune.domains.c3.report.metrics import Isolated
+from autotune.domains.c3.results import Isolated
 from autotune.domains.c3.scenario import Scenario
+from autotune.domains.c3.strategy import BASELINES, by_rule
 from autotune.errors import pasted
 from autotune.measure.outcome import Outcome
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Contender, WorkerFault
 from autotune.store.records import Key, Measurement, Schedule
 from autotune.task import REFERENCE, Config, Status, config_key
-from benchmarks.c3.families import AS_THEY_ARE, baselines, families, fixed, from_label, label
+from benchmarks.c3.families import AS_THEY_ARE, families, fixed, from_label, label
 
 if TYPE_CHECKING:
     from autotune.measure.policy import Policy
     from autotune.store import Store
     from autotune.tuner.result import Progress, Result
 
-_RECORD, _RECORD_S = "autotune.domains.c3.measuring.timeline:record", 120.0
+_RECORD, _RECORD_S = "benchmarks.c3.timeline:record", 120.0
 _MOST_TRIALS, _PATIENCE = 256, 48  # as of a search without a number of trials
 _FIXED = "fixed "  # names of strategies that are in every comparison
 PROFILED = ("naive", "copy_engine", "tuned")
@@ -234,18 +234,18 @@ class Case:
                 chosen[name] = best
         chosen["tuned"] = self._tuned(schedule)
         if self.means.rule:
-            chosen["default"] = self.task.normalize(rule.default(self.scenario, side))
+            chosen["default"] = by_rule(self.scenario, side)[0]
         chosen |= {_FIXED + label(config, side): self.task.normalize(config) for config in fixed(side)}
         return self._sharing(chosen)
 
     def _tuned(self, schedule: Schedule) -> Config:
         """What is deployed, where a baseline may have won."""
         own = schedule.config
-        return self.task.normalize(baselines(self.means.side)[schedule.winner] if own is None else own)
+        return self.task.normalize(BASELINES[self.means.side][schedule.winner] if own is None else own)
 
     def _sharing(self, chosen: Mapping[str, Config]) -> dict[str, _Rival]:
         """Equal strategies share one outcome, be it a baseline's."""
-        outcome = {config_key(self.task.normalize(c)): name for name, c in baselines(self.means.side).items()}
+        outcome = {config_key(self.task.normalize(c)): name for name, c in BASELINES[self.means.side].items()}
         rivals = {}
         for name, config in chosen.items():
             rivals[name] = _Rival(outcome.setdefault(config_key(config), name), config)
@@ -255,7 +255,7 @@ class Case:
         """Outcomes by name, and why those that failed did."""
         contenders, errors = [], {}
         for rival in {rival.outcome: rival for rival in rivals.values()}.values():
-            if rival.outcome in baselines(self.means.side):
+            if rival.outcome in BASELINES[self.means.side]:
                 continue
             built = self.means.pool.submit(self.workload, self.means.device, rival.config).result()
             if built.artifact is None:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.domains.c3.report.form import FAMILIES
+from autotune.domains.c3.results import FAMILIES
 from autotune.domains.c3.scenario import LONG, REDUCING, format_bytes
 from autotune.errors import pasted_again
 from benchmarks.fusion.report import geometric_mean

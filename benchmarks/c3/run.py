@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import charts
-from autotune.bench import form
 from autotune.domains.c3 import named as suite
-from autotune.domains.c3.report import figure
-from autotune.domains.c3.report.form import SCHEMA
+from autotune.domains.c3.exhibits import timeline
+from autotune.domains.c3.results import SCHEMA
 from autotune.domains.c3.scenario import Scenario
 from autotune.errors import UserError, first_line
-from benchmarks.c3 import report
+from benchmarks import form
+from benchmarks.c3 import figure, report
 from benchmarks.c3.measure import Case, Means, NotMeasured, say
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def _write(settings: Settings, device: str, order: Sequence[str], done: Mapping[
     Path(f"{stem}-bars.svg").write_text(charts.svg(figure.bars(data)))
     pictured = next((case for case in cases if case.get("timeline")), None)
     if pictured is not None:
-        Path(f"{stem}-timeline.svg").write_text(charts.svg(figure.picture(figure.timeline(pictured))))
+        Path(f"{stem}-timeline.svg").write_text(charts.svg(figure.picture(timeline(pictured))))
     return data
 
 

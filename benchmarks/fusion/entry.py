@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autotune.bench.turns import Turns, inductor_takes_turns
+from autotune.bench.contenders import Turns, inductor_takes_turns
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
 from benchmarks.fusion.cases.case import Case
@@ -76,7 +76,7 @@ class Entries:
     """Measures cases in this process, and in a profiling process of its own. A context manager.
 
     What is timed, Inductor's own timing included, is timed while this process has its turn on the device
-    (:mod:`autotune.bench.turns`).
+    (:mod:`autotune.bench.contenders`).
     """
 
     def __init__(self, plan: Plan) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from autotune.bench.turns import Turns, inductor_takes_turns
+from autotune.bench.contenders import Turns, inductor_takes_turns
 from autotune.errors import first_line
 
 CONTENDERS = ("eager", "inductor", "inductor_best", "autotune", "xla")
@@ -114,8 +114,8 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     """Answer one request, in the process itself; see :meth:`Instrument.ask`."""
     import torch
 
-    from autotune.bench.kernels import TraceError, kernel_times
     from benchmarks.fusion import peers
+    from benchmarks.fusion.kernel_times import TraceError, kernel_times
     from benchmarks.fusion.suite import CASES
     from benchmarks.fusion.xla import NoXla, xla
 

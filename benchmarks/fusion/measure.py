@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from autotune.bench.agree import disagreement
-from autotune.bench.contender import Watched
-from autotune.bench.turns import Turns
+from autotune.bench.contenders import Turns, Watched
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
 from autotune.measure.timing.quiet import Meter, wait_for_quiet
@@ -21,6 +19,7 @@ from autotune.measure.timing.rotate import input_sets, rotate
 from autotune.measure.timing.timer import interleave
 from autotune.runtime.deployment import deployment
 from benchmarks.fusion import ablation, peers
+from benchmarks.fusion.agree import disagreement
 from benchmarks.fusion.cases.case import Case, bytes_moved
 
 AUTOTUNE = "autotune"

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.bench import form
-from autotune.bench.turns import Turns
+from autotune.bench.contenders import Turns
 from autotune.errors import pasted
 from autotune.measure.policy import Policy, default_policy
+from benchmarks import form
 from benchmarks.fusion import ablation, peers, report
 from benchmarks.fusion.cases.case import Case
 from benchmarks.fusion.entry import Plan, use

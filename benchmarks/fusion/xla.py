@@ -8,8 +8,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils.dlpack import from_dlpack
 
-from autotune.bench.agree import disagreement
 from autotune.errors import first_line
+from benchmarks.fusion.agree import disagreement
 from benchmarks.fusion.cases.case import Arguments, Case
 
 if TYPE_CHECKING:

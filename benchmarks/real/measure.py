@@ -224,7 +224,7 @@ def _decide(
 
 def _turn(options: Options) -> AbstractContextManager[object]:
     """While open, no other process measures on the device."""
-    from autotune.bench.turns import Turns
+    from autotune.bench.contenders import Turns
 
     return Turns(options.device, _policy(options).lock_s).mine()
 

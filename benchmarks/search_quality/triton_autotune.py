@@ -130,7 +130,7 @@ def _command(command: list[str], env: Mapping[str, str]) -> dict[str, Any]:
 def _record(device: str, side: int) -> dict[str, Any]:
     """Measure what is left of the list in $AUTOTUNE_DB."""
     from autotune.domain import policy_for
-    from autotune.domains.kernel.target import resolve
+    from autotune.domains.kernel.task import resolve
     from autotune.domains.kernel.workloads import workloads_of
     from autotune.store import Store
     from autotune.tuner.context import Context
@@ -156,7 +156,7 @@ def _record(device: str, side: int) -> dict[str, Any]:
 
 def _theirs(device: str, side: int) -> dict[str, Any]:
     """The first call, which chooses, and then a call."""
-    from autotune.domains.kernel.declare.triton import point_of
+    from autotune.domains.kernel.triton import point_of
     from benchmarks.search_quality.triton_product import grid, theirs
 
     inputs = _inputs(device, side)

@@ -168,8 +168,7 @@ class Running:
         """Kernels of one step as of :func:`largest`, None where the profiler shows none."""
         if not self._cuda:
             return None
-        from autotune.bench.kernels import record
-        from autotune.bench.step_kernels import summed
+        from autotune.bench.kernels import record, summed
 
         def work() -> None:
             self.step()

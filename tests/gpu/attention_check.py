@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.bench.library_kernels import is_library
+from autotune.bench.kernels import is_library
 from tests.gpu.command import keep
 
 Case = tuple[Callable[..., Tensor], tuple[Tensor, ...]]

@@ -25,7 +25,7 @@ STUCK = "AUTOTUNE_TESTS_STUCK"
 _SAMPLES = ("autotune.measure.timing.timer", "autotune.measure.timing.rotate", "autotune.domains.c3.measuring.timing")
 _BUDGETS = ("autotune.tuner.context", "autotune.tuner.devices.turns")
 _DEADLINES = ("autotune.measure.child", "autotune.measure.worker", "autotune.measure.pool",
-              "autotune.domains.kernel.measuring.probe")  # fmt: skip
+              "autotune.domains.kernel.workloads")  # fmt: skip
 _HOUR_S = 3600.0
 
 Change = Callable[[Any, str, Any], object]

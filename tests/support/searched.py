@@ -78,7 +78,7 @@ def scenario(store: Store) -> Key:
     workload = Scenario(Gemm(256, 256, 256, "f32"), "all_gather", 1 << 20, 2, "f32").workload()
     devices = DeviceIdentity("cpu", "Test CPU", 2, 24576, "x86_64", threads=2, count=2, links="")
     key = Key(store.put_workload(workload), store.put_device(devices), store.put_environment(ENVIRONMENT), POLICY)
-    config: Config = {"order": "comm_first", "engine": "copy", "threads": 0, "copies": 1, "chunks": 1}
+    config: Config = {"order": "comm_first", "engine": "copy", "threads": 0, "copies": 1}
     store.add_measurement(Measurement(key, config, Status.OK, latency_us=1500.0))
     baselines = {"sequential": 2600.0, "naive": 2000.0, "=compute": 1400.0, "=comm:gloo": 1300.0, "=comm:copy": 1100.0}
     store.put_schedule(Schedule(key, config, 1500.0, baselines, others=0.0))

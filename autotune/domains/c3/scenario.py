@@ -1,4 +1,4 @@
-"""What is tuned: one computation beside one collective, on so many ranks.
+"""The workload of C3: one computation beside one collective, on so many ranks.
 
 Sizes follow one convention for all collectives: ``nbytes`` is the larger of a rank's two buffers, so what an all-gather
 collects, and what a rank of an all-to-all, a reduce-scatter or an all-reduce puts in.
@@ -41,10 +41,6 @@ class Gemm:
     def label(self) -> str:
         layout = "" if self.layout == "nn" else f" {self.layout}"
         return f"{self.m}x{self.n}x{self.k} {self.dtype}{layout}"
-
-    @property
-    def flops(self) -> int:
-        return 2 * self.m * self.n * self.k
 
     @property
     def bytes_held(self) -> int:
@@ -161,12 +157,6 @@ class Scenario:
             open_["compute"] = {**spec["compute"], "m": 0, "n": 0, "k": 0}
         family = digest({"kind": KIND, "family": open_})
         return Workload(KIND, spec, family=family, extent=self.nbytes, label=self.label)
-
-    def kind(self, t_compute: float, t_comm: float) -> str:
-        """ConCCL's taxonomy: "compute", "communication" (one takes more than 1.15 times the other), or "equal"."""
-        if t_compute > LONG * t_comm:
-            return "compute"
-        return "communication" if t_comm > LONG * t_compute else "equal"
 
 
 def parse_gemm(text: str, dtype: str = "bf16", layout: str = "nn") -> Gemm:

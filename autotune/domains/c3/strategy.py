@@ -1,138 +1,137 @@
-"""How the two share the devices: the searched configuration, and which of its values mean something together.
+"""The searched configuration, which says how the two share the devices; and the rule without a search.
 
 A strategy is a flat :data:`autotune.task.Config`, as ``search_spaces/c3.toml`` lists it: section ``cuda`` or ``cpu``.
+
+The rule chooses by the collective alone, as measured on H200s: copy engines behind the computation, except for
+all_reduce. The driver copies the part of an all-to-all that stays on the device, and a kernel adds for a
+reduce-scatter. Both then run in the computation's tail. The collective's stream has the higher priority even where
+it launches no kernel: streams of one priority may share a hardware queue, and then run one after the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autotune.domains.c3.scenario import REDUCING, Gemm, Scenario
+from autotune.domains.c3.scenario import REDUCING, Scenario
 from autotune.task import Config
 
 SM_BLOCKS = 16
 """Blocks of a Numba kernel where ``ctas`` is 0."""
-
-
 NCCL_MOST = 64
 """Thread blocks that NCCL may be limited to, at most."""
 
 
+_IN = "autotune.domains.c3.collectives"
+ENGINES: Mapping[str, Mapping[str, str]] = {
+    "cuda": {"nccl": f"{_IN}.nccl:NcclCollective", "copy": f"{_IN}.dma:CopyCollective", "sm": f"{_IN}.sm:SmCollective"},
+    "cpu": {"gloo": f"{_IN}.host:GlooCollective", "copy": f"{_IN}.host:HostCopy"},
+}
+"""For each side, who can move the data: a :class:`~autotune.domains.c3.collectives.base.Collective` by name. Another
+engine is a line here, and a choice in ``search_spaces/c3.toml``."""
+
+
+class _Labelled:
+    """Common part of the strategies of both sides."""
+
+    order: str
+    engine: str
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Any:
+        """From a configuration; names that are missing keep their default, and others are ignored."""
+        fields: Mapping[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
+        return cls(**{name: config[name] for name in fields if name in config})
+
+    def config(self) -> Config:
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @property
+    def label(self) -> str:
+        """The engine, the order and what differs from the default, such as ``copy comm_first reserve=8``."""
+        plain = type(self)().config()
+        rest = [f"{k}={v}" for k, v in self.config().items() if k not in ("order", "engine") and v != plain[k]]
+        return " ".join([self.engine, self.order, *rest])
+
+
 @dataclass(frozen=True)
-class Strategy:
+class Strategy(_Labelled):
     """A strategy on CUDA devices; the fields are the parameters of ``[cuda]``."""
 
     order: str = "sequential"
     engine: str = "nccl"
-    launch: str = "graph"
     priority: str = "equal"
     reserve: int = 0
     ctas: int = 0
     chunks: int = 1
-    panels: int = 1
-    streams: int = 1
-    direction: str = "push"
-    batch: bool = False
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Strategy:
-        """From a configuration; names that are missing keep their default."""
-        return cls(**{name: config[name] for name in cls.__dataclass_fields__ if name in config})
-
-    def config(self) -> Config:
-        return asdict(self)
 
     @property
     def blocks(self) -> int:
         """Thread blocks of a Numba kernel."""
         return self.ctas or SM_BLOCKS
 
-    @property
-    def label(self) -> str:
-        """The engine, the order and what differs from the default, such as ``copy comm_first reserve=8``."""
-        plain, own = Strategy().config(), self.config()
-        rest = [f"{k}={v}" for k, v in own.items() if k not in ("order", "engine") and v != plain[k]]
-        return " ".join([self.engine, self.order, *rest])
-
 
 @dataclass(frozen=True)
-class HostStrategy:
+class HostStrategy(_Labelled):
     """A strategy on CPUs; the fields are the parameters of ``[cpu]``."""
 
     order: str = "sequential"
     engine: str = "gloo"
     threads: int = 0
     copies: int = 1
-    chunks: int = 1
-    panels: int = 1
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> HostStrategy:
-        """From a configuration; names that are missing keep their default."""
-        return cls(**{name: config[name] for name in cls.__dataclass_fields__ if name in config})
-
-    def config(self) -> Config:
-        return asdict(self)
-
-    @property
-    def label(self) -> str:
-        plain, own = HostStrategy().config(), self.config()
-        rest = [f"{k}={v}" for k, v in own.items() if k not in ("order", "engine") and v != plain[k]]
-        return " ".join([self.engine, self.order, *rest])
 
 
-SEQUENTIAL = Strategy().config()
-"""What a user has without overlap: the computation, then NCCL's collective."""
-NAIVE = Strategy(order="gemm_first").config()
-"""What a user has with overlap on two streams: the computation is enqueued first, then NCCL's collective."""
-HOST_SEQUENTIAL = HostStrategy().config()
-HOST_NAIVE = HostStrategy(order="comm_first").config()
-"""gloo's asynchronous call, then the computation."""
+KINDS: Mapping[str, type[Strategy] | type[HostStrategy]] = {"cuda": Strategy, "cpu": HostStrategy}
+BASELINES: Mapping[str, Mapping[str, Config]] = {
+    "cuda": {"sequential": Strategy().config(), "naive": Strategy(order="gemm_first").config()},
+    "cpu": {"sequential": HostStrategy().config(), "naive": HostStrategy(order="comm_first").config()},
+}
+"""What a user has without a tuner: the computation, then NCCL's or gloo's collective; and both on two streams, the
+computation enqueued first (on a CPU: gloo's asynchronous call, then the computation)."""
 
-
-Range = tuple[int, int] | tuple[str, ...] | None
+Range = tuple[int, int] | tuple[str, ...]
 LIMITS: Mapping[str, Mapping[str, Range]] = {
     "cuda": {
         "order": ("sequential", "comm_first", "gemm_first"),
-        "engine": ("nccl", "copy", "sm"),
-        "launch": ("graph", "eager"),
-        "priority": ("equal", "comm", "gemm"),
+        "engine": tuple(ENGINES["cuda"]),
+        "priority": ("equal", "comm"),
         "reserve": (0, 128),
         "ctas": (0, 256),
         "chunks": (1, 64),
-        "panels": (1, 64),
-        "streams": (1, 8),
-        "direction": ("push", "pull"),
-        "batch": None,
     },
     "cpu": {
         "order": ("sequential", "comm_first", "gemm_first"),
-        "engine": ("gloo", "copy"),
+        "engine": tuple(ENGINES["cpu"]),
         "threads": (0, 64),
         "copies": (1, 32),
-        "chunks": (1, 64),
-        "panels": (1, 64),
     },
 }
-"""For each side, its parameters: the words there are, the smallest and the largest number, None for a truth value. No
-strategy that a search tries lies outside."""
+"""For each side, its parameters: the words there are, or the smallest and the largest number. No strategy that a search
+tries lies outside."""
+EARLIER: Mapping[str, frozenset[str]] = {
+    "cuda": frozenset({"launch", "panels", "streams", "direction", "batch"}),
+    "cpu": frozenset({"chunks", "panels"}),
+}
+"""Parameters of earlier versions. In the comparisons of four H200s they won 0.1% in the mean and 1.6% at most
+(docs/decisions/005), so stored strategies run without them."""
+
+
+def current(config: Mapping[str, Any], side: str) -> Config:
+    """A strategy without the choices that only earlier versions had."""
+    found = {name: value for name, value in config.items() if name not in EARLIER[side]}
+    if found.get("priority") == "gemm":
+        found["priority"] = "equal"
+    return found
 
 
 def improper(config: Mapping[str, Any], side: str) -> str:
-    """Why a stored strategy is none of ours, whoever wrote the database; "" where it may be one.
-
-    Args:
-        side: "cuda" or "cpu".
-    """
-    for name, value in config.items():
+    """The reason why a stored strategy cannot be one of this version, whoever wrote the database; "" if it can."""
+    for name, value in current(config, side).items():
         if name not in LIMITS[side]:
             return f"it has a parameter {name[:40]!r}, which this autotune lacks"
         limits = LIMITS[side][name]
-        if limits is None:
-            fits = type(value) is bool
-        elif isinstance(limits[0], str):
+        if isinstance(limits[0], str):
             fits = type(value) is str and value in limits
             if not fits and type(value) is str:
                 return f"this autotune has no {name} {value[:40]!r}"
@@ -143,67 +142,44 @@ def improper(config: Mapping[str, Any], side: str) -> str:
     return ""
 
 
-def normalize(config: Config, scenario: Scenario, side: str) -> Config:
-    """The strategy that would in effect run, with what plays no part set to its default.
-
-    Args:
-        side: "cuda" or "cpu".
-    """
-    c = dict(config)
-    if not isinstance(scenario.compute, Gemm):
-        c["panels"] = 1
+def normalize(config: Mapping[str, Any], scenario: Scenario, side: str) -> Config:
+    """The strategy that would in effect run, with what plays no part set to its default."""
+    c = current(config, side)
     if side == "cpu":
         if c["engine"] != "copy":
             c["copies"] = 1
-        if c["order"] == "sequential":
-            c.update(chunks=1, panels=1)
         return c
-    reducing = scenario.collective in REDUCING
-    engine = c["engine"]
+    engine, adds = c["engine"], scenario.collective in REDUCING
     if c["order"] == "sequential":
-        c.update(priority="equal", reserve=0, panels=1)
-    if engine != "copy":
-        c.update(streams=1, batch=False)
-        if engine == "nccl":
-            c["direction"] = "push"
-            if scenario.collective != "all_reduce":
-                c["chunks"] = 1  # pieces of the others would not lie where they belong
-    elif not reducing:
-        c["ctas"] = 0
-    if reducing and engine == "sm":
-        c["direction"] = "pull"  # a kernel adds what it reads from its peers; adding at the peers would race
-    if reducing and engine == "copy":
-        c["direction"] = "push"
-    if engine != "nccl" and c["order"] != "sequential" and c["priority"] == "equal":
+        c.update(priority="equal", reserve=0)
+    elif engine != "nccl":
         # Streams of one priority may come to share a hardware queue, and then run one after the other: on 8 H200s one
         # graph in twelve did, of those whose streams differed in priority none.
         c["priority"] = "comm"
-    if c["batch"]:
-        c["launch"] = "eager"  # a batch cannot be captured
-    if engine != "nccl" and c["ctas"] == 0 and (engine == "sm" or reducing):
+    if engine == "copy" and not adds:
+        c["ctas"] = 0
+    elif engine != "nccl" and c["ctas"] == 0:
         c["ctas"] = SM_BLOCKS
+    if engine != "copy" or not adds:
+        c["chunks"] = 1  # only sums by copies have something to do while the next piece travels
     return c
 
 
-def kernel_of(config: Mapping[str, Any], collective: str) -> str:
-    """What the compiled kernel of a strategy does: "copy", "reduce", or "" where NCCL or copies do it all."""
-    adds = collective in REDUCING
-    if config["engine"] == "sm":
-        return "reduce" if adds else "copy"
-    # On CPUs, whose strategies have ``copies``, nothing is compiled.
-    return "reduce" if adds and config["engine"] == "copy" and "copies" not in config else ""
+def kernel_of(config: Mapping[str, Any], collective: str) -> bool:
+    """True if a strategy needs the compiled kernel that adds. On CPUs, whose strategies have ``copies``, none does."""
+    return collective in REDUCING and config["engine"] in ("copy", "sm") and "copies" not in config
 
 
-def reject(config: Config, scenario: Scenario, side: str, *, sms: int = 0) -> str | None:
-    """Why a strategy cannot work, or None.
+def reject(config: Mapping[str, Any], scenario: Scenario, side: str, *, sms: int = 0) -> str | None:
+    """The reason why a strategy cannot work, or None.
 
     Args:
         sms: of the device; 0 where it is not known.
     """
     if side == "cpu":
-        return _reject_panels(config, scenario)
-    if (why := _reject_panels(config, scenario)) is not None:
-        return why
+        return None
+    if config["engine"] == "sm" and scenario.collective not in REDUCING:
+        return "kernels that only move data, which this autotune lacks"
     if int(config["chunks"]) > max(1, scenario.part // 1024):
         return f"a share of {scenario.part} elements in {config['chunks']} chunks"
     if config["engine"] == "nccl" and int(config["ctas"]) > NCCL_MOST:
@@ -213,8 +189,58 @@ def reject(config: Config, scenario: Scenario, side: str, *, sms: int = 0) -> st
     return None
 
 
-def _reject_panels(config: Config, scenario: Scenario) -> str | None:
-    panels = int(config["panels"])
-    if isinstance(scenario.compute, Gemm) and panels > 1 and scenario.compute.m // panels < 64:
-        return f"{scenario.compute.m} rows in {panels} panels"
-    return None
+# ---- the rule -------------------------------------------------------------------------------------------------------
+
+_MOVING = (
+    Strategy("gemm_first", "copy"),
+    Strategy("comm_first", "copy"),
+    Strategy("comm_first", "nccl", "comm", reserve=32, ctas=32),
+    Strategy("comm_first", "nccl", "comm"),
+)
+_RULES: Mapping[str, tuple[Strategy, ...]] = {
+    "all_gather": _MOVING,
+    "all_to_all": _MOVING,
+    "reduce_scatter": (
+        Strategy("gemm_first", "copy", ctas=128),
+        Strategy("comm_first", "copy", ctas=128),
+        Strategy("comm_first", "copy", ctas=32, chunks=4, reserve=4),
+        Strategy("comm_first", "copy", ctas=128, chunks=2),
+        Strategy("comm_first", "nccl", "comm"),
+        Strategy("comm_first", "sm", ctas=8),
+        Strategy("comm_first", "sm", ctas=24),
+        Strategy("comm_first", "nccl", "comm", ctas=16),
+    ),
+    "all_reduce": (
+        Strategy("comm_first", "nccl", "comm", ctas=32),
+        Strategy("gemm_first", "copy", ctas=32, chunks=4, reserve=8),
+        Strategy("comm_first", "nccl", "comm"),
+        Strategy("comm_first", "copy", ctas=32, chunks=4, reserve=8),
+        Strategy("comm_first", "nccl", "comm", reserve=16),
+        Strategy("comm_first", "copy", ctas=128),
+        Strategy("comm_first", "sm", ctas=24),
+        Strategy("comm_first", "sm", ctas=16),
+    ),
+}
+_HOST = (
+    HostStrategy("comm_first"),
+    HostStrategy("comm_first", "copy"),
+    HostStrategy("gemm_first", "copy"),
+    HostStrategy("gemm_first"),
+    HostStrategy("comm_first", "copy", copies=2),
+    HostStrategy("comm_first", threads=1),
+    HostStrategy("sequential", "copy"),
+)
+
+
+def by_rule(scenario: Scenario, side: str) -> list[Config]:
+    """Strategies to expect most of, the best first; the first one is deployed where nothing is known.
+
+    Each is there once, normalised, and can work.
+    """
+    found: Iterable[Strategy | HostStrategy] = _HOST if side == "cpu" else _RULES[scenario.collective]
+    out: list[Config] = []
+    for strategy in found:
+        config = normalize(strategy.config(), scenario, side)
+        if reject(config, scenario, side) is None and config not in out:
+            out.append(config)
+    return out

@@ -5,25 +5,15 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from autotune.domains.c3 import rule
-from autotune.domains.c3.links import links
 from autotune.domains.c3.scenario import Scenario
-from autotune.domains.c3.strategy import (
-    HOST_NAIVE,
-    HOST_SEQUENTIAL,
-    NAIVE,
-    SEQUENTIAL,
-    Strategy,
-    improper,
-    kernel_of,
-    normalize,
-    reject,
-)
+from autotune.domains.c3.strategy import BASELINES, Strategy, by_rule, improper, kernel_of, normalize, reject
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.measure.policy import MIB, Policy
 from autotune.task import Artifact, Choice, Config, Task, config_key
@@ -35,6 +25,7 @@ if TYPE_CHECKING:
     from autotune.space import Space
 
 _GENERATOR = "c3-1"
+_JOINED = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
 
 
 class C3Task(Task):
@@ -58,32 +49,32 @@ class C3Task(Task):
         from autotune.space import load_space
 
         space = load_space("c3", self.side, file)
-        limits = {"panels": self._possible, "chunks": self._possible}
-        limits |= {"reserve": self._possible} if self.side == "cuda" else {"threads": self._fits}
-        for name, possible in limits.items():
-            space = space.restrict(name, [c for c in space[name].choices if possible(name, c)] or [space_default(name)])
+        if self.side == "cpu":
+            return space.restrict("threads", [c for c in space["threads"].choices if self._fits(c)] or [0])
+        for name, least in (("engine", "nccl"), ("chunks", 1), ("reserve", 0)):
+            possible = [c for c in space[name].choices if self._possible(name, c)]
+            space = space.restrict(name, possible or [least])
         return space
 
     def _possible(self, name: str, choice: Choice) -> bool:
-        """Whether a choice of one parameter has an effect on this scenario, beside the defaults of the others."""
-        config = Strategy(order="comm_first", engine="copy").config() if self.side == "cuda" else dict(HOST_NAIVE)
-        config[name] = choice
-        return normalize(config, self.scenario, self.side)[name] == choice and self.reject(config) is None
+        """True if a choice of one parameter has an effect on this scenario, with the defaults of the others."""
+        config = {**Strategy("comm_first", "copy").config(), name: choice}
+        return self.normalize(config)[name] == choice and self.reject(config) is None
 
-    def _fits(self, name: str, threads: Choice) -> bool:
-        """Whether so many threads leave something of a rank's share of the processors; all of it is the choice 0."""
+    def _fits(self, threads: Choice) -> bool:
+        """True if so many threads leave something of a rank's share of the processors; all of it is the choice 0."""
         from autotune.device import usable_processors
 
         return int(threads) < max(1, usable_processors() // self.scenario.ranks)
 
     def default(self) -> Config:
-        return rule.default(self.scenario, self.side)
+        return by_rule(self.scenario, self.side)[0]
 
     def seeds(self) -> Sequence[Config]:
         """Strategies by rule, and those of a user without a tuner."""
-        plain = [HOST_SEQUENTIAL, HOST_NAIVE] if self.side == "cpu" else [SEQUENTIAL, NAIVE]
-        suggested = (self.adapt(c) for c in rule.choose(self.scenario, self.side))
-        found = [*(c for c in suggested if c is not None), *map(self.normalize, plain)]
+        plain = map(self.normalize, BASELINES[self.side].values())
+        suggested = (self.adapt(c) for c in by_rule(self.scenario, self.side))
+        found = [*(c for c in suggested if c is not None), *plain]
         return list({config_key(c): c for c in found}.values())
 
     def reject(self, config: Config) -> str | None:
@@ -108,11 +99,6 @@ def side_of(device: str) -> str:
     return device.partition(":")[0]
 
 
-def space_default(name: str) -> Choice:
-    """The value of a parameter with which it has no effect."""
-    return 0 if name in ("reserve", "threads") else 1
-
-
 def _target(device: str) -> tuple[str, int]:
     from autotune.device import describe_cuda
 
@@ -120,8 +106,7 @@ def _target(device: str) -> tuple[str, int]:
 
 
 def build(scenario: Scenario, config: Config, device: str) -> Artifact:
-    """The kernel that a strategy needs, with what it does in ``launch["op"]``; see
-    :func:`autotune.domains.c3.strategy.kernel_of`.
+    """The kernel that a strategy needs, if any.
 
     Raises:
         BuildError: it cannot be compiled; or the strategy, which may come from a database, is none.
@@ -131,13 +116,12 @@ def build(scenario: Scenario, config: Config, device: str) -> Artifact:
     if side_of(device) == "cpu":
         return Artifact("cpu", (), generator=_GENERATOR)
     target = _target(device)[0]
-    op = kernel_of(config, scenario.collective)
-    if not op:
+    if not kernel_of(config, scenario.collective):
         return Artifact(target, (), generator=_GENERATOR)
-    from autotune.domains.c3.collectives.kernels import build_comm
+    from autotune.domains.c3.collectives.sm import build_sum
 
     try:
-        kernel = build_comm(op, scenario.ranks, scenario.dtype, target)
+        kernel = build_sum(scenario.ranks, scenario.dtype, target)
     except Unsupported as error:
         raise BuildError(str(error)) from error
     return Artifact(target, (kernel,), generator=_GENERATOR)
@@ -183,6 +167,65 @@ def place(workload: Workload, device: str) -> DeviceIdentity:
     return replace(one, count=ranks, links=links(device, ranks) if one.kind == "cuda" else "")
 
 
+@lru_cache(maxsize=16)
+def links(device: str, ranks: int) -> str:
+    """The kinds of links between ``ranks`` GPUs from ``device`` on, as nvidia-smi names them ("NV18"; "NV4+SYS" where
+    they differ); "P2P" or "none" where it does not tell. Never fails."""
+    first = int(device.partition(":")[2] or 0)
+    try:
+        text = subprocess.run(
+            ["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=True, timeout=30
+        ).stdout
+        found = parse_topology(text, visible(os.environ.get("CUDA_VISIBLE_DEVICES"), first, ranks))
+    except (OSError, subprocess.SubprocessError):
+        found = ""
+    return found or _peers(first, ranks)
+
+
+def visible(setting: str | None, first: int, ranks: int) -> list[int] | None:
+    """The machine's numbers of the ``ranks`` GPUs that this process counts from ``first``; None where that is not
+    known (they are named by UUID, or each rank sees its own only)."""
+    if setting is None:
+        return list(range(first, first + ranks))
+    names = [name.strip() for name in setting.split(",")]
+    if not all(name.isdecimal() for name in names) or len(names) < first + ranks:
+        return None
+    return [int(name) for name in names[first : first + ranks]]
+
+
+def parse_topology(text: str, chosen: list[int] | None) -> str:
+    """The kinds of links in a matrix of ``nvidia-smi topo -m`` between the ``chosen`` GPUs, or all where it lacks some;
+    empty where it has none."""
+    rows: dict[int, list[str]] = {}
+    columns = 0
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
+        words = line.split()
+        if words and re.fullmatch(r"GPU\d+", words[0]):
+            if words[1:] and re.fullmatch(r"GPU\d+", words[1]):  # the head of the table
+                columns = sum(bool(re.fullmatch(r"GPU\d+", w)) for w in words)
+            else:
+                rows[int(words[0][3:])] = words[1 : 1 + columns]
+    among = chosen if chosen and all(gpu in rows for gpu in chosen) else sorted(rows)
+    kinds = {
+        rows[a][b]
+        for a in among
+        for b in among
+        if a != b and b < len(rows.get(a, [])) and _JOINED.fullmatch(rows[a][b])
+    }
+    return "+".join(sorted(kinds))
+
+
+def _peers(first: int, ranks: int) -> str:
+    try:
+        import torch
+
+        last = min(first + ranks, torch.cuda.device_count())
+        pairs = [(a, b) for a in range(first, last) for b in range(first, last) if a != b]
+        return "P2P" if pairs and all(torch.cuda.can_device_access_peer(a, b) for a, b in pairs) else "none"
+    except Exception:  # a name for what nobody could tell
+        return "none"
+
+
 CUDA = Policy(
     method="ranks-graph",
     screen_repeats=9,
@@ -199,7 +242,7 @@ CPU = replace(CUDA, method="ranks-cpu", warmup=2, cold_bytes=16 * MIB)
 
 
 def policy(device: str) -> Policy:
-    """How scenarios are measured: every sample begins on all ranks at once, and the slowest rank's time counts.
+    """The policy of scenarios: every sample begins on all ranks at once, and the slowest rank's time counts.
 
     Samples are dear, as they are long, and good, as a rank has its device to itself.
     """

@@ -10,7 +10,7 @@ from autotune.domain import Command, Domain
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.domains.kernel.measuring.bench import KernelBench
+    from autotune.domains.kernel.bench import KernelBench
     from autotune.domains.kernel.task import KernelTask
 
 
@@ -25,7 +25,7 @@ class Kernels(Domain):
         return KernelTask(workload, device)
 
     def open_bench(self, workload: Workload, device: str) -> KernelBench:
-        from autotune.domains.kernel.measuring.bench import open_bench
+        from autotune.domains.kernel.bench import open_bench
 
         return open_bench(workload, device)
 
@@ -34,7 +34,7 @@ class Kernels(Domain):
 
     def confined(self, workload: Workload) -> Any:
         """What the code at hand lets a search try: other choices, or another default, are another search."""
-        from autotune.domains.kernel.target import kernel_of
+        from autotune.domains.kernel.task import kernel_of
 
         space = kernel_of(workload).space
         told = [c.text for c in space.constraints]
@@ -47,7 +47,7 @@ class Kernels(Domain):
         return None if objective is None else (objective.figure(cost), objective.unit)
 
     def damage(self, workload: Workload) -> str | None:
-        from autotune.domains.kernel.target import refused
+        from autotune.domains.kernel.task import refused
 
         return refused(workload)
 

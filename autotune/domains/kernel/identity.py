@@ -1,4 +1,4 @@
-"""Which kernel it is: its name, and a fingerprint of its source.
+"""The identity of a kernel: its name, and a fingerprint of its source.
 
 An edited kernel must not be served what was measured of another one. The fingerprint covers the function's syntax tree,
 without docstrings, comments and what declares the tuning, those of the functions and plain constants of its module that
@@ -55,8 +55,8 @@ def module_of(fn: Any) -> str:
 
 
 def target_of(declared: Any, fn: Any) -> str:
-    """How another process imports what was declared of a kernel, ``package.module:name``: by the module's name for it,
-    which need be neither the kernel's name nor in its module."""
+    """The name ``package.module:name`` by which another process imports a declared kernel: that which a module has for
+    it, which need be neither the kernel's name nor in its module."""
     own = str(getattr(plain_function(fn), "__module__", "") or "")
     for name in (own, *list(sys.modules)):
         for attribute, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
@@ -76,7 +76,7 @@ def _importable(name: str) -> str:
 
 
 def path_of(fn: Any) -> str:
-    """What names the kernel inside its module."""
+    """The kernel's name inside its module."""
     plain = plain_function(fn)
     return str(getattr(plain, "__qualname__", type(plain).__qualname__))
 
@@ -184,7 +184,7 @@ def source_of(fn: Any) -> str | None:
 
 
 def _compiles_to(code: CodeType, text: str) -> bool:
-    """Whether a module's text has a function whose code is ``code``."""
+    """True if a module's text has a function whose code is ``code``."""
     flags = code.co_flags & functools.reduce(operator.or_, (f.compiler_flag for f in _FUTURE))
     try:
         module = compile(text, code.co_filename, "exec", flags, dont_inherit=True)
@@ -251,7 +251,7 @@ def _dump(node: Any) -> Any:
 
 
 def _declares(decorator: ast.expr) -> bool:
-    """Whether a decorator says how the kernel is tuned, not what it computes."""
+    """True for a decorator that says how the kernel is tuned, not what it computes."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return ast.unparse(called).rpartition(".")[2] in ("tunable", "autotune", "triton_autotune")
 

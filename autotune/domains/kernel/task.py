@@ -1,16 +1,23 @@
-"""The search's side of a kernel; see :class:`autotune.task.Task`."""
+"""From what the user named to a kernel, and the search's side of it; see :class:`autotune.task.Task`.
+
+A measuring process imports a kernel by its name, ``package.module:function``. It imports only what the user of this
+very command has named (:func:`allow`): a workload that came out of a database cannot have anything imported.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from autotune.domains.kernel.declare.file import narrow
-from autotune.domains.kernel.declare.space import KernelSpace
-from autotune.domains.kernel.measuring.ahead import compile_ahead
-from autotune.domains.kernel.target import kernel_of
+from autotune.domains.kernel.declare import declared, from_converted, from_file, narrow
+from autotune.domains.kernel.kernel import Kernel
+from autotune.domains.kernel.space import KernelSpace
+from autotune.domains.kernel.triton import Converted, compile_ahead, is_autotuner
 from autotune.errors import UserError
+from autotune.importing import import_module
 from autotune.space import Space
 from autotune.task import Artifact, Config, Task
 from autotune.task import Kernel as Launch
@@ -61,7 +68,7 @@ class KernelTask(Task):
 
 
 def _left(space: KernelSpace, workload: Workload) -> KernelSpace:
-    """What ``prune_configs_by`` left of a list, and the default."""
+    """The configurations that ``prune_configs_by`` left, and the default."""
     left = workload.source.get("left")
     if not isinstance(left, list):
         return space
@@ -69,3 +76,108 @@ def _left(space: KernelSpace, workload: Workload) -> KernelSpace:
     if not points:
         raise UserError(f"{workload.label}: none of its configurations is left")
     return replace(space, points=points)
+
+
+# ---- what may be imported -------------------------------------------------------------------------------------------
+
+
+ALLOWED = "AUTOTUNE_KERNEL_TARGETS"
+"""The environment variable that says what may be imported: ``package.module:function``, or that and ``=FILE`` where a
+file declares it; several by comma. A search sets it for the processes it starts; a user sets it for commands that take
+their workloads from a database."""
+
+
+def resolve(target: str, file: str = "") -> Kernel:
+    """The kernel that a user named, confined to a file's space where he gave one.
+
+    Args:
+        target: ``package.module:function``; the current directory is importable.
+        file: a TOML file that declares a plain function, or narrows a declared kernel.
+
+    Raises:
+        UserError: whatever is wrong with either, in one line.
+    """
+    found = load(target)
+    kernel = from_converted(found.fn, Converted.of(found), {}) if is_autotuner(found) else declared(found)
+    if kernel is not None:
+        return narrow(kernel, Path(file).expanduser()) if file else kernel
+    if not callable(found):
+        raise UserError(f"{target} is a {type(found).__name__}, which cannot be called")
+    if not file:
+        raise UserError(
+            f"{target} is not tunable: decorate it with @autotune.tunable, or declare it in a file, --space FILE"
+        )
+    kernel = from_file(found, Path(file).expanduser(), {})
+    kernel.file = file
+    return kernel
+
+
+def is_declared(target: str) -> bool:
+    """True if the target declares its own space, so that a file only narrows that."""
+    found = load(target)
+    return declared(found) is not None or is_autotuner(found)
+
+
+def load(target: str) -> Any:
+    """Import the object ``package.module:function``; raises UserError."""
+    module_name, _, path = target.partition(":")
+    if not module_name or not path or not all(part.isidentifier() for part in path.split(".")):
+        raise UserError(f"TARGET {target!r} is not of the form package.module:function")
+    found = import_module(module_name, target)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise UserError(f"{module_name} has no {path!r} (asked for by {target})")
+        found = getattr(found, part)
+    return found
+
+
+def allow(target: str, file: str) -> None:
+    """Let the processes that this one starts import a target.
+
+    Raises:
+        UserError: the file's name has a comma, which parts the targets.
+    """
+    if "," in file:
+        raise UserError(f"--space {file}: its name has a comma: give the file another one")
+    known = _allowed()
+    if _entry(target, file) not in known:
+        os.environ[ALLOWED] = ",".join([*known, _entry(target, file)])
+
+
+def _entry(target: str, file: str) -> str:
+    return f"{target}={file}" if file else target
+
+
+def _allowed() -> list[str]:
+    return [entry.strip() for entry in os.environ.get(ALLOWED, "").split(",") if entry.strip()]
+
+
+def refused(workload: Workload) -> str | None:
+    """The reason why a workload's kernel is not imported (only a database has named it), or None."""
+    target, file = _named(workload)
+    if _entry(target, file) in _allowed():
+        return None
+    name = workload.label or workload.fingerprint[:12]
+    return (
+        f"{name}: what a database says is not imported: name its kernel, as in autotune search kernel TARGET, or in"
+        f" ${ALLOWED}"
+    )
+
+
+def _named(workload: Workload) -> tuple[str, str]:
+    return str(workload.source.get("target", "")), str(workload.source.get("file", ""))
+
+
+def kernel_of(workload: Workload) -> Kernel:
+    """The kernel of a workload of this search.
+
+    Raises:
+        UserError: it is of a target that nobody named, or the kernel's source has changed since the search began.
+    """
+    if why := refused(workload):
+        raise UserError(why)
+    target, file = _named(workload)
+    kernel = resolve(target, file)
+    if kernel.source != workload.spec.get("source") or kernel.name != workload.spec.get("kernel"):
+        raise UserError(f"{target} was edited since {workload.label} was searched: search it again")
+    return kernel

@@ -1,14 +1,21 @@
-"""From shapes to workloads: the inputs of each are made once, in a process of their own, and their keys read."""
+"""From shapes to workloads: the inputs of each are made once and their keys read, in a process of its own.
+
+Inputs may not fit in memory, and a factory or a reference may raise, hang or crash. That is told before a search
+begins, in one line, and costs the command nothing but ``python -m autotune.domains.kernel.workloads``.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from autotune.domains.kernel.kernel import Kernel
-from autotune.domains.kernel.measuring.probe import probe
-from autotune.domains.kernel.target import allow, resolve
-from autotune.errors import UserError
+from autotune.domains.kernel.task import allow, resolve
+from autotune.errors import UserError, first_line
+from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.wire import Link, serve
 from autotune.workload import Workload
 
 
@@ -54,3 +61,118 @@ def workloads_of(
         workload = kernel.workload(seen.key, **source)
         found.setdefault(workload.fingerprint, workload)
     return list(found.values())
+
+
+# ---- the process ----------------------------------------------------------------------------------------------------
+
+
+START_S = 180.0
+STEP_S = 120.0
+"""Seconds for the process to start, and for each of its steps: making inputs, running the reference on them."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The key and size of one set of inputs.
+
+    Attributes:
+        key: under which a configuration for them is looked up.
+        nbytes: of their arrays.
+        left: the configurations that ``prune_configs_by`` leaves; None where there is no such thing.
+        triton: what Triton compiles for; None for what it does not.
+    """
+
+    key: Mapping[str, Any]
+    nbytes: int
+    left: Sequence[Mapping[str, Any]] | None = None
+    triton: Mapping[str, Any] | None = None
+
+
+def probe(
+    target: str,
+    file: str,
+    wanted: Sequence[Mapping[str, Any]],
+    device: str,
+    *,
+    reference: bool = True,
+    step_s: float | None = None,
+) -> list[Seen]:
+    """Make the inputs of each of ``wanted`` and read their keys.
+
+    Args:
+        reference: run it once on each, too.
+        step_s: seconds for a step; None for :data:`STEP_S`.
+
+    Raises:
+        UserError: one of them failed, hung or died; one line that says which.
+    """
+    limit, step = STEP_S if step_s is None else step_s, "starting"
+    found: list[Seen] = []
+    child = Child("autotune.domains.kernel.workloads")
+    try:
+        child.send(
+            {
+                "target": target,
+                "file": file,
+                "wanted": [dict(w) for w in wanted],
+                "device": device,
+                "reference": reference,
+            }
+        )
+        while len(found) < len(wanted):
+            deadline = time.monotonic() + (START_S if step == "starting" else limit)
+            answer, _ = child.receive(deadline)
+            if "mistake" in answer:
+                raise UserError(str(answer["mistake"]))
+            if "seen" in answer:
+                found.append(Seen(**answer["seen"]))
+            step = str(answer.get("step", step))
+    except ChildSilent:
+        raise UserError(f"{target}: {step} took more than {limit:.0f} s, and was ended: make that quicker") from None
+    except (ChildDied, ValueError) as death:
+        raise UserError(f"{target}: {step}: the process {death}") from None
+    finally:
+        child.kill()
+    return found
+
+
+def _answer(link: Link, message: dict[str, Any], blob: bytes) -> None:
+    try:
+        for arguments in message["wanted"]:
+            seen = _look(link, message, arguments)
+            link.send({"seen": seen})
+    except UserError as mistake:
+        link.send({"mistake": str(mistake)})
+    except BaseException as error:
+        link.send({"mistake": f"{message['target']}: {first_line(error)}"})
+
+
+def _look(link: Link, message: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from autotune.domains.kernel.bench import make
+    from autotune.domains.kernel.task import resolve
+    from autotune.domains.kernel.triton import described
+
+    kernel = resolve(message["target"], message["file"])
+    if message["device"].startswith("cuda"):
+        import torch
+
+        torch.cuda.set_device(message["device"])
+    told = ", ".join(f"{k}={v}" for k, v in arguments.items() if k)
+    link.send({"step": f"making inputs ({told})" if told else "making inputs"})
+    made = make(kernel, arguments, message["device"], 0)
+    seen: dict[str, Any] = {"key": kernel.reader.read(made.args, made.kwargs), "nbytes": made.nbytes}
+    if message["device"].startswith("cuda"):
+        seen["triton"] = described(kernel, made.args, made.kwargs)
+    if kernel.prune is not None:
+        seen["left"] = [dict(p) for p in kernel.prune(made.named(kernel), [dict(p) for p in kernel.space.points])]
+    if message["reference"] and kernel.reference is not None:
+        link.send({"step": f"the reference ({told})" if told else "the reference"})
+        try:
+            kernel.reference(*made.args, **made.kwargs)
+        except Exception as error:
+            raise UserError(f"{kernel.name}: the reference failed on inputs({told}): {first_line(error)}") from error
+    return seen
+
+
+if __name__ == "__main__":
+    serve(_answer)

@@ -16,7 +16,7 @@ from autotune.compiler.targets.cuda import compile
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.kernels import Ref
 from autotune.compiler.targets.cuda.source import CudaSource, Listing
-from autotune.domains.c3.collectives.kernels import emit_comm
+from autotune.domains.c3.collectives.sm import emit_sum
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.runtime.launch.prepared import grid_of
@@ -180,13 +180,13 @@ def test_strips_that_are_copied_ahead(cluster: int, held: int, vector_bytes: int
     assert first.copied > 0
 
 
-@pytest.mark.parametrize(("op", "parts"), [("copy", 1), ("copy", 2), ("reduce", 2)])
+@pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("n", [2, 100])
-def test_short_copies_and_sums_between_devices(op: str, parts: int, n: int) -> None:
-    source = emit_comm(op, parts, "bf16")
+def test_short_sums_between_devices(parts: int, n: int) -> None:
+    source = emit_sum(parts, "bf16")
     ptx, _ = compile_ptx(source, "sm_90")
     for tid in (0, 15, source.block - 1):
-        tensors = [Tensor(n if op == "copy" else 2 * n) for _ in source.params]
+        tensors = [Tensor(2 * n) for _ in source.params]
         Walk(ptx, [*tensors, n], tid).run()
 
 

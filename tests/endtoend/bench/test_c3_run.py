@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.bench import form
-from autotune.domains.c3.report.form import FAMILIES
+from autotune.domains.c3.results import FAMILIES
 from autotune.domains.c3.task import policy
 from benchmarks.c3.__main__ import main
 

@@ -11,6 +11,7 @@ import pytest
 
 from autotune import __version__
 from autotune.bench import form
+from benchmarks.form import check_commit
 from benchmarks.fusion import report
 from benchmarks.fusion.__main__ import main
 from benchmarks.fusion.measure import NotMeasured
@@ -160,7 +161,7 @@ def test_a_tree_without_a_commit_is_told_before_anything_is_measured(
     assert main(["--device", "cpu", "--out", str(tmp_path / "x.json")]) == 2
     assert "which commit" in capsys.readouterr().err
     (tmp_path / "COMMIT").write_text("0123abcd\n")
-    form.check_commit()
+    check_commit()
 
 
 def test_the_cases_can_be_listed(capsys: pytest.CaptureFixture[str]) -> None:

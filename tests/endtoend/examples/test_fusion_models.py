@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from autotune import device
-from autotune.bench import step, step_kernels
+from autotune.bench import kernels, step
 from benchmarks import form, fusion_models
 from examples.models import make
 
@@ -110,7 +110,7 @@ def test_jobs_that_make_no_sense(text: list[str], capsys: pytest.CaptureFixture[
 
 def test_a_case_has_the_fields_of_the_committed_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(us: float) -> step.Step:
-        counted = step_kernels.summed([(0.0, 2.0, "triton_poi_fused_add_0"), (2.5, 5.0, "nvjet_tst_128x64")])
+        counted = kernels.summed([(0.0, 2.0, "triton_poi_fused_add_0"), (2.5, 5.0, "nvjet_tst_128x64")])
         return step.Step(us, 0.01, True, 7.5, 1e-3, 2.0, counted)
 
     def compare(module: object, inputs: object, **options: object) -> step.Comparison:

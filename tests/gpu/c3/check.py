@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.domains.c3.scenario import COLLECTIVES, ITEMSIZE, REDUCING, Gemm, Scenario
-from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize, reject
+from autotune.domains.c3.strategy import ENGINES, KINDS, normalize, reject
 from autotune.errors import Unsupported
 from autotune.task import Choice, Config, config_key
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from autotune.domains.c3.measuring.bench import RankBench, Run
     from autotune.task import Artifact
 
-ENGINES = {"cuda": ("nccl", "copy", "sm"), "cpu": ("gloo", "copy")}
 _SHARES = {"tiny": (1, "f32"), "odd": (5003, "bf16"), "large": (1_500_007, "bf16")}
 """Elements of a rank's share, and their type: fewer than a cache line, a prime that no chunk divides, megabytes."""
 _GEMMS = {"tiny": (64, 64, 64, "nn"), "odd": (391, 264, 136, "nt"), "large": (4096, 4096, 1024, "nn")}
@@ -47,8 +46,8 @@ class Batch:
 
     def told(self, number: int) -> str:
         """What names strategy ``number`` in a line."""
-        kind = HostStrategy if "copies" in self.configs[number] else Strategy
-        return f"{self.scenario.label} by {kind.of(self.configs[number]).label}"
+        config = self.configs[number]
+        return f"{self.scenario.label} by {KINDS['cpu' if 'copies' in config else 'cuda'].of(config).label}"
 
 
 def batches(ranks: int, side: str, *, seed: int = 0, variants: int = 2) -> list[Batch]:
@@ -71,11 +70,11 @@ def batches(ranks: int, side: str, *, seed: int = 0, variants: int = 2) -> list[
             found: dict[str, Config] = {}
             for moving in _moving(side, engine, op in REDUCING):
                 for _ in range(variants):
-                    kind = HostStrategy if side == "cpu" else Strategy
-                    config = normalize(kind.of({**moving, **next(turns)}).config(), scenario, side)
+                    config = normalize(KINDS[side].of({**moving, **next(turns)}).config(), scenario, side)
                     if reject(config, scenario, side) is None:
                         found[config_key(config)] = config
-            out.append(Batch(engine, size, scenario, tuple(found.values())))
+            if found:
+                out.append(Batch(engine, size, scenario, tuple(found.values())))
     return out
 
 
@@ -89,34 +88,28 @@ def _scenario(op: str, size: str, ranks: int) -> Scenario:
 
 
 def _moving(side: str, engine: str, reducing: bool) -> Iterator[Mapping[str, Choice]]:
-    """The ways in which an engine can be told to move data, launches included."""
-    chunks, launches = (1, 3), ("graph", "eager")
+    """The ways in which an engine can be told to move data."""
     if side == "cpu":
-        for c, copies in product(chunks, (1, 2)):
-            yield {"engine": engine, "chunks": c, "copies": copies}
+        for copies in (1, 2, 3):
+            yield {"engine": engine, "copies": copies}
     elif engine == "nccl":
-        for c, launch, ctas in product(chunks, launches, (0, 8)):
-            yield {"engine": engine, "chunks": c, "launch": launch, "ctas": ctas}
-    elif engine == "sm":
-        for c, launch, direction, ctas in product(chunks, launches, ("push", "pull"), (4, 16)):
-            yield {"engine": engine, "chunks": c, "launch": launch, "direction": direction, "ctas": ctas}
+        for ctas in (0, 8):
+            yield {"engine": engine, "ctas": ctas}
     else:
-        directions = ("push",) if reducing else ("push", "pull")
-        for c, streams, launch, direction, batch in product(chunks, (1, 3), launches, directions, (False, True)):
-            yield {"engine": engine, "chunks": c, "streams": streams, "launch": launch, "direction": direction,
-                   "batch": batch, "ctas": 4 * streams}  # fmt: skip
+        for chunks, ctas in product((1, 3) if reducing else (1,), (4, 16)):
+            yield {"engine": engine, "chunks": chunks, "ctas": ctas}
 
 
 def _sharing(side: str) -> Iterator[Mapping[str, Choice]]:
     """The ways to share the device with the computation."""
     yield {"order": "sequential"}
-    for order, panels in product(("comm_first", "gemm_first"), (1, 2)):
+    for order in ("comm_first", "gemm_first"):
         if side == "cpu":
             for threads in (0, 1):
-                yield {"order": order, "panels": panels, "threads": threads}
+                yield {"order": order, "threads": threads}
             continue
-        for reserve, priority in product((0, 8), ("equal", "comm", "gemm")):
-            yield {"order": order, "panels": panels, "reserve": reserve, "priority": priority}
+        for reserve, priority in product((0, 8), ("equal", "comm")):
+            yield {"order": order, "reserve": reserve, "priority": priority}
 
 
 def strategies(

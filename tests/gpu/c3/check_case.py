@@ -11,10 +11,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 import autotune
-from autotune.domains.c3.deploy.group import deploy_group
-from autotune.domains.c3.group import Group
+from autotune.domains.c3.group import Group, deploy_group
 from autotune.domains.c3.scenario import Gemm, Scenario
-from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize
+from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize, reject
 from tests.gpu.c3.check import kernels
 
 if TYPE_CHECKING:
@@ -26,13 +25,13 @@ _ROWS, _COLUMNS = 96, 130  # a rank's share of what is moved; the chunks of a sh
 STORED: Mapping[str, tuple[Strategy | HostStrategy, ...]] = {
     "cuda": (
         Strategy(order="gemm_first"),
-        Strategy(order="comm_first", engine="copy", reserve=8, chunks=3, streams=3, priority="comm"),
-        Strategy(order="gemm_first", engine="copy", direction="pull", batch=True, panels=2, priority="gemm"),
-        Strategy(order="comm_first", engine="sm", ctas=8, reserve=8, chunks=3),
+        Strategy(order="comm_first", engine="copy", reserve=8, chunks=3, priority="comm"),
+        Strategy(order="gemm_first", engine="copy", ctas=32),
+        Strategy(order="comm_first", engine="sm", ctas=8, reserve=8),
     ),
     "cpu": (
-        HostStrategy(order="comm_first", chunks=3),
-        HostStrategy(order="gemm_first", engine="copy", copies=2, chunks=3, panels=2, threads=1),
+        HostStrategy(order="comm_first"),
+        HostStrategy(order="gemm_first", engine="copy", copies=2, threads=1),
     ),
 }
 """What is deployed, one after the other."""
@@ -59,6 +58,11 @@ class Case:
     def db(self) -> str:
         """The database of the overlap that was opened last."""
         return f"{self._db}.{self._opened}"
+
+    def fitting(self, collective: str) -> list[Strategy | HostStrategy]:
+        """What is deployed of :data:`STORED` for a collective: what can run it."""
+        scenario, side = self.scenario(collective, 2), self.device.type
+        return [s for s in self.strategies if reject(s.config(), scenario, side) is None]
 
     def scenario(self, collective: str, ranks: int, layout: str = "nt") -> Scenario:
         """What :meth:`overlap` asks for."""

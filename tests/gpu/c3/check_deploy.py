@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import autotune
-from autotune.domains.c3.collectives.streams import new_stream
-from autotune.domains.c3.deploy.group import deploy_group
-from autotune.domains.c3.group import Group
+from autotune.domains.c3.collectives.symmetric import new_stream
+from autotune.domains.c3.group import Group, deploy_group
 from autotune.domains.c3.scenario import COLLECTIVES
 from autotune.domains.c3.strategy import HostStrategy, Strategy
 from tests.gpu.c3.check_case import Case, by_torch
@@ -70,7 +69,7 @@ def _steps(case: Case, collective: str, strategy: Strategy | HostStrategy, group
 def _linear(case: Case) -> None:
     """Inference with every stored strategy."""
     for collective in COLLECTIVES:
-        for strategy in case.strategies:
+        for strategy in case.fitting(collective):
             _steps(case, collective, strategy, None)
 
 
@@ -102,7 +101,9 @@ def _callable(case: Case) -> None:
 def _training(case: Case) -> None:
     """Gradients of the layer beside a collective, and through the collective where that is asked for."""
     mine = deploy_group(None, case.device)
-    for collective, strategy in zip(COLLECTIVES, cycle(reversed(case.strategies)), strict=False):
+    for nth, collective in enumerate(COLLECTIVES):
+        fitting = case.fitting(collective)
+        strategy = fitting[-1 - nth % len(fitting)]
         what = f"{collective} by {strategy.label}"
         back = _BACKWARD.get(collective, collective)
         with case.overlap(collective, strategy, differentiable=True) as op:
@@ -133,7 +134,7 @@ def _captured(case: Case) -> None:
     """Tensors that are fixed, written to between replays: ``op.capture``, and a capture of the caller's."""
     mine = deploy_group(None, case.device)
     for collective in COLLECTIVES:
-        for strategy in case.strategies:
+        for strategy in case.fitting(collective):
             what = f"{collective} by {strategy.label}"
             with case.overlap(collective, strategy) as op:
                 x, tensor = case.inputs(0), case.put(collective, 0, mine)
@@ -213,7 +214,7 @@ def _subgroup(case: Case) -> None:
     group = dist.new_group(members)
     if case.world.rank in members:
         for collective in COLLECTIVES:
-            for strategy in case.strategies:
+            for strategy in case.fitting(collective):
                 _steps(case, collective, strategy, group)
     case.world.barrier()
 

@@ -11,10 +11,9 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.collectives.base import Spec
-from autotune.domains.c3.collectives.buffers import dtype_of
+from autotune.domains.c3.collectives.base import Spec, dtype_of
 from autotune.domains.c3.collectives.dma import CopyCollective
-from autotune.domains.c3.collectives.streams import new_stream
+from autotune.domains.c3.collectives.symmetric import new_stream
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import COLLECTIVES, REDUCING
 from autotune.domains.c3.strategy import Strategy
@@ -42,9 +41,6 @@ class _Job:
             engine="copy",
             ctas=rng.choice((4, 16)),
             chunks=rng.choice((1, 1, 2, 4)),
-            streams=rng.choice((1, 1, 2, 3)),
-            direction="push" if op in REDUCING else rng.choice(("push", "pull")),
-            batch=rng.random() < 0.25,
         )
         self.op, self.group, self.strategy = op, group, strategy
         spec = Spec(op, numel, "bf16")
@@ -56,11 +52,9 @@ class _Job:
         self.offsets = torch.arange(numel, device=group.device)
 
     def capture(self) -> None:
-        """Record one call as a graph, for every second job. Batches cannot be recorded."""
+        """Record one call as a graph, for every second job."""
         import torch
 
-        if self.strategy.batch:
-            return
         self.call(torch.cuda.current_stream())
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -78,8 +72,7 @@ class _Job:
         c.input.copy_(self.value(self.group.rank, c.input.numel(), call))
 
     def call(self, stream: Any) -> None:
-        for chunk in range(self.collective.chunks):
-            self.collective.enqueue(chunk, stream)
+        self.collective.enqueue(stream)
 
     def run(self, stream: Any) -> None:
         import torch
@@ -111,11 +104,11 @@ def _kernels(group: Group) -> Artifact:
     """The kernel that adds, compiled here: the soak is a check, not a deployment."""
     import torch
 
-    from autotune.domains.c3.collectives.kernels import build_comm
+    from autotune.domains.c3.collectives.sm import build_sum
 
     major, minor = torch.cuda.get_device_capability(group.device)
     target = f"sm_{major}{minor}"
-    return Artifact(target, (build_comm("reduce", group.ranks, "bf16", target),))
+    return Artifact(target, (build_sum(group.ranks, "bf16", target),))
 
 
 def soak(group: Group, *, calls: int, jobs: int = 48, most: int = 1 << 22, seed: int = 0) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from autotune.bench import form
-from autotune.bench.turns import Turns, inductor_takes_turns
+from autotune.bench.contenders import Turns, inductor_takes_turns
 from autotune.device import identify
 from autotune.measure.policy import default_policy
 from autotune.measure.timing.quiet import device_lock
@@ -210,7 +210,7 @@ def test_what_is_profiled_is_compiled_out_of_turn_and_traced_in_turn(monkeypatch
         return {}
 
     monkeypatch.setattr("benchmarks.fusion.peers.inductor", compiled)
-    monkeypatch.setattr("autotune.bench.kernels.kernel_times", kernel_times)
+    monkeypatch.setattr("benchmarks.fusion.kernel_times.kernel_times", kernel_times)
     monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
     request = {"case": "mixed_axes_small", "size": "cpu", "device": "cpu", "lock_s": 5.0, "best": {}}
     instrument.measure(request | {"contenders": ["inductor", "inductor_best"]})

@@ -15,7 +15,7 @@ from autotune.domain import place
 from autotune.domains.c3 import task
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
-from autotune.domains.c3.strategy import HostStrategy
+from autotune.domains.c3.strategy import HostStrategy, normalize
 from autotune.store import Store
 
 RANKS = 2
@@ -34,14 +34,25 @@ def call(ranks: Ranks, name: str, **arguments: Any) -> list[Any]:
 @pytest.mark.parametrize("op", COLLECTIVES)
 def test_every_strategy_is_right(ranks: Ranks, op: str) -> None:
     configs = [
-        HostStrategy(order, engine, threads, copies, chunks, panels).config()
-        for (order, engine), (threads, copies, chunks, panels) in product(
-            product(["sequential", "comm_first", "gemm_first"], ["gloo", "copy"]), [(0, 1, 1, 1), (1, 2, 8, 2)]
+        HostStrategy(order, engine, threads, copies).config()
+        for (order, engine), (threads, copies) in product(
+            product(["sequential", "comm_first", "gemm_first"], ["gloo", "copy"]), [(0, 1), (1, 2)]
         )
     ]
     scenario = Scenario(Gemm(130, 40, 50, "bf16", "nt"), op, 2 * 5001 * RANKS, RANKS, "bf16")
     for verdicts in call(ranks, "sound", data=scenario.to_json(), configs=configs):
         assert verdicts == [[True, "", c["engine"]] for c in configs]
+
+
+@pytest.mark.parametrize("op", COLLECTIVES)
+def test_an_engine_of_ones_own_is_a_file_and_a_line(ranks: Ranks, op: str) -> None:
+    """Its file is ``tests/support/c3/toy_engine.py``; all else that a strategy needs finds it by the line."""
+    configs = [HostStrategy(order, "send").config() for order in ("sequential", "comm_first", "gemm_first")]
+    scenario = Scenario(Gemm(130, 40, 50, "bf16", "nt"), op, 2 * 5001 * RANKS, RANKS, "bf16")
+    arguments = {"data": scenario.to_json(), "configs": configs}
+    assert configs == [normalize(c, scenario, "cpu") for c in configs]
+    for verdicts in ranks.call("tests.support.c3.toy_engine:sound", arguments, 60.0):
+        assert verdicts == [[True, "", "send"]] * 3
 
 
 def test_beside_a_users_program(ranks: Ranks) -> None:
@@ -58,9 +69,9 @@ def test_wrong_results_are_caught(ranks: Ranks, op: str) -> None:
     for fault in verdicts[0]:
         failed = [not v[fault][0] for v in verdicts]
         assert any(failed), fault
-        if fault not in ("skipped_chunk", "missing_rank"):  # those show where the data should have come to
+        if fault not in ("skipped_piece", "missing_rank"):  # those show where the data should have come to
             assert all(failed), fault
-    guilty, victim = verdicts[1]["skipped_chunk"], verdicts[0]["skipped_chunk"]
+    guilty, victim = verdicts[1]["skipped_piece"], verdicts[0]["skipped_piece"]
     if op != "reduce_scatter":  # where a rank writes to itself only
         assert not victim[0]
         assert "was not written" in victim[1]

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.domains.c3 import task
 from autotune.domains.c3.measuring.ranks import Ranks
-from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Scenario
+from autotune.domains.c3.scenario import COLLECTIVES, REDUCING, Gemm, Scenario
 from autotune.domains.c3.strategy import HostStrategy, Strategy
 from tests.gpu import c3_check as script
 from tests.gpu.c3.check import Batch, batches
@@ -18,21 +18,18 @@ from tests.gpu.c3.check import Batch, batches
 def test_batches_have_every_way_to_move_and_to_share() -> None:
     found = batches(8, "cuda")
     assert {(b.engine, b.scenario.collective) for b in found} == {
-        (engine, op) for engine in ("nccl", "copy", "sm") for op in COLLECTIVES
+        *((engine, op) for engine in ("nccl", "copy") for op in COLLECTIVES),
+        *(("sm", op) for op in REDUCING),
     }
-    copies = [Strategy.of(c) for b in found if b.engine == "copy" and b.size == "odd" for c in b.configs]
+    odd = [Strategy.of(c) for b in found if b.size == "odd" for c in b.configs]
     for name, values in {
         "chunks": {1, 3},
-        "streams": {1, 3},
-        "direction": {"push", "pull"},
-        "batch": {False, True},
-        "launch": {"graph", "eager"},
+        "ctas": {0, 4, 8, 16},
         "reserve": {0, 8},
-        "priority": {"equal", "comm", "gemm"},
+        "priority": {"equal", "comm"},
         "order": {"sequential", "comm_first", "gemm_first"},
-        "panels": {1, 2},
     }.items():
-        assert {getattr(s, name) for s in copies} == values, name
+        assert {getattr(s, name) for s in odd} == values, name
     assert all(b.scenario.nbytes % 16 for b in found if b.size == "odd" and b.scenario.collective == "all_reduce")
     assert batches(3, "cpu", seed=1) == batches(3, "cpu", seed=1) != batches(3, "cpu", seed=2)
 
@@ -45,7 +42,7 @@ def test_everything_is_right_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixt
     data = json.loads(out.read_text())
     assert (data["bad"], data["ranks"]) == ([], 2)
     checked = {case["name"]: case["checked"] for case in data["cases"]}
-    assert checked["copy"] >= 20
+    assert checked["copy"] >= 12
     assert set(script.CHECKS) <= set(checked)
     assert data["commit"]
 
@@ -56,7 +53,7 @@ def test_only_what_is_named() -> None:
         todo, checks = script.chosen(2, "cuda:0", options)
         return {b.engine for b in todo} | {b.scenario.collective for b in todo}, checks
 
-    assert left("sm", "all_gather") == ({"sm", "all_gather"}, [])
+    assert left("sm", "all_reduce") == ({"sm", "all_reduce"}, [])
     assert left("linear") == (set(), ["linear"])
     assert left("copy", "training") == ({"copy", *COLLECTIVES}, ["training"])
 
@@ -68,10 +65,10 @@ def test_what_is_wrong_is_told_and_the_rest_still_checked(tmp_path: Path, monkey
     scenario = Scenario(Gemm(64, 64, 64, "f32"), "all_gather", 4 * 5003 * 2, 2, "f32")
     strategies = [
         HostStrategy(engine="copy"),
-        HostStrategy(engine="copy", order="comm_first", chunks=3),
-        HostStrategy(engine="copy", order="gemm_first", chunks=3),  # rank 1 dies
+        HostStrategy(engine="copy", order="comm_first", copies=3),
+        HostStrategy(engine="copy", order="gemm_first", copies=3),  # rank 1 dies
         HostStrategy(engine="copy", order="comm_first"),
-        HostStrategy(engine="copy", order="sequential", chunks=3),
+        HostStrategy(engine="copy", order="sequential", copies=3),
     ]
     batch = Batch("copy", "odd", scenario, tuple(s.config() for s in strategies))
     with Ranks(None, "cpu", task.policy("cpu"), ranks=2) as ranks:
@@ -82,7 +79,7 @@ def test_what_is_wrong_is_told_and_the_rest_still_checked(tmp_path: Path, monkey
         assert died.startswith(f"{batch.told(2)}: ")
         assert "rank 1 killed by SIGKILL" in died
         check.deployment("linear")
-    assert "unsupported: no such pieces" in unsupported
+    assert "unsupported: no such threads" in unsupported
     assert off.startswith(f"{batch.told(1)}: rank 0: all_gather, call 0, rank 0: 1 of ")
     assert any("all_reduce by copy" in line and "elements are wrong" in line for line in check.bad)
     assert not any("by gloo" in line for line in check.bad)

@@ -1,48 +1,41 @@
-"""Computations: right in every layout, dtype and number of panels, and checked."""
+"""Computations: right in every layout and dtype, and checked."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from autotune.domains.c3.run.compute import open_compute
+from autotune.domains.c3.computation import open_compute
 from autotune.domains.c3.scenario import LAYOUTS, Gemm, Program
 from autotune.errors import UserError
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-def test_a_gemm_in_panels(layout: str, dtype: str) -> None:
-    whole = open_compute(Gemm(101, 48, 64, dtype, layout), "cpu", seed=1)
-    assert whole.bytes_moved() == (101 * 64 + 64 * 48 + 101 * 48) * (4 if dtype == "f32" else 2)
-    for panels in (1, 3, 8):
-        parts = whole.in_panels(panels)
-        assert parts.panels == panels
-        assert parts.output() is whole.output()
-        parts.poison()
-        assert not parts.check().ok
-        for panel in range(panels):
-            parts.run(panel)
-        verdict = parts.check()
+def test_a_gemm(layout: str, dtype: str) -> None:
+    made = open_compute(Gemm(101, 48, 64, dtype, layout), "cpu", seed=1)
+    assert made.bytes_moved() == (101 * 64 + 64 * 48 + 101 * 48) * (4 if dtype == "f32" else 2)
+    for _ in range(2):
+        made.poison()
+        assert not made.check().ok
+        made.run()
+        verdict = made.check()
         assert verdict.ok, verdict.detail
-        parts.poison()
-        for panel in range(panels - 1):
-            parts.run(panel)
-        assert not parts.check().ok
-    assert whole.reference() is parts.reference()
+    made.output()[100, 47] += 1
+    assert not made.check().ok
 
 
 def test_a_gemms_reference_is_made_in_blocks_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     gemm = Gemm(33, 35, 17, "f32", "nt")
-    whole = open_compute(gemm, "cpu", seed=2).reference()
-    monkeypatch.setattr("autotune.domains.c3.run.compute._BLOCK", 17 * 4)
-    torch.testing.assert_close(open_compute(gemm, "cpu", seed=2).reference(), whole)
+    whole = open_compute(gemm, "cpu", seed=2).reference
+    monkeypatch.setattr("autotune.domains.c3.computation._BLOCK", 17 * 4)
+    torch.testing.assert_close(open_compute(gemm, "cpu", seed=2).reference, whole)
     assert whole.dtype is torch.float64
-    assert open_compute(Gemm(4, 4, 4, "bf16"), "cpu").reference().dtype is torch.float32
+    assert open_compute(Gemm(4, 4, 4, "bf16"), "cpu").reference.dtype is torch.float32
 
 
 def test_inputs_follow_the_seed() -> None:
-    first, same, other = (open_compute(Gemm(4, 4, 4, "f32"), "cpu", seed=s).reference() for s in (1, 1, 2))
+    first, same, other = (open_compute(Gemm(4, 4, 4, "f32"), "cpu", seed=s).reference for s in (1, 1, 2))
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
 
@@ -50,9 +43,9 @@ def test_inputs_follow_the_seed() -> None:
 @pytest.mark.parametrize("name", ["scaled", "pair"])
 def test_a_users_program(name: str) -> None:
     made = open_compute(Program(f"tests.support.c3.programs:{name}", "tests.support.c3.programs:inputs"), "cpu")
-    made.run(0)
+    made.run()
     assert made.check().ok
-    assert torch.equal(made.output(), made.reference())
+    assert torch.equal(made.output(), made.reference)
     made.poison()
     assert not made.check().ok
     assert made.bytes_moved() == (64 * 32 * 4 * 2 if name == "scaled" else 64 * 32 * 4 + 32 * 4 + 64 * 32)
@@ -62,7 +55,7 @@ def test_a_users_program(name: str) -> None:
 def test_what_no_two_runs_agree_on_is_not_compared(name: str) -> None:
     made = open_compute(Program(f"tests.support.c3.programs:{name}", "tests.support.c3.programs:inputs"), "cpu")
     made.poison()
-    made.run(0)
+    made.run()
     assert made.output().isfinite().all()  # inputs are not poisoned where a program returns them
     assert made.check().ok
 
@@ -72,11 +65,8 @@ def test_a_built_in_workload_runs_as_it_would_be_deployed() -> None:
     made = open_compute(Program("layer_norm"), "cpu")
     for _ in range(2):
         made.poison()
-        made.run(0)
+        made.run()
         assert made.check().ok
-    with pytest.raises(ValueError, match="only a GEMM has row panels"):
-        made.in_panels(2)
-    assert made.in_panels(1).panels == 1
 
 
 @pytest.mark.parametrize(

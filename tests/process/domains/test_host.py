@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from autotune.domains.c3 import task
-from autotune.domains.c3.collectives import host_copy
-from autotune.domains.c3.collectives.buffers import pieces
+from autotune.domains.c3.collectives import host
+from autotune.domains.c3.collectives.host import pieces
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import COLLECTIVES
 from autotune.errors import Unsupported
@@ -33,12 +33,12 @@ def call(ranks: Ranks, name: str, **arguments: Any) -> list[Any]:
 @pytest.mark.parametrize("op", COLLECTIVES)
 def test_every_element_is_right_back_to_back_and_with_skewed_ranks(ranks: Ranks, op: str, engine: str) -> None:
     cases = [
-        {"op": op, "numel": numel, "dtype": dtype, "engine": engine, "chunks": chunks, "copies": copies}
-        for numel, dtype, chunks, copies in [
-            (RANKS, "f32", 1, 1),  # one element a rank
-            (RANKS * 5, "bf16", 8, 2),  # fewer elements than pieces
-            (RANKS * 40_001, "f16", 4, 1),  # shares that do not divide
-            (RANKS * 33_000, "f32", 3, 4),
+        {"op": op, "numel": numel, "dtype": dtype, "engine": engine, "copies": copies}
+        for numel, dtype, copies in [
+            (RANKS, "f32", 1),  # one element a rank
+            (RANKS * 5, "bf16", 8),  # fewer elements than pieces
+            (RANKS * 40_001, "f16", 4),  # shares that do not divide
+            (RANKS * 33_000, "f32", 3),
         ]
     ]
     if op == "all_reduce":
@@ -83,7 +83,7 @@ class Alone:
 def test_ranks_that_cannot_share_memory_say_why(other: dict[str, str], words: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Unsupported, match=words):
-        host_copy.share(Alone(**other), 4096)  # type: ignore[arg-type]
+        host.share(Alone(**other), 4096)  # type: ignore[arg-type]
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -94,14 +94,14 @@ def test_too_little_memory_is_told_to_the_peers_and_not_a_signal_later(monkeypat
     monkeypatch.setattr(os, "posix_fallocate", full)
     group = Alone()
     with pytest.raises(Unsupported, match="no 4096 bytes of shared memory: No space left"):
-        host_copy.share(group, 4096)  # type: ignore[arg-type]
+        host.share(group, 4096)  # type: ignore[arg-type]
     assert "No space" in group.told[0]["problem"]
 
 
 def test_without_memfd_a_file_serves_and_is_unlinked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.delattr(os, "memfd_create", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    windows = host_copy.share(Alone(), 4096)  # type: ignore[arg-type]
+    windows = host.share(Alone(), 4096)  # type: ignore[arg-type]
     windows[0][5] = 77
     assert windows[1][5] == 77  # the other rank's name was ours: it is the same memory
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""The kernels of collectives run in plain Python on one memory with real addresses, and compile to lean cubins."""
+"""The kernel that adds runs in plain Python on one memory with real addresses, and compiles to lean cubins."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.source import Listing
-from autotune.domains.c3.collectives.kernels import MOST, build_comm, emit_comm
+from autotune.domains.c3.collectives.sm import MOST, build_sum, emit_sum
 from autotune.errors import Unsupported
 from tests.support.edited import with_text
 from tests.support.simulator.errors import KernelError
@@ -108,31 +108,6 @@ def run(source: Listing, memory: Memory, grid: int, addresses: Sequence[int], co
     run_listing(source, grid, [*pointers, count], functions(source.text, memory), seed=grid)
 
 
-def check_copy(parts: int, grid: int, n: int, source_at: int, target_at: int, null: Sequence[int] = ()) -> None:
-    memory, rng = Memory(), np.random.default_rng(n)
-    content = [rng.integers(0, 256, n, np.uint8) for _ in range(parts)]
-    sources = [memory.place(source_at, c, read=True) for c in content]
-    empty = np.full(n, 0x55, np.uint8)
-    targets = [memory.place(target_at, empty, write=k not in null) for k in range(parts)]
-    given = [0 if k in null and k % 2 else a for k, a in enumerate(sources)]
-    given += [0 if k in null and not k % 2 else a for k, a in enumerate(targets)]
-    run(emit_comm("copy", parts, "bf16", BLOCK, UNROLL), memory, grid, given, n)
-    for k, at in enumerate(targets):
-        assert (memory.data[at : at + n] == (empty if k in null else content[k])).all(), f"part {k}"
-
-
-@pytest.mark.parametrize(("source_at", "target_at"), [(0, 0), (6, 6), (14, 14), (2, 0), (0, 10)])
-@pytest.mark.parametrize("n", [0, 2, 14, 48, 2 * BLOCK * UNROLL * 16 + 22])
-def test_a_copy_of_any_size_from_and_to_any_address(n: int, source_at: int, target_at: int) -> None:
-    check_copy(2, 3, n, source_at, target_at)
-
-
-@pytest.mark.parametrize("grid", [1, 2, 3, 7])
-@pytest.mark.parametrize("null", [(), (0,), (1, 2)])
-def test_a_copy_by_any_number_of_blocks_without_some_parts(grid: int, null: tuple[int, ...]) -> None:
-    check_copy(3, grid, 1730, 0, 0, null)
-
-
 def numbers(dtype: str, n: int, seed: int) -> torch.Tensor:
     return torch.randn(n, generator=torch.Generator().manual_seed(seed)).to(TORCH[dtype])
 
@@ -150,7 +125,7 @@ def check_reduce(ranks: int, dtype: str, n: int, offsets: Sequence[int], grid: i
         memory.writable[target : target + n * BYTES[dtype]] = True
     else:
         target = memory.place(offsets[ranks], stored(terms[0]), write=True)
-    run(emit_comm("reduce", ranks, dtype, BLOCK, UNROLL), memory, grid, [*places, target], n)
+    run(emit_sum(ranks, dtype, BLOCK, UNROLL), memory, grid, [*places, target], n)
     total = terms[0].float()
     for t in terms[1:]:
         total = total + t.float()
@@ -181,68 +156,56 @@ def test_sums_are_in_fp32_in_the_order_of_ranks(dtype: str, terms: tuple[float, 
     memory = Memory()
     places = [memory.place(0, stored(torch.full((17,), t, dtype=TORCH[dtype])), read=True) for t in terms]
     target = memory.place(0, stored(torch.zeros(17, dtype=TORCH[dtype])), write=True)
-    run(emit_comm("reduce", 3, dtype, BLOCK, UNROLL), memory, 1, [*places, target], 17)
+    run(emit_sum(3, dtype, BLOCK, UNROLL), memory, 1, [*places, target], 17)
     np.testing.assert_allclose(memory.elements(target, 17, dtype), total, rtol=1e-4)
 
 
 def test_the_memory_finds_a_kernel_that_goes_too_far() -> None:
-    memory = Memory()
-    places = [memory.place(0, np.zeros(500, np.uint8), read=True), memory.place(0, np.zeros(500, np.uint8), write=True)]
-    good = emit_comm("copy", 1, "bf16", BLOCK, UNROLL)
-    bad = with_text(good, good.text.replace("rest < n", "rest <= n"))
+    good = emit_sum(2, "bf16", BLOCK, UNROLL)
+
+    def broken(old: str, new: str) -> None:
+        memory = Memory()
+        places = [memory.place(0, np.zeros(500, np.uint8), read=True) for _ in range(2)]
+        places.append(memory.place(0, np.zeros(500, np.uint8), write=True))
+        assert old in good.text
+        run(with_text(good, good.text.replace(old, new)), memory, 2, places, 250)
+
     with pytest.raises(KernelError, match="outside"):
-        run(bad, memory, 2, places, 500)
-    again = Memory()
-    places = [again.place(0, np.zeros(500, np.uint8), read=True), again.place(0, np.zeros(500, np.uint8), write=True)]
-    twice = with_text(good, good.text.replace("range(first", "range(int64(0)"))
+        broken("rest < n0", "rest <= n0")
     with pytest.raises(KernelError, match="twice"):
-        run(twice, again, 2, places, 500)
+        broken("range(int64(blk)", "range(int64(0)")
 
 
-@pytest.mark.parametrize(
-    ("op", "ranks", "dtype"),
-    [
-        *(("copy", parts, dtype) for parts, dtype in ((1, "bf16"), (3, "f32"), (MOST, "f16"))),
-        *(("reduce", parts, dtype) for parts, dtype in ((2, "bf16"), (3, "f32"), (8, "bf16"), (MOST, "f16"))),
-    ],
-)
-def test_kernels_compile_without_spills(op: str, ranks: int, dtype: str) -> None:
-    kernel = build_comm(op, ranks, dtype, "sm_90")
-    assert kernel.entry == f"autotune_c3_{op}"
+@pytest.mark.parametrize(("ranks", "dtype"), [(2, "bf16"), (3, "f32"), (8, "bf16"), (MOST, "f16")])
+def test_kernels_compile_without_spills(ranks: int, dtype: str) -> None:
+    kernel = build_sum(ranks, dtype, "sm_90")
+    assert kernel.entry == "autotune_c3_reduce"
     assert kernel.resources["stack"] == 0
     assert kernel.resources["registers"] <= 128
-    assert kernel.launch["op"] == op
+    assert kernel.launch["op"] == "reduce"
     assert kernel.launch["dynamic"] is True
-    assert len(kernel.launch["args"]) == (2 * ranks if op == "copy" else ranks + 1)
+    assert len(kernel.launch["args"]) == ranks + 1
 
 
-@pytest.mark.parametrize(("op", "ranks", "loads"), [("copy", 2, 8), ("reduce", 4, 16), ("reduce", 8, 16)])
-def test_loads_are_in_flight_together_and_coherent(op: str, ranks: int, loads: int) -> None:
-    ptx, _ = compile_ptx(emit_comm(op, ranks, "bf16"), "sm_90")
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_loads_are_in_flight_together_and_coherent(ranks: int) -> None:
+    ptx, _ = compile_ptx(emit_sum(ranks, "bf16"), "sm_90")
     assert "ld.global.nc" not in ptx  # what another device wrote
     order = "".join("L" if m == "ld" else "S" for m in re.findall(r"\b(ld|st)\.global\S*v4", ptx))
-    assert max(len(run_) for run_ in order.split("S")) >= loads
-    sums = len(re.findall(r"\badd\.rn\.f32", ptx))
-    assert (sums > 0) == (op == "reduce")
+    assert max(len(run_) for run_ in order.split("S")) >= 16
+    assert re.search(r"\badd\.rn\.f32", ptx)
     assert not re.search(r"\badd\.(ftz\.)?f32", ptx)  # fast math's, in an order of its own
 
 
 @pytest.mark.usefixtures("compiled_anew")
 def test_equal_kernels_are_equal_cubins() -> None:
-    one, other = (build_comm("copy", 2, dtype, "sm_90") for dtype in ("bf16", "f16"))
+    one, other = (build_sum(2, "bf16", "sm_90") for _ in range(2))
     assert one.sha256 == other.sha256
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (("scatter", 2, "bf16"), "scatter"),
-        (("copy", 2, "i8"), "i8"),
-        (("copy", MOST + 1, "bf16"), "17 parts"),
-        (("reduce", 1, "bf16"), "1 parts"),
-        (("copy", 2, "bf16", 48), "multiple of 32"),
-    ],
+    ("ranks", "dtype", "words"), [(2, "i8", "i8"), (MOST + 1, "bf16", "17 parts"), (1, "bf16", "1 parts")]
 )
-def test_what_there_is_no_kernel_for(args: tuple[Any, ...], words: str) -> None:
+def test_what_there_is_no_kernel_for(ranks: int, dtype: str, words: str) -> None:
     with pytest.raises(Unsupported, match=words):
-        emit_comm(*args)
+        emit_sum(ranks, dtype)

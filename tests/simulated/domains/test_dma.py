@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from autotune.domains.c3.collectives import symmetric
-from autotune.domains.c3.collectives.dma import _DONE
-from autotune.domains.c3.collectives.driver import MemOps
-from autotune.domains.c3.scenario import COLLECTIVES, REDUCING
+from autotune.domains.c3.collectives.dma import _CHUNKS, _DONE
+from autotune.domains.c3.collectives.symmetric import MemOps
+from autotune.domains.c3.scenario import COLLECTIVES
 from autotune.errors import Unsupported
 from tests.support.c3.fake_calls import (
     SIZES,
@@ -30,14 +30,9 @@ from tests.support.c3.fake_driver import Device
 RANKS = (2, 3, 4, 5, 8)
 
 
-def some(rng: random.Random, op: str) -> dict[str, Any]:
+def some(rng: random.Random) -> dict[str, Any]:
     """A random strategy of the copy engines."""
-    return {
-        "engine": "copy",
-        "chunks": rng.choice((1, 2, 3, 4)),
-        "streams": rng.choice((1, 2, 3)),
-        "direction": "push" if op in REDUCING else rng.choice(("push", "pull")),
-    }
+    return {"engine": "copy", "chunks": rng.choice((1, 2, 3, 4))}
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -47,12 +42,8 @@ def test_calls_back_to_back(device: Device, op: str, ranks: int) -> None:
     rng = random.Random(f"{op} {ranks}")
     for seed, (bias, queues) in enumerate((b, q) for b in BIASES for q in QUEUES):
         world = device.open(ranks, seed, queues, bias)
-        strategy = some(rng, op)
-        replayed = seed % 2 == 1
-        if seed % 3 == 0 and not replayed:
-            strategy["batch"] = True
-        party = Party(world, op, SIZES[seed % len(SIZES)], rng.choice(("f32", "bf16")), **strategy)
-        play(world, party, 2, replayed)
+        party = Party(world, op, SIZES[seed % len(SIZES)], rng.choice(("f32", "bf16")), **some(rng))
+        play(world, party, 2, replayed=seed % 2 == 1)
         party.close()
 
 
@@ -60,7 +51,7 @@ def test_calls_back_to_back(device: Device, op: str, ranks: int) -> None:
 def test_what_stays_on_the_device_goes_first_or_last(device: Device, order: str) -> None:
     for seed in range(4):
         world = device.open(3, seed, bias="strict")
-        party = Party(world, "all_to_all", 67, engine="copy", chunks=2, direction="push")
+        party = Party(world, "all_to_all", 67, engine="copy")
         collectives: list[Any] = list(party.collectives)
         for collective in collectives:
             collective._own_last = order == "gemm_first"
@@ -73,7 +64,7 @@ def test_two_in_flight(device: Device, queues: str) -> None:
     rng = random.Random(queues)
     for seed in range(12):
         world = device.open(rng.choice((2, 3, 4)), seed, queues, BIASES[seed % len(BIASES)])
-        both = [Party(world, op, rng.choice(SIZES), **some(rng, op)) for op in rng.sample(COLLECTIVES, 2)]
+        both = [Party(world, op, rng.choice(SIZES), **some(rng)) for op in rng.sample(COLLECTIVES, 2)]
         if seed % 2:
             for rank in range(world.ranks):
                 world.on(rank)
@@ -97,7 +88,7 @@ def test_buffers_and_flags_are_used_again(device: Device, monkeypatch: pytest.Mo
     rng = random.Random(1)
     world = device.open(3, 1, bias="strict")
     for op in (*COLLECTIVES, *reversed(COLLECTIVES)):
-        party = Party(world, op, 200, **some(rng, op))
+        party = Party(world, op, 200, **some(rng))
         play(world, party, 2)
         party.close()
     made = world._asked[0]
@@ -113,17 +104,10 @@ def test_buffers_and_flags_are_used_again(device: Device, monkeypatch: pytest.Mo
 def test_flags_run_out(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(symmetric, "FLAGS", 16)
     world = device.open(2, 0)
-    first = Party(world, "all_gather", 64, engine="copy", chunks=4)  # 2 ranks x 6 flags
+    first = Party(world, "reduce_scatter", 64, engine="copy", chunks=4)  # 2 ranks x 6 flags
     with pytest.raises(Unsupported, match="more than 16 flags in use"):
-        Party(world, "all_gather", 64, engine="copy", chunks=4)
+        Party(world, "reduce_scatter", 64, engine="copy", chunks=4)
     play(world, first)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_batch_under_capture_is_single_copies(device: Device, ranks: int) -> None:
-    for seed in range(3):
-        world = device.open(ranks, seed)
-        play(world, Party(world, "all_gather", 200, engine="copy", chunks=2, batch=True), replayed=True)
 
 
 # ---- meetings -------------------------------------------------------------------------------------------------------
@@ -161,36 +145,29 @@ Spoil = Callable[[Any], None]
 
 
 def done_before_the_copies(c: Any) -> None:
-    tell, issue = c._tell[_DONE], c._issue
+    tell, copies = c._tell[_DONE], c._copies[-1]
     c._tell[_DONE] = nothing
 
-    def early(copies: Any, stream: Any) -> None:
-        if copies is c._copies[-1]:
-            tell(stream.cuda_stream)
-        issue(copies, stream)
+    def early(raw: int) -> None:
+        tell(raw)
+        copies(raw)
 
-    c._issue = early
+    c._copies[-1] = early
 
 
 def chunk_told_before_its_copies(c: Any) -> None:
-    issue, chunk = c._issue, 2
-    tell = c._tell[chunk]
-    c._tell[chunk] = nothing
+    tell, copies = c._tell[_CHUNKS], c._copies[0]
+    c._tell[_CHUNKS] = nothing
 
-    def early(copies: Any, stream: Any) -> None:
-        if copies is c._copies[0]:
-            tell(stream.cuda_stream)
-        issue(copies, stream)
+    def early(raw: int) -> None:
+        tell(raw)
+        copies(raw)
 
-    c._issue = early
+    c._copies[0] = early
 
 
-def streams_not_joined(c: Any) -> None:
-    def loose(copies: Any, stream: Any) -> None:
-        for part, where in zip(copies, [stream, *c._sides], strict=True):
-            part(where.cuda_stream)
-
-    c._issue = loose
+def sums_added_before_they_have_come(c: Any) -> None:
+    c._wait[_CHUNKS] = nothing
 
 
 def sums_not_waited_for(c: Any) -> None:
@@ -203,25 +180,25 @@ def one_peer_not_told(c: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("op", "direction", "spoil"),
+    ("op", "spoil"),
     [  # an all-reduce could do without its first meeting: the last one of the call before comes to the same
-        ("all_gather", "push", no_ready),
-        ("all_to_all", "pull", no_ready),
-        ("reduce_scatter", "push", no_ready),
-        ("all_gather", "push", no_done),
-        ("all_gather", "pull", no_done),
-        ("all_reduce", "push", no_done),
-        ("all_gather", "push", done_before_the_copies),
-        ("all_to_all", "pull", done_before_the_copies),
-        ("reduce_scatter", "push", chunk_told_before_its_copies),
-        ("all_reduce", "push", chunk_told_before_its_copies),
-        ("all_to_all", "push", streams_not_joined),
-        ("reduce_scatter", "push", sums_not_waited_for),
-        ("all_to_all", "push", one_peer_not_told),
+        ("all_gather", no_ready),
+        ("all_to_all", no_ready),
+        ("reduce_scatter", no_ready),
+        ("all_gather", no_done),
+        ("all_reduce", no_done),
+        ("all_gather", done_before_the_copies),
+        ("all_to_all", done_before_the_copies),
+        ("reduce_scatter", chunk_told_before_its_copies),
+        ("all_reduce", chunk_told_before_its_copies),
+        ("reduce_scatter", sums_added_before_they_have_come),
+        ("all_reduce", sums_added_before_they_have_come),
+        ("reduce_scatter", sums_not_waited_for),
+        ("all_to_all", one_peer_not_told),
     ],
 )
-def test_a_spoilt_protocol_is_found(device: Device, op: str, direction: str, spoil: Spoil) -> None:
-    found_where_spoilt(device, op, spoil, engine="copy", chunks=2, streams=2, direction=direction)
+def test_a_spoilt_protocol_is_found(device: Device, op: str, spoil: Spoil) -> None:
+    found_where_spoilt(device, op, spoil, engine="copy", chunks=2)
 
 
 @pytest.mark.parametrize("op", COLLECTIVES)
@@ -266,6 +243,6 @@ def test_branches_of_a_graph_in_any_order(device: Device, op: str) -> None:
     def attempt(seed: int) -> None:
         world = device.open(2, seed, "one")
         world.shuffle = True
-        play(world, Party(world, op, 200, engine="copy", chunks=2, streams=2), replayed=True)
+        play(world, Party(world, op, 200, engine="copy", chunks=2), replayed=True)
 
     assert not fault(attempt, 8)

@@ -16,14 +16,14 @@ from tests.support.c3.host_jobs import one_element
 
 
 def faulty(group: Group, **arguments: Any) -> list[str]:
-    """Strategies of engine "copy" in several pieces do not work, or kill rank 1, or are off by one."""
+    """Strategies of engine "copy" by several threads do not work, or kill rank 1, or are off by one."""
     real: Any = bench.open_collective  # type: ignore[attr-defined]
 
     def opened(spec: Any, group: Group, config: Any, artifact: Any = None) -> Any:
         made = real(spec, group, config, artifact)
-        if config["engine"] == "copy" and config["chunks"] > 1:
+        if config["engine"] == "copy" and config["copies"] > 1:
             if config["order"] == "sequential":
-                raise Unsupported("no such pieces")
+                raise Unsupported("no such threads")
             if config["order"] == "gemm_first" and group.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
             one_element(made, None, group)

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from autotune.domains.c3.collectives.base import Collective, Spec
-from autotune.domains.c3.collectives.buffers import dtype_of
+from autotune.domains.c3.collectives.base import Collective, Spec, dtype_of
 from autotune.domains.c3.collectives.dma import _DONE, _READY, CopyCollective
 from autotune.domains.c3.collectives.sm import SmCollective
 from autotune.domains.c3.strategy import Strategy
@@ -82,19 +81,15 @@ class Party:
 
         stream.add("call", run)
 
-    def enqueue(self, rank: int, stream: Stream) -> None:
-        for chunk in range(self.collectives[rank].chunks):
-            self.collectives[rank].enqueue(chunk, stream)
-
     def record(self, rank: int) -> None:
         """From here on, calls of this rank replay one that is recorded now."""
         graph = self.graphs[rank] = Graph(self.world)
         with self.world.capture(graph):
-            self.enqueue(rank, self.world.current())
+            self.collectives[rank].enqueue(self.world.current())
 
     def call(self, rank: int, stream: Stream) -> None:
         if rank not in self.graphs:
-            self.enqueue(rank, stream)
+            self.collectives[rank].enqueue(stream)
             return
         with self.world.using(stream):
             self.graphs[rank].replay()

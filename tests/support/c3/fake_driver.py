@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.domains.c3.collectives import driver as driver_module
-from autotune.domains.c3.collectives import launch as launch_module
+from autotune.domains.c3.collectives import sm as sm_module
 from autotune.domains.c3.collectives import symmetric as symmetric_module
-from autotune.domains.c3.collectives.kernels import emit_comm
+from autotune.domains.c3.collectives.sm import emit_sum
 from autotune.domains.c3.strategy import Strategy, kernel_of
 from autotune.task import Artifact, Kernel
 from tests.support.c3.fake_device import World
@@ -23,10 +22,9 @@ from tests.support.c3.fake_streams import Event, Graph, Stream
 
 
 def kernels(strategy: Strategy, op: str, ranks: int, dtype: str) -> Artifact:
-    """The kernels of a strategy, without code: what they would do is read off what is told to launch them."""
-    kind = kernel_of(strategy.config(), op)
-    made = [(kind, emit_comm(kind, ranks, dtype).launch)] if kind else []
-    return Artifact("sm_90", tuple(Kernel(f"{op}_{kind}", b"", {**told, "dtype": dtype}) for kind, told in made))
+    """The kernel of a strategy, without code: what it would do is read off what is told to launch it."""
+    made = [emit_sum(ranks, dtype).launch] if kernel_of(strategy.config(), op) else []
+    return Artifact("sm_90", tuple(Kernel(f"{op}_reduce", b"", {**told, "dtype": dtype}) for told in made))
 
 
 class Driver:
@@ -49,19 +47,6 @@ class Driver:
         self._device.move(self._stream(stream), dst.value, src.value, size.value)
         return 0
 
-    def cuMemcpyBatchAsync_v2(
-        self, dst: Any, src: Any, size: Any, n: Any, attributes: Any, first: Any, kinds: Any, stream: ctypes.c_void_p
-    ) -> int:
-        where = self._stream(stream)
-        if where.graph is not None:
-            return 900
-        every = list(zip(dst, src, size, strict=True))
-        assert len(every) == n.value
-        self._device.world.rng.shuffle(every)  # a batch has no order
-        for one in every:
-            self._device.move(where, *one)
-        return 0
-
     def cuGetErrorString(self, code: int, text: Any) -> int:
         text._obj.value = b"not permitted under capture"
         return 0
@@ -74,9 +59,9 @@ class Device:
         import torch.distributed._symmetric_memory as symmetric
 
         self.world: World = None  # type: ignore[assignment]
-        patch.setattr(driver_module, "driver", lambda: Driver(self))
-        patch.setattr(launch_module, "make_launch", self._launch)
-        patch.setattr(launch_module, "_ready", {})
+        patch.setattr(symmetric_module, "driver", lambda: Driver(self))
+        patch.setattr(sm_module, "make_launch", self._launch)
+        patch.setattr(sm_module, "_launches", {})
         patch.setattr(symmetric_module, "_ALIGN", 128)  # so that an access behind a buffer's end is seen
         patch.setattr(symmetric_module, "FLAGS", 1 << 12)
         patch.setattr(symmetric, "empty", lambda *a, **k: self.world.symmetric(*a, **k))
@@ -125,12 +110,6 @@ class Device:
 
         def run(handle: int, pointers: list[int]) -> None:
             stream = self.world.streams[handle]
-            if kernel.launch["op"] == "copy":
-                parts = len(pointers) // 2
-                for k in self.world.rng.sample(range(parts), parts):  # blocks run in any order
-                    if pointers[k] and pointers[parts + k]:
-                        self.move(stream, pointers[parts + k], pointers[k], count)
-                return
             for begin, end in ((0, count // 2), (count // 2, count)):
                 stream.add("call", lambda begin=begin, end=end: add(pointers, begin, end))
 

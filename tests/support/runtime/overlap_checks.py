@@ -90,8 +90,8 @@ def steps(rank: int, db: str, collective: str) -> Any:
     return match.label
 
 
-def panels(rank: int, db: str) -> Any:
-    """Products in row panels are the same, whoever multiplies; what is recorded or unknown is done in one piece."""
+def products(rank: int, db: str) -> Any:
+    """Products of the caller, given by a callable or by their shape."""
     x, w, b = torch.randn(4, 32, 32), torch.randn(48, 32), torch.randn(48)
     want = F.linear(x, w, b)
     for compute, inputs in ((F.linear, (x, w, b)), (F.linear, (x, w)), (torch.matmul, (x, w.t()))):
@@ -101,7 +101,7 @@ def panels(rank: int, db: str) -> Any:
         torch.testing.assert_close(out, want if len(inputs) == 3 else want - b)
         assert torch.equal(moved, expected("all_gather", rank))
         assert op.match is not None
-        assert op.match.config["panels"] == 2
+        assert (str(op.match.level), op.match.label) == ("exact", "copy gemm_first copies=2")
         op.close()
     op = opened((128, 48, 32), "all_gather", db, inputs=(x, w), like=put(rank))
     assert op.scenario is not None

@@ -11,13 +11,13 @@ import pytest
 
 from autotune import charts
 from autotune.domains.c3 import named as suite
-from autotune.domains.c3.report import figure
-from autotune.domains.c3.report.form import FAMILIES, c3_problems
-from autotune.domains.c3.report.metrics import Isolated
+from autotune.domains.c3.exhibits import timeline
+from autotune.domains.c3.results import FAMILIES, Isolated, c3_problems
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program
+from autotune.domains.c3.strategy import BASELINES, Strategy
 from autotune.errors import UserError
 from autotune.task import config_key
-from benchmarks.c3 import families, report
+from benchmarks.c3 import families, figure, report
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -111,8 +111,9 @@ def test_metrics_are_those_of_the_paper() -> None:
     assert alone.fraction(3.0) == pytest.approx(1.0)
     assert alone.fraction(4.5) == pytest.approx(0.0)
     assert alone.figures(3.6) == {"speedup": 1.25, "fraction": 0.5, "t_over_max": 1.2}
-    assert Isolated(1.1, {"nccl": 1.0}).kind == "equal"
-    assert Isolated(1.0, {"nccl": 1.2}).kind == "communication"
+    kinds = {(1.16, 1.0): "compute", (1.15, 1.0): "equal", (1.0, 1.0): "equal", (1.0, 1.15): "equal",
+             (1.0, 1.16): "communication"}  # fmt: skip
+    assert {both: Isolated(both[0], {"nccl": both[1]}).kind for both in kinds} == kinds
     assert Isolated.of({"compute": 3.0}) is None
     assert Isolated.of({"comm:nccl": 3.0}) is None
 
@@ -126,12 +127,18 @@ def test_families_are_told_apart_and_their_labels_mean_them(side: str, collectiv
     every = [config for members in found.values() for config in members]
     assert [families.from_label(families.label(c, side), side) for c in every] == every
     different = {config_key(c) for c in every}
-    assert len(different) == ((20 if collective == "all_gather" else 22) if side == "cuda" else 10)
-    assert config_key(families.baselines(side)["naive"]) in different
+    assert len(different) == ((14 if collective == "all_gather" else 20) if side == "cuda" else 10)
+    assert config_key(BASELINES[side]["naive"]) in different
     if side == "cuda":
         assert {c["engine"] for c in found["order"]} == {"nccl"}
         assert all(c["ctas"] or c["reserve"] for c in found["partition"])
         assert {c["engine"] for c in found["copy_engine"]} == {"copy"}
+
+
+def test_labels_of_earlier_versions_mean_what_they_would_run_as() -> None:
+    label = "copy gemm_first launch=eager priority=comm chunks=4 panels=4 streams=2 direction=pull batch=True"
+    assert families.from_label(label, "cuda") == Strategy("gemm_first", "copy", "comm", chunks=4).config()
+    assert families.from_label("nccl comm_first priority=gemm", "cuda") == Strategy("comm_first").config()
 
 
 def entry(ms: float, alone: Isolated, label: str) -> dict[str, Any]:
@@ -246,8 +253,8 @@ def test_a_timeline_has_a_row_for_each_means_on_one_scale() -> None:
     spans = [{"row": "compute", "name": "<gemm>", "start_us": 0.0, "us": 1000.0},
              {"row": "nccl", "name": "ncclKernel", "start_us": 1000.0, "us": 1000.0}]  # fmt: skip
     copies = [spans[0], {"row": "copies", "name": "Memcpy PtoP", "start_us": 10.0, "us": 900.0}]
-    timeline = {"naive": {"us": 2000.0, "spans": spans}, "tuned": {"us": 1000.0, "spans": copies}}
-    picture = charts.svg(figure.picture(figure.timeline({**CASES[0], "timeline": timeline})))
+    runs = {"naive": {"us": 2000.0, "spans": spans}, "tuned": {"us": 1000.0, "spans": copies}}
+    picture = charts.svg(figure.picture(timeline({**CASES[0], "timeline": runs})))
     words = [t.text for t in ET.fromstring(picture).iter(f"{SVG}text")]
     assert [w for w in words if w in ("computation", "NCCL kernels", "copies")] == [
         "computation", "NCCL kernels", "computation", "copies"]  # fmt: skip

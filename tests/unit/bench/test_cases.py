@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from autotune.bench.agree import disagreement
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions.find import outside, regions_from
 from autotune.domains.fusion.program_spec import captured
 from autotune.errors import UserError
+from benchmarks.fusion.agree import disagreement
 from benchmarks.fusion.cases.case import Case, Draw, bytes_moved
 from benchmarks.fusion.cases.mixed import ODD_SIZES
 from benchmarks.fusion.suite import CASES, choose

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from autotune.bench.kernels import KernelTime, TraceError, read_trace, split
+from autotune.bench.kernels import read_trace
+from benchmarks.fusion.kernel_times import KernelTime, TraceError, split
 
 MARK = "sweep"
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.bench.library_kernels import has_product, is_library
-from autotune.compiler.assemble import kernel_name
-from autotune.compiler.lower.op_names import PRODUCTS
+from autotune.bench.kernels import is_library
 
 
 @pytest.mark.parametrize(
@@ -46,24 +44,3 @@ def test_library_kernels(name: str) -> None:
 )
 def test_kernels_of_memory_intensive_operators(name: str) -> None:
     assert not is_library(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("autotune_addmm_sigmoid_tanh_rsub", True),
-        ("autotune_silu_mm_2", True),
-        ("autotune_mv_finish", True),
-        ("autotune_layer_norm", False),
-        ("autotune_kernel", False),
-        ("autotune_commute_summv", False),
-        ("triton_tem_fused_mm_0", False),
-        ("nvjet_tst_mm", False),
-    ],
-)
-def test_our_kernels_with_products(name: str, found: bool) -> None:
-    assert has_product(name) == found
-
-
-def test_products_are_called_as_they_are_in_regions() -> None:
-    assert all(has_product(kernel_name([op])) for op in PRODUCTS)

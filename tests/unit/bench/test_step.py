@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autotune
-from autotune.bench import contender, step, step_kernels
-from autotune.bench.agree import difference, largest
-from autotune.bench.contender import Watched
+from autotune.bench import contenders, kernels, step
+from autotune.bench.contenders import Watched, difference, largest
 from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, NotCompared, Peer, compare, step_of, trainable
 from autotune.errors import UserError
 from autotune.measure.policy import Policy, default_policy
@@ -121,7 +120,7 @@ def test_what_is_no_difference() -> None:
 
 
 def test_large_tensors_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autotune.bench.agree._PIECE", 5)
+    monkeypatch.setattr("autotune.bench.contenders._PIECE", 5)
     assert difference(X.t(), X.t() * 2) == pytest.approx(0.5)
 
 
@@ -429,7 +428,7 @@ class Capturing:
 def acted(monkeypatch: pytest.MonkeyPatch) -> Capturing:
     acted = Capturing([])
     cuda = SimpleNamespace(is_available=lambda: True, is_current_stream_capturing=lambda: acted.now)
-    monkeypatch.setattr(contender, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(contenders, "torch", SimpleNamespace(**{**vars(torch), "cuda": cuda}))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(timer, "capture", acted.capture)
@@ -437,7 +436,7 @@ def acted(monkeypatch: pytest.MonkeyPatch) -> Capturing:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: next(held, 1200))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1700)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(step_kernels, "_BUSY_S", 0.0)
+    monkeypatch.setattr(kernels, "_BUSY_S", 0.0)
     return acted
 
 
@@ -514,9 +513,9 @@ def test_a_profiler_that_sees_nothing_leaves_kernels_out(acted: Capturing, monke
         raise RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
 
     monkeypatch.setattr("autotune.bench.kernels.record", record)
-    assert step_kernels.kernels_of({"eager": lambda: None}) == {}
+    assert kernels.kernels_of({"eager": lambda: None}) == {}
     monkeypatch.setattr("autotune.bench.kernels.record", lambda work: [])
-    assert step_kernels.kernels_of({"eager": lambda: None}) == {}
+    assert kernels.kernels_of({"eager": lambda: None}) == {}
 
 
 def test_a_trace_follows_replays(acted: Capturing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -534,8 +533,8 @@ def test_a_trace_follows_replays(acted: Capturing, monkeypatch: pytest.MonkeyPat
     before: list[int] = []
     monkeypatch.setattr(timer, "capture", lambda run: run)
     monkeypatch.setattr("autotune.bench.kernels.record", record)
-    monkeypatch.setattr(step_kernels, "_BUSY_S", 0.01)
-    assert step_kernels.kernels_of({"eager": replays})["eager"]["memory_intensive"] == 1
+    monkeypatch.setattr(kernels, "_BUSY_S", 0.01)
+    assert kernels.kernels_of({"eager": replays})["eager"]["memory_intensive"] == 1
     assert before
     assert all(b - a > 2 for a, b in zip([0, *before], before, strict=False)), before
 
@@ -543,7 +542,7 @@ def test_a_trace_follows_replays(acted: Capturing, monkeypatch: pytest.MonkeyPat
 def test_kernels_are_counted_and_summed_by_name() -> None:
     spans = [(0.0, 2.0, "triton_poi_fused_add_0"), (2.5, 5.0, "nvjet_tst_128x64"), (5.0, 6.5, "autotune_kernel"),
              (7.0, 9.0, "triton_poi_fused_add_0"), (9.0, 13.0, "triton_tem_fused_addmm_1")]  # fmt: skip
-    found = step_kernels.summed(spans)
+    found = kernels.summed(spans)
     assert (found["memory_intensive"], found["library"]) == (3, 2)
     assert (found["memory_intensive_us"], found["library_us"]) == (5.5, 6.5)
     assert found["names"] == {"triton_poi_fused_add_0": 2, "autotune_kernel": 1}
@@ -560,9 +559,12 @@ def test_templates_are_compiled_in_threads_for_a_while(monkeypatch: pytest.Monke
     monkeypatch.setattr(AsyncCompile, "wait_pool_ready", lambda: None)
     monkeypatch.setattr(AlgorithmSelectorCache, "make_precompile_fn", lambda self: config.compile_threads)
     before, cache, shown = AlgorithmSelectorCache.make_precompile_fn, object(), config.autotune_num_choices_displayed
-    with contender.templates_in_threads(False):
+    with contenders.templates_in_threads(False):
         assert AlgorithmSelectorCache.make_precompile_fn is before
-    with config.patch(compile_threads=7), contender.templates_in_threads():  # monkeypatch would leave config without it
+    with (
+        config.patch(compile_threads=7),
+        contenders.templates_in_threads(),
+    ):  # monkeypatch would leave config without it
         assert AlgorithmSelectorCache.make_precompile_fn(cache) == 1  # type: ignore[arg-type,comparison-overlap]
         assert config.autotune_num_choices_displayed == 0
         assert config.compile_threads == 7

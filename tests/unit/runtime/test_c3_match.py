@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from autotune.device import DeviceIdentity, environment
-from autotune.domains.c3.deploy.agree import match_from_wire, match_to_wire, searchable
-from autotune.domains.c3.deploy.match import C3Level, C3Match, distance, match_scenario, needs_kernels, without_search
+from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario, without_search
+from autotune.domains.c3.deploy.ready import match_from_wire, match_to_wire, searchable
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
-from autotune.domains.c3.strategy import HOST_NAIVE, NAIVE, SEQUENTIAL, HostStrategy, Strategy
+from autotune.domains.c3.strategy import BASELINES, HostStrategy, Strategy, kernel_of
 from autotune.store import Store
 from autotune.store.records import Calibration, Key, Schedule
 from autotune.task import Artifact, Config, Kernel
@@ -25,8 +25,9 @@ SCENARIO = Scenario(Gemm(1024, 512, 256, "f32"), "all_gather", 4 * MIB, 2, "f32"
 ON_GPUS = Scenario(Gemm(8192, 8192, 8192), "all_gather", 512 * MIB, 4)
 ADDING = replace(ON_GPUS, collective="reduce_scatter")
 TUNED = HostStrategy(order="gemm_first", engine="copy", copies=2).config()
-COPY = Strategy(order="comm_first", engine="copy", streams=2).config()
-SM = Strategy(order="comm_first", engine="sm", ctas=32).config()
+HOST_NAIVE = BASELINES["cpu"]["naive"]
+COPY = Strategy("comm_first", "copy", "comm", ctas=16).config()
+SM = Strategy("comm_first", "sm", "comm", ctas=32).config()
 KERNELS = Artifact("sm_90", (Kernel("add", b"cubin", {"op": "reduce"}),))
 
 
@@ -116,15 +117,15 @@ def test_the_nearest_of_several(store: Store) -> None:
         put(store, replace(SCENARIO, nbytes=nbytes), config)
     put(store, replace(SCENARIO, compute=Gemm(1024, 512, 256, "f32", "tn")), HOST_NAIVE)
     assert find(store).config["copies"] == 2, "one of another layout comes after those of the family"
-    assert distance(SCENARIO, replace(SCENARIO, nbytes=3 * MIB)) == pytest.approx(0.415, abs=1e-3)
+    assert find(store).distance == pytest.approx(0.415, abs=1e-3)
     assert "1.33 times" in find(store).reason
 
 
 def test_a_baseline_that_won(store: Store) -> None:
     put(store, ON_GPUS, None, GPUS, winner="naive")
-    assert find(store, ON_GPUS, GPUS).config == NAIVE
+    assert find(store, ON_GPUS, GPUS).config == BASELINES["cuda"]["naive"]
     put(store, replace(ON_GPUS, nbytes=256 * MIB), None, GPUS, winner="sequential")
-    assert find(store, replace(ON_GPUS, nbytes=200 * MIB), GPUS).config == SEQUENTIAL
+    assert find(store, replace(ON_GPUS, nbytes=200 * MIB), GPUS).config == BASELINES["cuda"]["sequential"]
     put(store, replace(ON_GPUS, nbytes=1024 * MIB), None, GPUS, winner="eager")
     found = find(store, replace(ON_GPUS, nbytes=1024 * MIB), GPUS)
     assert found.level is C3Level.NEAREST
@@ -142,29 +143,53 @@ def test_kernels_must_be_there(store: Store) -> None:
     assert found.artifact == KERNELS
     put(store, ON_GPUS, COPY, GPUS)
     assert find(store, ON_GPUS, GPUS).level is C3Level.EXACT, "copies alone need none"
-    assert needs_kernels(SM, ON_GPUS)
-    assert not needs_kernels(TUNED, replace(SCENARIO, collective="all_reduce"))
+    assert not kernel_of(TUNED, "all_reduce")
 
 
 def test_what_needs_no_search() -> None:
     for scenario in (ON_GPUS, ADDING):
         found = without_search(scenario, "cuda", sms=132)
-        assert found[-1] == SEQUENTIAL
-        assert not any(needs_kernels(config, scenario) for config in found)
+        assert found[-1] == BASELINES["cuda"]["sequential"]
+        assert not any(kernel_of(config, scenario.collective) for config in found)
     assert without_search(ADDING, "cuda")[0]["engine"] == "nccl"
 
 
 def test_a_neighbour_s_strategy_is_fitted(store: Store) -> None:
-    panels = Strategy(order="comm_first", engine="copy", panels=8).config()
-    near, short = (replace(ON_GPUS, compute=Gemm(m, 8192, 8192)) for m in (512, 256))
-    put(store, near, panels, GPUS)
+    chunks = Strategy("comm_first", "copy", "comm", ctas=16, chunks=8).config()
+    near, short = (replace(ADDING, nbytes=n * 2048 * 4) for n in (8, 4))
+    put(store, near, chunks, GPUS, KERNELS)
     found = find(store, short, GPUS)
     assert found.level is C3Level.DEFAULT
-    assert "256 rows in 8 panels" in found.reason
-    put(store, replace(near, nbytes=256 * MIB), {"engine": "nccl", "streams": 3, "order": "comm_first"}, GPUS)
+    assert "4096 elements in 8 chunks" in found.reason
+    put(store, replace(near, nbytes=6 * 2048 * 4), {"engine": "nccl", "chunks": 3, "order": "comm_first"}, GPUS)
     assert find(store, short, GPUS).config == Strategy(order="comm_first").config(), "normalised, and complete"
     put(store, short, {"engine": "warp drive"}, GPUS)
     assert "no engine 'warp drive'" in find(store, short, GPUS).reason
+
+
+def test_strategies_of_earlier_versions_run_without_what_is_gone(store: Store) -> None:
+    """As a search of an earlier version stored them: batches, streams, panels, pulling, on CPUs chunks."""
+    batch = {"order": "gemm_first", "engine": "copy", "launch": "eager", "priority": "comm", "reserve": 0, "ctas": 0,
+             "chunks": 4, "panels": 4, "streams": 2, "direction": "pull", "batch": True}  # fmt: skip
+    put(store, ON_GPUS, batch, GPUS)
+    found = find(store, ON_GPUS, GPUS)
+    assert found.level is C3Level.EXACT
+    assert found.config == Strategy("gemm_first", "copy", "comm").config()
+    put(store, ADDING, {**batch, "ctas": 32, "reserve": 8}, GPUS, KERNELS)
+    found = find(store, ADDING, GPUS)
+    assert found.level is C3Level.EXACT
+    assert found.config == Strategy("gemm_first", "copy", "comm", 8, 32, 4).config()
+    put(store, SCENARIO, {**TUNED, "chunks": 8, "panels": 2})
+    assert find(store).config == TUNED
+
+
+def test_kernels_that_only_move_are_not_deployed_any_more(store: Store) -> None:
+    put(store, ON_GPUS, SM, GPUS, Artifact("sm_90", (Kernel("copy", b"cubin", {"op": "copy"}),)))
+    found = find(store, ON_GPUS, GPUS)
+    assert found.level is C3Level.DEFAULT
+    assert "kernels that only move data, which this autotune lacks" in found.reason
+    put(store, ADDING, SM, GPUS, KERNELS)
+    assert find(store, ADDING, GPUS).config == SM
 
 
 def test_programs_differ_in_bytes_only(store: Store) -> None:
@@ -196,5 +221,5 @@ def test_what_was_never_searched_overlaps_all_the_same(collective: str) -> None:
     s = replace(SCENARIO, collective=collective)
     first, *_, last = without_search(s, "cuda", sms=132)
     assert first["order"] != "sequential"
-    assert not needs_kernels(first, s)
+    assert not kernel_of(first, collective)
     assert last["order"] == "sequential"

@@ -6,27 +6,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
-from autotune.domains.c3.report.metrics import Isolated
+from autotune.domains.c3.results import Isolated
 from autotune.store.records import BUSY
 
 
 def strategy_label(config: Mapping[str, Any], side: str) -> str:
     """A strategy in a few words."""
-    from autotune.domains.c3.strategy import HostStrategy, Strategy
+    from autotune.domains.c3.strategy import KINDS
 
-    kind = HostStrategy if side == "cpu" else Strategy
-    return kind.of(config).label
+    label: str = KINDS[side].of(config).label
+    return label
 
 
 def deployed_config(config: Mapping[str, Any] | None, winner: str, side: str) -> dict[str, Any] | None:
     """The strategy that a schedule stands for, where a baseline may have won."""
-    from autotune.domains.c3 import strategy
+    from autotune.domains.c3.strategy import BASELINES
 
-    if side == "cpu":
-        own = {"sequential": strategy.HOST_SEQUENTIAL, "naive": strategy.HOST_NAIVE}
-    else:
-        own = {"sequential": strategy.SEQUENTIAL, "naive": strategy.NAIVE}
-    found = own.get(winner, config)
+    found = BASELINES[side].get(winner, config)
     return None if found is None else dict(found)
 
 

@@ -1,1 +1,1 @@
-"""The collectives, by engine: NCCL, copy engines, Numba kernels, and on CPUs gloo and shared memory."""
+"""The collectives, a file an engine: NCCL, copy engines, a Numba kernel that adds, and on CPUs gloo and copies."""

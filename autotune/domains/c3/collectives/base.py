@@ -1,4 +1,4 @@
-"""What every engine offers: one collective on fixed buffers, whole or in chunks, ready to be run again and again.
+"""The interface of an engine: one collective on fixed buffers, which runs again and again.
 
 Buffers, with ``n`` elements in the larger one (see :mod:`autotune.domains.c3.scenario`) and ``W`` ranks:
 
@@ -13,16 +13,24 @@ all_reduce      ``n``     ``n``      sum over ranks of ``input``
 
 The buffers are one-dimensional, contiguous and owned by the collective, which allocates them as its engine needs
 (symmetric memory, say). For all_gather the input may be a part of the output (gather in place), and for all_reduce it
-may be the output. A caller with tensors of its own copies, or allocates through :func:`Collective.input`.
+may be the output. A caller copies its tensors there, or writes to :attr:`Collective.input`.
 """
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from autotune.domains.c3.strategy import ENGINES, KINDS
+from autotune.task import Choice
+
 if TYPE_CHECKING:
     import torch
+
+    from autotune.domains.c3.group import Group
+    from autotune.task import Artifact
 
 
 @dataclass(frozen=True)
@@ -53,22 +61,46 @@ class Collective(Protocol):
 
     Attributes:
         input, output: see the module's table. The input is read, and the output written, by :meth:`enqueue` only.
-        chunks: pieces that :meth:`enqueue` goes through; all of them, in order, are one call.
         engine: who moves the data; see :class:`autotune.domains.c3.strategy.Strategy`.
-        met: an event behind the first piece's handshake, before its kernel; None where none launches a kernel then. A
-            persistent GEMM that begins before that kernel keeps it from every SM until it ends.
+        met: an event behind the handshake, before the kernel; None where none launches a kernel then. A persistent
+            GEMM that begins before that kernel keeps it from every SM until it ends.
     """
 
     input: torch.Tensor
     output: torch.Tensor
-    chunks: int
     engine: str
     met: Any
 
-    def enqueue(self, chunk: int, stream: Any = None) -> None:
-        """Enqueue piece ``chunk`` on ``stream`` (CUDA), or run it (CPU). Ordered after earlier pieces of the call."""
+    def enqueue(self, stream: Any = None) -> None:
+        """Enqueue a call on ``stream`` (CUDA; the current one unless given), or run it (CPU)."""
         ...
 
     def close(self) -> None:
         """Give the buffers back. A collective call."""
         ...
+
+
+def open_collective(
+    spec: Spec, group: Group, config: Mapping[str, Choice], artifact: Artifact | None = None
+) -> Collective:
+    """The collective ``spec`` by the engine that ``config`` names. A collective call.
+
+    Args:
+        config: a strategy of the side that ``group.device`` is on.
+        artifact: what the task's ``build`` made of the strategy: the kernel that adds. None where it needs none.
+
+    Raises:
+        Unsupported: the devices cannot do it (no peer access, say); one line.
+    """
+    side = group.device.type
+    strategy = KINDS[side].of(config)
+    module, _, name = ENGINES[side][strategy.engine].partition(":")
+    made: Collective = getattr(importlib.import_module(module), name)(spec, group, strategy, artifact)
+    return made
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype of "bf16", "f16" or "f32"."""
+    import torch
+
+    return {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[name]

@@ -1,37 +1,49 @@
-"""Collectives on CPUs by gloo, through process groups of their own."""
+"""Collectives on CPUs: by gloo, and by copies through memory that the ranks of a host share.
+
+Of the latter, copy engines in small, each rank has its buffers, and two numbers, where its peers can reach them.
+``ready`` is the call that it has come to: its input may be read and its output written. ``done`` is the last call for
+which it has read and written all that it has to, at its peers too; a call is complete when all ranks have done it. A
+rank writes its own numbers only.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import mmap
+import os
+import socket
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from autotune.domains.c3.collectives.base import Collective, Spec
-from autotune.domains.c3.collectives.buffers import dtype_of, pieces
+from autotune.domains.c3.collectives.base import Spec, dtype_of
 from autotune.domains.c3.group import Group
+from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
 from autotune.domains.c3.strategy import HostStrategy
+from autotune.errors import Unsupported
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from autotune.task import Artifact
+
 # torch 2.13 renamed what 2.11 has.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-
-def open_host(spec: Spec, group: Group, strategy: HostStrategy) -> Collective:
-    """The collective by the engine that the strategy names. A collective call.
-
-    Raises:
-        Unsupported: the ranks do not share a host's memory (engine "copy").
-    """
-    if strategy.engine == "copy":
-        from autotune.domains.c3.collectives.host_copy import HostCopy
-
-        return HostCopy(spec, group, strategy)
-    return GlooCollective(spec, group, strategy)
+_PAGE = 4096
+_READY, _DONE = 0, 16  # 8-byte words of the first page, a cache line and its neighbour apart
+_BLOCK = 1 << 14
+"""Elements that are added at a time: they stay in the cache, and torch takes no further threads for so few."""
+_SPINS = 50
+_LOCK = threading.Lock()
 
 
 class GlooCollective:
@@ -44,73 +56,212 @@ class GlooCollective:
     engine = "gloo"
     met = None
 
-    def __init__(self, spec: Spec, group: Group, strategy: HostStrategy) -> None:
-        dtype, ranks = dtype_of(spec.dtype), group.ranks
-        part, n = spec.part(ranks), spec.numel
-        self.spec, self.group, self.chunks = spec, group, strategy.chunks
-        self._free: list[dist.ProcessGroup] = group.keep("gloo", list)
-        self._comm: dist.ProcessGroup | None = self._free.pop() if self._free else _new_group(group)
-        group.keep("gloo open", WeakSet[GlooCollective]).add(self)
-        self._pieces = pieces(n if spec.op == "all_reduce" else part, self.chunks)
+    def __init__(self, spec: Spec, group: Group, strategy: HostStrategy, artifact: Artifact | None = None) -> None:
+        part, n = spec.part(group.ranks), spec.numel
+        self.spec, self.group = spec, group
+        self._number: int | None = group.borrow()
+        self.input = torch.zeros(part if spec.op == "all_gather" else n, dtype=dtype_of(spec.dtype))
+        self.output = torch.zeros(part if spec.op == "reduce_scatter" else n, dtype=dtype_of(spec.dtype))
 
-        def buffer(numel: int) -> Tensor:
-            return torch.zeros(numel, dtype=dtype)
-
-        self.input = buffer(part if spec.op == "all_gather" else n)
-        self.output = buffer(part if spec.op == "reduce_scatter" else n)
-        # A piece of every rank's share is not contiguous: it is collected here before or after gloo moves it.
-        wide = ranks * max(end - begin for begin, end in self._pieces)
-        staged = self.chunks > 1 and spec.op != "all_reduce"
-        self._give = buffer(wide) if staged and spec.op != "all_gather" else None
-        self._take = buffer(wide) if staged and spec.op != "reduce_scatter" else None
-
-    def enqueue(self, chunk: int, stream: Any = None) -> None:
-        begin, end = self._pieces[chunk]
-        if begin == end:
-            return
-        if self._comm is None:
+    def enqueue(self, stream: Any = None) -> None:
+        if self._number is None:
             raise RuntimeError("the collective was closed")
+        comm = self.group.gloo[self._number]
         if self.spec.op == "all_reduce":
-            target = self.output[begin:end]
-            target.copy_(self.input[begin:end])
-            dist.all_reduce(target, group=self._comm)
-            return
-        ranks, length = self.group.ranks, end - begin
-        source = self.input
-        if self._give is not None:
-            source = self._give[: ranks * length]
-            source.view(ranks, length).copy_(self.input.view(ranks, -1)[:, begin:end])
-        elif self.spec.op == "all_gather":
-            source = self.input[begin:end]
-        if self._take is None:
-            target = self.output[begin:end] if self.spec.op == "reduce_scatter" else self.output
+            self.output.copy_(self.input)
+            dist.all_reduce(self.output, group=comm)
         else:
-            target = self._take[: ranks * length]
-        move = {"all_gather": _all_gather, "all_to_all": dist.all_to_all_single, "reduce_scatter": _reduce_scatter}
-        move[self.spec.op](target, source, group=self._comm)
-        if self._take is not None:
-            self.output.view(ranks, -1)[:, begin:end].copy_(target.view(ranks, length))
+            move = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}
+            move.get(self.spec.op, dist.all_to_all_single)(self.output, self.input, group=comm)
 
     def close(self) -> None:
         """Leave the process group to the next one. A collective call."""
-        if self._comm is not None:
-            self._free.append(self._comm)
-            self._comm = None
+        if self._number is not None:
+            self.group.restore(self._number)
+            self._number = None
 
 
-def open_groups(group: Group) -> list[dist.ProcessGroup]:
-    """Take away the process groups that collectives of ``group`` have, or have left; they work no more."""
-    free: list[dist.ProcessGroup] = group.kept.pop("gloo", [])
-    found, free[:] = free[:], []
-    for collective in group.kept.pop("gloo open", ()):
-        if collective._comm is not None:
-            found.append(collective._comm)
-            collective._comm = None
-    return found
+class HostCopy:
+    """A collective by copies between processes. All-gather is in place; reductions read their peers' inputs, add in
+    fp32 in the order of ranks, and write the sums where they belong.
+
+    Attributes:
+        timeout_s: after so long without a sign of life of a peer a call fails.
+
+    Raises:
+        Unsupported: the ranks do not share memory, or there is not enough of it.
+    """
+
+    engine = "copy"
+    met = None
+
+    def __init__(self, spec: Spec, group: Group, strategy: HostStrategy, artifact: Artifact | None = None) -> None:
+        ranks, dtype, size = group.ranks, dtype_of(spec.dtype), ITEMSIZE[spec.dtype]
+        self.spec, self.group, self.timeout_s = spec, group, 300.0
+        self._part, self._calls = spec.part(ranks), 0
+        self._pieces = pieces(self._part, strategy.copies)
+        outputs = self._part if spec.op == "reduce_scatter" else spec.numel
+        inputs = 0 if spec.op == "all_gather" else spec.numel
+        begin = _PAGE + _pages(outputs * size)
+        windows = share(group, begin + _pages(inputs * size))
+
+        def view(window: mmap.mmap, offset: int, numel: int) -> Tensor:
+            return torch.frombuffer(window, dtype=dtype, count=numel, offset=offset)
+
+        self._outputs = [view(w, _PAGE, outputs) for w in windows]
+        self._inputs = [view(w, begin, inputs) for w in windows] if inputs else []
+        self._flags = [np.frombuffer(w, dtype=np.int64, count=_PAGE // 8) for w in windows]
+        self.output = self._outputs[group.rank]
+        self.input = self._inputs[group.rank] if inputs else self.output[group.rank * self._part :][: self._part]
+        self._pool = ThreadPoolExecutor(strategy.copies, "autotune-copy") if strategy.copies > 1 else None
+
+    def enqueue(self, stream: Any = None) -> None:
+        mine = self._flags[self.group.rank]
+        self._calls += 1
+        _fence()
+        mine[_READY] = self._calls
+        work = self._add if self.spec.op in REDUCING else self._move
+        if self._pool is None:
+            work(*self._pieces[0])
+        else:
+            for future in [self._pool.submit(work, begin, end) for begin, end in self._pieces]:
+                future.result()
+        _fence()
+        mine[_DONE] = self._calls
+        for peer in self._order():
+            self._await(peer, _DONE, self._calls)
+
+    def _order(self) -> list[int]:
+        """This rank and its peers, from itself on, so that ranks turn to different peers first."""
+        me, ranks = self.group.rank, self.group.ranks
+        return [(me + k) % ranks for k in range(ranks)]
+
+    def _move(self, begin: int, end: int) -> None:
+        """Elements ``begin`` to ``end`` of this rank's share to every peer."""
+        me, part = self.group.rank, self._part
+        gather = self.spec.op == "all_gather"
+        for peer in self._order():
+            if gather and peer == me:
+                continue
+            self._await(peer, _READY, self._calls)
+            source = self.input[begin:end] if gather else self.input[peer * part + begin : peer * part + end]
+            _copy(self._outputs[peer][me * part + begin : me * part + end], source)
+
+    def _add(self, begin: int, end: int) -> None:
+        """Elements ``begin`` to ``end`` of this rank's share, summed over ranks."""
+        for peer in self._order():
+            self._await(peer, _READY, self._calls)
+        first = self.group.rank * self._part
+        last = min(first + end, self.spec.numel)  # the last share of an all-reduce may be short
+        scatter = self.spec.op == "reduce_scatter"
+        targets = [self.output] if scatter else [self._outputs[p] for p in self._order()]
+        total = torch.empty(_BLOCK, dtype=torch.float32)
+        for lo in range(first + begin, last, _BLOCK):
+            hi = min(lo + _BLOCK, last)
+            block = total[: hi - lo]
+            block.copy_(self._inputs[0][lo:hi])
+            for other in self._inputs[1:]:
+                block.add_(other[lo:hi])
+            at = lo - first if scatter else lo
+            for target in targets:
+                target[at : at + hi - lo].copy_(block)
+
+    def _await(self, peer: int, word: int, value: int) -> None:
+        """Wait until a peer's number is ``value`` or more."""
+        flags = self._flags[peer]
+        if flags[word] >= value:
+            return
+        spins, end = 0, time.monotonic() + self.timeout_s
+        while flags[word] < value:
+            spins += 1
+            time.sleep(0 if spins < _SPINS else 2e-5 if spins < 20 * _SPINS else 1e-3)  # lets go of Python's lock
+            if spins > _SPINS and time.monotonic() > end:
+                raise TimeoutError(f"{self.spec.op}: rank {peer} did not come within {self.timeout_s:g} s")
+        _fence()
+
+    def close(self) -> None:
+        """Let go of the memory; it is gone when the last rank has, and the last tensor in it."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._outputs, self._inputs, self._flags = [], [], []
 
 
-def _new_group(group: Group) -> dist.ProcessGroup:
-    members = dist.get_process_group_ranks(group.data)
-    some = len(members) < dist.get_world_size()  # then the other processes take no part in making it
-    made: dist.ProcessGroup = dist.new_group(members, backend="gloo", use_local_synchronization=some)
-    return made
+def share(group: Group, nbytes: int) -> list[mmap.mmap]:
+    """Memory of ``nbytes`` for each rank, zeroed, that all ranks map; in the order of ranks. A collective call.
+
+    It has no name in a file system once this returns (nor before, on Linux), so that nothing is left of killed ranks.
+
+    Raises:
+        Unsupported: the ranks are on different hosts, or cannot open each other's memory, or there is not enough.
+    """
+    name, problem, fd, path = "", "", -1, ""
+    try:
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("autotune-c3")
+            name = f"/proc/{os.getpid()}/fd/{fd}"
+        else:
+            fd, path = tempfile.mkstemp(prefix="autotune-c3-")
+            name = path
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, nbytes)  # running out of memory is an error now, and not a signal later
+        else:
+            os.ftruncate(fd, nbytes)
+    except OSError as error:
+        problem = f"no {nbytes} bytes of shared memory: {error.strerror}"
+    windows: list[mmap.mmap] = []
+    try:
+        told = group.gather({"host": _host(), "name": name, "problem": problem})
+        problem = next((t["problem"] for t in told if t["problem"]), "")
+        if len({t["host"] for t in told}) > 1:
+            problem = "the ranks are on different hosts, and share no memory"
+        try:
+            windows = [] if problem else [_map(str(t["name"]), nbytes) for t in told]
+        except OSError as error:
+            problem = f"a rank's memory cannot be mapped by another: {error.strerror}"
+        problem = next((p for p in group.gather(problem) if p), "")
+    finally:
+        if fd >= 0:
+            os.close(fd)
+        if path:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+    if problem:
+        raise Unsupported(problem)
+    return windows
+
+
+def _map(name: str, nbytes: int) -> mmap.mmap:
+    fd = os.open(name, os.O_RDWR)
+    try:
+        return mmap.mmap(fd, nbytes)
+    finally:
+        os.close(fd)
+
+
+def _host() -> str:
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id") as f:
+        return f"{socket.gethostname()} {f.read().strip()}"
+    return socket.gethostname()
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // _PAGE) * _PAGE
+
+
+def _copy(target: Tensor, source: Tensor) -> None:
+    """As bytes and by numpy, which lets go of Python's lock and takes no further threads, unlike torch."""
+    np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
+
+
+def _fence() -> None:
+    """Order memory accesses before with those after: on some processors peers could else see a number before the data
+    that it stands for. A lock that is let go and taken again does so."""
+    with _LOCK:
+        pass
+    with _LOCK:
+        pass
+
+
+def pieces(numel: int, parts: int) -> list[tuple[int, int]]:
+    """``numel`` elements in so many pieces (begin, end) that differ by one element at most; some may be empty."""
+    return list(itertools.pairwise(numel * k // parts for k in range(parts + 1)))

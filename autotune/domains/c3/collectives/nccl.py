@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.collectives.base import Spec
-from autotune.domains.c3.collectives.buffers import dtype_of
+from autotune.domains.c3.collectives.base import Spec, dtype_of
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.strategy import Strategy
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+
+    from autotune.task import Artifact
 
 
 def communicator(group: Group, ctas: int) -> dist.ProcessGroup:
@@ -42,34 +43,28 @@ def communicator(group: Group, ctas: int) -> dist.ProcessGroup:
 
 
 class NcclCollective:
-    """One of NCCL's collectives on buffers of its own. Enqueued on the stream that it is called with.
-
-    All-gather and all-reduce are in place. Only all-reduce goes in chunks: those of the others would not lie together.
-    """
+    """One of NCCL's collectives on buffers of its own. All-gather and all-reduce are in place."""
 
     engine = "nccl"
     met = None
 
-    def __init__(self, spec: Spec, group: Group, strategy: Strategy) -> None:
+    def __init__(self, spec: Spec, group: Group, strategy: Strategy, artifact: Artifact | None = None) -> None:
         import torch
 
-        dtype = dtype_of(spec.dtype)
         part, n = spec.part(group.ranks), spec.numel
         self.spec = spec
-        self.chunks = strategy.chunks if spec.op == "all_reduce" else 1
         self._comm = communicator(group, strategy.ctas)
 
         def buffer(numel: int) -> torch.Tensor:
-            return torch.empty(numel, dtype=dtype, device=group.device)
+            return torch.empty(numel, dtype=dtype_of(spec.dtype), device=group.device)
 
         self.output = buffer(part if spec.op == "reduce_scatter" else n)
-        self.input = self.output if spec.op == "all_reduce" else buffer(n)
         if spec.op == "all_gather":
             self.input = self.output[group.rank * part :][:part]
-        step = -(-n // self.chunks)
-        self._pieces = [(c * step, min(n, (c + 1) * step)) for c in range(self.chunks)]
+        else:
+            self.input = self.output if spec.op == "all_reduce" else buffer(n)
 
-    def enqueue(self, chunk: int, stream: Any = None) -> None:
+    def enqueue(self, stream: Any = None) -> None:
         import torch
         import torch.distributed as dist
 
@@ -81,8 +76,7 @@ class NcclCollective:
             elif self.spec.op == "reduce_scatter":
                 dist.reduce_scatter_tensor(self.output, self.input, group=self._comm)
             else:
-                begin, end = self._pieces[chunk]
-                dist.all_reduce(self.output[begin:end], group=self._comm)
+                dist.all_reduce(self.output, group=self._comm)
 
     def close(self) -> None:
         """The communicator stays: making one takes seconds."""

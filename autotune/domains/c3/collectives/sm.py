@@ -1,38 +1,53 @@
-"""Collectives by Numba kernels that write to, or read from, the peers' memory directly, with a chosen number of blocks.
+"""Sums over ranks by a Numba kernel that reads the peers' memory and adds as it goes: nothing is staged.
 
-The protocol is that of :mod:`autotune.domains.c3.collectives.dma`, with kernels in the place of the copies.
-Reductions read their peers' inputs and add as they go: nothing is staged.
+The protocol is that of :mod:`autotune.domains.c3.collectives.dma`, with the kernel in the place of the copies. Copies
+that are to be added use the same kernel.
+
+The kernel reads and writes memory of this device or of its peers, through pointers that are handed over at each launch,
+and runs on grids of any size. It orders nothing between ranks: whoever launches it sees to it that the data is there
+before, and waited for after (by operations of streams on flags). Loads are plain ones, as another device may have
+written what they read; each thread loads several packs of 16 bytes before it stores any.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.collectives.base import Spec
-from autotune.domains.c3.collectives.buffers import cuts, dtype_of
-from autotune.domains.c3.collectives.driver import Copies
-from autotune.domains.c3.collectives.streams import new_event
-from autotune.domains.c3.collectives.symmetric import Flags, give, take
+from autotune.domains.c3.collectives.base import Spec, dtype_of
+from autotune.domains.c3.collectives.symmetric import Copies, Flags, give, new_event, take
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
-from autotune.domains.c3.strategy import Strategy, kernel_of
-from autotune.errors import Unsupported
+from autotune.domains.c3.strategy import Strategy
+from autotune.errors import Superseded, Unsupported
+from autotune.runtime.launch.cuda import Launch, make_launch
+from autotune.task import Artifact, Kernel
 
 if TYPE_CHECKING:
-    from autotune.task import Artifact, Kernel
+    from autotune.compiler.targets.cuda.source import Listing
 
+GENERATOR = "comm-2"
+"""Changes when emitted code changes meaning; part of an artifact."""
+MOST = 16
+"""Ranks of a sum, at most."""
 _READY, _DONE = 0, 1
+_PACK = 16
+_IN_FLIGHT = 16  # loads of 16 bytes that a thread issues before it waits: 64 registers
+_launches: dict[tuple[int, int, int, int], tuple[Launch, Kernel]] = {}
+"""Launches that were made, each with its kernel, so that no other takes its ``id``."""
+
+Lines = Callable[[int], list[str]]
 
 
 class SmCollective:
-    """A collective by Numba kernels. All-gather is in place.
+    """A reduce-scatter or an all-reduce by the kernel that adds.
 
     Args:
-        artifact: holds the kernel that copies parts ("op" in its ``launch`` is "copy"), or for reductions the one that
-            adds ("reduce").
+        artifact: holds the kernel ("op" in its ``launch`` is "reduce").
 
     Raises:
-        Unsupported: some device cannot reach the memory of another; the kernels are missing.
+        Superseded: a collective that only moves data, which kernels of earlier versions did too.
+        Unsupported: some device cannot reach the memory of another; the kernel is missing.
     """
 
     engine = "sm"
@@ -40,95 +55,46 @@ class SmCollective:
     def __init__(self, spec: Spec, group: Group, strategy: Strategy, artifact: Artifact | None = None) -> None:
         import torch
 
-        kernels: dict[str, Kernel] = {str(k.launch.get("op")): k for k in (artifact.kernels if artifact else ())}
-        if (needed := kernel_of(strategy.config(), spec.op)) not in kernels:
-            raise Unsupported(f"the kernels of {spec.op} are not there: {needed}")
-        self.spec, self.group, self.strategy, self._kernels = spec, group, strategy, kernels
-        self.chunks = strategy.chunks
+        if spec.op not in REDUCING:
+            raise Superseded(f"{spec.op} by kernels that only move data, which this autotune lacks")
+        found = [k for k in (artifact.kernels if artifact else ()) if k.launch.get("op") == "reduce"]
+        if not found:
+            raise Unsupported(f"the kernel of {spec.op} is not there")
+        self.spec, self.group, self.strategy, self._kernel = spec, group, strategy, found[0]
         self.met = new_event()
-        dtype = dtype_of(spec.dtype)
-        ranks, me = group.ranks, group.rank
-        self._part = spec.part(ranks)
-        self._bytes = self._part * ITEMSIZE[spec.dtype]
-        self._pieces = cuts(self._bytes, self.chunks)
+        dtype, ranks = dtype_of(spec.dtype), group.ranks
+        part = spec.part(ranks)
+        self._bytes = part * ITEMSIZE[spec.dtype]
         self._flags = Flags(group, 2)
         self._tell = [self._flags.tell(k) for k in range(2)]
         self._wait = [self._flags.wait(k) for k in range(2)]
         self._shared = take(group, self._bytes * ranks)
-        shared = self._shared.view(dtype, self._part * ranks)
+        self.input = self._shared.view(dtype, part * ranks)[: spec.numel]
         self._result = take(group, self._bytes * ranks) if spec.op == "all_reduce" else None
-        # The sums of an all-reduce go out by copy engines: the computation would have taken a second kernel's SMs.
-        own = me * self._bytes
-        sums = [] if self._result is None else self._result.to_peers(self._flags.peers, own, self._bytes)
-        self._spread = Copies(sums)
-        pulled = strategy.direction == "pull" or spec.op in REDUCING
-        if spec.op == "all_gather":
-            self.output = shared[: spec.numel]
-            self.input = self.output[me * self._part :][: self._part]
-        elif self._result is not None:
-            self.input = shared[: spec.numel]
-            self.output = self._result.view(dtype, spec.numel)
+        self._own = group.rank * self._bytes
+        if self._result is None:
+            self.output = torch.empty(part, dtype=dtype, device=group.device)
+            self._spread = Copies([])
         else:
-            size = self._part if spec.op == "reduce_scatter" else spec.numel
-            plain = torch.empty(size, dtype=dtype, device=group.device)
-            self.input, self.output = (shared, plain) if pulled else (plain, shared)
+            self.output = self._result.view(dtype, spec.numel)
+            # The sums go out by copy engines: the computation would have taken a second kernel's SMs.
+            self._spread = Copies(self._result.to_peers(self._flags.peers, self._own, self._bytes))
 
-    def enqueue(self, chunk: int, stream: Any = None) -> None:
+    def enqueue(self, stream: Any = None) -> None:
         import torch
 
         stream = stream or torch.cuda.current_stream()
         raw = stream.cuda_stream
-        if chunk == 0:
-            self._tell[_READY](raw)
-            self._wait[_READY](raw)
-            self.met.record(stream)
-        begin, length = self._pieces[chunk]
-        if length:
-            if self.spec.op in REDUCING:
-                self._add(begin, length, raw)
-            else:
-                sources, targets = self._ends(begin)
-                self._copy(sources, targets, length, raw)
-        if chunk == self.chunks - 1:
-            self._spread(raw)  # every rank's sums have a part of the output to themselves
-            self._tell[_DONE](raw)
-            self._wait[_DONE](raw)
-
-    def _ends(self, begin: int) -> tuple[list[int], list[int]]:
-        """Where each peer's part is read and written; 0 for what is in its place already."""
-        me, size, shared = self.group.rank, self._bytes, self._shared.pointers
-        gather, pulled = self.spec.op == "all_gather", self.strategy.direction == "pull"
-        sources, targets = [], []
-        for p in range(self.group.ranks):
-            if pulled:
-                sources.append(shared[p] + (p if gather else me) * size + begin)
-                targets.append(self.output.data_ptr() + p * size + begin)
-            else:
-                sources.append(self.input.data_ptr() + (0 if gather else p * size) + begin)
-                targets.append(shared[p] + me * size + begin)
-        if gather:
-            sources[me] = targets[me] = 0
-        return sources, targets
-
-    def _add(self, begin: int, length: int, raw: int) -> None:
-        from autotune.domains.c3.collectives.launch import launch
-
-        mine = self.group.rank * self._bytes + begin
-        sources = [pointer + mine for pointer in self._shared.pointers]
-        own = 0 if self._result is None else self.group.rank * self._bytes
-        target = self.output.data_ptr() + own + begin
-        count = length // ITEMSIZE[self.spec.dtype]
-        launch(
-            self._kernels["reduce"], self.group.device.index or 0, self.strategy.blocks, [*sources, target], count, raw
-        )
-
-    def _copy(self, sources: list[int], targets: list[int], nbytes: int, raw: int) -> None:
-        from autotune.domains.c3.collectives.launch import launch
-
-        # Rotated, so that the first blocks of different ranks turn to different peers.
-        turn = self.group.rank
-        pointers = [*sources[turn:], *sources[:turn], *targets[turn:], *targets[:turn]]
-        launch(self._kernels["copy"], self.group.device.index or 0, self.strategy.blocks, pointers, nbytes, raw)
+        self._tell[_READY](raw)
+        self._wait[_READY](raw)
+        self.met.record(stream)
+        sources = [pointer + self._own for pointer in self._shared.pointers]
+        target = self.output.data_ptr() + (0 if self._result is None else self._own)
+        count = self._bytes // ITEMSIZE[self.spec.dtype]
+        launch(self._kernel, self.group.device.index or 0, self.strategy.blocks, [*sources, target], count, raw)
+        self._spread(raw)  # every rank's sums have a part of the output to themselves
+        self._tell[_DONE](raw)
+        self._wait[_DONE](raw)
 
     def close(self) -> None:
         """Give buffers and flags back. A collective call; no call may be under way."""
@@ -137,6 +103,155 @@ class SmCollective:
         torch.cuda.synchronize(self.group.device)
         self.group.barrier()
         self._flags.close()
-        give(self.group, self._shared)
-        if self._result is not None:
-            give(self.group, self._result)
+        give(self.group, self._shared, *([self._result] if self._result is not None else []))
+
+
+# ---- the kernel -----------------------------------------------------------------------------------------------------
+
+
+def launch(kernel: Kernel, device: int, grid: int, pointers: Sequence[int], count: int, stream: int) -> None:
+    """Enqueue a kernel of :func:`build_sum`; under the capture of a graph too, as its cubin is loaded whole before.
+
+    Args:
+        device: number of the device, which is current.
+        grid: thread blocks.
+        pointers: addresses in the order of ``kernel.launch["args"]``.
+        count: elements of each.
+        stream: raw handle of a stream of that device.
+
+    Raises:
+        LaunchError: the driver refuses.
+    """
+    key = (id(kernel), device, grid, count)
+    found = _launches.get(key)
+    if found is None:
+        wanted = len(kernel.launch["args"])
+        if len(pointers) != wanted:
+            raise ValueError(f"{len(pointers)} pointers for a kernel of {wanted}")
+        found = _launches[key] = make_launch(kernel, device, grid, count), kernel
+    found[0](stream, pointers)
+
+
+def build_sum(ranks: int, dtype: str, target: str) -> Kernel:
+    """Compile the kernel that adds for ``target`` ("sm_90"), without a GPU.
+
+    The kernel takes pointers, in the order of ``launch["args"]``: ``ranks`` sources and the destination, which may be
+    one of the sources; and one int64 after them, the elements of each. They are added in fp32, in the order of the
+    sources, and rounded once.
+
+    Addresses are multiples of an element's size. Where all are the same modulo 16, accesses are of 16 bytes; else of an
+    element.
+
+    Args:
+        dtype: of the elements: "bf16", "f16" or "f32".
+
+    Raises:
+        Unsupported: there is no such kernel.
+        BuildError: it does not compile.
+    """
+    from autotune.compiler.targets.cuda.compile import build
+
+    return build(emit_sum(ranks, dtype), target)
+
+
+def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Listing:
+    """The source that :func:`build_sum` compiles.
+
+    Args:
+        threads: of a block, a multiple of 32 up to 1024.
+        unroll: packs of 16 bytes in flight for each source; 0 for as many as registers allow.
+    """
+    from autotune.compiler.targets.cuda.names import tuple_of
+    from autotune.compiler.targets.cuda.source import PREFIX, Listing
+
+    if dtype not in ITEMSIZE:
+        raise Unsupported(f"no kernel that adds elements of {dtype!r}")
+    if not 2 <= ranks <= MOST:
+        raise Unsupported(f"a sum of {ranks} parts: 2 to {MOST} fit one kernel")
+    unroll = unroll or max(1, _IN_FLIGHT // ranks)
+    size = ITEMSIZE[dtype]
+    vec = _PACK // size
+    out = f"p{ranks}"
+
+    def add(terms: list[str]) -> str:
+        text = terms[0]
+        for term in terms[1:]:
+            text = f"add_rn({text}, {term})"
+        return text
+
+    def through(total: str, vec: int, base: str, loaded: str, added: str) -> list[str]:
+        """Lines that add ``total`` pieces of ``vec`` elements, from element ``base`` on."""
+
+        def load(u: int) -> list[str]:
+            return [f"u{u}_{r} = {loaded}(p{r}, {base}w{u} * {vec}, ok{u})" for r in range(ranks)]
+
+        def store(u: int) -> list[str]:
+            terms = ", ".join(f"u{u}_{r}" for r in range(ranks))
+            return [f"st_{dtype}_{vec}_d({out}, {base}w{u} * {vec}, {added}({terms}))"]
+
+        return _walk(total, "int64(blk)", "nblk", threads, unroll, load, store)
+
+    words, numbers = [f"w{r}" for r in range(ranks)], [f"x{r}" for r in range(ranks)]
+    packs = [f"def f0({', '.join(words)}):"]
+    packs += [f"    {x} = un_{dtype}_{vec}({w})" for x, w in zip(numbers, words, strict=True)]
+    packs.append(f"    return {tuple_of([add([f'{x}[{e}]' for x in numbers]) for e in range(vec)])}")
+    single = f"def f1({', '.join(numbers)}):\n    return {add(numbers)}"
+
+    def alone(at: str) -> str:
+        loads = ", ".join(f"lk_{dtype}_1_c(p{r}, {at})" for r in range(ranks))
+        return f"st_{dtype}_1_d({out}, {at}, f1({loads}))"
+
+    apart = " | ".join(f"(addr(p{r}) ^ addr({out}))" for r in range(ranks))
+    body = [
+        "tid = int32(cuda.threadIdx.x)",
+        f"if (({apart}) & {_PACK - 1}) == 0:",
+        f"    head = ((-addr({out})) & {_PACK - 1}) // {size}",
+        "    if head > n0:",
+        "        head = n0",
+        f"    packs = (n0 - head) // {vec}",
+        *_in(through("packs", vec, "head + ", "lg_i32_4_c", "f0")),
+        f"    if blk == 0 and tid < {vec}:",  # what lies before the first pack and after the last
+        "        if tid < head:",
+        f"            {alone('tid')}",
+        f"        rest = head + packs * {vec} + tid",
+        "        if rest < n0:",
+        f"            {alone('rest')}",
+        "else:",
+        *_in(through("n0", 1, "", f"lg_{dtype}_1_c", "f1")),
+    ]
+    args = [("source", r) for r in range(ranks)] + [("destination", 0)]
+    told = {
+        "op": "reduce",
+        "args": [list(a) for a in args],
+        "align": [size] * len(args),
+        "dynamic": True,  # the elements follow the pointers
+        "block": threads,
+        "shared": 0,
+        "generator": GENERATOR,
+    }
+    code = ("\n".join(packs), single)
+    return Listing(code, tuple(body), (dtype,) * len(args), told, threads, 0, name=f"{PREFIX}c3_reduce")
+
+
+def _walk(total: str, first: str, count: str, threads: int, unroll: int, load: Lines, store: Lines) -> list[str]:
+    """Lines that take ``total`` packs in steps of ``threads * unroll``: every ``count``-th step, from ``first`` on.
+
+    Loads are predicated, without a branch between them, so that those of the last step are in flight together too.
+
+    Args:
+        load: lines that load pack ``w<u>``, for u below ``unroll``, where ``ok<u>`` says that there is such a pack.
+        store: lines that store it.
+    """
+    step = threads * unroll
+    lines = [f"for group in range({first}, ({total} + {step - 1}) // {step}, {count}):"]
+    for u in range(unroll):
+        lines += [f"    w{u} = group * {step} + tid + {u * threads}", f"    ok{u} = w{u} < {total}"]
+    for u in range(unroll):
+        lines += _in(load(u))
+    for u in range(unroll):
+        lines += [f"    if ok{u}:", *_in(_in(store(u)))]
+    return lines
+
+
+def _in(lines: list[str]) -> list[str]:
+    return ["    " + line for line in lines]

@@ -1,19 +1,24 @@
-"""Symmetric memory: buffers that every rank has at a known place and all ranks may write to, and flags in them.
+"""Access to other ranks' memory without a kernel: symmetric buffers, copies between them, flags in them.
 
 Buffers come from ``torch.distributed._symmetric_memory``, whose rendezvous is a collective call and costs
 milliseconds, so they are kept and handed out again. Flags are words of one such buffer; their slots are dealt out in
 the same order on every rank, since making a collective is itself a collective call.
+
+Copies and flags are driver calls that torch does not offer. Arguments are packed once and handed over by ctypes, so
+that an eager call costs the host microseconds. All may be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
+import ctypes
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.collectives.driver import Copy, MemOps
 from autotune.domains.c3.group import Group
 from autotune.errors import Unsupported
+from autotune.runtime.launch.cuda import LaunchError, driver
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +29,93 @@ KEPT_BYTES = 16 << 30
 """Free buffers are kept up to this; then all of them are let go."""
 _ALIGN = 1 << 21
 _POOL = "symmetric buffers"
+_WAIT_32, _WRITE_32 = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32, ..._WRITE_VALUE_32
+_EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
+
+Copy = tuple[int, int, int]
+"""Destination, source (device addresses), bytes."""
+
+
+# ---- the driver -----------------------------------------------------------------------------------------------------
+
+
+def check(code: int, doing: str) -> None:
+    """Raise LaunchError with the driver's words unless ``code`` is 0."""
+    if code:
+        text = ctypes.c_char_p()
+        driver().cuGetErrorString(code, ctypes.byref(text))
+        raise LaunchError(f"{doing}: {(text.value or b'unknown error').decode()} (CUDA error {code})")
+
+
+def new_stream(device: torch.device, *, high: bool = False) -> Any:
+    """A stream of the lowest priority, or of the highest."""
+    import torch
+
+    cuda: Any = torch.cuda
+    least, greatest = cuda.Stream.priority_range()
+    return cuda.Stream(device, priority=greatest if high else least)
+
+
+def new_event(*, timing: bool = False) -> Any:
+    """An event, with timing or without."""
+    import torch
+
+    cuda: Any = torch.cuda
+    return cuda.Event(enable_timing=timing)
+
+
+class _MemOp(ctypes.Structure):
+    """``CUstreamBatchMemOpParams``: wait and write have the same layout."""
+
+    _fields_ = (
+        ("operation", ctypes.c_int),
+        ("address", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint),
+        ("alias", ctypes.c_uint64),
+        ("pad", ctypes.c_uint64),
+    )
+
+
+class MemOps:
+    """Writes to and waits for 32-bit words, in order, done by the stream itself: no kernel, no SM.
+
+    Args:
+        ops: ("write" | "wait", device address, value); a wait ends when the word equals the value.
+    """
+
+    def __init__(self, ops: Sequence[tuple[str, int, int]]) -> None:
+        self._n = len(ops)
+        self._array = (_MemOp * max(1, self._n))()
+        for entry, (what, address, value) in zip(self._array, ops, strict=False):
+            entry.operation = _WAIT_32 if what == "wait" else _WRITE_32
+            entry.address, entry.value = address, value
+            entry.flags = _EQUAL if what == "wait" else 0
+        self._call = driver().cuStreamBatchMemOp_v2
+
+    def __call__(self, stream: int) -> None:
+        """Enqueue on a raw stream."""
+        if self._n:
+            check(self._call(ctypes.c_void_p(stream), self._n, self._array, 0), "a stream memory operation")
+
+
+class Copies:
+    """Copies between device addresses (peers' too), by copy engines; one after the other on their stream."""
+
+    def __init__(self, copies: Sequence[Copy]) -> None:
+        self._copies = [
+            (ctypes.c_uint64(dst), ctypes.c_uint64(src), ctypes.c_size_t(size)) for dst, src, size in copies if size
+        ]
+        self._call = driver().cuMemcpyDtoDAsync_v2
+
+    def __call__(self, stream: int) -> None:
+        """Enqueue on a raw stream."""
+        handle = ctypes.c_void_p(stream)
+        for dst, src, size in self._copies:
+            check(self._call(dst, src, size, handle), "a copy between devices")
+
+
+# ---- buffers --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -35,10 +127,9 @@ class Buffer:
     nbytes: int
     handle: Any
 
-    def view(self, dtype: torch.dtype, numel: int, offset: int = 0) -> torch.Tensor:
-        """This rank's memory as ``numel`` elements of ``dtype``, ``offset`` elements from its beginning."""
-        size = dtype.itemsize
-        part: torch.Tensor = self.memory[offset * size : (offset + numel) * size].view(dtype)
+    def view(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        """The first ``numel`` elements of ``dtype`` of this rank's memory."""
+        part: torch.Tensor = self.memory[: numel * dtype.itemsize].view(dtype)
         return part
 
     def to_peers(self, peers: Sequence[int], begin: int, nbytes: int) -> list[Copy]:
@@ -52,11 +143,10 @@ def check_access(group: Group) -> None:
     import torch
 
     def found() -> str:
-        devices = group.gather([_host(), group.device.index or 0])
-        mine = group.device.index or 0
+        here, mine = socket.gethostname(), group.device.index or 0
         why = ""
-        for rank, (host, index) in enumerate(devices):
-            if host != _host():
+        for rank, (host, index) in enumerate(group.gather([here, mine])):
+            if host != here:
                 why = f"rank {rank} is on another host"
             elif index != mine and not torch.cuda.can_device_access_peer(mine, index):
                 why = f"GPU {mine} has no access to the memory of GPU {index}"
@@ -67,12 +157,6 @@ def check_access(group: Group) -> None:
     why = group.keep("peer access", found)
     if why:
         raise Unsupported(f"copies between devices need peer access over NVLink or PCIe: {why}")
-
-
-def _host() -> str:
-    import socket
-
-    return socket.gethostname()
 
 
 def take(group: Group, nbytes: int) -> Buffer:
@@ -100,15 +184,18 @@ def take(group: Group, nbytes: int) -> Buffer:
     return Buffer(memory, [int(p) for p in handle.buffer_ptrs], size, handle)
 
 
-def give(group: Group, buffer: Buffer) -> None:
-    """Give a buffer back, for :func:`take` to hand out again. Called in the same order on every rank."""
+def give(group: Group, *buffers: Buffer) -> None:
+    """Give buffers back, for :func:`take` to hand out again. Called in the same order on every rank."""
     free: list[Buffer] = group.keep(_POOL, list)
-    free.append(buffer)
+    free.extend(buffers)
 
 
 def drop_free(group: Group) -> None:
     """Let the memory go that nobody uses. A collective call."""
     group.keep(_POOL, list).clear()
+
+
+# ---- flags ----------------------------------------------------------------------------------------------------------
 
 
 class Flags:

@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.domains.c3.deploy.agree import decide
-from autotune.domains.c3.deploy.buffers import Buffers, shapes_of, stored_as
-from autotune.domains.c3.deploy.compute import NAMES, Args, Kwargs, known_as, records
-from autotune.domains.c3.deploy.group import deploy_group
+from autotune.domains.c3.deploy.caller import (
+    NAMES,
+    Args,
+    Buffers,
+    Kwargs,
+    attach,
+    known_as,
+    records,
+    shapes_of,
+    stored_as,
+)
 from autotune.domains.c3.deploy.match import C3Match
-from autotune.domains.c3.deploy.ready import Ready, make_ready
+from autotune.domains.c3.deploy.ready import Ready, decide, make_ready
+from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.scenario import COLLECTIVES, REDUCING, Compute, Gemm, Program, Scenario, parse_gemm
 from autotune.errors import UserError
 
@@ -80,7 +88,6 @@ def overlap(
 
 
 def _gemm(shape: Any) -> Gemm:
-    """A GEMM from what the user gave."""
     if isinstance(shape, Gemm):
         return shape
     if isinstance(shape, str):
@@ -129,7 +136,7 @@ class Overlapped:
 
     @property
     def scenario(self) -> Scenario | None:
-        """What was looked up. None until the tensors are known."""
+        """The scenario of the look-up. None until the tensors are known."""
         return self._ready.scenario if self._ready else None
 
     @property
@@ -225,8 +232,6 @@ class Overlapped:
             self._busy.release()
         moved = ready.buffers.take(out)
         if self._differentiable and tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-            from autotune.domains.c3.deploy.autograd import attach
-
             moved = attach(tensor, moved, self._collective, ready.group.data)
         return result, moved
 

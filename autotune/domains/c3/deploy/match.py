@@ -1,10 +1,10 @@
-"""Which strategy a scenario gets at deploy time, and how well it is founded.
+"""The look-up of a scenario's strategy at deploy time, and its level.
 
 ``exact``: the very scenario was tuned on equal devices. ``nearest``: one of its family was (the same collective, types
 and ranks), and no extent differs by more than a factor of two; the GEMM's matrices may be stored otherwise.
 ``other_device``: the scenario was tuned on as many other devices of the same architecture, joined by the same links;
 that is used where a setting allows it (:mod:`autotune.runtime.settings`).
-``default``: nothing like it was tuned, and a rule chooses (:mod:`autotune.domains.c3.rule`).
+``default``: nothing like it was tuned, and the rule chooses (:func:`autotune.domains.c3.strategy.by_rule`).
 """
 
 from __future__ import annotations
@@ -16,20 +16,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from autotune.device import DeviceIdentity, Environment
-from autotune.domains.c3 import rule
 from autotune.domains.c3.scenario import LAYOUTS, Gemm, Scenario
-from autotune.domains.c3.strategy import (
-    HOST_NAIVE,
-    HOST_SEQUENTIAL,
-    NAIVE,
-    SEQUENTIAL,
-    HostStrategy,
-    Strategy,
-    improper,
-    kernel_of,
-    normalize,
-    reject,
-)
+from autotune.domains.c3.strategy import BASELINES, KINDS, by_rule, improper, kernel_of, normalize, reject
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import (
@@ -52,17 +40,12 @@ if TYPE_CHECKING:
     from autotune.store import Reader
 
 NEAR = 1.0
-"""Largest :func:`distance` over which a stored strategy is taken for another scenario: a factor of two."""
-
-_ENGINES = {"cuda": ("nccl", "copy", "sm"), "cpu": ("gloo", "copy")}
-_BASELINES: Mapping[str, Mapping[str, Config]] = {
-    "cuda": {"sequential": SEQUENTIAL, "naive": NAIVE},
-    "cpu": {"sequential": HOST_SEQUENTIAL, "naive": HOST_NAIVE},
-}
+"""Largest distance over which a stored strategy is taken for another scenario: a factor of two, as ``|log2|``, in an
+extent of the GEMM or in the bytes."""
 
 
 class C3Level(StrEnum):
-    """How well a strategy is founded; ``rank`` orders them, best first."""
+    """Level of a look-up; ``rank`` orders them, best first."""
 
     EXACT = "exact"
     NEAREST = "nearest"
@@ -76,7 +59,7 @@ class C3Level(StrEnum):
 
 @dataclass(frozen=True)
 class C3Match:
-    """What was found for a scenario.
+    """The strategy found for a scenario.
 
     Attributes:
         level: how well it is founded.
@@ -106,8 +89,8 @@ class C3Match:
     @property
     def label(self) -> str:
         """The strategy in a few words, such as ``copy comm_first reserve=8``."""
-        kind = HostStrategy if "copies" in self.config else Strategy
-        return kind.of(self.config).label
+        found: str = KINDS["cpu" if "copies" in self.config else "cuda"].of(self.config).label
+        return found
 
     @property
     def latency_us(self) -> float | None:
@@ -220,16 +203,10 @@ def explain(
     return (*steps, Step("default", Outcome.TAKEN, "chosen by rule") if chosen else Step("default", Outcome.NOT_ASKED))
 
 
-def distance(a: Scenario, b: Scenario) -> float:
-    """The largest difference of two scenarios of a family in an extent of the GEMM or in the bytes, as ``|log2|`` of
-    the ratio: 1 is a factor of two."""
-    return max(_ratios(a, b))
-
-
 def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 0) -> tuple[Config, str]:
     """The strategy that a schedule means for ``scenario``, and why it cannot be used ("" where it can)."""
     if schedule.config is None:
-        config = _BASELINES[side].get(schedule.winner)
+        config = BASELINES[side].get(schedule.winner)
         return (dict(config), "") if config else ({}, f"its winner {schedule.winner!r} is no strategy")
     if why := improper(schedule.config, side):
         # Told once: who finds a default in the place of what was searched would wonder.
@@ -238,7 +215,7 @@ def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 
         deployment().warn_once(f"strategy {short}", text)
         return {}, f"it is damaged: {why}"
     config, why = fit(schedule.config, scenario, side, sms=sms)
-    if not why and needs_kernels(config, scenario) and not (schedule.artifact and schedule.artifact.kernels):
+    if not why and kernel_of(config, scenario.collective) and not (schedule.artifact and schedule.artifact.kernels):
         why = "its kernels are not stored"
     return config, why
 
@@ -248,25 +225,16 @@ def fit(config: Mapping[str, Choice], scenario: Scenario, side: str, *, sms: int
     can)."""
     if why := improper(config, side):
         return {}, why
-    kind = HostStrategy if side == "cpu" else Strategy
-    whole = kind.of(config).config()
-    if whole["engine"] not in _ENGINES[side]:
-        return whole, f"this autotune has no engine {whole['engine']!r}"
-    whole = normalize(whole, scenario, side)
+    whole = normalize(KINDS[side].of(config).config(), scenario, side)
     return whole, reject(whole, scenario, side, sms=sms) or ""
-
-
-def needs_kernels(config: Mapping[str, Choice], scenario: Scenario) -> bool:
-    """Whether a strategy runs compiled kernels, which only a search stores."""
-    return bool(kernel_of(config, scenario.collective))
 
 
 def without_search(scenario: Scenario, side: str, *, sms: int = 0) -> list[Config]:
     """Strategies that need nothing from a search, the best first; the last works everywhere."""
     out: list[Config] = []
-    for guess in [*rule.choose(scenario, side), _BASELINES[side]["sequential"]]:
+    for guess in [*by_rule(scenario, side), BASELINES[side]["sequential"]]:
         config, why = fit(guess, scenario, side, sms=sms)
-        if not why and not needs_kernels(config, scenario) and config not in out:
+        if not why and not kernel_of(config, scenario.collective) and config not in out:
             out.append(config)
     return out
 
@@ -320,4 +288,4 @@ def _ratios(a: Scenario, b: Scenario) -> list[float]:
     return [abs(math.log2(x / y)) for x, y in pairs]
 
 
-__all__ = ["NEAR", "C3Level", "C3Match", "distance", "explain", "match_scenario"]
+__all__ = ["NEAR", "C3Level", "C3Match", "explain", "match_scenario"]

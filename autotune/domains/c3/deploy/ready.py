@@ -1,23 +1,29 @@
-"""Making what a strategy needs at deploy time; or what another needs, where this machine or group cannot run it."""
+"""One strategy for all ranks: rank 0 looks it up and sends it to the others, and all open it, or a default.
+
+Databases may differ between hosts, or change between two look-ups; ranks that run different strategies would hang.
+Where some rank cannot run the strategy, all take the first default that all can run.
+"""
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.collectives.base import Collective, Spec
-from autotune.domains.c3.collectives.open import open_collective
-from autotune.domains.c3.deploy.buffers import Buffers, Shapes
-from autotune.domains.c3.deploy.compute import CallerCompute
-from autotune.domains.c3.deploy.match import C3Level, C3Match, without_search
-from autotune.domains.c3.run.base import Overlap
-from autotune.domains.c3.run.open import open_overlap
+from autotune.device import environment
+from autotune.domain import place
+from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
+from autotune.domains.c3.deploy.caller import Buffers, CallerComputation, Shapes
+from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario, without_search
+from autotune.domains.c3.overlap import CudaOverlap, HostOverlap, open_overlap
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError, first_line
+from autotune.measure.wire import artifact_from_wire, artifact_to_wire
 from autotune.runtime.deployment import deployment
+from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Config
 
 if TYPE_CHECKING:
@@ -26,6 +32,76 @@ if TYPE_CHECKING:
     from autotune.domains.c3.group import Group
 
 log = logging.getLogger("autotune")
+Overlap = CudaOverlap | HostOverlap
+
+
+def decide(scenario: Scenario, group: Group, *, db: str | None = None, strict: bool = False) -> C3Match:
+    """The strategy of ``scenario`` for all ranks of ``group``, who call this together. Never fails for want of one.
+
+    What has no exact match is recorded as a miss, where a search could run it: see :func:`searchable`.
+    """
+    told: Any = None
+    if group.rank == 0:
+        told = match_to_wire(_look_up(scenario, str(group.device), db, strict))
+    match = match_from_wire(group.gather(told)[0])
+    deployment().count("overlaps")
+    if match.schedule is not None:
+        deployment().count("overlap_hits")
+    return match
+
+
+def searchable(scenario: Scenario) -> bool:
+    """True if a search could run the computation: a GEMM, a built-in program, or one with a factory of inputs."""
+    compute = scenario.compute
+    return isinstance(compute, Gemm) or bool(compute.inputs) or ":" not in compute.name
+
+
+def _look_up(scenario: Scenario, device: str, db: str | None, strict: bool) -> C3Match:
+    side, workload = device.partition(":")[0], scenario.workload()
+    try:
+        identity = place(workload, device)
+        store = deployment().store(db)
+        match = match_scenario(scenario, store, identity, environment(device), strict=strict, side=side)
+        deployment().warn_differences(match.differences, other_device=match.level is C3Level.OTHER_DEVICE)
+        if match.level is not C3Level.EXACT and searchable(scenario):
+            deployment().record_misses([(workload, match.reason)], device, db, identity=identity)
+        return match
+    except Exception as error:  # the model runs on
+        why = first_line(error)
+        deployment().warn_once(f"c3 {why}", f"autotune: {scenario.label} could not be looked up: {why}")
+        log.debug("the look-up that failed", exc_info=True)
+        config = without_search(scenario, side)[0]
+        return C3Match(C3Level.DEFAULT, config, reason=f"it could not be looked up: {why}")
+
+
+def match_to_wire(match: C3Match) -> dict[str, Any]:
+    """A match as JSON, kernels included."""
+    out: dict[str, Any] = {"level": str(match.level), "config": match.config, "distance": match.distance,
+                           "reason": match.reason, "tuned": match.tuned.to_json() if match.tuned else None}  # fmt: skip
+    if match.schedule is None:
+        return out
+    s = match.schedule
+    key = [s.key.workload, s.key.device, s.key.environment, s.key.policy]
+    out["schedule"] = {"key": key, "config": s.config, "latency_us": s.latency_us, "baselines": dict(s.baselines),
+                       "winner": s.winner, "family": s.family, "extent": s.extent, "when": s.when,
+                       "others": s.others, "space": s.space}  # fmt: skip
+    if s.artifact is not None:
+        head, blob = artifact_to_wire(s.artifact)
+        out["artifact"] = {"head": head, "code": base64.b64encode(blob).decode()}
+    return out
+
+
+def match_from_wire(data: Mapping[str, Any]) -> C3Match:
+    """The inverse of :func:`match_to_wire`."""
+    schedule = None
+    if "schedule" in data:
+        fields = dict(data["schedule"])
+        key = Key(*(str(part) for part in fields.pop("key")))
+        kernels = data.get("artifact")
+        artifact = artifact_from_wire(kernels["head"], base64.b64decode(kernels["code"])) if kernels else None
+        schedule = Schedule(key=key, artifact=artifact, **fields)
+    tuned = Scenario.from_json(data["tuned"]) if data["tuned"] else None
+    return C3Match(C3Level(data["level"]), dict(data["config"]), schedule, tuned, data["distance"], data["reason"])
 
 
 @dataclass(frozen=True)
@@ -42,7 +118,7 @@ class Ready:
     group: Group
     collective: Collective
     buffers: Buffers
-    compute: CallerCompute
+    compute: CallerComputation
     whole: Overlap
     still: Overlap
 
@@ -96,12 +172,12 @@ def make_ready(
 
 
 class _Opened:
-    """What has been opened of a strategy on this rank."""
+    """The parts of a strategy that this rank has opened."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self.collective: Collective | None = None
-        self.parts: tuple[Collective, CallerCompute, Overlap, Overlap] | None = None
+        self.parts: tuple[Collective, CallerComputation, Overlap, Overlap] | None = None
 
     def open(
         self, compute: Callable[..., Any] | Gemm, scenario: Scenario, config: Config, artifact: Artifact | None
@@ -111,11 +187,11 @@ class _Opened:
         spec = Spec(scenario.collective, scenario.numel, scenario.dtype)
         try:
             collective = self.collective = open_collective(spec, group, config, artifact)
-            caller = CallerCompute(compute, int(config["panels"]))
-            moving, staying = _eager(config, side), _eager(_still(config, side), side)
-            whole = still = open_overlap(caller, collective, moving, group.device)
-            if staying != moving:
-                still = open_overlap(caller, collective, staying, group.device)
+            caller = CallerComputation(compute)
+            whole = still = open_overlap(caller, collective, config, group.device, graph=False)
+            staying: Config = {**config, **({"threads": 0} if side == "cpu" else {"reserve": 0})}
+            if staying != config:
+                still = open_overlap(caller, collective, staying, group.device, graph=False)
             self.parts = collective, caller, whole, still
         except Exception as error:
             log.debug("a strategy that cannot be run: %s", config, exc_info=True)
@@ -128,13 +204,3 @@ class _Opened:
         if everywhere and self.collective is not None:
             with suppress(Exception):
                 self.collective.close()
-
-
-def _eager(config: Mapping[str, Any], side: str) -> Config:
-    return {**config, "launch": "eager"} if side == "cuda" else dict(config)
-
-
-def _still(config: Config, side: str) -> Config:
-    if side == "cpu":
-        return {**config, "threads": 0}
-    return {**config, "reserve": 0, "priority": "equal" if config["priority"] == "gemm" else config["priority"]}

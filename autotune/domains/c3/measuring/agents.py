@@ -35,7 +35,7 @@ _POLL_S = 2.0
 
 
 def under_torchrun() -> bool:
-    """Whether torchrun has started this process as one of several."""
+    """True if torchrun has started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
@@ -155,7 +155,7 @@ class RemoteChild:
         return self._reader.next()
 
     def _epitaph(self) -> str:
-        """How it died, if the agent could still tell."""
+        """The cause of death, if the agent could still send it."""
         with contextlib.suppress(ChildDied, ValueError):
             while self.poll() is not None:
                 pass
@@ -256,7 +256,6 @@ def _tell(connection: socket.socket, how: str) -> None:
 
 
 def _store() -> Store:
-    """The store that torchrun's processes share."""
     from torch.distributed.rendezvous import rendezvous
 
     store, _, _ = next(rendezvous("env://"))
@@ -265,7 +264,7 @@ def _store() -> Store:
 
 
 def _await_address(store: Store) -> str:
-    """What RANK 0 has told of where to connect; "" if it ended without (it had nothing to measure)."""
+    """The address that RANK 0 has stored; "" if it ended without one (it had nothing to measure)."""
     first = _rank_zero()
     while first is None or (first.is_running() and first.status() != psutil.STATUS_ZOMBIE):
         with contextlib.suppress(Exception):

@@ -1,57 +1,47 @@
-"""The bench of a scenario on one rank: inputs, candidates, and the checks that every rank makes for itself."""
+"""The bench of a scenario on one rank: inputs, candidates, and the checks that every rank makes for itself.
+
+Every element of a collective's result is compared with what the ranks' inputs, known by their seed, come to. These are
+small integers, made from (seed, call, rank, element), so that any share of any rank's input can be made on any rank,
+and that sums of all ranks are exact in every dtype and in any order.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.domains.c3.collectives.base import Collective, Spec
-from autotune.domains.c3.collectives.open import open_collective
+from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
+from autotune.domains.c3.computation import Computation, open_compute
 from autotune.domains.c3.group import Group
-from autotune.domains.c3.measuring.verify import Call, ordinary, poison
-from autotune.domains.c3.run.base import Overlap
-from autotune.domains.c3.run.compute import open_compute
-from autotune.domains.c3.run.open import open_overlap
-from autotune.domains.c3.scenario import REDUCING, Scenario
-from autotune.domains.c3.strategy import (
-    HOST_NAIVE,
-    HOST_SEQUENTIAL,
-    NAIVE,
-    SEQUENTIAL,
-    HostStrategy,
-    Strategy,
-    normalize,
-)
+from autotune.domains.c3.overlap import open_overlap
+from autotune.domains.c3.scenario import Scenario
+from autotune.domains.c3.strategy import BASELINES, ENGINES, KINDS, HostStrategy, Strategy, normalize, reject
 from autotune.task import Artifact, Config, Verdict
 
 if TYPE_CHECKING:
-    from autotune.domains.c3.run.compute import Computation
+    from autotune.domains.c3.overlap import CudaOverlap, HostOverlap
 
 _LATE_S = 0.002  # by so much one rank comes later than the others to the second call of a check
 
-_ISOLATED = {
-    "nccl": Strategy(),
-    "copy": Strategy(engine="copy"),
-    "copy-pull": Strategy(engine="copy", direction="pull"),
-    "sm": Strategy(engine="sm", ctas=64),
-}
-_ADDING = Strategy(engine="copy", ctas=128)
-"""A collective that adds by copies, alone: the kernel has all SMs."""
-_ISOLATED_HOST = {"gloo": HostStrategy(), "copy": HostStrategy(engine="copy")}
+_ALONE = {"copy": 128, "sm": 64}
+"""Thread blocks of an engine's kernel without a computation beside it."""
+_CHUNK = 1 << 24  # elements made at a time
+_WORD = (1 << 62) - 1
+_A, _B = 0x369DEA0F31A53F85, 0x2545F4914F6CDD1D  # odd multipliers that spread consecutive numbers
 
 
 class Run:
-    """A strategy that is loaded, with the collective that it owns; see
-    :class:`autotune.domains.c3.run.base.Overlap`.
-    """
+    """A strategy that is loaded, with the collective that it owns."""
 
     def __init__(self, computation: Computation | None, collective: Collective | None) -> None:
         self.computation, self.collective = computation, collective
-        self.overlap: Overlap | None = None
+        self.overlap: CudaOverlap | HostOverlap | None = None
         self.closed = False
 
     def __call__(self) -> None:
@@ -98,10 +88,9 @@ class RankBench:
     def _load(self, config: Config, artifact: Artifact | None, *, compute: bool = True, comm: bool = True) -> Run:
         self._open = [run for run in self._open if not run.closed]
         collective = open_collective(self.spec, self.group, config, artifact) if comm else None
-        computation = self.computation.in_panels(int(config["panels"])) if compute else None
-        run = Run(computation, collective)
+        run = Run(self.computation if compute else None, collective)
         self._open.append(run)  # before anything fails on this rank alone: all close it alike
-        run.overlap = open_overlap(computation, collective, config, self.device)
+        run.overlap = open_overlap(run.computation, collective, config, self.device)
         if collective is not None:
             ordinary(collective.input, self.group.rank)
         return run
@@ -138,28 +127,23 @@ class RankBench:
         return failed or Verdict(True, max((v.error for v in verdicts), default=0.0))
 
     def baselines(self) -> Mapping[str, Callable[[], Run]]:
-        """What the user has without a tuner: one after the other, and on two streams in the order of a program."""
-        cpu = self.device.type == "cpu"
-        return {
-            "sequential": partial(self._load, HOST_SEQUENTIAL if cpu else SEQUENTIAL, None),
-            "naive": partial(self._load, HOST_NAIVE if cpu else NAIVE, None),
-        }
+        """Runs without a tuner: one after the other, and on two streams in the order of a program."""
+        return {name: partial(self._load, config, None) for name, config in BASELINES[self.device.type].items()}
 
     def references(self) -> Mapping[str, Callable[[], Run]]:
         """The parts alone, by which the ideal is known: "compute", and "comm:ENGINE" for each engine, which raises
         Unsupported where it does not work here."""
-        cpu = self.device.type == "cpu"
-        engines: Mapping[str, Strategy | HostStrategy] = _ISOLATED_HOST if cpu else _ISOLATED
-        found: dict[str, Callable[[], Run]] = {
-            "compute": partial(self._load, HOST_SEQUENTIAL if cpu else SEQUENTIAL, None, comm=False)
-        }
-        for name, strategy in engines.items():
-            if name == "copy-pull" and self.spec.op in REDUCING:
-                continue  # it would be the same as "copy"
-            if name == "copy" and self.spec.op in REDUCING and not cpu:
-                strategy = _ADDING
-            found[f"comm:{name}"] = partial(self._alone, strategy.config())
+        plain = BASELINES[self.device.type]["sequential"]
+        found: dict[str, Callable[[], Run]] = {"compute": partial(self._load, plain, None, comm=False)}
+        for strategy in self._isolated():
+            found[f"comm:{strategy.engine}"] = partial(self._alone, strategy.config())
         return found
+
+    def _isolated(self) -> list[Strategy | HostStrategy]:
+        """Each engine by itself; a kernel that adds has all SMs then."""
+        side = self.device.type
+        found = [KINDS[side].of({"engine": name, "ctas": _ALONE.get(name, 0)}) for name in ENGINES[side]]
+        return [strategy for strategy in found if reject(strategy.config(), self.scenario, side) is None]
 
     def _alone(self, config: Config) -> Run:
         from autotune.domains.c3.task import build
@@ -186,3 +170,83 @@ def open_bench(scenario: Scenario, group: Group) -> RankBench:
         UserError: a program that is not there, or does not run.
     """
     return RankBench(scenario, group)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a collective under test; its inputs differ from those of any other call."""
+
+    spec: Spec
+    ranks: int
+    seed: int
+    number: int
+
+    @property
+    def _span(self) -> int:
+        """Elements lie between minus and plus this: bf16 holds integers up to 256 exactly."""
+        return max(1, min(8, 128 // self.ranks))
+
+    def values(self, rank: int, begin: int, end: int, device: torch.device) -> torch.Tensor:
+        """Elements ``begin`` to ``end`` of the input of ``rank``, fp32."""
+        key = ((self.seed * 1_000_003 + self.number) * 1_000_003 + rank) * 0x9E3779B97F4A7C15 & _WORD
+        x = torch.arange(begin, end, device=device, dtype=torch.int64)
+        x = (x * _A + key) ^ (x >> 11)
+        x = (x ^ (x >> 29)) * _B
+        x ^= x >> 32
+        return (x.remainder(2 * self._span + 1) - self._span).float()
+
+    def fill(self, target: torch.Tensor, rank: int) -> None:
+        """Write the input of ``rank``."""
+        for lo in range(0, target.numel(), _CHUNK):
+            hi = min(lo + _CHUNK, target.numel())
+            target[lo:hi] = self.values(rank, lo, hi, target.device)
+
+    def expected(self, rank: int, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
+        """The output of ``rank``, as (first element, elements) from the first to the last, fp32."""
+        part, op = self.spec.part(self.ranks), self.spec.op
+        if op in ("all_gather", "all_to_all"):
+            first = rank * part if op == "all_to_all" else 0
+            for source in range(self.ranks):
+                for lo in range(0, part, _CHUNK):
+                    hi = min(lo + _CHUNK, part)
+                    yield source * part + lo, self.values(source, first + lo, first + hi, device)
+            return
+        first, length = (rank * part, part) if op == "reduce_scatter" else (0, self.spec.numel)
+        for lo in range(0, length, _CHUNK):
+            hi = min(lo + _CHUNK, length)
+            total = self.values(0, first + lo, first + hi, device)
+            for source in range(1, self.ranks):
+                total += self.values(source, first + lo, first + hi, device)
+            yield lo, total
+
+    def check(self, output: torch.Tensor, rank: int) -> Verdict:
+        """Compare all of ``output``, which :func:`poison` overwrote before the call, on ``rank``."""
+        wrong, first, got, want = 0, -1, 0.0, 0.0
+        for lo, values in self.expected(rank, output.device):
+            found = output[lo : lo + values.numel()].float()
+            bad = found != values  # NaN differs from everything
+            count = int(bad.sum())
+            if count and first < 0:
+                at = int(torch.nonzero(bad)[0, 0])
+                first, got, want = lo + at, float(found[at]), float(values[at])
+            wrong += count
+        if not wrong:
+            return Verdict(True, 0.0)
+        what = "was not written" if math.isnan(got) else f"is {got:g} instead of {want:g}"
+        share = first // self.spec.part(self.ranks)
+        where = "" if self.spec.op == "reduce_scatter" else f" (share {share})"
+        text = (f"{self.spec.op}, call {self.number}, rank {rank}: {wrong} of {output.numel()} elements are wrong; "
+                f"element {first}{where} {what}")  # fmt: skip
+        return Verdict(False, math.inf, text)
+
+
+def poison(output: torch.Tensor) -> None:
+    """Overwrite an output, so that what is not written shows. The input may lie in it: fill that afterwards."""
+    output.fill_(float("nan"))
+
+
+def ordinary(target: torch.Tensor, seed: int) -> None:
+    """Random normal numbers, as what is timed should have: moving zeros takes less power."""
+    generator = torch.Generator(target.device).manual_seed(seed)
+    for lo in range(0, target.numel(), _CHUNK):
+        target[lo : lo + _CHUNK].normal_(generator=generator)

@@ -186,7 +186,6 @@ class Crew:
         return [seat.result or {} for seat in seats]
 
     def _read(self, rank: int, seat: _Seat) -> None:
-        """Take in what a rank has sent."""
         try:
             while (frame := seat.child.poll()) is not None:
                 message = frame[0]

@@ -11,26 +11,35 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from autotune.domains.c3.group import Group
-from autotune.domains.c3.measuring.protocol import FINE, Load, Talk, attempt, failed, ok
+import torch
+
+from autotune.domains.c3.group import Group, join, take_share
+from autotune.domains.c3.measuring.timing import own_stream, time_ranks
 from autotune.domains.c3.scenario import Scenario
-from autotune.measure.outcome import Outcome, one_line
+from autotune.measure.outcome import Outcome, blame, one_line
 from autotune.measure.policy import Policy
-from autotune.measure.timing.quiet import device_lock
+from autotune.measure.server import classify, explain
+from autotune.measure.timing.quiet import Meter, device_lock, wait_for_quiet
 from autotune.measure.wire import Link, artifact_from_wire, serve
 from autotune.task import REFERENCE, Bench, Runnable, Status
 from autotune.workload import Workload
 
+T = TypeVar("T")
+FINE: dict[str, Any] = {**Outcome(Status.OK).to_json(), "restart": False}
+"""How a step went that went well."""
+
 
 class RankBench(Bench):
-    """What a bench module's ``open_bench(scenario, group)`` returns: a bench whose every method is a collective call.
+    """The bench of ``open_bench(scenario, group)``; every method is a collective call.
 
-    What it makes may have a ``close()``, which is called on all ranks when it is done with. The bench may have one too,
-    which closes whatever it has made and is still open, and after which the bench can be used again.
+    A run may have a ``close()``, which all ranks call at its end. The bench may have one too: it closes what is still
+    open, and the bench can be used again.
     """
 
     def references(self) -> Mapping[str, Callable[[], Runnable]]:
@@ -63,17 +72,11 @@ class RankServer:
         return self._bench
 
     def _join(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
-        from autotune.domains.c3.measuring.member import join, take_share
-
         self._device = message["device"]
         if self._device == "cpu":
             take_share(message["rank"], message["ranks"])
         self._group = join(message["rank"], message["ranks"], self._device, message["init"], message["timeout_s"])
         if self._group.device.type == "cuda":
-            import torch
-
-            from autotune.domains.c3.measuring.timing_cuda import own_stream
-
             torch.cuda.set_stream(own_stream(self._group))  # verified, warmed up and timed on the same stream
         return dict(FINE)
 
@@ -91,23 +94,18 @@ class RankServer:
             _close(self._bench)
         self._bench = None
         if self.group.device.type == "cuda":
-            import torch
-
             torch.cuda.empty_cache()  # symmetric memory is not allocated out of torch's cache
         scenario = Scenario.from_json(workload.spec)
         self._bench = importlib.import_module(module).open_bench(scenario, self.group)
         return self.bench.bytes_moved()
 
     def _measure(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
-        """Load, verify and time one candidate."""
         p, screen = self._policy, message["stage"] == "screen"
         run, verdict = self._prepare("", message, blob, message["seed"], talk)
         if run is None:
             return verdict if verdict["restart"] else {**verdict, "restart": self._finish({}, talk)}
 
         def take() -> list[float]:
-            from autotune.domains.c3.measuring.timing import time_ranks
-
             with self._alone(0.1 if screen else 1.0, talk):
                 talk.phase("time")
                 return time_ranks(
@@ -156,8 +154,6 @@ class RankServer:
 
     def _compare(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
         """Candidates, baselines and references, interleaved. Answers one outcome for each name."""
-        from autotune.domains.c3.measuring.timing import time_ranks
-
         runs: dict[str, Runnable] = {}
         outcomes: dict[str, dict[str, Any]] = {}
         errors: dict[str, float | None] = {}
@@ -206,7 +202,6 @@ class RankServer:
         return {"outcomes": outcomes, "others": busy, "restart": restart}
 
     def _others(self) -> Iterator[tuple[str, Callable[[], Runnable]]]:
-        """What is compared beside the candidates, with what makes it."""
         yield from self.bench.baselines().items()
         for name, factory in self.bench.references().items():
             yield REFERENCE + name, factory
@@ -216,8 +211,6 @@ class RankServer:
         run = factory()
         run()
         if self.group.device.type == "cuda":
-            import torch
-
             torch.cuda.synchronize()
         return run
 
@@ -242,8 +235,6 @@ class RankServer:
                 if rank == group.rank:
                     stack.enter_context(device_lock(self._device, self._policy.lock_s))
                     if cpu:
-                        from autotune.measure.timing.quiet import wait_for_quiet
-
                         wait_for_quiet(share * self._policy.quiet_s)
                 group.barrier()
             yield
@@ -266,6 +257,66 @@ def _close(thing: object) -> None:
     close = getattr(thing, "close", None)
     if close is not None:
         close()
+
+
+class Talk:
+    """Messages of a rank to its parent during a job."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def phase(self, name: str, who: str = "") -> None:
+        """The step that begins, and the contender it is for."""
+        self._link.send({"phase": name, "who": who})
+
+    def agree(self, here: Mapping[str, Any]) -> dict[str, Any]:
+        """Tell how a step went on this rank; returns how it went on all."""
+        self._link.send({"check": here})
+        frame = self._link.receive()
+        if frame is None:
+            raise BrokenPipeError
+        verdict: dict[str, Any] = frame[0]["verdict"]
+        return verdict
+
+
+class Load:
+    """Load of the processors by processes other than the ranks."""
+
+    def __init__(self, group: Group) -> None:
+        self._group, self._meter = group, Meter()
+        self._wall, self._mine = time.monotonic(), _processor_time()
+
+    def others(self) -> float:
+        """Processors that others kept busy on average since this was made; a collective call."""
+        wall = max(time.monotonic() - self._wall, 1e-9)
+        ours = self._group.gather((_processor_time() - self._mine) / wall)
+        return max(0.0, self._meter.others() - float(sum(ours)) + float(ours[self._group.rank]))
+
+
+def _processor_time() -> float:
+    mine = os.times()
+    return mine.user + mine.system
+
+
+def attempt(step: Callable[[], T], talk: Talk) -> tuple[T | None, dict[str, Any]]:
+    """Do a step. Returns what came of it here, None if it failed here, and the verdict of all ranks."""
+    value: T | None = None
+    here = FINE
+    try:
+        value = step()
+    except Exception as problem:
+        here = failed(problem)
+    return value, talk.agree(here)
+
+
+def ok(verdict: Mapping[str, Any]) -> bool:
+    return bool(verdict["status"] == Status.OK)
+
+
+def failed(problem: BaseException) -> dict[str, Any]:
+    status, restart = classify(problem)
+    fault, culprit = blame(problem)
+    return {**Outcome(status, reason=explain(culprit), fault=fault).to_json(), "restart": restart}
 
 
 if __name__ == "__main__":

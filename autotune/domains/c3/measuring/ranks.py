@@ -85,7 +85,7 @@ class Ranks:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """Number of ranks."""
         return self._ranks
 
     def open(self, workload: Workload) -> None:

@@ -1,6 +1,10 @@
 """Timing what runs on several ranks at once: all begin together, and the slowest rank's time counts. Microseconds.
 
 Every rank takes the same samples in the same order: what decides about the next one is agreed on first.
+
+On CUDA the ranks meet on their streams, not on their hosts: a flag to and from every peer by stream memory operations,
+a microsecond or two apart. Before that the L2 is swept and the device waits for half a millisecond, while the host
+enqueues what is timed, so that the time between the two events is the devices' own.
 """
 
 from __future__ import annotations
@@ -9,7 +13,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
+import torch
+
+from autotune.domains.c3.collectives.symmetric import DeviceBarrier, new_event, new_stream
 from autotune.domains.c3.group import Group
 from autotune.measure.policy import Policy
 from autotune.measure.timing.timer import ColdCache, balanced
@@ -21,6 +29,8 @@ _LEAST_ROUNDS = 5  # of a comparison
 _COMPARED = 4  # so much longer contenders are run before a comparison than a candidate alone
 _MOST_TURNS = 500
 _COLD = "autotune.domains.c3.measuring.timing.cold"
+_AHEAD_CYCLES = 800_000
+"""What the device waits before a sample: a strategy enqueued call by call takes the host up to a few 100 us."""
 
 
 def time_ranks(
@@ -76,10 +86,6 @@ def _sampler(
 ) -> Callable[[str, int], Samples]:
     """Warm everything up; returns what takes so many samples of a contender, on this rank."""
     if group.device.type == "cuda":
-        import torch
-
-        from autotune.domains.c3.measuring.timing_cuda import sample_cuda
-
         for name, run in runs.items():
             tell(name)
             for _ in range(max(policy.warmup, 1)):
@@ -105,7 +111,6 @@ def _settle(runs: Mapping[str, Runnable], group: Group, seconds: float) -> None:
     A GPU that waited has clocked down, and one that has rested may exceed its power limit for a while: on an H200 a
     large GEMM runs 10% faster in its first 50 ms than after 200.
     """
-    import torch
 
     def turn() -> None:
         for run in runs.values():
@@ -138,3 +143,29 @@ def _sample_cpu(run: Runnable, group: Group, cold: ColdCache, inner: int) -> flo
     for _ in range(inner):
         run()
     return (time.perf_counter_ns() - begin) / 1e3 / inner
+
+
+def own_stream(group: Group) -> Any:
+    """The stream that work is timed on. Not the default one, which takes no batched copies."""
+    return group.keep("stream", lambda: new_stream(group.device))
+
+
+def sample_cuda(run: Callable[[], object], group: Group, policy: Policy, n: int) -> list[float]:
+    """``n`` samples of ``run`` on this rank in microseconds. A collective call: the caller takes the largest."""
+    barrier = group.keep("device barrier", lambda: DeviceBarrier(group))
+    cold = group.keep("cold cache", lambda: ColdCache(policy.cold_bytes, "cuda"))
+    cuda: Any = torch.cuda
+    stream = own_stream(group)
+    pairs: list[tuple[Any, Any]] = []
+    with torch.cuda.stream(stream):
+        for _ in range(n):
+            begin, end = new_event(timing=True), new_event(timing=True)
+            cold.flush()
+            cuda._sleep(_AHEAD_CYCLES)
+            barrier(stream.cuda_stream)
+            begin.record(stream)
+            run()
+            end.record(stream)
+            pairs.append((begin, end))
+    torch.cuda.synchronize()
+    return [1e3 * begin.elapsed_time(end) for begin, end in pairs]

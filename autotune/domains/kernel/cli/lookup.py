@@ -16,10 +16,10 @@ def run(args: argparse.Namespace) -> int:
         from autotune.device import environment, resolve_device
         from autotune.domain import place
         from autotune.domains.kernel.cli.report import figure_text, print_lookup
-        from autotune.domains.kernel.declare.file import read_shapes
-        from autotune.domains.kernel.deploy.keys import words
-        from autotune.domains.kernel.deploy.match import find
-        from autotune.domains.kernel.target import is_declared, resolve
+        from autotune.domains.kernel.declare import read_shapes
+        from autotune.domains.kernel.kernel import words
+        from autotune.domains.kernel.task import is_declared, resolve
+        from autotune.domains.kernel.tunable import find
         from autotune.domains.kernel.workloads import workloads_of
         from autotune.store import attach_named
 

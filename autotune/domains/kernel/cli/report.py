@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
-from autotune.domains.kernel.declare.space import config_words
+from autotune.domains.kernel.space import config_words
 from autotune.store.records import BUSY
 
 if TYPE_CHECKING:

@@ -36,15 +36,15 @@ class KernelSteps(Steps):
 
     def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
         if args.shapes:  # a mistake in the file is told before anything is started
-            from autotune.domains.kernel.declare.file import read_shapes
+            from autotune.domains.kernel.declare import read_shapes
 
             read_shapes(args.shapes)
 
     def capture(
         self, args: argparse.Namespace, device: str, store: Store
     ) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
-        from autotune.domains.kernel.declare.file import read_shapes
-        from autotune.domains.kernel.target import is_declared, resolve
+        from autotune.domains.kernel.declare import read_shapes
+        from autotune.domains.kernel.task import is_declared, resolve
         from autotune.domains.kernel.workloads import workloads_of
 
         declared = is_declared(args.target)

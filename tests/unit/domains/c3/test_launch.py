@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.domains.c3.collectives import launch as module
-from autotune.domains.c3.collectives.kernels import emit_comm
+from autotune.domains.c3.collectives import sm as module
+from autotune.domains.c3.collectives.sm import emit_sum
 from autotune.task import Kernel
 
 
@@ -25,12 +25,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
         return run
 
     monkeypatch.setattr(module, "make_launch", make)
-    monkeypatch.setattr(module, "_ready", {})
+    monkeypatch.setattr(module, "_launches", {})
     return seen
 
 
 def test_a_launch_is_made_once_for_a_size(calls: dict[str, list[Any]]) -> None:
-    kernel = Kernel("autotune_kernel", b"code", emit_comm("copy", 2, "bf16").launch)
+    kernel = Kernel("autotune_kernel", b"code", emit_sum(3, "bf16").launch)
     for stream, count in ((5, 64), (6, 64), (5, 32)):
         module.launch(kernel, 1, 8, [16, 0, 32, 0], count, stream)
     assert calls["made"] == [(1, 8, 64), (1, 8, 32)]
@@ -40,7 +40,7 @@ def test_a_launch_is_made_once_for_a_size(calls: dict[str, list[Any]]) -> None:
 
 
 def test_a_wrong_number_of_pointers(calls: dict[str, list[Any]]) -> None:
-    kernel = Kernel("autotune_kernel", b"code", emit_comm("reduce", 2, "bf16").launch)
+    kernel = Kernel("autotune_kernel", b"code", emit_sum(2, "bf16").launch)
     with pytest.raises(ValueError, match="2 pointers for a kernel of 3"):
         module.launch(kernel, 0, 8, [16, 32], 64, 5)
     assert not calls["made"]

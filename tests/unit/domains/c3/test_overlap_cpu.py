@@ -3,101 +3,111 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
 import torch
 
-from autotune.domains.c3.run.base import Overlap
-from autotune.domains.c3.run.open import open_overlap
+from autotune.domains.c3.overlap import CudaOverlap, HostOverlap, open_overlap
 from autotune.domains.c3.strategy import HostStrategy
 
 CPU = torch.device("cpu")
 
 
 class Notes:
-    """A computation and a collective that note (what, piece, thread, torch's threads, gradients) as they run."""
+    """A computation and a collective that note (thread, torch's threads, gradients) as they run."""
 
     engine = "notes"
     met = None
 
-    def __init__(self, panels: int = 1, chunks: int = 1, fails: str = "") -> None:
-        self.panels, self.chunks, self.fails = panels, chunks, fails
-        self.seen: list[tuple[str, int]] = []
+    def __init__(self, fails: str = "") -> None:
+        self.fails = fails
+        self.seen: list[str] = []
         self.where: dict[str, tuple[str, int, bool]] = {}
         self.input = self.output = torch.zeros(1)
-        self.begun = threading.Event()
 
-    def _note(self, what: str, piece: int) -> None:
-        self.seen.append((what, piece))
+    def _note(self, what: str) -> None:
+        self.seen.append(what)
         self.where[what] = (threading.current_thread().name, torch.get_num_threads(), torch.is_grad_enabled())
-        if self.fails == what and piece == 1:
+        if self.fails == what:
             raise RuntimeError(f"{what} broke")
 
-    def run(self, panel: int) -> None:
-        self._note("panel", panel)
-        time.sleep(0.01)
+    def run(self) -> None:
+        self._note("gemm")
 
-    def enqueue(self, chunk: int, stream: Any = None) -> None:
-        self._note("chunk", chunk)
+    def enqueue(self, stream: Any = None) -> None:
+        self._note("comm")
 
     def close(self) -> None:
         raise AssertionError("the collective is its owner's to close")
 
 
-def opened(notes: Notes, **strategy: Any) -> Overlap:
+def opened(notes: Notes, **strategy: Any) -> CudaOverlap | HostOverlap:
     return open_overlap(notes, notes, HostStrategy(**strategy).config(), CPU)
 
 
 def test_sequential_is_one_after_the_other_in_the_callers_thread() -> None:
-    notes = Notes(panels=2, chunks=3)
-    run = opened(notes, panels=2, chunks=3)
+    notes = Notes()
+    run = opened(notes)
     run()
     run.close()
-    assert notes.seen == [("panel", 0), ("panel", 1), ("chunk", 0), ("chunk", 1), ("chunk", 2)]
-    assert notes.where["panel"][0] == notes.where["chunk"][0] == threading.current_thread().name
+    assert notes.seen == ["gemm", "comm"]
+    assert notes.where["gemm"][0] == notes.where["comm"][0] == threading.current_thread().name
 
 
-def test_comm_first_begins_with_the_collective_and_does_not_wait_for_it() -> None:
-    notes = Notes(panels=2)
+@pytest.mark.parametrize("order", ["comm_first", "gemm_first"])
+def test_the_second_begins_while_the_first_is_under_way(order: str) -> None:
+    notes = Notes()
     both, held = threading.Event(), []
-    enqueue = notes.enqueue
+    enqueue, run_gemm = notes.enqueue, notes.run
 
-    def slow(chunk: int, stream: Any = None) -> None:
-        enqueue(chunk, stream)
-        held.append(both.wait(250))
-
-    run_panel = notes.run
-
-    def panel(k: int) -> None:
-        run_panel(k)
+    def comm(stream: Any = None) -> None:
+        enqueue(stream)
+        if order == "comm_first":
+            held.append(both.wait(250))
         both.set()
 
-    notes.enqueue, notes.run = slow, panel  # type: ignore[method-assign]
-    run = opened(notes, order="comm_first")
+    def gemm() -> None:
+        run_gemm()
+        if order == "gemm_first":
+            held.append(both.wait(250))
+        both.set()
+
+    notes.enqueue, notes.run = comm, gemm  # type: ignore[method-assign]
+    run = opened(notes, order=order)
     run()
     run.close()
-    assert held == [True]  # the collective was still under way while the computation ran
-    assert notes.where["panel"][0] == threading.current_thread().name
-    assert notes.where["chunk"][0].startswith("autotune-comm")
-    assert notes.where["chunk"][1] == 1  # torch leaves the processors to the computation there
+    assert held == [True]
+    assert notes.where["gemm"][0] == threading.current_thread().name
+    assert notes.where["comm"][0].startswith("autotune-comm")
+    assert notes.where["comm"][1] == 1  # torch leaves the processors to the computation there
 
 
-def test_gemm_first_lets_pieces_go_with_their_panels() -> None:
-    notes = Notes(panels=4, chunks=8)
-    run = opened(notes, order="gemm_first", panels=4, chunks=8)
-    for _ in range(5):
-        notes.seen.clear()
-        run()
-        assert sorted(notes.seen) == sorted([("panel", p) for p in range(4)] + [("chunk", c) for c in range(8)])
-        assert [e for e in notes.seen if e[0] == "chunk"] == [("chunk", c) for c in range(8)]
-        begun = -1
-        for what, piece in notes.seen:
-            # A piece is let go just before its panel runs, so it may be noted one panel early.
-            begun = piece if what == "panel" else begun
-            assert what == "panel" or piece * 4 // 8 <= begun + 1, notes.seen
+@pytest.mark.parametrize("order", ["comm_first", "gemm_first"])
+def test_who_is_second_waits_until_the_first_has_begun(order: str) -> None:
+    """The collective's thread is busy: with "comm_first" the computation waits for it, with "gemm_first" it does not,
+    and the thread is let go by the computation."""
+    notes, computed = Notes(), threading.Event()
+    run_gemm = notes.run
+
+    def gemm() -> None:
+        run_gemm()
+        computed.set()
+
+    def busy() -> None:
+        if order == "gemm_first":
+            assert computed.wait(250)
+        notes.seen.append("busy")
+
+    notes.run = gemm  # type: ignore[method-assign]
+    run = opened(notes, order=order)
+    assert isinstance(run, HostOverlap)
+    assert run._comm is not None
+    run._comm.submit(busy)
+    run()
     run.close()
+    seen = [what for what in notes.seen if what != "comm"]
+    assert seen == (["busy", "gemm"] if order == "comm_first" else ["gemm", "busy"])
 
 
 def test_the_computation_gets_its_threads_and_the_caller_keeps_its_own() -> None:
@@ -106,7 +116,7 @@ def test_the_computation_gets_its_threads_and_the_caller_keeps_its_own() -> None
     run = opened(notes, order="comm_first", threads=mine + 1)
     with torch.no_grad():
         run()
-    assert notes.where["panel"] == ("autotune-compute_0", mine + 1, False)
+    assert notes.where["gemm"] == ("autotune-compute_0", mine + 1, False)
     assert torch.get_num_threads() == mine
     run.close()
     found: list[int] = []
@@ -118,30 +128,30 @@ def test_the_computation_gets_its_threads_and_the_caller_keeps_its_own() -> None
 
 @pytest.mark.parametrize("order", ["comm_first", "gemm_first"])
 def test_a_computation_that_fails_leaves_no_peer_waiting(order: str) -> None:
-    notes = Notes(panels=4, chunks=4, fails="panel")
-    run = opened(notes, order=order, panels=4, chunks=4)
-    with pytest.raises(RuntimeError, match="panel broke"):
+    notes = Notes(fails="gemm")
+    run = opened(notes, order=order)
+    with pytest.raises(RuntimeError, match="gemm broke"):
         run()
-    assert [e for e in notes.seen if e[0] == "chunk"] == [("chunk", c) for c in range(4)]
+    assert sorted(notes.seen) == ["comm", "gemm"]
     run.close()
 
 
 @pytest.mark.parametrize("order", ["sequential", "comm_first", "gemm_first"])
 def test_a_collective_that_fails_is_told(order: str) -> None:
-    notes = Notes(panels=2, chunks=4, fails="chunk")
-    run = opened(notes, order=order, panels=2, chunks=4)
-    with pytest.raises(RuntimeError, match="chunk broke"):
+    notes = Notes(fails="comm")
+    run = opened(notes, order=order)
+    with pytest.raises(RuntimeError, match="comm broke"):
         run()
     run.close()
 
 
 @pytest.mark.parametrize("order", ["sequential", "comm_first", "gemm_first"])
 def test_either_part_may_be_missing(order: str) -> None:
-    notes = Notes(panels=2, chunks=2)
-    config = HostStrategy(order=order, panels=2, chunks=2).config()
-    for compute, collective, seen in [(notes, None, "panel"), (None, notes, "chunk")]:
+    notes = Notes()
+    config = HostStrategy(order=order).config()
+    for compute, collective, seen in [(notes, None, "gemm"), (None, notes, "comm")]:
         notes.seen.clear()
         run = open_overlap(compute, collective, config, CPU)
         run.prepare()
         run.close()
-        assert notes.seen == [(seen, 0), (seen, 1)]
+        assert notes.seen == [seen]

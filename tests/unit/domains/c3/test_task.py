@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ import pytest
 from autotune import task as tasks
 from autotune.device import identify
 from autotune.domain import domain_of, open_task, place, policy_for
-from autotune.domains.c3 import links as linking
 from autotune.domains.c3 import task
-from autotune.domains.c3.links import links, parse_topology, visible
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
-from autotune.domains.c3.strategy import HOST_NAIVE, HOST_SEQUENTIAL, NAIVE, SEQUENTIAL, Strategy
+from autotune.domains.c3.strategy import BASELINES, Strategy
+from autotune.domains.c3.task import links, parse_topology, visible
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.space import load_space
 from autotune.tuner.proposals.seeds import plan
@@ -46,7 +46,7 @@ def test_defaults_and_seeds_are_normal_possible_and_in_the_space(op: str, device
         assert made.normalize(config) == config
         assert made.reject(config) is None
     assert len({tasks.config_key(c) for c in seeds}) == len(seeds)
-    plain = [HOST_SEQUENTIAL, HOST_NAIVE] if device == "cpu" else [SEQUENTIAL, NAIVE]
+    plain = BASELINES[task.side_of(device)].values()
     begun = [s.config for s in plan(made, space, [])]
     assert all(made.normalize(c) in begun for c in plain)
     assert begun[0] == made.default()
@@ -57,12 +57,13 @@ def choices(scenario: Scenario, device: str, name: str) -> tuple[Any, ...]:
 
 
 def test_spaces_leave_out_what_has_no_effect(h200: None) -> None:
-    assert choices(BIG, "cuda:0", "panels") == (1, 2, 4, 8)
-    assert choices(Scenario(Gemm(256, 64, 64), "all_gather", 1 << 26, 4), "cuda:0", "panels") == (1, 2, 4)
-    assert choices(Scenario(Program("softmax"), "all_gather", 1 << 26, 4), "cuda:0", "panels") == (1,)
-    assert choices(BIG, "cuda:0", "chunks") == (1, 2, 4, 8)
-    assert choices(Scenario(Gemm(256, 64, 64), "all_gather", 8 * 2048, 4), "cuda:0", "chunks") == (1, 2)
-    assert choices(Scenario(Gemm(256, 64, 64), "all_gather", 8, 4), "cuda:0", "chunks") == (1,)
+    assert choices(BIG, "cuda:0", "chunks") == (1,)
+    adding = replace(BIG, collective="all_reduce")
+    assert choices(adding, "cuda:0", "chunks") == (1, 2, 4, 8)
+    assert choices(replace(adding, nbytes=8 * 2048), "cuda:0", "chunks") == (1, 2)
+    assert choices(replace(adding, nbytes=8), "cuda:0", "chunks") == (1,)
+    assert choices(BIG, "cuda:0", "engine") == ("nccl", "copy")
+    assert choices(replace(adding, compute=Program("softmax")), "cuda:0", "engine") == ("nccl", "copy", "sm")
     assert choices(BIG, "cuda:0", "reserve") == load_space("c3", "cuda")["reserve"].choices
 
 
@@ -78,26 +79,29 @@ def test_threads_are_a_part_of_a_ranks_share(monkeypatch: pytest.MonkeyPatch) ->
         assert choices(BIG, "cpu", "threads") == expected
 
 
-def test_a_narrowed_space_that_leaves_nothing_is_one_line(tmp_path: Path) -> None:
+def test_a_narrowed_space_that_leaves_nothing_is_one_line(tmp_path: Path, h200: None) -> None:
     file = tmp_path / "mine.toml"
-    file.write_text('domain = "c3"\n[cpu.panels]\nchoices = [2, 4]\n')
-    with pytest.raises(UserError, match=r"none of panels = \[2, 4\] is possible") as caught:
-        opened(Scenario(Gemm(64, 64, 64), "all_gather", 1 << 20, 4), "cpu").space(str(file))
+    file.write_text('domain = "c3"\n[cuda.chunks]\nchoices = [4, 8]\n')
+    with pytest.raises(UserError, match=r"none of chunks = \[4, 8\] is possible") as caught:
+        opened(BIG, "cuda:0").space(str(file))
     assert "\n" not in str(caught.value)
-    assert opened(BIG, "cpu").space(str(file))["panels"].choices == (2, 4)
+    adding = opened(replace(BIG, collective="reduce_scatter"), "cuda:0")
+    assert adding.space(str(file))["chunks"].choices == (4, 8)
 
 
 def test_a_neighbours_strategy_is_fitted(h200: None) -> None:
-    small = opened(Scenario(Gemm(128, 64, 64), "all_gather", 8 * 1024, 4), "cuda:0")
-    fitted = small.adapt(Strategy("comm_first", "copy", chunks=8, panels=8).config())
+    small = opened(Scenario(Gemm(128, 64, 64), "all_reduce", 8 * 2048, 4), "cuda:0")
+    stored = {**Strategy("comm_first", "copy", ctas=9, chunks=8).config(), "panels": 8, "batch": True}
+    fitted = small.adapt(stored)
     assert fitted is not None
-    assert (fitted["chunks"], fitted["panels"], fitted["order"]) == (1, 2, "comm_first")
+    assert (fitted["chunks"], fitted["ctas"], fitted["order"]) == (2, 8, "comm_first")
     assert small.reject(fitted) is None
+    assert small.space().contains(fitted)
     assert small.adapt({"order": "comm_first"}) is None
 
 
 def test_cpu_strategies_need_no_kernels() -> None:
-    artifact = opened(BIG, "cpu").build(HOST_NAIVE)
+    artifact = opened(BIG, "cpu").build(BASELINES["cpu"]["naive"])
     assert (artifact.target, artifact.kernels) == ("cpu", ())
 
 
@@ -106,7 +110,6 @@ def test_cpu_strategies_need_no_kernels() -> None:
     [
         ("all_gather", "nccl", []),
         ("all_gather", "copy", []),
-        ("all_to_all", "sm", ["copy"]),
         ("reduce_scatter", "copy", ["reduce"]),
         ("reduce_scatter", "sm", ["reduce"]),
         ("all_reduce", "nccl", []),
@@ -117,11 +120,11 @@ def test_cpu_strategies_need_no_kernels() -> None:
 def test_strategies_have_the_kernels_they_need(
     op: str, engine: str, ops: list[str], h200: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build_comm(op: str, ranks: int, dtype: str, target: str) -> tasks.Kernel:
+    def build_sum(ranks: int, dtype: str, target: str) -> tasks.Kernel:
         assert (ranks, dtype, target) == (4, "bf16", "sm_90")
-        return tasks.Kernel(op, launch={"op": op})
+        return tasks.Kernel("sum", launch={"op": "reduce"})
 
-    monkeypatch.setattr("autotune.domains.c3.collectives.kernels.build_comm", build_comm)
+    monkeypatch.setattr("autotune.domains.c3.collectives.sm.build_sum", build_sum)
     made = opened(Scenario(Gemm(64, 64, 64), op, 1 << 20, 4), "cuda:0")
     artifact = made.build(made.normalize(Strategy(engine=engine).config()))
     assert artifact.target == "sm_90"
@@ -207,7 +210,7 @@ def test_links_never_fail(monkeypatch: pytest.MonkeyPatch) -> None:
                 raise answer
             return answer
 
-        monkeypatch.setattr(linking.subprocess, "run", run)
+        monkeypatch.setattr(task.subprocess, "run", run)
         links.cache_clear()
         assert links("cuda:0", 2) == expected
     links.cache_clear()

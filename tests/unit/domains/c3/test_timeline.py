@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.domains.c3.measuring import timeline
+from benchmarks.c3 import timeline
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from autotune.domains.c3.collectives.base import Spec
-from autotune.domains.c3.measuring import verify
-from autotune.domains.c3.measuring.verify import Call, ordinary, poison
+from autotune.domains.c3.measuring import bench
+from autotune.domains.c3.measuring.bench import Call, ordinary, poison
 from autotune.domains.c3.scenario import COLLECTIVES, REDUCING
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def sized(op: str, ranks: int) -> int:
 @pytest.mark.parametrize("ranks", [2, 3, 16])
 @pytest.mark.parametrize("op", COLLECTIVES)
 def test_right_results_pass_on_every_rank(op: str, ranks: int, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_CHUNK", 100)  # shares are made in several pieces
+    monkeypatch.setattr(bench, "_CHUNK", 100)  # shares are made in several pieces
     call = Call(Spec(op, sized(op, ranks), dtype), ranks, 1, 0)
     given = inputs(call)
     for rank in range(0, ranks, max(1, ranks // 3)):
@@ -119,7 +119,7 @@ def test_sums_of_many_ranks_are_exact_in_bf16(op: str) -> None:
 
 
 def test_ordinary_numbers_are_finite_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_CHUNK", 300)
+    monkeypatch.setattr(bench, "_CHUNK", 300)
     a, b = torch.full((1000,), float("nan"), dtype=torch.bfloat16), torch.zeros(1000, dtype=torch.bfloat16)
     ordinary(a, 0)
     ordinary(b, 1)

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.domains.kernel.declare.space import KernelSpace
 from autotune.domains.kernel.kernel import Kernel
-from autotune.domains.kernel.measuring.ahead import compile_ahead, described
-from autotune.domains.kernel.measuring.inputs import Arguments
+from autotune.domains.kernel.space import KernelSpace
+from autotune.domains.kernel.triton import compile_ahead, described
 from autotune.space import Parameter, Space
 from tests.support import ROOT
 
@@ -75,7 +74,7 @@ X = torch.zeros(64, dtype=torch.float16)
 
 def test_what_triton_compiles_for_is_written_down_and_stood_in_for(driver: Any) -> None:
     fn = Compiled()
-    told = described(kernel(fn), Arguments((X,), {"n": 64}))
+    told = described(kernel(fn), (X,), {"n": 64})
     assert told == {
         "target": ["cuda", 90, 32],
         "args": [{"dtype": "float16", "off": X.data_ptr() % 16}],
@@ -90,17 +89,17 @@ def test_what_triton_compiles_for_is_written_down_and_stood_in_for(driver: Any) 
 
 
 def test_an_unaligned_tensor_stays_one(driver: Any) -> None:
-    told = described(kernel(Compiled()), Arguments((X[1:],), {}))
+    told = described(kernel(Compiled()), (X[1:],), {})
     assert told is not None
     assert told["args"][0]["off"] == (X.data_ptr() + 2) % 16
 
 
 def test_what_cannot_be_described_is_left_to_the_measuring_process(driver: Any) -> None:
-    assert described(kernel(Compiled()), Arguments((object(),), {})) is None
-    assert described(kernel(lambda x: x), Arguments((X,), {})) is None
-    assert described(kernel(Compiled(), None), Arguments((X,), {})) is None
+    assert described(kernel(Compiled()), (object(),), {}) is None
+    assert described(kernel(lambda x: x), (X,), {}) is None
+    assert described(kernel(Compiled(), None), (X,), {}) is None
     driver.active = SimpleNamespace()
-    assert described(kernel(Compiled()), Arguments((X,), {})) is None
+    assert described(kernel(Compiled()), (X,), {}) is None
 
 
 def test_what_does_not_compile_is_told_by_the_measuring_process(driver: Any) -> None:
@@ -111,8 +110,7 @@ def test_what_does_not_compile_is_told_by_the_measuring_process(driver: Any) -> 
 
 _PROGRAM = """
 import json, os, torch
-from autotune.domains.kernel.measuring.ahead import _NoDevice, compile_ahead, described
-from autotune.domains.kernel.measuring.inputs import Arguments
+from autotune.domains.kernel.triton import _NoDevice, compile_ahead, described
 from examples.own_kernels.matmul import make_inputs, product
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -120,7 +118,7 @@ from triton.runtime.driver import driver
 driver.set_active(_NoDevice(GPUTarget("cuda", 90, 32)))
 kernel, given = product.kernel, make_inputs(64, 64, 64, "cpu")
 config = dict(kernel.space.default)
-told = described(kernel, Arguments((), given))
+told = described(kernel, (), given)
 compile_ahead(kernel, told, config)
 ahead = sorted(os.listdir(os.environ["TRITON_CACHE_DIR"]))
 kernel.fn.device_caches.clear()

@@ -14,9 +14,8 @@ import torch
 
 import autotune
 from autotune.device import environment, identify
-from autotune.domains.kernel.deploy.keys import KeyReader, extent_of, log_distance, words
-from autotune.domains.kernel.deploy.match import find
-from autotune.domains.kernel.deploy.tunable import Tunable
+from autotune.domains.kernel.kernel import KeyReader, extent_of, log_distance, words
+from autotune.domains.kernel.tunable import Tunable, find
 from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, use
 from autotune.store import Snapshot, Store

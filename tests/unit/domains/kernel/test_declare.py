@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import autotune
-from autotune.domains.kernel.declare.file import from_file, narrow, read_shapes
+from autotune.domains.kernel.declare import from_file, narrow, read_shapes
 from autotune.errors import UserError
 from tests.support.own import kernels
 

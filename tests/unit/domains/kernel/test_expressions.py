@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.domains.kernel.declare.expressions import constraint
+from autotune.domains.kernel.constraints import constraint
 from autotune.errors import UserError
 
 VALUES = {"a": 4, "b": 16, "mode": "fast", "flag": True, "x": 0.5}

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from autotune.domains.kernel.declare.space import KernelSpace
-from autotune.domains.kernel.declare.triton import converted
+from autotune.domains.kernel.bench import same
 from autotune.domains.kernel.kernel import Kernel
-from autotune.domains.kernel.measuring.inputs import same
+from autotune.domains.kernel.space import KernelSpace
+from autotune.domains.kernel.triton import converted
 from autotune.errors import UserError
 
 

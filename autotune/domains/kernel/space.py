@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from autotune.domains.kernel.declare.expressions import Constraint, constraint
+from autotune.domains.kernel.constraints import Constraint, constraint
 from autotune.errors import UserError
 from autotune.space import Choice, Config, Parameter, Space, is_number
 from autotune.task import config_key
@@ -19,7 +19,7 @@ _LOOKED_AT = 200_000
 
 @dataclass(frozen=True)
 class KernelSpace:
-    """What may be tried of a kernel.
+    """The configurations of a kernel that may be tried.
 
     Attributes:
         space: every combination of the parameters' choices.
@@ -39,7 +39,7 @@ class KernelSpace:
         return [p.name for p in self.space]
 
     def reject(self, config: Mapping[str, Choice], key: Mapping[str, Any] | None = None) -> str | None:
-        """Why a configuration is none of this space, or None.
+        """The reason why a configuration is outside of this space, or None.
 
         Args:
             key: of the call; constraints that read more than ``config`` and it are passed over where it is None.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import inspect
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import UserError, first_line
 
+_Value = Callable[[Mapping[str, Any]], Any]
 _LONGEST = 500
 _DEEPEST = 40
 _LARGEST_BITS = 256
@@ -57,7 +58,7 @@ _ALLOWED = (
 
 @dataclass(frozen=True)
 class Constraint:
-    """What a configuration has to fulfil.
+    """A condition on configurations.
 
     Attributes:
         text: as the user wrote it, or the callable's name.
@@ -115,11 +116,15 @@ def _parsed(text: str, where: str) -> Constraint:
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise UserError(f"{where}: the constraint {text!r} is no expression, such as 'A * B <= 1024'") from None
     names: set[str] = set()
-    _check(tree, names, text, where, 0)
+
+    def refuse(node: ast.expr) -> UserError:
+        return UserError(f"{where}: the constraint {text!r} has {ast.unparse(node)[:60]}; it may have {_ALLOWED}")
+
+    value = _compiled(tree, names, refuse, 0)
 
     def holds(values: Mapping[str, Any]) -> bool:
         try:
-            return bool(_value(tree, values))
+            return bool(value(values))
         except ArithmeticError as error:
             raise UserError(f"{where}: the constraint {text!r} cannot be computed: {error}") from None
         except (TypeError, ValueError) as error:
@@ -128,65 +133,48 @@ def _parsed(text: str, where: str) -> Constraint:
     return Constraint(text, frozenset(names), holds)
 
 
-def _check(node: ast.expr, names: set[str], text: str, where: str, depth: int) -> None:
-    """Refuse what is not on the list, and collect the names that are read."""
-    fine = depth < _DEEPEST
+def _compiled(node: ast.expr, names: set[str], refuse: Callable[[ast.expr], UserError], depth: int) -> _Value:
+    """The function of an expression's names that it computes; collects the names, and raises what ``refuse`` makes of
+    anything that is not on the list."""
+
+    def inner(part: ast.expr) -> _Value:
+        return _compiled(part, names, refuse, depth + 1)
+
+    if depth >= _DEEPEST:
+        raise refuse(node)
     match node:
-        case ast.Constant(value=bool() | int() | float() | str()):
-            parts: Iterable[ast.expr] = ()
+        case ast.Constant(value=bool() | int() | float() | str() as value):
+            return lambda v: value
         case ast.Name(id=name):
             names.add(name)
-            parts = ()
-        case ast.BinOp(left=left, op=op, right=right):
-            fine, parts = fine and type(op) in _BINARY, (left, right)
-        case ast.UnaryOp(op=sign, operand=operand):
-            fine, parts = fine and type(sign) in _UNARY, (operand,)
-        case ast.BoolOp(values=values):
-            parts = values
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            fine, parts = fine and all(type(op) in _COMPARE for op in ops), (left, *others)
+            return lambda v: v[name]
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            a, b = inner(left), inner(right)
+            return lambda v: _computed(op, a(v), b(v))
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in _UNARY:
+            apply, a = _UNARY[type(sign)], inner(operand)
+            return lambda v: apply(a(v))
+        case ast.BoolOp(op=logic, values=values):
+            joined, parts = all if isinstance(logic, ast.And) else any, list(map(inner, values))
+            return lambda v: joined(part(v) for part in parts)
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(o) in _COMPARE for o in ops):
+            terms, compared = list(map(inner, (left, *others))), [_COMPARE[type(o)] for o in ops]
+
+            def chain(v: Mapping[str, Any]) -> bool:
+                found = [term(v) for term in terms]
+                return all(holds(a, b) for holds, a, b in zip(compared, found, found[1:], strict=False))
+
+            return chain
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            parts = (test, body, orelse)
+            decide, yes, no = inner(test), inner(body), inner(orelse)
+            return lambda v: (yes if decide(v) else no)(v)
         case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            parts = elements
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]):
-            fine, parts = fine and name in _CALLS, arguments
-        case _:
-            fine, parts = False, ()
-    if not fine:
-        raise UserError(f"{where}: the constraint {text!r} has {_shown(node)}; it may have {_ALLOWED}")
-    for part in parts:
-        _check(part, names, text, where, depth + 1)
-
-
-def _shown(node: ast.expr) -> str:
-    return ast.unparse(node)[:60]
-
-
-def _value(node: ast.expr, values: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name):
-            return values[name]
-        case ast.BinOp(left=left, op=op, right=right):
-            return _computed(op, _value(left, values), _value(right, values))
-        case ast.UnaryOp(op=sign, operand=operand):
-            return _UNARY[type(sign)](_value(operand, values))
-        case ast.BoolOp(op=ast.And(), values=parts):
-            return all(_value(part, values) for part in parts)
-        case ast.BoolOp(values=parts):
-            return any(_value(part, values) for part in parts)
-        case ast.Compare(left=left, ops=ops, comparators=others):
-            found = [_value(n, values) for n in (left, *others)]
-            return all(_COMPARE[type(op)](a, b) for op, a, b in zip(ops, found, found[1:], strict=False))
-        case ast.IfExp(test=test, body=body, orelse=orelse):
-            return _value(body if _value(test, values) else orelse, values)
-        case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            return [_value(e, values) for e in elements]
-        case ast.Call(func=ast.Name(id=name), args=arguments):
-            return _CALLS[name](*(_value(a, values) for a in arguments))
-    raise AssertionError(node)
+            items = list(map(inner, elements))
+            return lambda v: [item(v) for item in items]
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _CALLS:
+            called, given = _CALLS[name], list(map(inner, arguments))
+            return lambda v: called(*(one(v) for one in given))
+    raise refuse(node)
 
 
 def _computed(op: ast.operator, a: Any, b: Any) -> Any:

@@ -1,18 +1,18 @@
 """What ran when, and who moved the data: each rank's record of one run of a strategy.
 
 On CUDA devices the profiler sees every kernel and copy, those of a replayed graph too, and so proves which engine a
-strategy used. On CPUs it is the pieces of the computation and of the collective.
+strategy used. On CPUs it is the computation and the collective.
 """
 
 from __future__ import annotations
 
 import json
 import tempfile
-import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from autotune.compiler.targets.cuda.source import PREFIX
@@ -21,10 +21,8 @@ from autotune.domains.c3.strategy import normalize
 from autotune.task import Config
 
 if TYPE_CHECKING:
-    from autotune.domains.c3.collectives.base import Collective
     from autotune.domains.c3.group import Group
     from autotune.domains.c3.measuring.bench import RankBench, Run
-    from autotune.domains.c3.run.base import Panels
 
 MOST = 1000
 """Spans that are told of a run at most."""
@@ -118,60 +116,31 @@ def classify(category: str, name: str) -> tuple[str, str]:
     return "compute", "compute_kernels"
 
 
-class _Clock:
-    """Spans of pieces, from several threads."""
-
-    def __init__(self) -> None:
-        self.spans: list[dict[str, Any]] = []
-        self._lock = threading.Lock()
-
-    def add(self, row: str, name: str, begin: float) -> None:
-        end = time.perf_counter()
-        with self._lock:
-            self.spans.append({"row": row, "name": name, "start_us": 1e6 * begin, "us": 1e6 * (end - begin)})
-
-
-class _Panels:
-    """A computation whose pieces are timed."""
-
-    def __init__(self, compute: Panels, clock: _Clock) -> None:
-        self._compute, self._clock, self.panels = compute, clock, compute.panels
-
-    def run(self, panel: int) -> None:
-        begin = time.perf_counter()
-        self._compute.run(panel)
-        self._clock.add("compute", f"panel {panel}", begin)
-
-
-class _Chunks:
-    """A collective whose pieces are timed."""
-
-    def __init__(self, collective: Collective, clock: _Clock) -> None:
-        self._collective, self._clock = collective, clock
-        self.input, self.output = collective.input, collective.output
-        self.chunks, self.engine, self.met = collective.chunks, collective.engine, collective.met
-
-    def enqueue(self, chunk: int, stream: Any = None) -> None:
-        begin = time.perf_counter()
-        self._collective.enqueue(chunk, stream)
-        self._clock.add(self.engine, f"piece {chunk}", begin)
-
-    def close(self) -> None:
-        """The collective is its owner's to close."""
-
-
 def _host(bench: RankBench, run: Run, config: Config) -> tuple[list[dict[str, Any]], Counter[str]]:
-    from autotune.domains.c3.run.open import open_overlap
+    from autotune.domains.c3.overlap import open_overlap
 
     assert run.computation is not None
     assert run.collective is not None
-    clock = _Clock()
-    overlap = open_overlap(_Panels(run.computation, clock), _Chunks(run.collective, clock), config, bench.device)
+    spans: list[dict[str, Any]] = []  # of two threads; appending is atomic
+
+    def timed(row: str, name: str, work: Callable[[], None]) -> Callable[[], None]:
+        def call() -> None:
+            begin = time.perf_counter()
+            work()
+            end = time.perf_counter()
+            spans.append({"row": row, "name": name, "start_us": 1e6 * begin, "us": 1e6 * (end - begin)})
+
+        return call
+
+    engine = run.collective.engine
+    compute: Any = SimpleNamespace(run=timed("compute", "the computation", run.computation.run))
+    moved: Any = SimpleNamespace(enqueue=timed(engine, bench.spec.op, run.collective.enqueue))
+    overlap = open_overlap(compute, moved, config, bench.device)
     try:
         overlap.prepare()
-        clock.spans.clear()
+        spans.clear()
         bench.group.barrier()
         overlap()
     finally:
         overlap.close()
-    return clock.spans, Counter(str(span["row"]) for span in clock.spans)
+    return spans, Counter(str(span["row"]) for span in spans)

@@ -1,13 +1,21 @@
-"""What ``triton.autotune`` was told, as a space. Triton itself is not imported: its objects say what is needed."""
+"""Triton's part: what ``triton.autotune`` was told, as a space, and kernels that are compiled before they are measured.
+
+Triton itself is not imported for the former: its objects say what is needed.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError, first_line
-from autotune.task import config_key
+from autotune.task import Config, config_key
+
+if TYPE_CHECKING:
+    from autotune.domains.kernel.kernel import Kernel
+
 
 META = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Parameters of every Triton kernel's launch."""
@@ -35,7 +43,7 @@ class Converted:
 
     @classmethod
     def of(cls, autotuner: Any) -> Converted:
-        """What an ``Autotuner`` of Triton holds; raises UserError."""
+        """The arguments that an ``Autotuner`` of Triton holds; raises UserError."""
         early = getattr(autotuner, "early_config_prune", None)
         model = getattr(autotuner, "perf_model", None)
         by = {"early_config_prune": early, "perf_model": model, "top_k": getattr(autotuner, "configs_top_k", None)}
@@ -51,12 +59,12 @@ class Converted:
 
 
 def is_triton(fn: Any) -> bool:
-    """Whether it is launched as ``kernel[grid](...)`` by Triton, compiled or interpreted."""
+    """True for what Triton launches as ``kernel[grid](...)``, compiled or interpreted."""
     return type(fn).__module__.startswith("triton.") and hasattr(fn, "fn") and not is_autotuner(fn)
 
 
 def is_autotuner(fn: Any) -> bool:
-    """Whether ``triton.autotune`` made it."""
+    """True for an object of ``triton.autotune``."""
     return type(fn).__module__.startswith("triton.") and hasattr(fn, "configs") and hasattr(fn, "keys")
 
 
@@ -142,8 +150,94 @@ def _pruning(objects: Mapping[str, Any], by: Mapping[str, Any]) -> Prune:
 
 
 def _configured(objects: Mapping[str, Any], point: Mapping[str, Any]) -> Any:
-    """The ``triton.Config`` that a point came from."""
     found = objects.get(config_key(point))
     if found is not None:
         return found
     return next(c for c in objects.values() if point.items() <= point_of(c, 0).items())
+
+
+# ---- compiled ahead -------------------------------------------------------------------------------------------------
+
+
+_ALIGNED = 16
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def described(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """JSON of what Triton compiles a kernel for: its target, and each argument's type, or number; None where that is
+    not all, or the kernel is not Triton's."""
+    if kernel.grid is None or not is_triton(kernel.fn):
+        return None
+    try:
+        from triton.runtime.driver import driver
+
+        target = driver.active.get_current_target()
+        return {
+            "target": [target.backend, target.arch, target.warp_size],
+            "args": [_described(value) for value in args],
+            "kwargs": {name: _described(value) for name, value in kwargs.items()},
+        }
+    except Exception:  # Triton of another version, or without a device; arguments that are something else
+        return None
+
+
+def _described(value: Any) -> dict[str, Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return {"dtype": str(value.dtype).removeprefix("torch."), "off": value.data_ptr() % _ALIGNED}
+    if isinstance(value, _PLAIN):
+        return {"value": value}
+    raise TypeError(f"a {type(value).__name__}")
+
+
+class _Tensor:
+    """The part of a tensor that Triton uses."""
+
+    def __init__(self, dtype: Any, off: int) -> None:
+        self.dtype, self._off = dtype, off
+
+    def data_ptr(self) -> int:
+        return self._off
+
+    @staticmethod
+    def ptr_range() -> int:
+        """Of AMD's backend: large, so that nothing is assumed."""
+        return 1 << 40
+
+
+class _NoDevice:
+    """The part of a driver that Triton uses to compile."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+
+    def get_current_target(self) -> Any:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def compile_ahead(kernel: Kernel, told: Mapping[str, Any], config: Config) -> None:
+    """Compile a candidate into Triton's cache, as :func:`described` told; silent where that cannot be done.
+
+    For a process that uses no device, since it takes Triton's driver away.
+    """
+    with contextlib.suppress(Exception):
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime.driver import driver
+
+        driver.set_active(_NoDevice(GPUTarget(*told["target"])))
+        args = [_stand_in(one) for one in told["args"]]
+        kwargs = {name: _stand_in(one) for name, one in told["kwargs"].items()}
+        kernel.fn.run(*args, grid=None, warmup=True, **{**kwargs, **config})
+
+
+def _stand_in(told: Mapping[str, Any]) -> Any:
+    import torch
+
+    return told["value"] if "value" in told else _Tensor(getattr(torch, told["dtype"]), int(told["off"]))

@@ -1,6 +1,16 @@
-"""The form of a case in a result file of the C3 suite; of the file itself see :mod:`autotune.bench.form`.
+"""The metrics of a scenario's times, and the form of a case in a result file.
 
-Beside that, a file has ``suite`` ("c3"), ``schema``, ``ranks`` and ``summary``. A case has
+**The ideal**, after ConCCL. With the computation and the collective each timed alone, on all devices, the ideal speedup
+over doing one after the other is ``(T_gemm + T_comm) / max(T_gemm, T_comm)``. A strategy that takes ``T_c3`` has the
+speedup ``(T_gemm + T_comm) / T_c3``, and realises ``(speedup - 1) / (ideal - 1)`` of the ideal.
+
+The suite makes the ideal hard to reach. ``T_comm`` is that of the engine that is fastest by itself. Both times are the
+best of the isolated runs, which take their turns among the concurrent ones, at the same clocks and temperatures;
+``T_c3`` is a median. A large GEMM alone takes up to 7% more or less from one round to the next, as the GPU's power
+allows, so a ratio of medians may exceed the ideal.
+
+**A result file** of the C3 suite (:mod:`autotune.bench.form`) has ``suite`` ("c3"), ``schema``, ``ranks`` and
+``summary``. A case has
 
 ========================  ============================================================================================
 ``name``                  as the list of scenarios has it
@@ -28,7 +38,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from autotune.domains.c3.scenario import LONG
+from autotune.task import REFERENCE
+
+COMPUTE = "compute"
+COMM = "comm:"
+"""Names of the isolated times: "compute", and "comm:ENGINE" for each engine."""
 SCHEMA = 2
 FAMILIES = ("naive", "naive_swapped", "order", "partition", "copy_engine", "tuned")
 """Families of strategies by name; "tuned" is the best of all that was measured."""
@@ -37,8 +55,72 @@ _TIMES = ("t_gemm_ms", "t_comm_ms", "ideal", "sequential_ms")
 _TEXTS = ("name", "kind", "class", "collective", "compute")
 
 
+@dataclass(frozen=True)
+class Isolated:
+    """The computation and the collective by themselves.
+
+    Attributes:
+        compute: time of the computation, in any unit.
+        engines: time of the collective by each engine that could be measured; at least one.
+    """
+
+    compute: float
+    engines: Mapping[str, float]
+
+    @classmethod
+    def of(cls, times: Mapping[str, float], scale: float = 1.0) -> Isolated | None:
+        """From times by name, with or without the mark of a reference; None where a part of it is missing."""
+        plain = {name.removeprefix(REFERENCE): us * scale for name, us in times.items() if us and us > 0}
+        engines = {name.removeprefix(COMM): us for name, us in plain.items() if name.startswith(COMM)}
+        return cls(plain[COMPUTE], engines) if COMPUTE in plain and engines else None
+
+    @property
+    def comm(self) -> float:
+        """Of the fastest engine."""
+        return min(self.engines.values())
+
+    @property
+    def engine(self) -> str:
+        """The fastest engine."""
+        return min(self.engines, key=lambda name: self.engines[name])
+
+    @property
+    def longest(self) -> float:
+        return max(self.compute, self.comm)
+
+    @property
+    def ideal(self) -> float:
+        """The speedup that nobody can beat, if neither slows the other down."""
+        return (self.compute + self.comm) / self.longest
+
+    @property
+    def kind(self) -> str:
+        """The longer side: "compute", "communication", or "equal"."""
+        if self.compute > LONG * self.comm:
+            return "compute"
+        return "communication" if self.comm > LONG * self.compute else "equal"
+
+    def speedup(self, time: float) -> float:
+        """Over the two one after the other."""
+        return (self.compute + self.comm) / time
+
+    def fraction(self, time: float) -> float | None:
+        """Share of the ideal that ``time`` realises; None where there is nothing to gain."""
+        gain = self.ideal - 1
+        return (self.speedup(time) - 1) / gain if gain > 1e-6 else None
+
+    def figures(self, time: float) -> dict[str, Any]:
+        """Speedup, fraction of the ideal and time over the longer of the two."""
+        fraction = self.fraction(time)
+        return {
+            "speedup": round(self.speedup(time), 4),
+            "fraction": None if fraction is None else round(fraction, 4),
+            "t_over_max": round(time / self.longest, 4),
+        }
+
+
 def c3_problems(case: object) -> list[str]:
-    """What is wrong with a case, one line a fault; empty if it is of the form."""
+    """Faults of a case, a line each; empty if it is of the form."""
     if not isinstance(case, Mapping):
         return ["it is not an object"]
     found = [f"{key} is not a text" for key in _TEXTS if not isinstance(case.get(key), str) or not case[key]]

@@ -1,14 +1,21 @@
-"""The C3 suite as charts: bars of all scenarios, bars of one, and what ran when in one; see :mod:`autotune.charts`."""
+"""Exhibits of a scenario in a report: bars against the ideal, and a timeline where one is stored; see
+:mod:`autotune.charts`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.report.form import FAMILIES
+from autotune.charts import Exhibit
+from autotune.domains.c3.results import FAMILIES, Isolated
+
+if TYPE_CHECKING:
+    from autotune.device import DeviceIdentity
+    from autotune.store.records import Schedule
+    from autotune.workload import Workload
 
 Chart = dict[str, Any]
-_COLOURS = {
+COLOURS = {
     "sequential": "#d1d5db",
     "naive": "#9ca3af",
     "naive swapped": "#6b7280",
@@ -17,74 +24,61 @@ _COLOURS = {
     "copy engine": "#fcd34d",
     "tuned": "#16a34a",
 }
+RED = "#dc2626"
 _ROWS = {
-    "compute": "computation",
-    "nccl": "NCCL kernels",
-    "copies": "copies",
-    "kernels": "Numba kernels",
-    "gloo": "gloo",
-    "copy": "copies through shared memory",
+    "compute": ("computation", "#2563eb"),
+    "nccl": ("NCCL kernels", "#9333ea"),
+    "copies": ("copies", "#d97706"),
+    "kernels": ("Numba kernels", "#16a34a"),
+    "gloo": ("gloo", "#9333ea"),
+    "copy": ("copies through shared memory", "#d97706"),
 }
-_LANES = ("#2563eb", "#9333ea", "#d97706", "#16a34a", "#9333ea", "#d97706")
-_RED = "#dc2626"
-_WIDE = 760
-"""Pixels of a timeline in a picture; a page's charts are as wide as the page."""
+_STRATEGIES = 40
+"""Strategies of a search that are listed."""
 
 
-def bars(data: Mapping[str, Any]) -> Chart:
-    """Speedups over sequential of every scenario, a panel for each collective; a mark is the ideal."""
-    cases = data["cases"]
-    panels = [[c for c in cases if c["collective"] == name] for name in dict.fromkeys(c["collective"] for c in cases)]
-    return {
-        "title": f"Speedup over one after the other: {data['device']}",
-        "vconcat": [_panel(panel, legend=n == 0) for n, panel in enumerate(panels)],
-        "resolve": {"legend": {"color": "independent"}},
-        "config": {"axisX": {"labelAngle": 90, "labelLimit": 200}, "legend": {"columns": 7}},
-    }
+def exhibits(
+    workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None, device: DeviceIdentity
+) -> Sequence[Exhibit]:
+    """Of a scenario that was searched; see ``autotune.domain.Domain``."""
+    alone = Isolated.of(schedule.references) if schedule else None
+    if schedule is None or alone is None:
+        return ()
+    found = {name: alone.speedup(us) for name, us in sorted(schedule.rivals.items(), key=lambda item: -item[1])}
+    if schedule.winner == "autotune":
+        found["tuned"] = alone.speedup(schedule.latency_us)
+    longer = alone.kind if alone.kind != "equal" else "neither"
+    about = f"The line is the ideal, {alone.ideal:.3f}: the shorter side wholly hidden. Longer is: {longer}."
+    shown = [Exhibit("Against the ideal", about, chart=against_ideal(found, alone.ideal))]
+    times = {"computation": alone.compute, **{f"collective by {name}": us for name, us in alone.engines.items()}}
+    shown.append(Exhibit("Each side alone", heads=("side", "µs"), rows=list(times.items())))
+    if config:
+        rows = [(str(name), str(value)) for name, value in config.items()]
+        shown.append(Exhibit("Strategy", heads=("parameter", "value"), rows=rows))
+    return shown
 
 
-def _panel(cases: list[Mapping[str, Any]], *, legend: bool) -> Chart:
+def case_exhibits(case: Mapping[str, Any]) -> Sequence[Exhibit]:
+    """Of a case in a result file; see ``autotune.domain.Domain``."""
+    about = f"The line is the ideal. Alone: computation {case['t_gemm_ms']:.4g} ms, "
+    about += ", ".join(f"{engine} {ms:.4g} ms" for engine, ms in case["t_comm_by_engine_ms"].items()) + "."
+    chart = against_ideal(speedups(case), over_sequential(case))
+    shown = [Exhibit("Against the ideal", about, chart=chart)]
+    for panel in timeline(case)["vconcat"] if case.get("timeline") else ():
+        name, _, run = panel.pop("title").partition(": ")
+        about = f"Both streams of rank 0, by the profiler: {run}."
+        shown.append(Exhibit(f"What ran when: {name}", about, chart=panel))
+    heads = ("family", "ms", "speedup", "of the ideal", "strategy")
     rows = [
-        {"scenario": case["name"], "family": name, "speedup": round(value, 4)}
-        for case in cases
-        for name, value in speedups(case).items()
-    ]
-    ideals = [{"scenario": c["name"], "family": "ideal", "speedup": round(over_sequential(c), 4)} for c in cases]
-    x = {"field": "scenario", "type": "nominal", "sort": None, "title": None}
-    y = {"field": "speedup", "type": "quantitative", "title": "speedup"}
-    told = [{"field": "scenario"}, {"field": "family"}, {"field": "speedup", "format": ".2f"}]
-    return {
-        "title": cases[0]["collective"],
-        "width": {"step": 8},
-        "height": 160,
-        "layer": [
-            {
-                "data": {"values": rows},
-                "mark": "bar",
-                "encoding": {
-                    "x": x,
-                    "xOffset": {"field": "family", "type": "nominal", "sort": list(_COLOURS)},
-                    "y": y,
-                    "color": {**_colour(list(_COLOURS)), **({} if legend else {"legend": None})},
-                    "tooltip": told,
-                },
-            },
-            {
-                "data": {"values": ideals},
-                "mark": {"type": "tick", "thickness": 2, "color": _RED, "bandSize": 52},
-                "encoding": {"x": x, "y": y, "tooltip": told},
-            },
-        ],
-    }
-
-
-def _colour(names: list[str]) -> Chart:
-    return {
-        "field": "family",
-        "type": "nominal",
-        "title": None,
-        "scale": {"domain": names, "range": [_COLOURS[name] for name in names]},
-    }
+        (name.replace("_", " "), s["ms"], s["speedup"], s["fraction"], s["label"])
+        for name, s in case["strategies"].items() if s
+    ]  # fmt: skip
+    shown.append(Exhibit("Families of strategies", heads=heads, rows=rows))
+    measured = sorted((case.get("measured") or {}).items(), key=lambda item: item[1])[:_STRATEGIES]
+    if measured:
+        about = "In the search, which is another run than the comparison above."
+        shown.append(Exhibit("Strategies measured", about, heads=("strategy", "ms"), rows=measured, folded=True))
+    return shown
 
 
 def speedups(case: Mapping[str, Any]) -> dict[str, float]:
@@ -108,7 +102,7 @@ def against_ideal(found: Mapping[str, float], ideal: float) -> Chart:
     Args:
         found: family, or baseline, to speedup over one after the other.
     """
-    spare = dict.fromkeys(found, "#0891b2") | _COLOURS
+    spare = dict.fromkeys(found, "#0891b2") | COLOURS
     x = {"field": "speedup", "type": "quantitative", "title": "speedup over one after the other"}
     bar = {
         "data": {"values": [{"family": name, "speedup": round(value, 4)} for name, value in found.items()]},
@@ -127,19 +121,19 @@ def against_ideal(found: Mapping[str, float], ideal: float) -> Chart:
     }
     line = {
         "data": {"values": [{"family": "ideal", "speedup": round(ideal, 4)}]},
-        "mark": {"type": "rule", "strokeWidth": 2, "color": _RED, "tooltip": True},
+        "mark": {"type": "rule", "strokeWidth": 2, "color": RED, "tooltip": True},
         "encoding": {"x": x, "tooltip": [{"field": "family"}, {"field": "speedup", "format": ".3f"}]},
     }
     return {"height": 24 * len(found), "layer": [bar, line]}
 
 
 def timeline(case: Mapping[str, Any]) -> Chart:
-    """What ran when in a case, naively overlapped and tuned, on one scale; the times are rank 0's."""
+    """Timelines of a case, naively overlapped and tuned, on one scale; the times are rank 0's."""
     runs = {name: case["timeline"][name] for name in ("naive", "tuned") if name in case["timeline"]}
     rows = [
         {
             "run": name,
-            "row": _ROWS[span["row"]],
+            "row": _ROWS[span["row"]][0],
             "name": span["name"],
             "start": span["start_us"] / 1e3,
             "end": (span["start_us"] + span["us"]) / 1e3,
@@ -148,8 +142,8 @@ def timeline(case: Mapping[str, Any]) -> Chart:
         for name, run in runs.items()
         for span in run["spans"]
     ]
-    used = [words for words in dict.fromkeys(_ROWS.values()) if any(row["row"] == words for row in rows)]
-    colours = dict(zip(_ROWS.values(), _LANES, strict=True))
+    colours = {words: colour for words, colour in _ROWS.values() if any(row["row"] == words for row in rows)}
+    used = list(colours)
     panels = []
     for name, run in runs.items():
         entry = case["strategies"].get(name)
@@ -172,15 +166,10 @@ def timeline(case: Mapping[str, Any]) -> Chart:
                         "field": "row",
                         "type": "nominal",
                         "legend": None,
-                        "scale": {"domain": used, "range": [colours[words] for words in used]},
+                        "scale": {"domain": used, "range": list(colours.values())},
                     },
                     "tooltip": [{"field": "name"}, {"field": "us"}, {"field": "start", "title": "from, ms"}],
                 },
             }
         )
     return {"title": f"{case['name']}: what ran when, on rank 0", "vconcat": panels}
-
-
-def picture(chart: Chart) -> Chart:
-    """A timeline for a file: its panels get a width."""
-    return {**chart, "vconcat": [{**panel, "width": _WIDE} for panel in chart["vconcat"]]}

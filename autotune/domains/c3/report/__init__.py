@@ -1,1 +1,0 @@
-"""Results and schedules of C3 as the report shows them, and the form of result files."""

@@ -1,1 +1,0 @@
-"""A computation beside a collective, run as a strategy says."""

@@ -1,0 +1,243 @@
+"""A kernel from all that was said of it, in code, in TOML beside it or by ``triton.autotune``; files of shapes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.domains.kernel.identity import kernel_name, module_of, path_of, plain_function
+from autotune.domains.kernel.kernel import Kernel, Objective, check_parameters, parameters_of
+from autotune.domains.kernel.space import KernelSpace, declare_space, narrowed
+from autotune.domains.kernel.triton import META, Converted, is_autotuner, is_triton
+from autotune.errors import UserError, first_line
+from autotune.toml import read_toml
+
+_named: dict[str, tuple[str, str]] = {}
+"""Names of kernels to the module and the file that declared them."""
+
+
+def declared(found: Any) -> Kernel | None:
+    """The kernel of what ``autotune.tunable`` made; None where it is something else."""
+    kernel = getattr(found, "kernel", None)
+    return kernel if isinstance(kernel, Kernel) else None
+
+
+def from_converted(fn: Any, found: Converted, more: Mapping[str, Any]) -> Kernel:
+    """A kernel from what ``triton.autotune`` was told, and ``more`` of what ``autotune.tunable`` takes; raises
+    UserError."""
+    given = {k: v for k, v in more.items() if k != "db"}
+    if wrong := given.keys() & {"space", "key"}:
+        raise UserError(f"{kernel_name(fn)}: {', '.join(sorted(wrong))} comes from triton.autotune: leave it out")
+    if wrong := given.keys() - {f.name for f in fields(Kernel)} - {"default", "constraints"}:
+        raise UserError(f"{kernel_name(fn)}: autotune.tunable has no argument {sorted(wrong)[0]!r}")
+    kernel = make_kernel(fn, space=list(found.points), key=found.key, **given)
+    kernel.reset, kernel.restore, kernel.prune = found.reset, found.restore, found.prune
+    known = [p.name for p in parameters_of(fn) or ()]
+    for name in (*found.reset, *found.restore):
+        if name not in known:
+            raise UserError(f"{kernel.name}: reset_to_zero and restore_value name {name!r}, which is no argument")
+    return kernel
+
+
+def make_kernel(fn: Any, *, space: Any, name: str = "", **given: Any) -> Kernel:
+    """A kernel from what was given; raises UserError, in one line."""
+    if not callable(fn) and not is_triton(fn):
+        raise UserError(f"autotune.tunable was given a {type(fn).__name__}, which cannot be called")
+    where = name or kernel_name(fn)
+    if is_autotuner(fn):
+        raise UserError(f"{where} has triton.autotune: leave that out, or use autotune.tunable.from_triton(kernel)")
+    if space is None:
+        raise UserError(f"{where}: give a space, such as space={{'BLOCK': [64, 128]}}")
+    if declared(fn) is not None:
+        raise UserError(f"{where} is tunable already: declare it once")
+    first = space[0] if isinstance(space, (list, tuple)) and space else space
+    names = [str(name) for name in first] if isinstance(first, Mapping) else []
+    known = check_parameters(fn, names, where, META if is_triton(fn) else ())
+    made = _space(fn, space, given.pop("default", None), given.pop("constraints", None) or (), known, where)
+    given = {k: v for k, v in given.items() if v is not None}
+    key = given.get("key")
+    if isinstance(key, str):
+        given["key"] = [key]
+    kernel = Kernel(fn, made, name=name, **given)
+    _check(kernel)
+    return kernel
+
+
+def _space(
+    fn: Any, space: Any, default: Any, constraints: Sequence[Any], known: Mapping[str, Any], where: str
+) -> KernelSpace:
+    if is_triton(fn):
+        known = {"num_warps": 4, "num_stages": 3, "num_ctas": 1, **known}
+    return declare_space(space, default, constraints, known, where)
+
+
+def _check(kernel: Kernel) -> None:
+    where = kernel.name
+    kernel.reader  # noqa: B018 - a mistake in the key is told now
+    for name, what in (("reference", kernel.reference), ("distance", kernel.distance)):
+        if what is not None and not callable(what):
+            raise UserError(f"{where}: {name}= is a {type(what).__name__}: give a callable")
+    if kernel.inputs is not None and not callable(kernel.inputs) and not isinstance(kernel.inputs, (list, tuple)):
+        raise UserError(
+            f"{where}: inputs= is a {type(kernel.inputs).__name__}: give a callable, or a list of arguments"
+        )
+    if isinstance(kernel.inputs, (list, tuple)) and kernel.shapes:
+        raise UserError(f"{where}: shapes= goes with inputs= as a callable: leave one out")
+    if bad := [s for s in kernel.shapes if not isinstance(s, Mapping)]:
+        raise UserError(f"{where}: shapes= has {bad[0]!r}: give dicts of arguments for inputs=")
+    if wrong := [n for n, metric in kernel.metrics.items() if not callable(metric)]:
+        raise UserError(f"{where}: the metric {wrong[0]!r} is no callable of a Call")
+    o = kernel.objective
+    if o is not None and (not isinstance(o, Objective) or o.direction not in ("min", "max") or not callable(o.measure)):
+        raise UserError(f"{where}: objective= needs autotune.Objective(measure, unit, direction='min' or 'max')")
+    signature = kernel.signature
+    if signature is not None and (wrong := [n for n in kernel.outputs if n not in signature]):
+        raise UserError(f"{where}: outputs= names {wrong[0]!r}, which is no argument of the kernel")
+    if kernel.tolerance is not None and not kernel.tolerance > 0:
+        raise UserError(f"{where}: tolerance= {kernel.tolerance}: give a relative error above 0")
+    _claim(kernel)
+
+
+def _claim(kernel: Kernel) -> None:
+    """See that no other kernel has the name: the database could not tell the two apart."""
+    own = (module_of(kernel.fn), str(file_of(kernel.fn) or ""))
+    other = _named.setdefault(kernel.name, own)
+    if other[0] == own[0] or (own[1] and other[1] == own[1]):  # declared again, or the same file as a script
+        return
+    raise UserError(f"two kernels are called {kernel.name}, in {other[0]} and in {own[0]}: give one of them name=")
+
+
+def file_of(fn: Any) -> Path | None:
+    """The file that a kernel is in; None for one that was typed in, or compiled from a text."""
+    try:
+        found = inspect.getsourcefile(plain_function(fn))
+    except TypeError:
+        return None
+    # Not a name such as "<string>", which all texts share that exec compiles.
+    return Path(found).resolve() if found and Path(found).is_file() else None
+
+
+# ---- in a file ------------------------------------------------------------------------------------------------------
+
+
+_WHAT = "file of kernels"
+_KEYS = ("space", "configs", "default", "constraints", "key", "reference", "inputs", "shapes", "outputs", "tolerance",
+         "within", "name", "distance", "metrics", "grid")  # fmt: skip
+_CODE = ("reference", "inputs", "distance", "grid")
+"""What a file names of the code: ``function`` of the kernel's own module, or ``package.module:function``."""
+_LARGEST = 4 << 20
+
+
+def from_file(fn: Any, path: Path, given: Mapping[str, Any], name: str = "") -> Kernel:
+    """The kernel of a function that a file declares.
+
+    Args:
+        given: what the code says besides, which the file must not say again.
+
+    Raises:
+        UserError: whatever is wrong with the file, in one line.
+    """
+    table, where = _table(fn, path)
+    if not isinstance(table.get("space", table.get("configs")), (dict, list)):
+        raise UserError(f"{where}: needs a table [{path_of(fn)}.space] of parameters, or a list configs = [...]")
+    if twice := given.keys() & table.keys():
+        raise UserError(f"{where}: {sorted(twice)[0]} is said in the code too: say it once")
+    told: dict[str, Any] = {k: v for k, v in table.items() if k not in ("space", "configs", "name")}
+    for what in _CODE:
+        if what in told:
+            told[what] = _code(told[what], fn, f"{where}: {what}")
+    if "metrics" in told:
+        told["metrics"] = {n: _code(m, fn, f"{where}: metric {n}") for n, m in dict(told["metrics"]).items()}
+    space = table.get("space", table.get("configs"))
+    return make_kernel(fn, space=space, name=name or str(table.get("name", "")), **{**given, **told})
+
+
+def narrow(kernel: Kernel, path: Path) -> Kernel:
+    """The part of a declared kernel's space that a user's file leaves: ``[kernel.space]``.
+
+    Raises:
+        UserError: whatever is wrong with the file, in one line.
+    """
+    table, where = _table(kernel.fn, path)
+    if wrong := table.keys() - {"space"}:
+        raise UserError(f"{where}: {sorted(wrong)[0]} is the code's to say: here the file may narrow the space only")
+    return replace(kernel, space=narrowed(kernel.space, dict(table.get("space", {})), where))
+
+
+def _table(fn: Any, path: Path) -> tuple[dict[str, Any], str]:
+    """The function's table of a file, and how messages about it begin."""
+    data, name = read_toml(path, _WHAT), path_of(fn)
+    if data.get("domain", "kernel") != "kernel":
+        raise UserError(f"{path}: a file of domain {data['domain']!r}, but this is a kernel")
+    table = data.get(name)
+    if not isinstance(table, dict):
+        there = ", ".join(k for k, v in data.items() if isinstance(v, dict)) or "none"
+        raise UserError(f"{path}: no table [{name}] for {module_of(fn)}:{name}; there is {there}")
+    if unknown := table.keys() - set(_KEYS):
+        raise UserError(f"{path}: unknown key {sorted(unknown)[0]!r} in [{name}]; there is {', '.join(_KEYS)}")
+    return dict(table), f"{path}: [{name}]"
+
+
+def _code(text: object, fn: Any, where: str) -> Any:
+    if not isinstance(text, str):
+        raise UserError(f"{where} is {text!r}: name a function, such as 'make_inputs' or 'package.module:make_inputs'")
+    module, _, path = text.rpartition(":")
+    try:
+        found: Any = importlib.import_module(module or module_of(fn))
+    except Exception as error:
+        raise UserError(f"{where}: importing {module} failed: {first_line(error)}") from error
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise UserError(f"{where}: {module or module_of(fn)} has no {path!r}")
+    return found
+
+
+def read_shapes(file: str) -> list[dict[str, Any]]:
+    """The shapes of a file: ``[[shapes]]`` tables of TOML, or a JSON object a line.
+
+    Raises:
+        UserError: it cannot be read, holds none, or anything but objects.
+    """
+    path = Path(file).expanduser()
+    if path.suffix == ".toml":
+        found = read_toml(path, "file of shapes").get("shapes")
+        if not isinstance(found, list):
+            raise UserError(f"{path}: needs tables [[shapes]], each with the arguments of the inputs factory")
+        shapes = found
+    else:
+        shapes = _json_lines(path)
+    for nth, shape in enumerate(shapes, 1):
+        if not isinstance(shape, dict):
+            raise UserError(f"{path}: shape {nth} is {shape!r}: give an object of names and values")
+    if not shapes:
+        raise UserError(f"{path}: there is no shape in it")
+    return shapes
+
+
+def _json_lines(path: Path) -> list[Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LARGEST + 1)
+        text = data.decode()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file of shapes") from None
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise UserError(
+            f"{path}: cannot read the file of shapes: {getattr(error, 'strerror', None) or error}"
+        ) from None
+    if len(data) > _LARGEST:
+        raise UserError(f"{path}: cannot read the file of shapes: it is larger than {_LARGEST >> 20} MiB")
+    shapes = []
+    for nth, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                shapes.append(json.loads(line))
+            except (ValueError, RecursionError):
+                raise UserError(f'{path}: line {nth} is no JSON object, such as {{"n": 4096}}') from None
+    return shapes

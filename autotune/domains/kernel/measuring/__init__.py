@@ -1,1 +1,0 @@
-"""A kernel in processes of its own: making its inputs, verifying and timing candidates."""

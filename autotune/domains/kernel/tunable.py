@@ -1,0 +1,426 @@
+"""``autotune.tunable``: a callable and what is to be tuned of it, the kernel as it is called, and its look-ups.
+
+``exact``: this key was tuned on an equal device. ``nearest``: another key of the kernel was, not too far by its
+distance. ``default``: neither; the kernel runs as it would have without autotune. What comes out of a database is data:
+a configuration is used if the space of the code at hand has it, and nothing of a row is imported or called.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.domains.kernel.declare import file_of, from_converted, from_file, make_kernel
+from autotune.domains.kernel.identity import kernel_name
+from autotune.domains.kernel.kernel import DEFAULT, Call, Kernel, Objective, device_of, log_distance, words
+from autotune.domains.kernel.triton import Converted, converted, is_autotuner
+from autotune.errors import UserError, first_line
+from autotune.task import Config
+
+if TYPE_CHECKING:
+    from autotune.device import DeviceIdentity, Environment
+    from autotune.store.reading import Reader
+    from autotune.store.records import Schedule
+    from autotune.tuner.result import Result
+    from autotune.workload import Workload
+
+_KEPT = 1 << 16
+"""Keys that a kernel remembers at most."""
+_MISSES = 1000
+"""Keys without a schedule that a process records at most."""
+
+
+class Tunable:
+    """A callable whose tuned parameters are filled in; made by ``autotune.tunable``.
+
+    The first call with a key looks its configuration up in the database; later ones find it in a dictionary. A
+    parameter that the caller gives is the caller's. Nothing is ever searched or measured in a call.
+
+    Attributes:
+        kernel: what was declared.
+        db: database to look up in; None for $AUTOTUNE_DB or the default file.
+    """
+
+    def __init__(self, kernel: Kernel, db: str | None = None) -> None:
+        self.kernel, self.db = kernel, db
+        self._fn = kernel.fn
+        self._raw = kernel.reader.raw
+        names, tuned = kernel.positional, set(kernel.space.names)
+        self._names = names or []
+        self._most = sys.maxsize if names is None else next((i for i, n in enumerate(names) if n in tuned), len(names))
+        self._configs: dict[Any, Config] = {}
+        self._matches: dict[Any, KernelMatch] = {}
+        self._lock = threading.Lock()
+        functools.update_wrapper(self, kernel.fn, updated=())
+
+    def __repr__(self) -> str:
+        return f"<tunable {self.kernel.name} of {', '.join(self.kernel.space.names)}>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if len(args) > self._most:
+            args, kwargs = self._named(args, kwargs)
+        config = self._configs.get(self._raw(args, kwargs))
+        if config is None:
+            config = self._decide(args, kwargs)
+        if kwargs:
+            return self._fn(*args, **{**config, **kwargs})
+        return self._fn(*args, **config)
+
+    def __getitem__(self, grid: Any) -> Callable[..., Any]:
+        """A Triton kernel over a grid, ``kernel[grid](...)``; the grid may be a callable of the parameters."""
+        over = self._fn[grid]
+
+        def launch(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > self._most:
+                args, kwargs = self._named(args, kwargs)
+            config = self._configs.get(self._raw(args, kwargs))
+            if config is None:
+                config = self._decide(args, kwargs)
+            return over(*args, **{**config, **kwargs})
+
+        return launch
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def config(self, *args: Any, **kwargs: Any) -> Config:
+        """The configuration that a call with these arguments would run."""
+        return dict(self.lookup(*args, **kwargs).config)
+
+    def lookup(self, *args: Any, **kwargs: Any) -> KernelMatch:
+        """The result of the look-up for these arguments."""
+        args, kwargs = self._named(args, kwargs)
+        raw = self._raw(args, kwargs)
+        if raw not in self._configs:
+            self._decide(args, kwargs)
+        return self._matches[raw]
+
+    def refresh(self) -> None:
+        """Forget what was looked up, so that the next calls see what was stored meanwhile."""
+        with self._lock:
+            self._configs.clear()
+            self._matches.clear()
+
+    def search(
+        self,
+        shapes: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        device: str | Sequence[str] = "auto",
+        db: str | None = None,
+        **options: Any,
+    ) -> list[Result]:
+        """Search this kernel on this machine; what ``autotune search kernel`` does.
+
+        Args:
+            shapes: the arguments of the inputs factory, a dict for each key; None for the declared ones.
+            device: "auto", "cpu", "cuda:N", or several equal GPUs.
+            db: database; None for that of the kernel, $AUTOTUNE_DB or the default file.
+            options: of :func:`autotune.api.tune_workloads`: ``trials``, ``timeout``, ``sampler``, ...
+
+        Raises:
+            UserError: a mistake in the arguments, or in what was declared.
+        """
+        from autotune.api import tune_workloads
+        from autotune.device import resolve_devices
+        from autotune.domains.kernel.identity import target_of
+        from autotune.domains.kernel.workloads import workloads_of
+        from autotune.store import Store
+
+        devices = resolve_devices(device)
+        workloads = workloads_of(self.kernel, target_of(self, self.kernel.fn), shapes, devices[0])
+        with Store.open(db or self.db) as store:
+            results = tune_workloads(workloads, devices, store, **options)
+        self.refresh()
+        return results
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call, with what is tuned, and all after it, by name."""
+        return args[: self._most], {**dict(zip(self._names[self._most :], args[self._most :], strict=False)), **kwargs}
+
+    def _decide(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Config:
+        """Look a call's key up, and keep what was found; never fails for what is wrong with the database."""
+        from autotune.device import environment, identify
+        from autotune.errors import UserError
+        from autotune.runtime.deployment import deployment
+
+        raw = self._raw(args, kwargs)
+        key, device = self.kernel.reader.read(args, kwargs), device_of(args, kwargs)
+        try:
+            match = find(self.kernel, key, deployment().store(self.db), identify(device), environment(device))
+        except UserError as error:
+            text = f"autotune: {self.kernel.name} runs with its default: {error}"
+            deployment().warn_once(f"kernel {self.kernel.name}", text)
+            match = KernelMatch(KernelLevel.DEFAULT, dict(self.kernel.space.default), key, reason=str(error))
+        if match.changed:
+            text = f"autotune: {self.kernel.name}: {match.reason}; until then it runs with its default"
+            deployment().warn_once(f"changed {self.kernel.name}", text)
+        if match.level is not KernelLevel.EXACT and self.kernel.inputs is not None and len(self._matches) < _MISSES:
+            deployment().record_misses([(self.kernel.workload(key), match.reason)], device, self.db)
+        with self._lock:
+            if len(self._configs) >= _KEPT:
+                self._configs.clear()
+                self._matches.clear()
+            self._matches[raw] = match
+            self._configs[raw] = match.config
+        return match.config
+
+
+# ---- the decorator --------------------------------------------------------------------------------------------------
+
+
+class _Tunable:
+    """The decorator, and what else makes a tunable kernel."""
+
+    def __call__(
+        self,
+        space: Mapping[str, Iterable[Any]] | Sequence[Mapping[str, Any]] | str | Path | None = None,
+        *,
+        key: Sequence[str] | Callable[..., Any] | None = None,
+        reference: Callable[..., Any] | None = None,
+        inputs: Callable[..., Any] | Sequence[Any] | None = None,
+        shapes: Sequence[Mapping[str, Any]] = (),
+        constraints: Sequence[str | Callable[..., bool]] = (),
+        default: Mapping[str, Any] | None = None,
+        outputs: Sequence[str] = (),
+        metrics: Mapping[str, Callable[[Call], float]] | None = None,
+        objective: Objective | None = None,
+        distance: Callable[[Mapping[str, Any], Mapping[str, Any]], float] | None = None,
+        within: float = 2.0,
+        tolerance: float | None = None,
+        grid: Any = None,
+        name: str = "",
+        db: str | None = None,
+    ) -> Callable[[Any], Tunable]:
+        """Make a kernel tunable.
+
+        ::
+
+            @autotune.tunable(space={"block": [32, 64, 128]}, key=["x"], reference=plain, inputs=make)
+            def blur(x, block=64): ...
+
+        Args:
+            space: parameter name to choices; or a list of configurations; or the name of a TOML file beside the code.
+            key: by what a call's configuration is found: names of arguments (a number counts by its value, an array by
+                its shape), or a callable of the arguments that returns numbers and texts. None for all arguments.
+                Arrays that are not named count by their types.
+            reference: takes the arguments without what is tuned and returns the right result, or writes it as the
+                kernel does. None for the kernel's default configuration.
+            inputs: makes arguments: a callable that returns a dict of them, a tuple or ``(args, kwargs)``; it is given
+                ``device`` and ``seed`` if it takes them. Or a list of such arguments.
+            shapes: what ``inputs`` is called with, a dict for each key to search.
+            constraints: texts such as "A * B <= 1024", or callables of parameters by name.
+            default: the configuration without a search; None takes it from the function's signature.
+            outputs: the arguments that the kernel writes to, where it returns nothing and the reference returns what
+                should be there.
+            metrics: name to a figure of a :class:`Call`, ``{"GB/s": lambda c: 8e-3 * c.arguments["n"] / c.us}``.
+            objective: what is to be smallest, or largest, in the place of time.
+            distance: of two keys, for the nearest; infinite where one says nothing of the other. None for the largest
+                ``|log2|`` of the ratio of two numbers.
+            within: the largest such distance; not for a ``distance`` of your own.
+            tolerance: relative error allowed; None for one by storage type.
+            grid: of a Triton kernel, for the search.
+            name: in the database; None for the module's last name and the function's.
+            db: database to look up in; None for $AUTOTUNE_DB or the default file.
+
+        Raises:
+            UserError: whatever is wrong with these, in one line.
+        """
+        given = {k: v for k, v in locals().items() if k not in ("self", "space", "db", "name")}
+        if callable(space):
+            raise UserError("autotune.tunable needs a space: write @autotune.tunable(space={...}) with brackets")
+
+        def declare(fn: Any) -> Tunable:
+            if isinstance(space, (str, Path)):
+                path = Path(space)
+                if not path.is_absolute() and (code := file_of(fn)):
+                    path = code.parent / path
+                said = {k: v for k, v in given.items() if v is not _UNSET[k]}
+                return Tunable(from_file(fn, path, said, name), db)
+            return Tunable(make_kernel(fn, space=space, name=name, **given), db)
+
+        return declare
+
+    def from_triton(self, kernel: Any, **more: Any) -> Tunable:
+        """A kernel with ``triton.autotune`` as a tunable one: its configurations are the space, its key is the key.
+
+        ::
+
+            matmul = autotune.tunable.from_triton(matmul, inputs=make, grid=grid)
+
+        Args:
+            kernel: what ``@triton.autotune`` made.
+            more: of ``autotune.tunable``; ``inputs`` and ``grid`` are what a search needs besides.
+
+        Raises:
+            UserError: it is no such kernel, or it uses what cannot be kept: a ``pre_hook``.
+        """
+        if not is_autotuner(kernel):
+            raise UserError(f"{kernel_name(kernel)} has no triton.autotune: use autotune.tunable(space=...)")
+        found = Converted.of(kernel)
+        return Tunable(from_converted(kernel.fn, found, more), more.pop("db", None))
+
+    def triton(
+        self,
+        configs: Sequence[Any],
+        key: Sequence[str],
+        *,
+        prune_configs_by: Mapping[str, Any] | None = None,
+        reset_to_zero: Sequence[str] | None = None,
+        restore_value: Sequence[str] | None = None,
+        pre_hook: Any = None,
+        post_hook: Any = None,
+        warmup: Any = None,
+        rep: Any = None,
+        use_cuda_graph: Any = None,
+        do_bench: Any = None,
+        cache_results: Any = None,
+        **more: Any,
+    ) -> Callable[[Any], Tunable]:
+        """Replace ``@triton.autotune``: takes the same arguments, and those of ``autotune.tunable``.
+
+        ``warmup``, ``rep``, ``use_cuda_graph``, ``do_bench`` and ``cache_results`` say how Triton measures in a call;
+        here a search measures, by its own policy, and they mean nothing.
+
+        Raises:
+            UserError: a hook, which cannot be kept.
+        """
+        found = converted(configs, key, prune_configs_by, reset_to_zero, restore_value, pre_hook, post_hook)
+        return lambda fn: Tunable(from_converted(fn, found, more), more.pop("db", None))
+
+
+_UNSET: Mapping[str, Any] = {
+    n: p.default for n, p in inspect.signature(_Tunable.__call__).parameters.items() if p.default is not p.empty
+}
+tunable = _Tunable()
+triton_autotune = tunable.triton
+
+
+# ---- look-ups -------------------------------------------------------------------------------------------------------
+
+
+CHANGED = "the kernel changed since it was tuned"
+
+
+class KernelLevel(StrEnum):
+    """Level of a look-up, best first."""
+
+    EXACT = "exact"
+    NEAREST = "nearest"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True)
+class KernelMatch:
+    """The configuration found for a key.
+
+    Attributes:
+        level: how well it is founded.
+        config: what the kernel runs with.
+        key: that was looked up.
+        tuned: the key that ``config`` was tuned for; None at level ``default``.
+        distance: from ``key`` to ``tuned``; None at level ``default``.
+        schedule: what was stored for ``tuned``.
+        reason: why there is no better match; empty at level ``exact``.
+        changed: whether what is stored is of an earlier version of the kernel.
+    """
+
+    level: KernelLevel
+    config: Config
+    key: Mapping[str, Any]
+    tuned: Mapping[str, Any] | None = None
+    distance: float | None = None
+    schedule: Schedule | None = None
+    reason: str = ""
+    changed: bool = False
+
+    @property
+    def latency_us(self) -> float | None:
+        """Measured time of ``config``, in microseconds, for ``tuned``."""
+        return self.schedule.latency_us if self.schedule else None
+
+
+def find(
+    kernel: Kernel,
+    key: Mapping[str, Any],
+    store: Reader | None,
+    device: DeviceIdentity,
+    env: Environment,
+    *,
+    strict: bool = False,
+) -> KernelMatch:
+    """Look a key up; there is always an answer.
+
+    Args:
+        store: None finds nothing.
+        strict: whether ``env`` must equal the software that was tuned with, or only the minor versions of torch and
+            CUDA.
+
+    Raises:
+        UserError: the database failed, or the kernel's own distance or constraint did.
+    """
+    default = dict(kernel.space.default)
+    if store is None:
+        return KernelMatch(KernelLevel.DEFAULT, default, key, reason="there is no database")
+    how: Any = "strict" if strict else "loose"
+    workload, why = kernel.workload(key), "not tuned on this device"
+    schedule = store.get_schedule(workload.fingerprint, device.fingerprint, env, match=how)
+    if schedule is not None:
+        config, unfit = _usable(kernel, key, schedule, store.get_workload(workload.fingerprint))
+        if not unfit:
+            return KernelMatch(KernelLevel.EXACT, config, key, key, 0.0, schedule)
+        why = f"what is stored cannot be used: {unfit}"
+    others = store.family_schedules(workload.family, device.fingerprint, env, match=how, artifacts=False)
+    schedules = {s.key.workload: s for s in others if s.key.workload != workload.fingerprint}
+    known = store.get_workloads(schedules)
+    same = [w for w in known.values() if w.spec.get("source") == kernel.source]
+    for away, other in _by_distance(kernel, key, same):
+        tuned = dict(other.spec["key"])
+        config, unfit = _usable(kernel, key, schedules[other.fingerprint], other)
+        if not unfit:
+            reason = f"{why}; {words(tuned)} is the nearest tuned"
+            return KernelMatch(KernelLevel.NEAREST, config, key, tuned, away, schedules[other.fingerprint], reason)
+    changed = len(same) < len(known)
+    if changed:
+        why = f"{CHANGED}: search it again"
+    elif same:
+        why += "; no key that was tuned is near enough"
+    return KernelMatch(KernelLevel.DEFAULT, default, key, reason=why, changed=changed)
+
+
+def _by_distance(kernel: Kernel, key: Mapping[str, Any], tuned: list[Workload]) -> list[tuple[float, Workload]]:
+    """Workloads of other keys that are near enough, the nearest first."""
+    near = []
+    for other in tuned:
+        its = other.spec.get("key")
+        if not isinstance(its, Mapping):
+            continue
+        try:
+            away = float((kernel.distance or log_distance)(key, its))
+        except Exception as error:
+            raise UserError(f"{kernel.name}: distance= failed: {first_line(error)}") from error
+        if away <= (math.nextafter(math.inf, 0) if kernel.distance else kernel.within):
+            near.append((away, other.label, other))
+    return [(away, other) for away, _, other in sorted(near, key=lambda n: n[:2])]
+
+
+def _usable(
+    kernel: Kernel, key: Mapping[str, Any], schedule: Schedule, workload: Workload | None
+) -> tuple[Config, str]:
+    """The configuration that a schedule means, and why it cannot be used ("" where it can)."""
+    config = schedule.config
+    if config is None and schedule.winner == DEFAULT:
+        then = workload.source.get(DEFAULT) if workload is not None else None
+        config = dict(then) if isinstance(then, Mapping) else dict(kernel.space.default)
+    if config is None:
+        return {}, f"its winner {schedule.winner!r} is not known"
+    if why := kernel.space.reject(config, key):
+        return {}, why
+    return dict(config), ""
