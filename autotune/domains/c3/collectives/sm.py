@@ -161,7 +161,7 @@ def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Lis
         threads: of a block, a multiple of 32 up to 1024.
         unroll: packs of 16 bytes in flight for each source; 0 for as many as registers allow.
     """
-    from autotune.compiler.targets.cuda.names import tuple_of
+    from autotune.compiler.kernel.printer import tuple_of
     from autotune.compiler.targets.cuda.source import PREFIX, Listing
 
     if dtype not in ITEMSIZE:

@@ -95,7 +95,7 @@ class StripReductions(Reductions[StripPass]):
             parts = [{f: self.part_of(carried, f, at, True) for f in heads.fields} for at in numbers]
             out = [*self.share_columns(), *combined(heads, parts), *exchange(heads, distances)]
             return out + (self.spread([*carried.fields], [*heads.fields]) if self.group.cluster == 1 else [])
-        last, parts, before = Var("last", "int32"), [], list[Stmt]()
+        last, parts, before = Var("last", "int32"), list[Mapping[Var, Expr]](), list[Stmt]()
         for first in range(0, count, within):
             at: Expr = threads.within + first if within > 1 else Const(first)
             if first + within <= count:
