@@ -92,8 +92,8 @@ class StripReductions(Reductions[StripPass]):
         threads, within, count = self.threads, self.group.within, self.group.parts
         if heads := self.shared(carried):
             numbers, distances = self.turns(count)
-            parts = [{f: self.part_of(carried, f, at, True) for f in heads.fields} for at in numbers]
-            out = [*self.share_columns(), *combined(heads, parts), *exchange(heads, distances)]
+            read = [{f: self.part_of(carried, f, at, True) for f in heads.fields} for at in numbers]
+            out = [*self.share_columns(), *combined(heads, read), *exchange(heads, distances)]
             return out + (self.spread([*carried.fields], [*heads.fields]) if self.group.cluster == 1 else [])
         last, parts, before = Var("last", "int32"), list[Mapping[Var, Expr]](), list[Stmt]()
         for first in range(0, count, within):
