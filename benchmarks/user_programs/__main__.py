@@ -27,7 +27,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.bench.form import check_commit, finished
 from autotune.cli.options import positive_int, seconds
 from autotune.errors import UserError
 from autotune.outputs import check_output
@@ -120,11 +119,11 @@ def measure_all(args: argparse.Namespace, command: str) -> int:
     begin = time.monotonic()
     chosen, device = _chosen(args.programs), resolve_device(args.device)
     if args.out:
-        check_commit()
+        form.check_commit()
         check_output(args.out, f"--out {args.out}", make=True)
     label, env = identify(device).label, environment(device)
     own = {"suite": SUITE, "tiny": args.tiny, "mode": args.mode}
-    cases = finished(args.out, device=label, **own) if args.out else {}
+    cases = form.finished(args.out, device=label, **own) if args.out else {}
     versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
     failed, skipped = dict[str, str](), dict[str, str]()
     shape = (args.steps, args.rounds, args.tiny, args.together)
