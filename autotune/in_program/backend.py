@@ -66,15 +66,11 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, A
     if not seconds or _ahead_of_time():
         return compile_graph(gm, inputs, rest, verify=verify)
     # Imported where a search may begin: deployment needs nothing of it.
-    from torch._functorch import config as functorch
-
     from autotune.in_program.search import compiled
     from autotune.runtime.inductor.verdict import base_mode
 
     def once(gm: fx.GraphModule, inputs: Sequence[Any], **how: bool) -> Compiled:
-        # The backward graph's regions are searched with the forward graph's, not when the first backward pass comes.
-        with functorch.patch(force_non_lazy_backward_lowering=True):
-            return compile_graph(gm, inputs, rest, verify=verify, **how)
+        return compile_graph(gm, inputs, rest, verify=verify, **how)
 
     found: Compiled = compiled(gm, inputs, seconds, base_mode(rest.get("mode")), once)
     return found

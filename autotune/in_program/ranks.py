@@ -93,7 +93,8 @@ def name_of(gm: fx.GraphModule, device: str) -> str:
         device: "cpu" or "cuda:N"; its number does not count.
     """
     layouts = [_layout(node.meta.get("example_value")) for node in gm.graph.nodes if node.op == "placeholder"]
-    text = re.sub(r"cuda:\d+", "cuda", f"{gm.code}{layouts}")
+    code = gm.graph.python_code("self").src  # gm.code would change the key under which caches of torch's keep the graph
+    text = re.sub(r"cuda:\d+", "cuda", f"{code}{layouts}")
     return hashlib.sha256(f"{text}{identify(device).fingerprint}".encode()).hexdigest()
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch
 
 from autotune import numerics
 from autotune.device import environment, identify
@@ -87,14 +88,16 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     name = name_of(gm, device)
     if _was_searched(name, device, mode, seconds):
         return compile_once(gm, inputs)
-    again = _copied(gm)
+    copied = _copied(gm)
     with turn(name) as mine:
         if not mine.mine:
             mine.wait()
             return compile_once(gm, inputs)
         begin = time.monotonic()
-        with surveying() as surveyed, deployment().unrecorded():
-            before = compile_once(gm, inputs, bare=not mine.alone, cached=False)
+        # The backward graph's regions are searched with the forward graph's, not when the first backward pass comes.
+        eager = functorch.patch(force_non_lazy_backward_lowering=True)
+        with surveying() as surveyed, deployment().unrecorded(), eager:
+            before = compile_once(copied, inputs, bare=not mine.alone, cached=False)
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
         granted = _SHARE * left_s(seconds) - _AGAIN * compile_s
@@ -102,7 +105,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
             try:
                 if not _searched(graphs, granted, seconds, mine) and mine.alone:
                     return before
-                after = compile_once(again, inputs)
+                after = compile_once(gm, inputs)
             except Exception as error:
                 why = str(error) if isinstance(error, UserError) else first_line(error)
                 deployment().warn_once("search in the program", f"autotune: the search in the program failed: {why}")
@@ -167,7 +170,7 @@ def _storing() -> bool:
 
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph that can be compiled after ``gm`` was, which changes it; parameters and buffers are shared."""
+    """A copy to compile, which changes it; parameters and buffers are shared."""
     copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     for name, value in vars(gm).items():
         vars(copied).setdefault(name, value)
