@@ -69,8 +69,8 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, A
     from autotune.in_program.search import compiled
     from autotune.runtime.inductor.verdict import base_mode
 
-    def once(gm: fx.GraphModule, inputs: Sequence[Any], **how: bool) -> Compiled:
-        return compile_graph(gm, inputs, rest, verify=verify, **how)
+    def once(gm: fx.GraphModule, inputs: Sequence[Any], *, bare: bool = False, cached: bool = True) -> Compiled:
+        return compile_graph(gm, inputs, rest, verify=verify, bare=bare, cached=cached)
 
     found: Compiled = compiled(gm, inputs, seconds, base_mode(rest.get("mode")), once)
     return found

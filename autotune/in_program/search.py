@@ -249,7 +249,7 @@ def _state_kept() -> Iterator[None]:
 
     python, state = random.getstate(), torch.get_rng_state()
     numpy = _numpy_state()
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()  # what the allocator holds and nobody uses is memory for the measuring process
     try:
         with _disable_current_modes(), tracing(None):
