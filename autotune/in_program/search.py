@@ -14,9 +14,7 @@ import random
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,9 +26,10 @@ from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
 from autotune.in_program.budget import left_s, spending
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
+from autotune.in_program.lacking import Lacking, lacking
+from autotune.in_program.processes import Processes
 from autotune.in_program.ranks import Turn, name_of, turn
 from autotune.runtime.deployment import deployment
-from autotune.runtime.inductor.region_call import look_up
 from autotune.runtime.inductor.survey import Surveyed, surveying
 from autotune.store.records import Verdict
 from autotune.words import microseconds, plural
@@ -38,17 +37,16 @@ from autotune.words import microseconds, plural
 if TYPE_CHECKING:
     from autotune.store import Store
     from autotune.tuner.result import Progress, Result
-    from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
-_SHARE = 0.75
+_SHARE = 0.9
 """Of what is left of the budget, for one graph: others may follow."""
 _MORE_S = 1.5
 """A graph is searched again with a budget that is larger by this factor."""
 LEAST_S = 5.0
 """Seconds under which a search is not begun: its worker takes most of them to start."""
-_AGAIN = 0.6
+_AGAIN = 0.5
 """The second compilation's share of the first one's time: most kernels come from Inductor's caches."""
 _TELL_S = 10.0
 
@@ -58,17 +56,6 @@ Compile = Callable[..., Any]
 _contest: Contest | None = None
 
 
-@dataclass(frozen=True)
-class Missed:
-    """Regions that lack a schedule of this device's own: workload and how often it occurs, by device."""
-
-    regions: Mapping[str, Sequence[tuple[Workload, int]]]
-
-    @property
-    def count(self) -> int:
-        return sum(len(found) for found in self.regions.values())
-
-
 def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: str, compile_once: Compile) -> Any:
     """Compile a graph, search what it lacks, and compile it with what was found.
 
@@ -76,7 +63,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     such a budget before is looked up and compiled once.
 
     Args:
-        seconds: the budget of the process, of which this graph's search may take three quarters of what is left.
+        seconds: the budget of the process, of which this graph's search may take nine tenths of what is left.
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
 
     Raises:
@@ -89,21 +76,27 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     if _was_searched(name, device, mode, seconds):
         return compile_once(gm, inputs)
     copied = _copied(gm)
-    with turn(name) as mine:
+    with Processes(device) as processes, turn(name) as mine:
         if not mine.mine:
             mine.wait()
             return compile_once(gm, inputs)
         begin = time.monotonic()
         # The backward graph's regions are searched with the forward graph's, not when the first backward pass comes.
         eager = functorch.patch(force_non_lazy_backward_lowering=True)
-        with surveying() as surveyed, deployment().unrecorded(), eager:
+        surveyed: list[Surveyed] = []
+
+        def take(graph: Surveyed) -> None:
+            surveyed.append(graph)
+            processes.begin(graph)
+
+        with surveying(take), deployment().unrecorded(), eager:
             before = compile_once(copied, inputs, bare=not mine.alone, cached=False)
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
         granted = _SHARE * left_s(seconds) - _AGAIN * compile_s
         with spending():
             try:
-                if not _searched(graphs, granted, seconds, mine) and mine.alone:
+                if not _searched(graphs, granted, seconds, mine, processes) and mine.alone:
                     return before
                 after = compile_once(gm, inputs)
             except Exception as error:
@@ -129,21 +122,22 @@ def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
     return isinstance(budget, (int, float)) and _MORE_S * budget >= seconds
 
 
-def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine: Turn) -> bool:
+def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine: Turn, processes: Processes) -> bool:
     """Search what graphs lack within ``granted`` seconds; True where kernels were found.
 
     Raises:
         KeyboardInterrupt: the user interrupted it.
     """
     missed = lacking(graphs)
+    count = sum(map(len, missed.values()))
     found: list[Result] = []
-    if missed.count and granted >= LEAST_S:
-        found = _search(missed, granted, mine)
+    if count and granted >= LEAST_S:
+        found = _search(missed, granted, mine, processes)
         if any(result.interrupted for result in found):
             raise KeyboardInterrupt
-    elif missed.count:
-        _tell(f"{plural(missed.count, 'region')} not searched: the budget is spent")
-    for device, regions in lacking(graphs).regions.items():
+    elif count:
+        _tell(f"{plural(count, 'region')} not searched: the budget is spent")
+    for device, regions in lacking(graphs).items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
     if granted >= LEAST_S:
         _note_verdicts(graphs, {"budget_s": budget_s, "tries": 0, "cut": True, "command": "search in the program"})
@@ -177,24 +171,7 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
     return copied
 
 
-def lacking(graphs: Sequence[Surveyed]) -> Missed:
-    """Find the regions of graphs that have no schedule of the device's own and that no verdict leaves to Inductor."""
-    counts: dict[str, Counter[str]] = {}
-    workloads: dict[str, Workload] = {}
-    for graph in graphs:
-        for device, workload in graph.regions:
-            if workload is not None and workload.fingerprint not in graph.left:
-                counts.setdefault(device, Counter())[workload.fingerprint] += 1
-                workloads[workload.fingerprint] = workload
-    missed = {}
-    for device, counted in counts.items():
-        found = [(workloads[name], count) for name, count in counted.items()]
-        own = {w.fingerprint for w, _ in found if look_up(w, device, packaged=False).level.own}
-        missed[device] = [(w, count) for w, count in found if w.fingerprint not in own]
-    return Missed({device: found for device, found in missed.items() if found})
-
-
-def _search(missed: Missed, seconds: float, mine: Turn) -> list[Result]:
+def _search(missed: Lacking, seconds: float, mine: Turn, processes: Processes) -> list[Result]:
     """Search within ``seconds``, with the program's random state and its modes left alone."""
     from autotune.api import time_weights, tune_workloads
     from autotune.store import Store
@@ -202,14 +179,16 @@ def _search(missed: Missed, seconds: float, mine: Turn) -> list[Result]:
 
     mine.begin(seconds)
     results: list[Result] = []
-    begin = time.monotonic()
-    with _state_kept(), warnings.catch_warnings(), Store.open(None) as store:
+    begin, count = time.monotonic(), sum(map(len, missed.values()))
+    with _state_kept(), warnings.catch_warnings(), processes, Store.open(None) as store:
         warnings.simplefilter("ignore", BusyMachine)
-        for device, counted in missed.regions.items():
-            left = seconds * len(counted) / missed.count
+        for device, counted in missed.items():
+            left = seconds * len(counted) / count
             of = f"{plural(len(counted), 'region')} on {identify(device).label}"
             _tell(f"searching {of} for at most {left:.0f} s, stored in {store.name}")
             workloads = [workload for workload, _ in counted]
+            processes.ready()
+            own = device == processes.device
             results += tune_workloads(
                 workloads,
                 device,
@@ -219,9 +198,11 @@ def _search(missed: Missed, seconds: float, mine: Turn) -> list[Result]:
                 progress=_Teller(len(workloads), left),
                 command="search in the program",
                 numerics=numerics.read(),
+                measurer=processes.worker if own else None,
+                pool=processes.pool if own else None,
             )
     won = sum(result.winner == "autotune" for result in results)
-    _tell(f"{won} of {plural(missed.count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s")
+    _tell(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s")
     return results
 
 
@@ -346,4 +327,4 @@ def _tell(text: str) -> None:
     print(f"autotune: {text}", file=sys.stderr, flush=True)
 
 
-__all__ = ["LEAST_S", "Missed", "compiled", "lacking"]
+__all__ = ["LEAST_S", "compiled"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from autotune.workload import Workload
@@ -28,27 +28,29 @@ class Surveyed:
 
 
 _lock = threading.Lock()
-_open: list[list[Surveyed]] = []
+_open: list[Callable[[Surveyed], object]] = []
 
 
 @contextlib.contextmanager
-def surveying() -> Iterator[Sequence[Surveyed]]:
-    """Collect the graphs that are compiled in this context, in any thread: autograd compiles some in its own."""
-    found: list[Surveyed] = []
+def surveying(take: Callable[[Surveyed], object]) -> Iterator[None]:
+    """Hand the graphs that are compiled in this context to ``take``, in any thread: autograd compiles some in its own.
+
+    Inductor's own passes have not lowered a graph when it is handed over.
+    """
     with _lock:
-        _open.append(found)
+        _open.append(take)
     try:
-        yield found
+        yield
     finally:
         with _lock:
-            _open[:] = [one for one in _open if one is not found]
+            _open.remove(take)
 
 
 def note(graph: Surveyed) -> None:
     """Hand a graph to every open survey."""
     with _lock:
-        for found in _open:
-            found.append(graph)
+        for take in _open:
+            take(graph)
 
 
 __all__ = ["Surveyed", "note", "surveying"]
