@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import random
 import sys
@@ -48,6 +49,8 @@ LEAST_S = 5.0
 """Seconds under which a search is not begun: its worker takes most of them to start."""
 _AGAIN = 0.5
 """The second compilation's share of the first one's time: most kernels come from Inductor's caches."""
+_FIRST = 8
+"""Candidates of every region, before any of them gets more."""
 _TELL_S = 10.0
 
 Compile = Callable[..., Any]
@@ -186,22 +189,26 @@ def _search(missed: Lacking, seconds: float, mine: Turn, processes: Processes) -
             left = seconds * len(counted) / count
             of = f"{plural(len(counted), 'region')} on {identify(device).label}"
             _tell(f"searching {of} for at most {left:.0f} s, stored in {store.name}")
-            workloads = [workload for workload, _ in counted]
             processes.ready()
             own = device == processes.device
-            results += tune_workloads(
-                workloads,
+            tune = functools.partial(
+                tune_workloads,
+                [workload for workload, _ in counted],
                 device,
                 store,
-                timeout=left,
                 weights=time_weights(counted),
-                progress=_Teller(len(workloads), left),
+                progress=_Teller(len(counted), left),
                 command="search in the program",
                 numerics=numerics.read(),
                 measurer=processes.worker if own else None,
                 pool=processes.pool if own else None,
             )
-    won = sum(result.winner == "autotune" for result in results)
+            end = time.monotonic() + left
+            # Few candidates have most of the gain: every region gets some before any gets many.
+            results += tune(trials=_FIRST, timeout=left)
+            if (more := end - time.monotonic()) >= LEAST_S and not any(r.interrupted or r.fault for r in results):
+                results += tune(timeout=more)
+    won = len({result.workload for result in results if result.winner == "autotune"})
     _tell(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s")
     return results
 
