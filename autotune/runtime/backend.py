@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -27,7 +27,6 @@ from torch import fx
 from autotune import numerics
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
-from autotune.runtime.settings import Verify
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -40,45 +39,15 @@ _NO_PLACE = ("fx_wrapper", "aot_inductor.use_runtime_constant_folding")
 """Settings under which Inductor writes code that cannot launch kernels of ours."""
 
 
-def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs: Any) -> Callable[..., Any]:
-    """``torch.compile(model, backend="autotune", **kwargs)``: run ``model`` with the kernels stored for it.
-
-    Args:
-        model: function or ``nn.Module``.
-        verify: when a stored kernel's results are compared with those of the region's own operators: "first" (at its
-            first call), "always", "never" or "auto"; None for the setting, see
-            :class:`autotune.runtime.settings.Settings`.
-        kwargs: those of ``torch.compile``; ``mode``, ``options`` and ``dynamic`` mean what they do for Inductor.
-
-    Returns:
-        The compiled model. Training works; ``autotune.counters()`` has the number of regions that were found.
-    """
-    if verify is not None and verify not in get_args(Verify):
-        raise UserError(f"verify={verify!r} is none of {', '.join(get_args(Verify))}")
-    backend = dynamo_backend if verify is None else _verifying(verify)
-    compiled: Callable[..., Any] = torch.compile(model, backend=backend, **kwargs)
-    return compiled
-
-
-@functools.cache
-def _verifying(verify: Verify) -> Compiled:
-    """The backend with a setting of its own; one for each, since Dynamo compiles again for another backend."""
-
-    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
-        return _compiled(gm, example_inputs, options, None, verify)
-
-    return backend
-
-
 def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
-    """The backend "autotune" of ``torch.compile``.
+    """Deployment alone as a backend of ``torch.compile``; :mod:`autotune.in_program.backend` searches where asked to.
 
     Args:
         gm: a graph of Dynamo's.
         example_inputs: its inputs; symbolic integers among them mean dynamic shapes.
         options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
     """
-    return _compiled(gm, example_inputs, options, None)
+    return compile_graph(gm, example_inputs, options)
 
 
 def trial_backend(trial: Trial) -> Compiled:
@@ -88,7 +57,7 @@ def trial_backend(trial: Trial) -> Compiled:
     """
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
-        return _compiled(gm, example_inputs, options, trial)
+        return compile_graph(gm, example_inputs, options, trial=trial)
 
     return backend
 
@@ -104,13 +73,25 @@ def _to_be_saved(compiled: Any) -> Compiled:
     return compiled  # type: ignore[no-any-return]
 
 
-def _compiled(
+def compile_graph(
     gm: fx.GraphModule,
     example_inputs: Sequence[Any],
     options: Mapping[str, Any],
-    trial: Trial | None,
+    *,
+    trial: Trial | None = None,
     verify: str = "",
+    bare: bool = False,
+    cached: bool = True,
 ) -> Compiled:
+    """Compile a graph of Dynamo's by Inductor, with stored kernels.
+
+    Args:
+        options: ``mode`` and ``options`` as the user gave them to ``torch.compile``, without autotune's own.
+        trial: as of :func:`trial_backend`.
+        verify: when a stored kernel's results are compared; "" for the setting.
+        bare: leave every region to Inductor, without an agreement of ranks.
+        cached: Inductor's caches may have the code, and keep it.
+    """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
@@ -118,9 +99,10 @@ def _compiled(
     from autotune.runtime.inductor.verdict import base_mode, ranks_agree
 
     patches = inductor_settings(options)
-    if takes_kernels(patches) and (trial is not None or ranks_agree(gm.graph, example_inputs)):
+    if takes_kernels(patches) and (trial is not None or bare or ranks_agree(gm.graph, example_inputs)):
         cpp = bool(patches.get("cpp_wrapper", config.cpp_wrapper))
-        patches |= passes(patches, base_mode(options.get("mode")), trial, verify, cpp=cpp)
+        mode = base_mode(options.get("mode"))
+        patches |= passes(patches, mode, trial, verify, cpp=cpp, bare=bare, cached=cached)
     if _fuses_attention(patches):
         changed = rewrite_attention(gm)
         deployment().count("attention", changed)
@@ -219,7 +201,14 @@ def inductor_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def passes(
-    patches: Mapping[str, Any], mode: str, trial: Trial | None = None, verify: str = "", *, cpp: bool = False
+    patches: Mapping[str, Any],
+    mode: str,
+    trial: Trial | None = None,
+    verify: str = "",
+    *,
+    cpp: bool = False,
+    bare: bool = False,
+    cached: bool = True,
 ) -> dict[str, Any]:
     """Inductor's settings with which stored kernels come into its graphs.
 
@@ -227,7 +216,7 @@ def passes(
         patches: Inductor's settings that differ from those of the process, the user's passes among them.
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
         trial: as of :func:`trial_backend`.
-        verify: as of :func:`compile`; "" for the setting.
+        verify, bare, cached: as of :func:`compile_graph`.
         cpp: Inductor writes C++.
     """
     from torch._inductor import config
@@ -243,12 +232,12 @@ def passes(
         from autotune.runtime.inductor.region_pass import replace_regions
 
         keep_as_laid_out(graph)
-        replace_regions(graph, mode=mode, trial=trial, verify=verify, cpp=cpp)
+        replace_regions(graph, mode=mode, trial=trial, verify=verify, cpp=cpp, bare=bare)
 
     with config.patch(dict(patches)):
         # Both go with the pass, not by a context: autograd compiles a backward pass later, in another thread.
         how = f"{mode}{verify}{'cpp' * cpp}{numerics.text(numerics.read(('cpu', 'cuda')))}"
-        identity = None if trial is not None else WRITTEN + state + how.encode()
+        identity = WRITTEN + state + how.encode() if cached and trial is None else None
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
 
 
@@ -379,3 +368,17 @@ class PackagedModel:
                 raise UserError(f"the package was made for {_told(expected)} as tensor {k}, not {_told(_layout(x))}")
         made = self._loader.boxed_run(tensors)
         return self._pytree.tree_unflatten(made, self._gives)
+
+
+__all__ = [
+    "PackagedModel",
+    "aoti_compile_and_package",
+    "aoti_load_package",
+    "compile_bare",
+    "compile_graph",
+    "dynamo_backend",
+    "inductor_settings",
+    "passes",
+    "takes_kernels",
+    "trial_backend",
+]

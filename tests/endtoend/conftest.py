@@ -12,7 +12,7 @@ import torch._inductor.config
 from torch._dynamo.backends import registry
 from torch._functorch import config as aot_config
 
-from autotune.runtime.backend import dynamo_backend
+from autotune.in_program.backend import dynamo_backend
 from autotune.runtime.deployment import Deployment, use
 from autotune.runtime.launch import cpu as cpu_launch
 from tests.support.deployment import Tune, tune_in

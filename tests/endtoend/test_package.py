@@ -76,7 +76,7 @@ print(json.dumps([autotune.__file__, str(resource_dir("db")), str(resource_dir("
         assert Path(path).is_relative_to(venv)
     assert Path(db, "env.py").exists()
     assert Path(spaces, "fusion.toml").exists()
-    assert set(backends) == {"autotune.runtime.backend:dynamo_backend"}
+    assert set(backends) == {"autotune.in_program.backend:dynamo_backend"}
     assert strays == []
     assert same
 

@@ -35,6 +35,7 @@ from autotune.runtime.inductor.index_check import add_check
 from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, permitted
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import memory_of, readers, region_node
+from autotune.runtime.inductor.survey import Surveyed, note
 from autotune.runtime.inductor.verdict import Trial, graph_fingerprint, ranks_agree, stored_left
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.prepared import TensorSpec
@@ -45,7 +46,13 @@ DEVICES = ("cpu", "cuda")
 
 
 def replace_regions(
-    graph: fx.Graph, mode: str = "default", trial: Trial | None = None, verify: str = "", *, cpp: bool = False
+    graph: fx.Graph,
+    mode: str = "default",
+    trial: Trial | None = None,
+    verify: str = "",
+    *,
+    cpp: bool = False,
+    bare: bool = False,
 ) -> None:
     """Replace the regions of a post-grad graph that stored kernels run. Never fails: what goes wrong is told once.
 
@@ -55,6 +62,7 @@ def replace_regions(
         trial: says what is left to Inductor in place of a verdict.
         verify: in the place of the setting, where it is not empty.
         cpp: Inductor writes C++, which launches the kernels without Python.
+        bare: leave every region to Inductor; the graph is surveyed alone.
     """
     gm = graph.owning_module
     assert gm is not None
@@ -77,6 +85,9 @@ def replace_regions(
         return
     # A step that was decided, or is being, stays what was measured: nothing that comes with autotune joins it.
     left, decided = stored_left(name, devices, mode) if trial is None else (trial.left, True)
+    note(_surveyed(name, mode, every, left))
+    if bare:
+        return
     regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
     deployment().count("left", len(every) - len(regions))
     regions = _permitted(regions)
@@ -99,6 +110,13 @@ def replace_regions(
             made |= _replace(graph, region, call, origin, made)
     stable_topological_sort(graph)  # what reads a result may have come before the last of the region's nodes
     graph.eliminate_dead_code()
+
+
+def _surveyed(name: str, mode: str, regions: Sequence[Region], left: frozenset[str]) -> Surveyed:
+    """What a survey keeps of a graph: the regions that the options of Inductor permit."""
+    found = [(device_of(region), region.workload) for region in _permitted(regions)]
+    known = [(device, workload) for device, workload in found if device is not None and workload is not None]
+    return Surveyed(name, mode, tuple(known), left)
 
 
 def device_of(region: Region) -> str | None:

@@ -78,6 +78,17 @@ def test_several_devices_have_as_much_time_each(monkeypatch: pytest.MonkeyPatch)
     assert clock.budget(3, SearchOptions(), then=[]).timeout == 40.0
 
 
+def test_what_would_end_after_the_time_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    hand = Hand(monkeypatch)
+    clock = Clock(100.0, [1.0, 1.0, 1.0])
+    hand.now += 50.0
+    clock.done(50.0, 10.0)  # the worker started in it
+    assert not clock.up
+    hand.now += 40.0
+    clock.done(40.0, 28.0)
+    assert clock.up, "12 s are what a workload takes beside its search, and 10 are left"
+
+
 def test_no_limit() -> None:
     clock = Clock(None, [1.0])
     assert clock.granted(0) is None

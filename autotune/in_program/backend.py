@@ -1,0 +1,86 @@
+"""The backend "autotune" of ``torch.compile``, and ``autotune.compile``: deployment, after a search where one is asked
+for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import torch
+from torch import fx
+
+from autotune.errors import UserError
+from autotune.in_program.budget import asked
+from autotune.runtime.backend import Compiled, compile_graph
+from autotune.runtime.settings import Verify
+
+
+def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs: Any) -> Callable[..., Any]:
+    """``torch.compile(model, backend="autotune", **kwargs)``: run ``model`` with the kernels stored for it.
+
+    Args:
+        model: function or ``nn.Module``.
+        verify: when a stored kernel's results are compared with those of the region's own operators: "first" (at its
+            first call), "always", "never" or "auto"; None for the setting, see
+            :class:`autotune.runtime.settings.Settings`.
+        kwargs: those of ``torch.compile``; ``mode``, ``options`` and ``dynamic`` mean what they do for Inductor. The
+            option "search" is autotune's: seconds that a search of what the database lacks may add to the first step.
+
+    Returns:
+        The compiled model. Training works; ``autotune.counters()`` has how many regions were found.
+
+    Raises:
+        UserError: ``verify`` is none of these.
+    """
+    if verify is not None and verify not in get_args(Verify):
+        raise UserError(f"verify={verify!r} is none of {', '.join(get_args(Verify))}")
+    backend = dynamo_backend if verify is None else _verifying(verify)
+    compiled: Callable[..., Any] = torch.compile(model, backend=backend, **kwargs)
+    return compiled
+
+
+@functools.cache
+def _verifying(verify: Verify) -> Compiled:
+    """A backend with a setting of its own; one for each, since Dynamo compiles again for another backend."""
+
+    def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
+        return _compiled(gm, example_inputs, options, verify)
+
+    return backend
+
+
+def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
+    """The backend "autotune" of ``torch.compile``.
+
+    Args:
+        gm: a graph of Dynamo's.
+        example_inputs: its inputs; symbolic integers among them mean dynamic shapes.
+        options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
+    """
+    return _compiled(gm, example_inputs, options, "")
+
+
+def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], verify: str) -> Compiled:
+    seconds, rest = asked(options)
+    if not seconds or _ahead_of_time():
+        return compile_graph(gm, inputs, rest, verify=verify)
+    # Imported where a search may begin: deployment needs nothing of it.
+    from autotune.in_program.search import compiled
+    from autotune.runtime.inductor.verdict import base_mode
+
+    def once(gm: fx.GraphModule, inputs: Sequence[Any], *, bare: bool = False, cached: bool = True) -> Compiled:
+        return compile_graph(gm, inputs, rest, verify=verify, bare=bare, cached=cached)
+
+    found: Compiled = compiled(gm, inputs, seconds, base_mode(rest.get("mode")), once)
+    return found
+
+
+def _ahead_of_time() -> bool:
+    """True where torch saves what is compiled, which then has one code."""
+    from torch._functorch import config
+
+    return bool(config.bypass_autograd_cache_key)
+
+
+__all__ = ["compile", "dynamo_backend"]

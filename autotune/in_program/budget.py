@@ -1,0 +1,113 @@
+"""Seconds that a program's searches may add to its start."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from autotune.errors import UserError
+from autotune.runtime.deployment import deployment
+
+OPTION, VARIABLE = "search", "AUTOTUNE_SEARCH"
+
+_lock = threading.RLock()
+_tuning: list[float] = []
+_spent_s = 0.0
+
+
+@contextlib.contextmanager
+def tuning(seconds: float) -> Iterator[None]:
+    """Search what the program compiles inside of this context, for ``seconds`` at most.
+
+    ::
+
+        model = torch.compile(model, backend="autotune")
+        with autotune.tuning(seconds=120):
+            step()
+
+    What Dynamo compiled before is forgotten at the entrance, so that the step compiles again and is searched.
+
+    Args:
+        seconds: that all searches in it may add to the program together.
+
+    Raises:
+        UserError: ``seconds`` is no number above 0.
+    """
+    import torch
+
+    global _spent_s
+    budget = parse(seconds, "tuning(seconds)")
+    torch._dynamo.reset()
+    with _lock:
+        _tuning.append(budget)
+        before, _spent_s = _spent_s, 0.0
+    try:
+        yield
+    finally:
+        with _lock:
+            _tuning.pop()
+            _spent_s = before + _spent_s
+
+
+def parse(value: Any, name: str) -> float:
+    """The seconds of a budget; raises UserError where ``value`` is no finite number above 0."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if isinstance(value, bool) or not 0 < seconds < math.inf:
+        raise UserError(f"{name}: {value!r} is no number of seconds above 0, such as 120")
+    return seconds
+
+
+def asked(options: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
+    """The budget in seconds, 0 for none, and the options of ``torch.compile`` without it.
+
+    The innermost of :func:`tuning`, the option "search" and $AUTOTUNE_SEARCH decides, in this order.
+
+    Args:
+        options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
+
+    Raises:
+        UserError: the option is no number of seconds. A variable that cannot be read is warned of once.
+    """
+    own = dict(options.get("options") or {})
+    option = own.pop(OPTION, None)
+    rest = {**options, "options": own} if option is not None else dict(options)
+    if _tuning:
+        return _tuning[-1], rest
+    if option is not None:
+        return 0.0 if option in (0, False) else parse(option, f"options[{OPTION!r}]"), rest
+    text = os.environ.get(VARIABLE, "").strip()
+    if text in ("", "0"):
+        return 0.0, rest
+    try:
+        return parse(text, VARIABLE), rest
+    except UserError as error:
+        deployment().warn_once(VARIABLE, f"autotune: {error}; nothing is searched")
+        return 0.0, rest
+
+
+def left_s(seconds: float) -> float:
+    """What is left of a budget of ``seconds``; all searches of the process spend from one purse."""
+    return seconds - _spent_s
+
+
+@contextlib.contextmanager
+def spending() -> Iterator[None]:
+    """Count the time inside of this context as spent."""
+    global _spent_s
+    begin = time.monotonic()
+    try:
+        yield
+    finally:
+        with _lock:
+            _spent_s += time.monotonic() - begin
+
+
+__all__ = ["asked", "left_s", "parse", "spending", "tuning"]

@@ -1,0 +1,107 @@
+"""One rank of those that compile equal graphs searches; the others wait for it, and compile what it found."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.device import identify
+from autotune.runtime.deployment import deployment
+
+COMPILE_S = 3600.0
+"""Seconds that ranks wait while one compiles; no budget is for that."""
+GRACE_S = 30.0
+"""Seconds past its budget for which a search is waited for."""
+_LOOK_S = 0.05
+
+
+class Turn:
+    """A rank's part in the search of one graph.
+
+    Attributes:
+        mine: this rank searches.
+        alone: no other rank waits for it.
+    """
+
+    def __init__(self, store: Any, key: str) -> None:
+        self._store, self._key = store, key
+        self.alone = store is None
+        self.mine = self.alone or store.add(f"{key}/claim", 1) == 1
+
+    def begin(self, seconds: float) -> None:
+        """Announce that the search begins, and what it may take."""
+        if not self.alone:
+            self._store.set(f"{self._key}/begun", str(seconds))
+
+    def end(self) -> None:
+        """Release those that wait."""
+        if not self.alone:
+            self._store.set(f"{self._key}/done", "1")
+
+    def wait(self) -> bool:
+        """Wait for the rank that searches; False where it takes longer than it may."""
+        limit, begun = time.monotonic() + COMPILE_S, False
+        while time.monotonic() < limit:
+            if self._store.check([f"{self._key}/done"]):
+                return True
+            if not begun and self._store.check([f"{self._key}/begun"]):
+                begun = True
+                limit = time.monotonic() + float(self._store.get(f"{self._key}/begun")) + GRACE_S
+            time.sleep(_LOOK_S)
+        deployment().warn_once(
+            "search of another rank", "autotune: another rank's search did not end in time: this one goes on"
+        )
+        return False
+
+
+@contextlib.contextmanager
+def turn(graph: str) -> Iterator[Turn]:
+    """The turn of this rank at the search of a graph; its end releases the others, whatever happens.
+
+    Args:
+        graph: of :func:`name_of`. Ranks of one host share a database, and a search.
+    """
+    mine = Turn(_store(), f"autotune/search/{socket.gethostname()}/{graph}")
+    try:
+        yield mine
+    finally:
+        if mine.mine:
+            mine.end()
+
+
+def _store() -> Any:
+    """The key-value store of the ranks, None in a program of one."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return dist.distributed_c10d._get_default_store()
+
+
+def name_of(gm: fx.GraphModule, device: str) -> str:
+    """SHA-256 of what equal graphs of Dynamo's have in common: code, layouts of inputs, and the kind of device.
+
+    Args:
+        device: "cpu" or "cuda:N"; its number does not count.
+    """
+    layouts = [_layout(node.meta.get("example_value")) for node in gm.graph.nodes if node.op == "placeholder"]
+    code = gm.graph.python_code("self").src  # gm.code would change the key under which caches of torch's keep the graph
+    text = re.sub(r"cuda:\d+", "cuda", f"{code}{layouts}")
+    return hashlib.sha256(f"{text}{identify(device).fingerprint}".encode()).hexdigest()
+
+
+def _layout(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    return f"{value.dtype}{tuple(value.shape)}{value.requires_grad}"
+
+
+__all__ = ["Turn", "name_of", "turn"]

@@ -1,0 +1,337 @@
+"""The search of what a graph of Dynamo's lacks, between two compilations of it.
+
+The graph is compiled as the database stands: its step runs so whatever happens later. The regions that lack a schedule
+of this device's own are searched. Then the graph is compiled with what was found, and the program's first steps decide
+between both codes (:mod:`autotune.in_program.contest`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import logging
+import random
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+from torch._functorch import config as functorch
+
+from autotune import numerics
+from autotune.device import environment, identify
+from autotune.errors import UserError, first_line
+from autotune.in_program.budget import left_s, spending
+from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
+from autotune.in_program.lacking import Lacking, lacking
+from autotune.in_program.processes import Processes
+from autotune.in_program.ranks import Turn, name_of, turn
+from autotune.runtime.deployment import deployment
+from autotune.runtime.inductor.survey import Surveyed, surveying
+from autotune.store.records import Verdict
+from autotune.words import microseconds, plural
+
+if TYPE_CHECKING:
+    from autotune.store import Store
+    from autotune.tuner.result import Progress, Result
+
+log = logging.getLogger("autotune")
+
+_SHARE = 0.9
+"""Of what is left of the budget, for one graph: others may follow."""
+_MORE_S = 1.5
+"""A graph is searched again with a budget that is larger by this factor."""
+LEAST_S = 5.0
+"""Seconds under which a search is not begun: its worker takes most of them to start."""
+_AGAIN = 0.5
+"""The second compilation's share of the first one's time: most kernels come from Inductor's caches."""
+_FIRST = 8
+"""Candidates of every region, before any of them gets more."""
+_TELL_S = 10.0
+
+Compile = Callable[..., Any]
+"""Compiles a graph for inputs; ``bare`` and ``cached`` as of :func:`autotune.runtime.backend.compile_graph`."""
+
+_contest: Contest | None = None
+
+
+def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: str, compile_once: Compile) -> Any:
+    """Compile a graph, search what it lacks, and compile it with what was found.
+
+    Whatever goes wrong is warned of once, and leaves the code of the first compilation. A graph that was searched with
+    such a budget before is looked up and compiled once.
+
+    Args:
+        seconds: the budget of the process, of which this graph's search may take nine tenths of what is left.
+        mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted the search; what it found is stored.
+    """
+    device = _device_of(inputs)
+    if device is None or left_s(seconds) < LEAST_S or not _storing():
+        return compile_once(gm, inputs)
+    name = name_of(gm, device)
+    if _was_searched(name, device, mode, seconds):
+        return compile_once(gm, inputs)
+    copied = _copied(gm)
+    with Processes(device) as processes, turn(name) as mine:
+        if not mine.mine:
+            mine.wait()
+            return compile_once(gm, inputs)
+        begin = time.monotonic()
+        # The backward graph's regions are searched with the forward graph's, not when the first backward pass comes.
+        eager = functorch.patch(force_non_lazy_backward_lowering=True)
+        surveyed: list[Surveyed] = []
+
+        def take(graph: Surveyed) -> None:
+            surveyed.append(graph)
+            processes.begin(graph)
+
+        with surveying(take), deployment().unrecorded(), eager:
+            before = compile_once(copied, inputs, bare=not mine.alone, cached=False)
+        compile_s = time.monotonic() - begin
+        graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
+        granted = _SHARE * left_s(seconds) - _AGAIN * compile_s
+        with spending():
+            try:
+                if not _searched(graphs, granted, seconds, mine, processes) and mine.alone:
+                    return before
+                after = compile_once(gm, inputs)
+            except Exception as error:
+                why = str(error) if isinstance(error, UserError) else first_line(error)
+                deployment().warn_once("search in the program", f"autotune: the search in the program failed: {why}")
+                log.debug("the search that failed", exc_info=True)
+                return before
+    return Frame(before, after, _joined(device, graphs, seconds)) if mine.alone else after
+
+
+def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
+    """True where a search of a graph of Dynamo's came to its end, with a budget of about as many seconds."""
+    store = deployment().store()
+    if store is None:
+        return False
+    try:
+        match = deployment().settings.environment
+        found = store.get_verdict(name, identify(device).fingerprint, environment(device), mode, match=match)
+    except Exception as error:
+        deployment().warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {first_line(error)}")
+        return False
+    budget = 0.0 if found is None else found.record.get("budget_s", 0.0)
+    return isinstance(budget, (int, float)) and _MORE_S * budget >= seconds
+
+
+def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine: Turn, processes: Processes) -> bool:
+    """Search what graphs lack within ``granted`` seconds; True where kernels were found.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted it.
+    """
+    missed = lacking(graphs)
+    count = sum(map(len, missed.values()))
+    found: list[Result] = []
+    if count and granted >= LEAST_S:
+        found = _search(missed, granted, mine, processes)
+        if any(result.interrupted for result in found):
+            raise KeyboardInterrupt
+    elif count:
+        _tell(f"{plural(count, 'region')} not searched: the budget is spent")
+    for device, regions in lacking(graphs).items():
+        deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
+    if granted >= LEAST_S:
+        _note_verdicts(graphs, {"budget_s": budget_s, "tries": 0, "cut": True, "command": "search in the program"})
+    return any(result.winner == "autotune" for result in found)
+
+
+def _device_of(inputs: Sequence[Any]) -> str | None:
+    """The first device that autotune tunes for, among those of the inputs."""
+    for value in inputs:
+        if isinstance(value, torch.Tensor) and value.device.type in ("cpu", "cuda"):
+            return "cpu" if value.device.type == "cpu" else f"cuda:{value.device.index or 0}"
+    return None
+
+
+def _storing() -> bool:
+    """True if what is found can be stored where deployment looks it up."""
+    store = deployment().store()
+    if store is not None and store.readonly:
+        deployment().warn_once(
+            "search needs a database", "autotune: nothing is searched: deployment reads a snapshot or a replica"
+        )
+        return False
+    return True
+
+
+def _copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy to compile, which changes it; parameters and buffers are shared."""
+    copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    for name, value in vars(gm).items():
+        vars(copied).setdefault(name, value)
+    return copied
+
+
+def _search(missed: Lacking, seconds: float, mine: Turn, processes: Processes) -> list[Result]:
+    """Search within ``seconds``, with the program's random state and its modes left alone."""
+    from autotune.api import time_weights, tune_workloads
+    from autotune.store import Store
+    from autotune.tuner.result import BusyMachine
+
+    mine.begin(seconds)
+    results: list[Result] = []
+    begin, count = time.monotonic(), sum(map(len, missed.values()))
+    with _state_kept(), warnings.catch_warnings(), processes, Store.open(None) as store:
+        warnings.simplefilter("ignore", BusyMachine)
+        for device, counted in missed.items():
+            left = seconds * len(counted) / count
+            of = f"{plural(len(counted), 'region')} on {identify(device).label}"
+            _tell(f"searching {of} for at most {left:.0f} s, stored in {store.name}")
+            processes.ready()
+            own = device == processes.device
+            tune = functools.partial(
+                tune_workloads,
+                [workload for workload, _ in counted],
+                device,
+                store,
+                weights=time_weights(counted),
+                progress=_Teller(len(counted), left),
+                command="search in the program",
+                numerics=numerics.read(),
+                measurer=processes.worker if own else None,
+                pool=processes.pool if own else None,
+            )
+            end = time.monotonic() + left
+            # Few candidates have most of the gain: every region gets some before any gets many.
+            results += tune(trials=_FIRST, timeout=left)
+            if (more := end - time.monotonic()) >= LEAST_S and not any(r.interrupted or r.fault for r in results):
+                results += tune(timeout=more)
+    won = len({result.workload for result in results if result.winner == "autotune"})
+    _tell(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s")
+    return results
+
+
+class _Teller:
+    """Progress in a line now and then; a program's own output is not to be redrawn."""
+
+    def __init__(self, regions: int, seconds: float) -> None:
+        self._regions, self._seconds, self._begun = regions, seconds, set[str]()
+        self._start = self._last = time.monotonic()
+
+    def __call__(self, progress: Progress) -> None:
+        self._begun.add(progress.workload)
+        now = time.monotonic()
+        if now - self._last >= _TELL_S:
+            self._last = now
+            done = min(len(self._begun), self._regions)
+            _tell(f"region {done} of {self._regions}, {now - self._start:.0f} of {self._seconds:.0f} s")
+
+
+@contextlib.contextmanager
+def _state_kept() -> Iterator[None]:
+    """Run a search inside of Dynamo's compilation: without its modes, with random states as they were afterwards."""
+    from torch._guards import tracing
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    python, state = random.getstate(), torch.get_rng_state()
+    numpy = _numpy_state()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()  # what the allocator holds and nobody uses is memory for the measuring process
+    try:
+        with _disable_current_modes(), tracing(None):
+            yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(state)
+        numpy()
+
+
+def _numpy_state() -> Callable[[], None]:
+    module = sys.modules.get("numpy")
+    if module is None:
+        return lambda: None
+    state = module.random.get_state()
+    return lambda: module.random.set_state(state)
+
+
+def _joined(device: str, graphs: Sequence[Surveyed], budget_s: float) -> Contest:
+    """The running contest of this process, or a new one; the graphs' verdicts are decided with it."""
+    global _contest
+    if _contest is None or not _contest.running:
+        _contest = Contest(DeviceTimer(device), _Decided(budget_s))
+    ended = _contest.ended
+    assert isinstance(ended, _Decided)
+    ended.graphs += graphs
+    return _contest
+
+
+class _Decided:
+    """Stores what a contest came to, for the graphs of all its frames."""
+
+    def __init__(self, budget_s: float) -> None:
+        self.graphs: list[Surveyed] = []
+        self._budget_s = budget_s
+
+    def __call__(self, outcome: Outcome) -> None:
+        before, after = microseconds(outcome.before_us), microseconds(outcome.after_us)
+        what = "kept" if outcome.kept else "its kernels are left to Inductor"
+        _tell(f"step {after}, {before} before the search ({outcome.ratio:.3f}x): {what}")
+        record = {
+            "budget_s": self._budget_s,
+            "compile_us": round(outcome.before_us, 3),
+            "all_us": round(outcome.after_us, 3),
+            "autotune_us": round(outcome.after_us if outcome.kept else outcome.before_us, 3),
+            "ratio": round(outcome.ratio, 4),
+            "noise": round(outcome.noise, 4),
+            "tries": 1,
+            "cut": False,
+            "command": "search in the program",
+        }
+        try:
+            _note_verdicts(self.graphs, record, left=not outcome.kept)
+        except Exception as error:
+            deployment().warn_once(
+                "verdict in the program", f"autotune: the step's verdict is not stored: {first_line(error)}"
+            )
+
+
+_noted: dict[tuple[str, str, str], float] = {}
+"""When the verdict on a graph, a device and a mode was stored first."""
+
+
+def _note_verdicts(graphs: Sequence[Surveyed], record: Mapping[str, Any], *, left: bool = False) -> None:
+    """Store the verdicts on graphs.
+
+    One that leaves nothing more to Inductor keeps its date: the code that was compiled under it stays right, and
+    Inductor's caches keep it for the next process.
+
+    Args:
+        left: every workload is left to Inductor.
+    """
+    from autotune.store import Store
+
+    with Store.open(None) as store:
+        verdicts = []
+        for graph in graphs:
+            for device in sorted({device for device, _ in graph.regions}):
+                key = graph.fingerprint, device, graph.mode
+                when = time.time() if left else _noted.setdefault(key, time.time())
+                own = {**record, "mode": graph.mode, "graphs": len(graphs), "numerics": numerics.read([device])}
+                every = {w.fingerprint for where, w in graph.regions if where == device and w is not None}
+                out = tuple(sorted(every if left else graph.left & every))
+                where, here = _stored(store, device)
+                verdicts.append(Verdict(graph.fingerprint, where, here, graph.mode, out, own, when))
+        store.put_verdicts(verdicts)
+
+
+def _stored(store: Store, device: str) -> tuple[str, str]:
+    return store.put_device(identify(device)), store.put_environment(environment(device))
+
+
+def _tell(text: str) -> None:
+    print(f"autotune: {text}", file=sys.stderr, flush=True)
+
+
+__all__ = ["LEAST_S", "compiled"]

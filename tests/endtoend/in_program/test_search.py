@@ -1,0 +1,273 @@
+"""A search inside of a program: when it runs, what its program runs afterwards, and that nothing of it can fail it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autotune
+from autotune import api
+from autotune.in_program import budget, contest, search
+from autotune.in_program.backend import dynamo_backend
+from autotune.runtime.deployment import deployment
+from autotune.store import Store
+from autotune.store.snapshots.writer import export_snapshot
+from autotune.tuner.result import Result
+from autotune.workload import Workload
+from tests.support.deployment import store_default
+
+STEPS = 2 * contest.WARM + 2 * contest.ROUNDS * contest.BLOCK
+
+
+class Model(nn.Module):
+    """A region in the forward graph, one in the backward graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(48, 48), nn.LayerNorm(48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(nn.functional.gelu(self.linear(x)) + x).square().mean()
+
+
+class Searches:
+    """In the place of the tuner: stores the default kernel of every workload.
+
+    Attributes:
+        labels: of the workloads of each search; ``seconds`` it was given.
+    """
+
+    def __init__(self) -> None:
+        self.labels: list[list[str]] = []
+        self.seconds: list[float] = []
+        self.during: Callable[[], object] = lambda: None
+        self.interrupted = False
+
+    def __call__(
+        self, workloads: Sequence[Workload], device: str, store: Store, *, timeout: float, **options: Any
+    ) -> list[Result]:
+        if "trials" not in options:  # the second pass over the same workloads
+            return []
+        self.labels.append([w.label for w in workloads])
+        self.seconds.append(timeout)
+        self.during()
+        results = []
+        for w in workloads:
+            found = store_default(store, w, device, edit=lambda s: replace(s, key=replace(s.key, policy="stub")))
+            winner = "autotune" if found.config is not None else "inductor"
+            results.append(Result(w.fingerprint, w.label, w.kind, device, "stub", winner=winner))
+        return [replace(results[0], interrupted=True)] if self.interrupted else results
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch, db: str) -> Iterator[Searches]:
+    made = Searches()
+    monkeypatch.setattr(api, "tune_workloads", made)
+    monkeypatch.setattr(budget, "_spent_s", 0.0)
+    monkeypatch.setattr(search, "_contest", None)
+    monkeypatch.setattr("autotune.in_program.processes.Processes.begin", lambda self, graph: None)
+    yield made
+    torch._dynamo.reset()
+
+
+def faster(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    """Set what a contest comes to: the host's load is not to decide it."""
+    real = contest.judge
+    monkeypatch.setattr(contest, "judge", lambda before, after: replace(real(before, after), kept=kept))
+
+
+def train(steps: int = 1, **options: Any) -> tuple[list[float], Model]:
+    """Losses of so many steps, and the model they trained."""
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(64, 48)
+    run = torch.compile(model, backend=dynamo_backend, options=options or None)
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for _ in range(steps):
+        loss = run(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, model
+
+
+def eager(steps: int) -> list[float]:
+    torch.manual_seed(0)
+    model, x = Model(), torch.randn(64, 48)
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for _ in range(steps):
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+def test_both_graphs_are_searched_and_the_program_goes_on_with_what_won(
+    searches: Searches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faster(monkeypatch, kept=True)
+    losses, _ = train(STEPS + 2, search=100)
+    (labels,) = searches.labels
+    assert any("backward" in label for label in labels)
+    assert not all("backward" in label for label in labels)
+    assert losses == pytest.approx(eager(STEPS + 2), rel=1e-4)
+    assert autotune.counters().hits == len(labels)
+    said = capsys.readouterr().err
+    assert f"searching {len(labels)} regions on" in said
+    assert ": kept" in said
+
+
+def test_the_next_process_searches_nothing(searches: Searches, monkeypatch: pytest.MonkeyPatch, db: str) -> None:
+    faster(monkeypatch, kept=True)
+    train(STEPS + 2, search=100)
+    with Store.open(db) as store:
+        state = store.state()
+    torch._dynamo.reset()
+    before = autotune.counters().hits
+    train(1, search=100)
+    assert len(searches.labels) == 1
+    assert autotune.counters().hits == before + len(searches.labels[0])
+    with Store.open(db) as store:
+        assert store.state() == state, "torch's caches keep the code of the first process"
+
+
+def test_a_larger_budget_searches_what_is_left(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        api, "tune_workloads", lambda workloads, *args, **options: searches(workloads[:1], *args, **options)
+    )
+    for seconds, searched in ((100, 1), (120, 1), (200, 2)):
+        monkeypatch.setattr(budget, "_spent_s", 0.0)
+        train(1, search=seconds)
+        torch._dynamo.reset()
+        assert len(searches.labels) == searched, seconds
+
+
+def test_a_slower_step_leaves_everything_to_inductor(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faster(monkeypatch, kept=False)
+    train(STEPS + 2, search=100)
+    assert "left to Inductor" in capsys.readouterr().err
+    torch._dynamo.reset()
+    deployment().reset_counters()
+    train(1, search=100)
+    assert len(searches.labels) == 1
+    assert autotune.counters().hits == 0
+    assert autotune.counters().left == len(searches.labels[0])
+
+
+def test_without_a_budget_misses_are_recorded_as_ever(searches: Searches, db: str) -> None:
+    train(1)
+    assert searches.labels == []
+    with Store.open(db) as store:
+        assert store.misses()
+
+
+def test_the_variable_asks_for_it_too(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_SEARCH", "100")
+    train(1)
+    assert len(searches.labels) == 1
+    assert 50.0 < searches.seconds[0] <= 100.0
+
+
+def test_a_context_compiles_again_what_was_compiled(searches: Searches) -> None:
+    model, x = Model(), torch.randn(64, 48)
+    run = torch.compile(model, backend=dynamo_backend)
+    run(x)
+    assert searches.labels == []
+    with autotune.tuning(seconds=100):
+        run(x).backward()
+    assert len(searches.labels) == 1
+
+
+def test_a_spent_budget_leaves_the_program_as_torch_compile_has_it(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "_spent_s", 97.0)
+    losses, _ = train(2, search=100)
+    assert searches.labels == []
+    assert losses == pytest.approx(eager(2), rel=1e-4)
+
+
+def test_an_interrupt_ends_the_program_and_the_next_process_goes_on(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        api, "tune_workloads", lambda workloads, *args, **options: searches(workloads[:1], *args, **options)
+    )
+    searches.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        train(1, search=100)
+    torch._dynamo.reset()
+    searches.interrupted = False
+    train(1, search=100)
+    assert len(searches.labels) == 2
+    assert searches.labels[0] != searches.labels[1]
+
+
+def test_a_search_that_fails_is_warned_of_and_the_program_trains_on(
+    searches: Searches, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    searches.during = fail
+    losses, _ = train(3, search=100)
+    assert losses == pytest.approx(eager(3), rel=1e-4)
+    warned = [r.getMessage() for r in caplog.records if "the search in the program failed" in r.getMessage()]
+    assert len(warned) == 1
+    assert "CUDA out of memory" in warned[0]
+
+
+def test_random_numbers_of_the_program_are_those_without_a_search(searches: Searches) -> None:
+    def draw() -> None:
+        random.random(), np.random.rand(), torch.rand(3)
+
+    searches.during = draw
+    model, x = Model(), torch.randn(64, 48)
+    for seeded in (random.seed, np.random.seed, torch.manual_seed):
+        seeded(3)
+    torch.compile(model, backend=dynamo_backend, options={"search": 100})(x)
+    found = random.random(), np.random.rand(), torch.rand(1).item()
+    for seeded in (random.seed, np.random.seed, torch.manual_seed):
+        seeded(3)
+    assert found == (random.random(), np.random.rand(), torch.rand(1).item())
+
+
+def test_a_snapshot_is_deployed_from_and_nothing_is_searched(
+    searches: Searches, caplog: pytest.LogCaptureFixture, tmp_path: Path, db: str
+) -> None:
+    train(1, search=100)
+    with Store.open(db) as store:
+        export_snapshot(store, tmp_path / "schedules.atdb")
+    torch._dynamo.reset()
+    autotune.load(tmp_path / "schedules.atdb")
+    torch.compile(lambda x: torch.softmax(x, -1) * 2, backend=dynamo_backend, options={"search": 900})(
+        torch.randn(8, 64)
+    )
+    assert len(searches.labels) == 1
+    assert any("nothing is searched" in r.getMessage() for r in caplog.records)
+
+
+def test_an_option_that_is_no_number_of_seconds_is_named(searches: Searches) -> None:
+    with pytest.raises(Exception, match=r"options\['search'\]: 'long' is no number of seconds"):
+        train(1, search="long")
+
+
+def test_parameters_are_shared_by_both_codes(searches: Searches) -> None:
+    _, model = train(5, search=100)
+    trained = [p.detach().clone() for p in model.parameters()]
+    torch._dynamo.reset()
+    _, again = train(5)
+    for a, b in zip(trained, again.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,78 @@
+"""The seconds that a program gives to searches: where they are read, and that they are spent once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import pytest
+
+from autotune.errors import UserError
+from autotune.in_program import budget
+from autotune.in_program.budget import asked, left_s, spending, tuning
+
+
+@pytest.fixture(autouse=True)
+def unspent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_spent_s", 0.0)
+    monkeypatch.delenv("AUTOTUNE_SEARCH", raising=False)
+
+
+def test_the_option_is_taken_out_of_inductors() -> None:
+    options = {"mode": None, "options": {"search": 90, "epilogue_fusion": False}}
+    assert asked(options) == (90.0, {"mode": None, "options": {"epilogue_fusion": False}})
+    assert options["options"] == {"search": 90, "epilogue_fusion": False}, "the user's own dictionary stays"
+
+
+@pytest.mark.parametrize("none", [{}, {"options": None}, {"options": {"search": 0}}, {"options": {"search": False}}])
+def test_without_a_budget_nothing_is_asked_for(none: dict[str, Any]) -> None:
+    assert asked(none)[0] == 0.0
+
+
+def test_the_option_comes_before_the_variable_and_a_context_before_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_SEARCH", "60")
+    assert asked({})[0] == 60.0
+    assert asked({"options": {"search": 90}})[0] == 90.0
+    assert asked({"options": {"search": 0}})[0] == 0.0
+    with tuning(seconds=30):
+        assert asked({"options": {"search": 90}})[0] == 30.0
+        with tuning(seconds=20):
+            assert asked({})[0] == 20.0
+    assert asked({})[0] == 60.0
+
+
+@pytest.mark.parametrize("bad", ["fast", -3, float("nan"), float("inf"), True, [], None])
+def test_a_budget_that_is_none_is_a_users_mistake(bad: Any) -> None:
+    with pytest.raises(UserError, match="seconds above 0"), tuning(seconds=bad):
+        pass
+    if bad is not None:
+        with pytest.raises(UserError, match="options\\['search'\\]"):
+            asked({"options": {"search": bad}})
+
+
+def test_a_variable_that_is_none_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("AUTOTUNE_SEARCH", "a minute")
+    with caplog.at_level(logging.WARNING, "autotune"):
+        assert [asked({})[0], asked({})[0]] == [0.0, 0.0]
+    assert len([r for r in caplog.records if "AUTOTUNE_SEARCH" in r.getMessage()]) <= 1
+
+
+def test_all_searches_spend_from_one_purse(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 30.0, 100.0, 125.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(now))
+    with spending():
+        pass
+    assert left_s(90.0) == 60.0
+    with spending():
+        pass
+    assert left_s(90.0) == 35.0
+
+
+def test_a_context_has_a_purse_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_spent_s", 80.0)
+    with tuning(seconds=90):
+        assert left_s(90.0) == 90.0
+    assert left_s(90.0) == 10.0

@@ -1,0 +1,79 @@
+"""Ranks that compile equal graphs: one searches, the others wait for it, but not for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from datetime import timedelta
+
+import pytest
+import torch
+from torch import fx
+from torch.distributed import HashStore
+
+from autotune.in_program import ranks
+from autotune.in_program.ranks import Turn, name_of
+
+
+@pytest.fixture
+def store() -> HashStore:
+    made = HashStore()
+    made.set_timeout(timedelta(seconds=60))
+    return made
+
+
+def test_one_of_them_searches(store: HashStore) -> None:
+    turns = [Turn(store, "graph") for _ in range(4)]
+    assert [turn.mine for turn in turns] == [True, False, False, False]
+    assert not any(turn.alone for turn in turns)
+    assert Turn(store, "another graph").mine
+
+
+def test_a_program_of_one_rank_waits_for_nobody() -> None:
+    assert Turn(None, "graph").mine
+    assert Turn(None, "graph").alone
+
+
+def test_the_others_wait_for_its_end(store: HashStore) -> None:
+    mine, other = Turn(store, "graph"), Turn(store, "graph")
+    ended: list[bool] = []
+    waiting = threading.Thread(target=lambda: ended.append(other.wait()))
+    waiting.start()
+    mine.begin(1000.0)
+    waiting.join(0.3)
+    assert ended == []
+    mine.end()
+    waiting.join()
+    assert ended == [True]
+
+
+def test_nobody_waits_past_the_budget(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "GRACE_S", 0.0)
+    mine, other = Turn(store, "graph"), Turn(store, "graph")
+    mine.begin(0.1)
+    assert not other.wait()
+
+
+def test_a_rank_that_fails_releases_the_others(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_store", lambda: store)
+    with contextlib.suppress(RuntimeError), ranks.turn("graph") as mine:
+        assert mine.mine
+        raise RuntimeError
+    with ranks.turn("graph") as other:
+        assert not other.mine
+        assert other.wait()
+
+
+def graph(device: str, width: int, fn: str = "relu") -> fx.GraphModule:
+    made = fx.Graph()
+    x = made.placeholder("x")
+    x.meta["example_value"] = torch.empty(8, width, device="meta")
+    made.output(made.call_method(fn, (made.call_method("to", (x, device)),)))
+    return fx.GraphModule(torch.nn.Module(), made)
+
+
+def test_equal_graphs_of_several_devices_have_one_name() -> None:
+    first = name_of(graph("cuda:0", 4), "cpu")
+    assert first == name_of(graph("cuda:3", 4), "cpu")
+    assert first != name_of(graph("cuda:0", 5), "cpu"), "other sizes"
+    assert first != name_of(graph("cuda:0", 4, "sigmoid"), "cpu"), "other operators"
