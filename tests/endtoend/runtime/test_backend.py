@@ -49,10 +49,10 @@ def test_inference_runs_stored_kernels(tune: Tune) -> None:
 
 
 def test_the_stored_kernels_are_what_computes(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.runtime.launch import cpu as cpu_launch
+    from autotune.compiler.targets.cpu.launcher import CpuKernel
 
     launches = []
-    bind = cpu_launch._bind
+    bind = CpuKernel.bind
 
     def counting(kernel: Any, extent0: int, count: int) -> Any:
         run = bind(kernel, extent0, count)
@@ -61,7 +61,7 @@ def test_the_stored_kernels_are_what_computes(tune: Tune, monkeypatch: pytest.Mo
     model, x = Block().eval(), torch.randn(32, 48)
     with torch.no_grad():
         tune(model, (x,))
-        monkeypatch.setattr(cpu_launch, "_bind", counting)
+        monkeypatch.setattr(CpuKernel, "bind", counting)
         f = compiled(model)
         f(x), f(x)
     assert launches == [32] * 4

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import autotune
+from autotune.compiler.targets.cpu.launcher import CpuKernel
 from autotune.runtime.deployment import Deployment
 from autotune.runtime.inductor import region_pass
 from autotune.runtime.launch import cpu as cpu_launch
@@ -100,7 +101,7 @@ def test_a_launch_that_fails_falls_back_for_good(
     x = torch.randn(32, 48)
     tune(fn, (x,))
     launches = []
-    monkeypatch.setattr(cpu_launch, "_bind", lambda *a: lambda *b: (launches.append(b), _fail()))
+    monkeypatch.setattr(CpuKernel, "bind", lambda *a: lambda *b: (launches.append(b), _fail()))
     f = compiled(fn)
     close(f(x), fn(x))
     close(f(x), fn(x))
@@ -119,7 +120,7 @@ def test_what_falls_back_asks_for_no_gradient(tune: Tune, monkeypatch: pytest.Mo
 
     x = torch.randn(32, 48)
     tune(fn, (x,))
-    monkeypatch.setattr(cpu_launch, "_bind", lambda *a: lambda *b: _fail())
+    monkeypatch.setattr(CpuKernel, "bind", lambda *a: lambda *b: _fail())
     y = compiled(fn)(x)
     close(y, fn(x))
     assert autotune.counters().fallbacks == 1
@@ -131,7 +132,7 @@ def test_what_falls_back_under_autocast_keeps_its_types(tune: Tune, monkeypatch:
         return torch.softmax(x * 2, -1)
 
     x = torch.randn(32, 48)
-    monkeypatch.setattr(cpu_launch, "_bind", lambda *a: lambda *b: _fail())
+    monkeypatch.setattr(CpuKernel, "bind", lambda *a: lambda *b: _fail())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         tune(fn, (x,))
         y, want = compiled(fn)(x), fn(x)
@@ -152,14 +153,14 @@ def test_memory_that_runs_out_is_no_fault_of_a_kernel(tune: Tune, monkeypatch: p
     x = torch.randn(32, 48)
     tune(fn, (x,))
     freed: list[bool] = []
-    bind, launch = cpu_launch._bind, None
+    bind, launch = CpuKernel.bind, None
 
     def binding(*args: Any) -> Any:
         nonlocal launch
         launch = bind(*args)
         return full
 
-    monkeypatch.setattr(cpu_launch, "_bind", binding)
+    monkeypatch.setattr(CpuKernel, "bind", binding)
     f = compiled(fn)
     with pytest.raises(torch.OutOfMemoryError):
         f(x)
