@@ -148,36 +148,24 @@ class Server:
     def _interleave(self, runs: Mapping[str, Any], before: Callable[[str], None]) -> dict[str, list[float]]:
         from autotune.measure.timing import rotate, timer
 
-        if self._figure is not None:
-            return self._figures(self._figure, runs, before)
+        if (figure := self._figure) is not None:
+
+            def sample(name: str) -> float:
+                before(name)
+                return figure(runs[name])
+
+            return timer.in_rounds(list(runs), self.policy, sample)
         if self.sets is not None:
             return rotate.rotate(runs, self.sets, self.policy, before)
         return timer.interleave(runs, self.policy, self.device, before)
-
-    def _figures(
-        self, figure: Callable[[Runnable], float], runs: Mapping[str, Runnable], before: Callable[[str], None]
-    ) -> dict[str, list[float]]:
-        """As :meth:`_interleave`, of a figure that is no time."""
-        from autotune.measure.timing.timer import in_rounds
-
-        begun: set[str] = set()
-
-        def sample(name: str) -> float:
-            if name not in begun:
-                begun.add(name)
-                before(name)
-            return figure(runs[name])
-
-        return in_rounds(list(runs), self.policy, sample)
 
     def _time(self, run: Runnable, stage: str, limit_us: float | None) -> list[float]:
         from autotune.measure.timing import rotate, timer
 
         p = self.policy
-        if self._figure is not None:
+        if (figure := self._figure) is not None:
             screens = stage == "screen"
             repeats, budget_s = (p.screen_repeats, p.screen_s) if screens else (p.repeat_repeats, p.final_s)
-            figure = self._figure
             return timer.sampled(lambda: figure(run), repeats, budget_s)
         time: Callable[..., list[float]] = timer.time_cuda if self.device.startswith("cuda") else timer.time_cpu
         if self.sets is not None:

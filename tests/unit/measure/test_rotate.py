@@ -123,10 +123,11 @@ def test_hopeless_contenders_and_spent_budgets_end_early(clock: Clock) -> None:
 
 def test_the_worker_times_copies_in_turn_where_the_policy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     class Copied:
-        inputs = 0
-
         def input_sets(self, count: int) -> list[int]:
             return list(range(count))
+
+        def figure(self) -> None:
+            return None
 
     monkeypatch.setattr(module, "last_level_cache", lambda: 0)
     seen: list[int] = []
