@@ -198,7 +198,7 @@ def largest(kernels: Mapping[str, Any], count: int = 12) -> dict[str, Any]:
     """Counts and microseconds of a step's kernels, and the names that take most, with their microseconds.
 
     Args:
-        kernels: of :func:`autotune.bench.step_kernels.summed`.
+        kernels: of :func:`autotune.bench.kernels.summed`.
         count: of names of a kind.
     """
     found = {key: value for key, value in kernels.items() if not isinstance(value, Mapping)}
