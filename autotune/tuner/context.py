@@ -19,11 +19,11 @@ from autotune import device as devices
 from autotune.device import DeviceIdentity
 from autotune.domain import domain_of, open_task, place
 from autotune.errors import Unsupported, UserError
+from autotune.files import resource_dir
 from autotune.measure.outcome import Blame, Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
 from autotune.measure.worker import MachineFault, Measurer
-from autotune.resources import resource_dir
 from autotune.space import Space, holds
 from autotune.store.records import Effort, Key, Measurement
 from autotune.store.store import Store
@@ -31,8 +31,6 @@ from autotune.store.tables.measurements import owner_name
 from autotune.task import Artifact, Composition, Config, Status, Task, config_key
 from autotune.tuner.ending import Interrupt
 from autotune.tuner.options import Budget, Pace, SearchOptions
-from autotune.tuner.proposals.history import History
-from autotune.tuner.proposals.samplers import NONE
 from autotune.tuner.result import Progress
 from autotune.words import size
 from autotune.workload import Workload, digest
@@ -168,11 +166,6 @@ class Context:
         space = task.space(file)
         narrowed = space if file and space.fingerprint != task.space().fingerprint else None
         return Session(self, task, self.key(task.workload), self.worker(task.workload), budget, narrowed, whole)
-
-    def history(self, space: Space, known: Sequence[Measurement]) -> History | None:
-        """What a search in ``space`` proposes by, with what was measured before; None where no sampler proposes."""
-        sampler, seed = self.options.sampler, self.options.seed
-        return None if sampler == NONE else History(sampler=sampler, seed=seed, space=space, known=known)
 
     def scope(self, key: Key) -> str:
         """Digest of what this run's searches of ``key`` are confined to: under it, efforts can be told from each other.

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.cluster import add_ray, at, joined, nodes_told, warn
 from autotune.cli.options import (
     DEFAULT,
     add_db,
@@ -25,9 +24,8 @@ from autotune.cli.options import (
     positive_int,
     seconds,
 )
-from autotune.cli.output import machine_output, microseconds
-from autotune.cli.report import print_table, total
-from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
+from autotune.cli.output import machine_output, microseconds, print_table, total
+from autotune.cli.searching import Searched, add_ray, at, conclude, joined, nodes_told, not_begun, reason, tune, warn
 from autotune.domain import domain_of
 from autotune.errors import UserError, told
 from autotune.tuner.proposals.samplers import DEFAULT as SAMPLER

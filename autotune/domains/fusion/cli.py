@@ -22,7 +22,7 @@ from autotune.ir.precision import PRECISIONS
 from autotune.measure.policy import CACHES, default_policy
 
 if TYPE_CHECKING:
-    from autotune.cli.searched import Searched
+    from autotune.cli.searching import Searched
     from autotune.domains.fusion.program_spec import Captured
     from autotune.store import Store, Verdict
     from autotune.workload import Workload
@@ -158,8 +158,8 @@ def captured_target(args: argparse.Namespace, device: str, store: Store, rows: i
     Args:
         rows: another number of rows of its inputs.
     """
+    from autotune.domains.fusion.inspection import check_graph, check_source
     from autotune.domains.fusion.program_spec import captured
-    from autotune.domains.fusion.rederive import check_graph, check_source
     from autotune.ir.precision import asking
 
     def known(signature: str) -> list[tuple[Workload, int]] | None:
@@ -188,7 +188,7 @@ def lookup(args: argparse.Namespace) -> int:
     check_target(args)
     verdicts: list[Verdict] = []
     with machine_output(args.json) as emit:
-        from autotune.cli.report import print_table
+        from autotune.cli.output import print_table
         from autotune.device import resolve_device
         from autotune.ir.precision import asking
         from autotune.runtime.deployment import deployment
@@ -284,7 +284,7 @@ def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
 
 
 def _report(store: Any, fingerprint: str) -> dict[str, Any]:
-    from autotune.domains.fusion.correlation import report
+    from autotune.domains.fusion.calibrate import report
 
     found = report(store, fingerprint)
     if not found.workloads and not found.compared:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from autotune.errors import UserError
 from autotune.measure.outcome import Blame, Outcome
@@ -244,13 +244,7 @@ def _from_store(s: Session, stored: Schedule, default: Config) -> Final:
 
 def without_final(s: Session) -> Final:
     """What is known where no final comparison came about."""
-    ranking = s.ranking()
-    if not ranking:
+    first = next(iter(s.ranking()), None)
+    if first is None:
         return Final()
-    return replace(
-        Final(),
-        best=ranking[0].config,
-        best_us=ranking[0].latency_us,
-        noise=ranking[0].noise,
-        metrics=ranking[0].metrics,
-    )
+    return Final(best=first.config, best_us=first.latency_us, noise=first.noise, metrics=first.metrics)

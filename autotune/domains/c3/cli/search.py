@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.cluster import at, joined, nodes_told
 from autotune.cli.output import machine_output
-from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
+from autotune.cli.searching import Searched, at, conclude, joined, nodes_told, not_begun, reason, tune
 from autotune.domains.c3.cli.scenario import SCENARIO, scenario_of, serves
 from autotune.errors import UserError, pasted, told
 from autotune.runtime.deployment import deployment

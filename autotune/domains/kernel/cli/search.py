@@ -11,7 +11,7 @@ from autotune.cli.commands.search import Steps, search
 from autotune.errors import UserError
 
 if TYPE_CHECKING:
-    from autotune.cli.searched import Searched
+    from autotune.cli.searching import Searched
     from autotune.domains.kernel.kernel import Kernel
     from autotune.store import Store
     from autotune.workload import Workload
