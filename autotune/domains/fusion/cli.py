@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune import numerics
 from autotune.cli import decided
 from autotune.cli.commands.lookup import answer_of, check_target, print_ladders
-from autotune.cli.commands.search import Steps, search_in_step
+from autotune.cli.commands.search import Search, Steps
 from autotune.cli.commands.search import search as search_with
 from autotune.cli.options import check_modes, positive_int
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output, microseconds
@@ -131,7 +131,7 @@ class FusionSteps(Steps):
         steps = decided.decide_step(args, device, store, searched, command)
         missed = lying_otherwise(steps, searched.captured)
         others = [workload for where, workload in missed.values() if where == device]
-        results = search_in_step(args, device, store, self, searched, others) if others else []
+        results = Search(args, [device], store, self).in_step(searched, others) if others else []
         if any(result.winner == "autotune" for result in results):
             searched = replace(searched, captured=searched.captured | missed.keys())
             steps = decided.decide_step(args, device, store, searched, command) or steps
