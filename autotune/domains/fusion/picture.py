@@ -1,8 +1,7 @@
-"""A plan as an SVG picture, written by hand as text.
+"""A plan as an SVG picture, and a report's sections about a region: that picture, and the bytes that each kernel moves.
 
 Boxes are operators; around them the pass, the group (one body of a kernel), the launch and the region. An edge's colour
-says where the value lives between two operators. See :mod:`autotune.domains.fusion.svg_layout` for the
-geometry.
+shows where the value lives between two operators. :mod:`autotune.domains.fusion.svg_layout` has the geometry.
 """
 
 from __future__ import annotations

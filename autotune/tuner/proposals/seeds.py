@@ -12,7 +12,6 @@ import random
 import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from autotune.device import DeviceIdentity
 from autotune.space import Space
@@ -144,7 +143,7 @@ def winners(store: Store, key: Key) -> list[Config]:
         return []
     near = [m for m in measured if m.key.device in devices and devices[m.key.device].kind == here.kind]
     near.sort(key=lambda m: (m.key.device != key.device, _architecture(devices[m.key.device]) != _architecture(here)))
-    return list(islice({config_key(m.config): m.config for m in near}.values(), BEST))
+    return list(itertools.islice({config_key(m.config): m.config for m in near}.values(), BEST))
 
 
 def _architecture(device: DeviceIdentity) -> tuple[object, ...]:
