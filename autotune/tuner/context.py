@@ -258,6 +258,16 @@ class Session:
         workload = self._top.task.workload
         return workload.label or workload.fingerprint[:12]
 
+    @cached_property
+    def default(self) -> Config:
+        """The task's default as it would in effect run."""
+        return self.task.normalize(self.task.default())
+
+    @property
+    def trials_left(self) -> int | None:
+        """Candidates of the budget that neither this search nor those of its parts have measured; None for no limit."""
+        return None if self.budget.trials is None else self.budget.trials - self.done - self.measured
+
     @property
     def elapsed(self) -> float:
         return time.monotonic() - self.started

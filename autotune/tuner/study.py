@@ -51,13 +51,13 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
     stop, error, final, broken = "", "", finals.Final(), False
     try:
         if compositions:
-            stop = compose.search(s, compositions, budget, granted)
+            stop = compose.search(s, compositions, granted)
         else:
             stop = explore(s, budget, until_s=budget.until_s)
             finals.refine(s)
         s.worker.open(workload)
         s.search_s = s.elapsed
-        final = finals.compare(s, task.normalize(task.default()))
+        final = finals.compare(s)
     except WorkerFault as fault:
         broken = isinstance(fault, MachineFault)
         stop, error = FAULT if broken else stop or FAULT, str(fault)

@@ -52,7 +52,7 @@ SLACK = 1.3
 """A composition that is expected to take longer than so many times the best is not followed up."""
 
 
-def search(s: Session, compositions: Sequence[Composition], budget: Budget, granted: float | None) -> str:
+def search(s: Session, compositions: Sequence[Composition], granted: float | None) -> str:
     """Search the parts, then measure the best compositions in session ``s`` of the whole; answers why it ended.
 
     Args:
@@ -64,7 +64,7 @@ def search(s: Session, compositions: Sequence[Composition], budget: Budget, gran
     """
     learn_stored(s)
     if may_be_at_floor(s):
-        begin = [Seed(s.task.normalize(s.task.default()), "default")]
+        begin = [Seed(s.default, "default")]
         Explorer(s, s.task.space(s.context.options.space_file), None, begin, until_s=None, patience=0).run()
         if is_at_floor(s) or is_baseline_at_floor(s):
             return AT_FLOOR
@@ -73,7 +73,7 @@ def search(s: Session, compositions: Sequence[Composition], budget: Budget, gran
     for n, c in enumerate(compositions):
         if not parts.promising(c, compositions):
             continue
-        followed = _followed(s, compositions, n, parts, budget)
+        followed = _followed(s, compositions, n, parts)
         if not any(c is f for f in followed):
             parts.settled = False
             continue
@@ -81,40 +81,37 @@ def search(s: Session, compositions: Sequence[Composition], budget: Budget, gran
         for part in c.parts:
             if part.fingerprint in parts.found:
                 continue
-            parts.found[part.fingerprint] = _search_part(s, part, followed, begun, parts, budget, granted)
+            parts.found[part.fingerprint] = _search_part(s, part, followed, begun, parts, granted)
             if s.context.interrupt.requested or not parts.found[part.fingerprint]:
                 break
         if s.context.interrupt.requested:
             break
-    _go_on(s, compositions, parts, budget, granted)
+    _go_on(s, compositions, parts, granted)
     s.context.pool.forget(parts.found.keys() - {s.key.workload})
     s.worker.open(s.task.workload)
     seeds = [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
     if s.context.options.sampler != NONE or not seeds:  # then the model alone decides
-        seeds.insert(0, Seed(s.task.normalize(s.task.default()), "default"))
+        seeds.insert(0, Seed(s.default, "default"))
         seeds += [Seed(config, "elsewhere") for config in _elsewhere(s)]
     space = s.task.space(s.context.options.space_file)
     Explorer(s, space, None, seeds, until_s=None, patience=0).run()
     finals.refine(s)
     if is_guided(s.context.options.sampler):
-        _polish(s, budget)
+        _polish(s)
     if s.context.interrupt.requested:
         return "interrupted"
     if parts.settled:
         return f"{NO_GAIN} in any part"
-    return TIME_UP if budget.timeout is not None else TRIALS_UP
+    return TIME_UP if s.budget.timeout is not None else TRIALS_UP
 
 
-def _followed(
-    s: Session, compositions: Sequence[Composition], n: int, parts: Parts, budget: Budget
-) -> list[Composition]:
+def _followed(s: Session, compositions: Sequence[Composition], n: int, parts: Parts) -> list[Composition]:
     """The compositions among which what is left is divided when it is the ``n``-th's turn.
 
     How long candidates take decides at the beginning; what was spared for a composition then is not withdrawn later.
     """
-    trials = None if budget.trials is None else budget.trials - s.done - s.measured
     pace = None if parts.found else s.context.pace.each
-    means = Means(_seconds(s, compositions[n:], parts, budget), trials, pace)
+    means = Means(_seconds(s, compositions[n:], parts), s.trials_left, pace)
     if means.endless:
         return list(compositions)
     promising = [c for c in compositions[n:] if parts.promising(c, compositions)]
@@ -129,9 +126,9 @@ def begun_with(
     return Parts().affordable(compositions, Means(seconds, budget.trials, context.pace.each), first=True)
 
 
-def _seconds(s: Session, followed: Sequence[Composition], parts: Parts, budget: Budget) -> float | None:
+def _seconds(s: Session, followed: Sequence[Composition], parts: Parts) -> float | None:
     """What is left in session ``s`` for the parts of the compositions that are followed up; None for no limit."""
-    return _spare(s.key.workload, s.elapsed, followed, parts, budget)
+    return _spare(s.key.workload, s.elapsed, followed, parts, s.budget)
 
 
 def _spare(
@@ -155,7 +152,6 @@ def _search_part(
     followed: Sequence[Composition],
     begun: Sequence[Composition],
     parts: Parts,
-    budget: Budget,
     granted: float | None,
 ) -> list[Ranked]:
     """The candidates of a part, fastest first, searched unless that was done before. Adds to the counts of ``s``.
@@ -164,12 +160,12 @@ def _search_part(
         followed: compositions among whose parts what is left is divided.
         begun: those that were followed up so far, this part's among them.
     """
-    left, share = _seconds(s, followed, parts, budget), parts.share(part, followed)
+    left, share = _seconds(s, followed, parts), parts.share(part, followed)
     # What the part would get of the grant in a search that begins with all of these compositions.
     every = [*begun, *(c for c in followed if not any(c is b for b in begun))]
     mine = None if granted is None else granted * Parts().share(part, every)
-    trials = None if budget.trials is None else max(1, budget.trials - s.done - s.measured)
-    own = replace(budget, trials=trials).part(share, None if left is None else max(1.0, left * share))
+    trials = None if s.trials_left is None else max(1, s.trials_left)
+    own = replace(s.budget, trials=trials).part(share, None if left is None else max(1.0, left * share))
     key = s.context.key(part)
     if part.fingerprint != s.key.workload and (effort := s.context.searched(key, own, mine)) is not None:
         parts.settled &= effort.settled
@@ -209,18 +205,11 @@ def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, mine: f
     return _ranked(sub)
 
 
-def _go_on(
-    s: Session,
-    compositions: Sequence[Composition],
-    parts: Parts,
-    budget: Budget,
-    granted: float | None,
-) -> None:
+def _go_on(s: Session, compositions: Sequence[Composition], parts: Parts, granted: float | None) -> None:
     """Spend what the compositions that came to nothing have left on the best one, where its parts were cut short."""
     best: Composition | None = None
     while parts.cut and not s.context.interrupt.requested:
-        left = _seconds(s, (), parts, budget)
-        trials = None if budget.trials is None else budget.trials - s.done - s.measured
+        left, trials = _seconds(s, (), parts), s.trials_left
         if left is None or left < LEAST_S or (trials is not None and trials < 1):
             return
         best = best or _best(compositions, parts)
@@ -228,7 +217,7 @@ def _go_on(
         if best is None or not cut:
             return
         share = Parts({f: r for f, r in parts.found.items() if f not in parts.cut}).share(cut[0], [best])
-        own = replace(budget, trials=trials).part(share, max(1.0, left * share))
+        own = replace(s.budget, trials=trials).part(share, max(1.0, left * share))
         mine = None if granted is None else granted * Parts().share(cut[0], [best])
         parts.found[cut[0].fingerprint] = _explore_part(s, cut[0], parts, own, mine)
         parts.cut.discard(cut[0].fingerprint)
@@ -291,20 +280,20 @@ def _space_of(s: Session, config: Config) -> Space | None:
         return None
 
 
-def _polish(s: Session, budget: Budget) -> None:
+def _polish(s: Session) -> None:
     """Try what is one step from the best whole: parts that follow each other share the caches, which none of them knew.
 
     Only as far as candidates and time go round, and where there are several parts.
     """
     ranking = s.ranking()
-    most = _POLISH if budget.trials is None else min(_POLISH, budget.trials - s.done - s.measured)
+    most = _POLISH if s.trials_left is None else min(_POLISH, s.trials_left)
     if not ranking or most < 1 or s.context.interrupt.requested:
         return
     space = _space_of(s, ranking[0].config)
     if space is None or not space.contains(ranking[0].config):
         return
     trials, s.trials = s.trials, most
-    polish = Explorer(s, space, None, [], until_s=budget.until_s, patience=_POLISH_PATIENCE, polish=True, prune=True)
+    polish = Explorer(s, space, None, [], until_s=s.budget.until_s, patience=_POLISH_PATIENCE, polish=True, prune=True)
     polish.run()
     s.trials = trials
     finals.refine(s)

@@ -372,7 +372,7 @@ def is_baseline_at_floor(s: Session) -> bool:
     """
     if (least := s.task.least_us()) is None or s.context.interrupt.requested:
         return False
-    known = finals.compare(s, s.task.normalize(s.task.default())).baselines.values()
+    known = finals.compare(s).baselines.values()
     return any(us is not None and us <= _NEAR * least for us in known)
 
 
@@ -381,5 +381,5 @@ def may_be_at_floor(s: Session) -> bool:
     least = s.task.least_us()
     if least is None or s.narrowed is not None:
         return False
-    expected = s.task.predict(s.task.normalize(s.task.default()))
+    expected = s.task.predict(s.default)
     return expected is not None and expected <= _PROMISING * least
