@@ -1,4 +1,4 @@
-"""What commands print: one JSON object on stdout, or text and tables for people."""
+"""Output of commands: one JSON object on stdout, or text and tables for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What searches of any domain share: how they are run, here or on a cluster, and how their outcome is told."""
+"""Searches of any domain on the command line: run here or on a cluster, and reported with an exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the searches of one run share (the database, the machine, the options), and the search of one workload."""
+"""State shared by the searches of one run (database, machine, options), and the state of one workload's search."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class Context:
 
 @dataclass
 class Session:
-    """The search of one workload: what it may spend, what is known of its candidates, and what came of them.
+    """The search of one workload: its budget, and the results of its candidates.
 
     Attributes:
         context: of the run.

@@ -1,7 +1,4 @@
-"""What a database holds of searches, as Optuna sees it: its studies, and which parameters decided.
-
-Studies are made of the measurements whenever somebody looks.
-"""
+"""A database's searches as Optuna studies, built from the measurements on demand, and the importance of parameters."""
 
 from __future__ import annotations
 

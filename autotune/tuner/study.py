@@ -1,4 +1,4 @@
-"""Searching one workload, from its task to a stored schedule; and what an earlier search of it came to."""
+"""The search of one workload, from its task to a stored schedule; and the result of an earlier search."""
 
 from __future__ import annotations
 

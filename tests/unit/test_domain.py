@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from types import ModuleType
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from autotune import task
 from autotune.device import identify
-from autotune.domain import Domain, domain_of, figure_of, has_figures, known_domain, place, policy_for
+from autotune.domain import Command, Domain, domain_of, figure_of, has_figures, known_domain, place, policy_for
 from autotune.errors import UserError
 from autotune.measure.policy import default_policy
 from autotune.space import Parameter, Space
@@ -91,3 +92,22 @@ def test_a_module_without_a_domain_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         domain_of("gone")
     assert known_domain("gone") is None
     assert known_domain(3) is None
+
+
+def test_a_domain_brings_its_options_and_its_command_along(least: Domain, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autotune.cli.app import main
+
+    seen: list[argparse.Namespace] = []
+
+    def add_arguments(self: Least, command: str, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--depth", type=int, help=f"of {command}")
+
+    def command(self: Least, name: str) -> Command | None:
+        return (lambda args: seen.append(args) or 7) if name == "search" else None
+
+    monkeypatch.setattr(Least, "add_arguments", add_arguments, raising=False)
+    monkeypatch.setattr(Least, "command", command, raising=False)
+    assert main(["search", "least", "anything", "--depth", "3", "--trials", "2"]) == 7
+    assert [(args.domain, args.target, args.depth, args.trials) for args in seen] == [("least", "anything", 3, 2)]
+    with pytest.raises(SystemExit):
+        main(["search", "fusion", "layer_norm", "--depth", "3"])

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Steps:
-    """What a search does with a domain's own options, step by step; as it is, for a domain that has none.
+    """Steps of a search that depend on a domain's own options. These are the defaults, for a domain without options.
 
     Where a cluster searches, :meth:`capture` and :meth:`finish` are called on a node that has the device.
     """
@@ -97,7 +97,7 @@ class Steps:
         """See that the options suit the devices; raises UserError."""
 
     def confines(self, args: argparse.Namespace) -> bool:
-        """Whether the options confine ``--missed``, which names no domain, to this one."""
+        """Return True if the options limit ``--missed``, which names no domain, to this one."""
         return False
 
     def capture(self, args: argparse.Namespace, device: str, store: Store) -> tuple[Counted, Mapping[str, Any]]:
@@ -107,19 +107,19 @@ class Steps:
     def captured(
         self, args: argparse.Namespace, device: str, store: Store
     ) -> tuple[Counted, Mapping[str, Any], str | None]:
-        """As :meth:`capture`, and the space file, which capturing may have taken for another purpose."""
+        """The result of :meth:`capture`, and the space file, which it may have changed."""
         return (*self.capture(args, device, store), args.space)
 
     def options(self, args: argparse.Namespace, device: str) -> Mapping[str, Any]:
-        """More of :func:`autotune.api.tune_workloads`."""
+        """Further arguments of :func:`autotune.api.tune_workloads`."""
         return {}
 
     def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
-        """What is done with what was searched, at the end."""
+        """Finish a target after its search; returns the result to print."""
         return searched
 
     def words(self, args: argparse.Namespace) -> list[str]:
-        """The options as words of the command, which is noted with the run."""
+        """The options as words of the command line, for the run's record."""
         return []
 
 
@@ -361,7 +361,7 @@ def _missed(args: argparse.Namespace, device: str, store: Store) -> list[tuple[W
 
 
 def _command(args: argparse.Namespace, steps: Steps) -> str:
-    """The command to note with the run; without the database's URL, which may hold a password."""
+    """The command line for the run's record, without the database's URL, which may hold a password."""
     words = ["autotune", "search", *(["--missed"] if args.missed else [args.domain, args.target])]
     for name in ("inputs", "device", "trials", "timeout", "sampler", "seed", "space"):
         value = getattr(args, name)

@@ -1,4 +1,4 @@
-"""Fusion's part of the command line: its options, and what search, lookup and calibrate do for it."""
+"""Fusion's part of the command line: its options, and its search, lookup and calibrate."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def captured_target(args: argparse.Namespace, device: str, store: Store, rows: i
     from autotune.ir.precision import asking
 
     def known(signature: str) -> list[tuple[Workload, int]] | None:
-        """What an earlier run captured, if it is in the database as it was: else the target is captured again."""
+        """The workloads that an earlier run captured, if the database still has them unchanged."""
         stored = store.captured(signature)
         intact = stored and not any(check_graph(w) or check_source(w) for w, _ in stored)
         return stored if intact else None
@@ -232,7 +232,7 @@ def lookup(args: argparse.Namespace) -> int:
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    """Measure what the cost models need to know of a device, or report how well they do.
+    """Measure a device for the cost models, or report how well the models order measurements.
 
     Returns:
         0, or 1 if nothing could be measured.

@@ -1,4 +1,4 @@
-"""What the search adds to a sampler: what it measures first, and which proposals it does not measure.
+"""Additions to a sampler: the candidates that are measured first, and proposals that are skipped.
 
 A search begins with the default, what was best for the workload elsewhere, what heuristics suggest, what was best for a
 neighbouring workload, and what the domain's cost model likes. Later the model vetoes what it expects to be slow.
