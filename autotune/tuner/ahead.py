@@ -128,7 +128,7 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
         if fingerprint == workload.fingerprint or context.measured(part):
             continue
         try:
-            yield from ((part, config) for config in beginnings(context, context.task(part)))
+            yield from ((part, config) for config in beginnings(context, context.task(part, task)))
         except Unsupported:
             continue
     if parts and workload.fingerprint not in parts:

@@ -120,8 +120,11 @@ class Context:
         device, environment = self._place(workload)
         return bool(self.store.measurements(workload.fingerprint, device, environment, self.policy.key, limit=1))
 
-    def task(self, workload: Workload) -> Task:
+    def task(self, workload: Workload, whole: Task | None = None) -> Task:
         """The workload's task; under this run's method, and with the device's calibration, where it takes such.
+
+        Args:
+            whole: of which the workload is a part. The run's method is of the whole's domain.
 
         Raises:
             UserError: the domain has no such method.
@@ -134,7 +137,8 @@ class Context:
         if where not in self._figures:
             found = self.store.get_calibration(*where)
             self._figures[where] = found.figures if found else {}
-        return open_task(workload, self.device).under(self.options.method, self._figures[where])
+        own = whole is None or whole.workload.kind == workload.kind
+        return open_task(workload, self.device).under(self.options.method if own else "", self._figures[where])
 
     def compositions(self, task: Task) -> Sequence[Composition]:
         """What the task's workload can be composed of, the most promising first; nothing where it has no parts.

@@ -169,7 +169,7 @@ def _search_part(
     key = s.context.key(part)
     if part.fingerprint != s.key.workload and (effort := s.context.searched(key, own, mine)) is not None:
         parts.settled &= effort.settled
-        return _stored(s.context, part, key)
+        return _stored(s, part, key)
     return _explore_part(s, part, parts, own, mine)
 
 
@@ -189,7 +189,7 @@ def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, mine: f
         finals.refine(s)
         return _ranked(s)
     try:
-        task = s.context.task(part)
+        task = s.context.task(part, s.task)
     except Unsupported:
         return []
     sub = s.context.session(task, own, s)
@@ -237,12 +237,13 @@ def _ranked(s: Session) -> list[Ranked]:
     return [(m.config, m.latency_us) for m in s.ranking()[:_CANDIDATES] if m.latency_us is not None]
 
 
-def _stored(context: Context, part: Workload, key: Key) -> list[Ranked]:
+def _stored(s: Session, part: Workload, key: Key) -> list[Ranked]:
     """The best stored candidates of a part, those of the user's space only."""
-    best = context.store.best(key, n=_CANDIDATES if context.options.space_file is None else 1000)
-    if context.options.space_file is not None:
-        task = context.task(part)
-        space = task.space(context.options.space_file)
+    file = s.context.options.space_file
+    best = s.context.store.best(key, n=_CANDIDATES if file is None else 1000)
+    if file is not None:
+        task = s.context.task(part, s.task)
+        space = task.space(file)
         best = [m for m in best if holds(space, m.config, task.normalize)][:_CANDIDATES]
     return [(m.config, m.latency_us) for m in best if m.latency_us is not None]
 
