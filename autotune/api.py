@@ -179,7 +179,7 @@ def tune_workloads(
     **options: Any,
 ) -> list[Result]:
     """Search several workloads on one device, one after the other, in one worker and one compile pool; or on several
-    side by side, each with a process, a worker and a compile pool of its own (:mod:`autotune.tuner.devices.lanes`).
+    side by side, each with a process, a worker and a compile pool of its own (:mod:`autotune.tuner.devices.dealing`).
 
     Those with the largest weights come first, those that have no winner yet before those that have one
     (:func:`autotune.tuner.devices.turns.order`). What is left when the time is up is not begun, but for one that is the
@@ -221,7 +221,7 @@ def tune_workloads(
     from autotune.device import resolve_devices
     from autotune.domain import policy_for
     from autotune.tuner.context import Context
-    from autotune.tuner.devices.lanes import side_by_side
+    from autotune.tuner.devices.dealing import side_by_side
     from autotune.tuner.devices.turns import Turns, alone, order
     from autotune.tuner.options import SearchOptions
     from autotune.tuner.result import BusyMachine, busy_note

@@ -1,4 +1,4 @@
-"""A domain as a whole: the base class of what is searched, and how a domain is found by its name."""
+"""The base class of domains, and the domain of a name."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Command = Callable[[argparse.Namespace], int]
 
 @dataclass(frozen=True)
 class Missed:
-    """What deployments missed of a domain that searches such workloads by itself.
+    """Workloads of one domain that deployments looked up in vain, for a domain with a search of its own for them.
 
     Attributes:
-        count: of the workloads.
-        search: searches them, from the parsed arguments and the seconds for all of them (None for no limit) to an
-            ``autotune.cli.searched.Searched``.
+        count: number of workloads.
+        search: takes the parsed arguments and the seconds for all of them (None for no limit), and returns an
+            ``autotune.cli.searching.Searched``.
     """
 
     count: int
@@ -38,14 +38,14 @@ class Missed:
 
 
 class Domain:
-    """One kind of workload, and what autotune asks of it. A domain implements what it needs.
+    """One kind of workload. A subclass overrides the methods it needs; each has a default.
 
-    A domain is a module that an entry point of the group ``autotune.domains`` names, and that has an instance of a
-    subclass as ``DOMAIN``. Importing it is cheap, as every command does it: what is heavy its methods import.
-    :meth:`open_task` and :meth:`open_bench` are needed to search; ``examples/blocked_gelu`` is a whole domain.
+    An entry point of the group ``autotune.domains`` names a module, whose ``DOMAIN`` is an instance of a subclass.
+    Every command imports the module: keep that cheap, and import torch inside of methods. A search needs
+    :meth:`open_task` and :meth:`open_bench`. ``examples/blocked_gelu`` is a complete domain.
     """
 
-    # What is searched
+    # Searching
 
     def open_task(self, workload: Workload, device: str) -> Task:
         """The search's side of a workload.
@@ -60,13 +60,13 @@ class Domain:
         raise NotImplementedError
 
     def open_measurer(self, workload: Workload, device: str, policy: Policy) -> Measurer:
-        """The process, or the several, that measure: one worker with the domain's bench."""
+        """Start the process, or several, that measure; by default one worker with the domain's bench."""
         from autotune.measure.worker import Worker
 
         return Worker(workload, device, policy)
 
     def policy(self, device: str) -> Policy:
-        """How workloads are measured on ``device`` ("cpu" or "cuda:N") unless the search says how."""
+        """The policy of measuring on ``device`` ("cpu" or "cuda:N"), for searches whose options have none."""
         from autotune.measure.policy import default_policy
 
         return default_policy(device)
@@ -78,41 +78,43 @@ class Domain:
         return identify(device)
 
     def devices(self, workload: Workload) -> int:
-        """How many devices of one host a workload takes, for who has none of them at hand."""
+        """Number of devices of one host that a workload needs. Called on hosts without a device, too."""
         return 1
 
     def bytes_moved(self, workload: Workload) -> int:
-        """Bytes that a perfect implementation moves, by which a search's time is shared; 0 where that is unknown."""
+        """Bytes that a perfect implementation moves, by which workloads share a search's time; 0 if unknown."""
         return 0
 
     def bytes_held(self, workload: Workload) -> int:
-        """Bytes of a device's memory that the workload's tensors take at least."""
+        """Least bytes of device memory that the workload's tensors need."""
         return 0
 
     def confined(self, workload: Workload) -> Any:
-        """JSON of what confines a search beside the shipped spaces, such as choices that a user's code declares: a
-        search that came to its end says nothing of another such. None where nothing does."""
+        """JSON of further limits on a search, such as choices that the user's code declares; None for none.
+
+        A finished search makes another one needless only under equal limits.
+        """
         return None
 
     def damage(self, workload: Workload) -> str | None:
-        """The reason why a workload that comes from a database may not be searched, or None."""
+        """The reason not to search a workload that comes from a database, or None."""
         return None
 
     def figure(self, workload: Workload, cost: float) -> tuple[float, str] | None:
-        """What a latency of the workload stands for, as a number and its unit; None where it is a time."""
+        """The number and unit that ``cost`` means, for a workload that is measured by something else than time."""
         return None
 
-    # Its part of the command line
+    # Command line
 
     own_missed = False
-    """Whether the domain searches by itself what deployments missed of it, by :meth:`missed`, or not at all."""
+    """True if `search --missed` leaves this domain's workloads to :meth:`missed`."""
 
     def targets(self) -> Mapping[str, str]:
-        """The names that TARGET may be, and what each computes."""
+        """Built-in targets: name to a description."""
         return {}
 
     def workloads_of(self, target: str, inputs: str | None) -> Sequence[tuple[Workload, int]]:
-        """The workloads of a TARGET and its ``--inputs`` (None where there is none), and how often each occurs.
+        """The workloads of TARGET with ``--inputs`` (None if not given), each with its number of occurrences.
 
         Raises:
             UserError: there is no such target.
@@ -120,37 +122,38 @@ class Domain:
         raise UserError(f"{target}: this domain has no targets")
 
     def add_arguments(self, command: str, parser: argparse.ArgumentParser) -> None:
-        """Add the domain's own options to the parser of ``autotune COMMAND``, where that names this domain."""
+        """Add the domain's own options to the parser of ``autotune COMMAND``, if that names the domain."""
 
     def command(self, name: str) -> Command | None:
-        """What ``autotune NAME`` ("search", "lookup", "calibrate") calls for this domain; None for what it does for
-        any, by :meth:`workloads_of`."""
+        """The domain's own ``autotune NAME``, of "search", "lookup" and "calibrate"; None for the general command,
+        which calls :meth:`workloads_of`."""
         return None
 
     def missed(self, store: Any, device: str) -> Missed | None:
-        """What deployments on a device missed, by an ``autotune.store.Store``; None where there is nothing."""
+        """Workloads that deployments on a device looked up in vain, from an ``autotune.store.Store``; None for none."""
         return None
 
     def serves(self) -> bool:
-        """Whether this process was but a helper of a command's, and has served it by now."""
+        """True if this process only helps another one that runs the command, and its help has ended."""
         return False
 
     # Benchmarks and reports
 
     def case_problems(self, case: object) -> list[str] | None:
-        """What is wrong with a case of a result file whose ``suite`` is the domain; None where any case may be."""
+        """Faults of a case in a result file whose ``suite`` is the domain; None for the general checks."""
         return None
 
     def exhibits(self, workload: Workload, config: Any, schedule: Any, device: DeviceIdentity) -> Sequence[Exhibit]:
-        """What a report shows of a workload on a device.
+        """Sections of a report's page about a workload on a device.
 
         Args:
-            config: that won or was fastest; ``schedule`` is its own; either may be None.
+            config: the winner's or the fastest configuration, or None.
+            schedule: the stored schedule, or None.
         """
         return ()
 
     def case_exhibits(self, case: Mapping[str, Any]) -> Sequence[Exhibit] | None:
-        """What a report shows of a case of such a result file; None where it is shown as any."""
+        """Sections of a report's page about a case of such a result file; None for the general page."""
         return None
 
 
@@ -169,26 +172,26 @@ def domain_of(kind: str) -> Domain:
 
 
 def known_domain(kind: object) -> Domain | None:
-    """The domain of a name that a database or a file has, and that may be unknown here."""
+    """The domain of a name from a database or a file; None if it is unknown here."""
     return domain_of(kind) if isinstance(kind, str) and kind in domains() else None
 
 
 Figure = Callable[[float], tuple[float, str]]
-"""What a latency stands for, as a number and its unit."""
+"""From a latency to the number and unit that it means."""
 
 
 def has_figures(kind: str) -> bool:
-    """Whether a domain, which may be unknown here, says what its latencies stand for."""
+    """Return True if the domain is known here and overrides :meth:`Domain.figure`."""
     domain = known_domain(kind)
     return domain is not None and type(domain).figure is not Domain.figure
 
 
 def figure_of(workload: Workload) -> Figure | None:
-    """What stands in a latency's place for ``workload``, whose domain may be unknown here; None where it is a time."""
+    """The meaning of the workload's latencies; None for times, or if its domain is unknown here."""
     domain = known_domain(workload.kind)
     try:
         known = domain is not None and domain.figure(workload, 1.0) is not None
-    except (KeyError, TypeError, ValueError):  # what a database says of it may be anything
+    except (KeyError, TypeError, ValueError):  # a stored spec may be damaged
         known = False
     return functools.partial(domain.figure, workload) if domain and known else None  # type: ignore[return-value]
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
 from autotune.errors import UserError
-from autotune.resources import resource_dir
-from autotune.toml import read_toml
+from autotune.files import read_toml, resource_dir
 from autotune.workload import digest
 
 VERSION = 1

@@ -1,4 +1,4 @@
-"""What a domain implements of a workload: a :class:`Task` for the search's process, a :class:`Bench` for the worker.
+"""The two sides of a workload, which a domain implements: a :class:`Task` to search, a :class:`Bench` to measure.
 
 Everything that crosses a process is JSON or bytes: a task is rebuilt from the workload and the device, a candidate is a
 :data:`Config`, what it compiles to is an :class:`Artifact`. :mod:`autotune.domain` has what a domain is as a whole.
@@ -94,7 +94,7 @@ class Composition:
     """One way to put a workload together from parts that are workloads of their own, and are tuned as such.
 
     Attributes:
-        name: how it is told apart from others; for fusion the plan's text.
+        name: distinguishes compositions of a workload; for fusion the plan's text.
         parts: the workloads it is made of, each once.
         weights: what each part costs of the whole, by the domain's cost model, in microseconds.
         expected_us: what the whole costs by that model.
@@ -112,7 +112,7 @@ class Composition:
 class Task(ABC):
     """The search's side of a workload. Construction is cheap and touches no device.
 
-    A domain implements the first three methods, and of the others what it has.
+    A subclass implements the first three methods; the others have defaults.
 
     Attributes:
         workload: the workload.
@@ -139,7 +139,7 @@ class Task(ABC):
         return ()
 
     def reject(self, config: Config) -> str | None:
-        """The reason why a configuration cannot work, seen before it is compiled; None where it may."""
+        """The reason why a configuration cannot work, found without compiling; None if it may work."""
         return None
 
     def normalize(self, config: Config) -> Config:
@@ -151,7 +151,7 @@ class Task(ABC):
         return None
 
     def least_us(self) -> float | None:
-        """Microseconds that no candidate can beat, at which a search ends; None where that is not known."""
+        """A lower bound in microseconds, at which a search ends; None if unknown."""
         return None
 
     def predict(self, config: Config) -> float | None:
@@ -172,12 +172,11 @@ class Task(ABC):
         return self
 
     def compositions(self, limit: int) -> Sequence[Composition]:
-        """Ways to compose the workload of parts, the most promising first, at most ``limit``; empty where it is one
-        part, and there is no other way."""
+        """At most ``limit`` ways to compose the workload of parts, the most promising first; empty if it has none."""
         return ()
 
     def space_for(self, config: Config, file: str | None = None) -> Space:
-        """The space that a configuration of some composition lies in; :meth:`space` for the default one's."""
+        """The space of the composition that a configuration belongs to."""
         return self.space(file)
 
 
@@ -197,7 +196,7 @@ work (a part of it alone, say), and so neither wins nor is beaten."""
 class Bench(ABC):
     """The worker's side of a workload: owns the device and the input tensors.
 
-    A domain implements the first three methods, and of the others what it has.
+    A subclass implements the first three methods; the others have defaults.
     """
 
     @abstractmethod
@@ -218,23 +217,23 @@ class Bench(ABC):
         return 0
 
     def input_sets(self, count: int) -> Sequence[Any] | None:
-        """``count`` copies of the inputs, the bench's own among them; None where its calls take no other inputs.
+        """``count`` copies of the inputs, the bench's own among them; None if calls take no argument.
 
-        Candidates and baselines, called with one of them, take that in the place of the bench's own, so that each call
-        of a timing can have data that no cache holds, while its code is in the caches; see ``measure.timing.rotate``.
+        A candidate or a baseline takes a copy as its argument, in place of the bench's own inputs. So each call of a
+        timing has cold data and warm code; see ``measure.timing.rotate``.
         """
         return None
 
     def metrics(self, run: Runnable, cost: float) -> Mapping[str, float]:
-        """Figures of the user's own by name, kept beside a candidate's latency; empty for what is no candidate.
+        """The user's own figures of a candidate, by name, stored with its latency; empty for a baseline.
 
         Args:
-            cost: median of its samples: microseconds, or what :meth:`figure` gives.
+            cost: median of the samples, in microseconds or as :meth:`figure` measures.
         """
         return {}
 
     def figure(self) -> Callable[[Runnable], float] | None:
-        """What is made small in the place of time: a function that takes one sample, above 0; None for time."""
+        """A function that takes one sample, above 0, to be minimized instead of time; None for time."""
         return None
 
 

@@ -254,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="result file to write")
     args = parser.parse_args(argv)
     from autotune.device import resolve_device
-    from autotune.domains.c3.cli.scenario import ranks_of, serves
+    from autotune.domains.c3.cli import ranks_of, serves
     from autotune.domains.c3.measuring.ranks import Ranks
     from autotune.domains.c3.task import check_devices, policy
 

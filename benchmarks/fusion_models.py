@@ -54,7 +54,7 @@ def regions_of(example: Example) -> dict[str, Any]:
     """
     from autotune.compiler.capture.recording import capture
     from autotune.compiler.regions.find import find_regions
-    from autotune.domains.fusion.planning import outside
+    from autotune.domains.fusion.inspection import outside
     from autotune.ir.graph import Graph
 
     captured = capture(example.module, example.inputs, grad=example.train)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from autotune.cli.options import add_db, add_device, add_json, natural_int, positive_int, seconds
 from autotune.errors import UserError
-from autotune.outputs import check_output
+from autotune.files import check_output
 
 
 def add_options(parser: argparse.ArgumentParser, suite: str) -> None:

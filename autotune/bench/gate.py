@@ -122,7 +122,7 @@ def save(file: Path, name: str, record: Mapping[str, Any]) -> None:
     Raises:
         UserError: the file is something else, or cannot be written.
     """
-    from autotune.outputs import whole_file
+    from autotune.files import whole_file
 
     found = read(file) if file.exists() else {}
     found[name] = {**record, "when": datetime.now(UTC).isoformat(timespec="seconds")}

@@ -18,15 +18,14 @@ from typing import Any, NoReturn
 from autotune import __version__
 from autotune.cli.commands import (
     background,
+    browser,
     calibrate,
     compare,
-    dashboard,
     db,
     export,
     import_,
     lookup,
     plan,
-    report,
     search,
     show,
     watch,
@@ -43,8 +42,7 @@ COMMANDS = (
     show,
     watch,
     background,
-    report,
-    dashboard,
+    browser,
     workloads,
     calibrate,
     export,
@@ -58,8 +56,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, command: str = "", **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
-        self._command = command
-        """Of which the domain that is named has options of its own; empty where no domain is named."""
+        self._command, self._named = command, self.prog
+        """The command that takes a domain, if this is one; and what has ``--help``, with the domain's name."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, which would let the parser of all commands tell what a command does not know."""
@@ -71,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         return known, surplus
 
     def _add_own(self, words: Sequence[str]) -> None:
-        """Add the options of the domain that is named, or of the default one; the help shows those of no other."""
+        """Add the options of the domain that is named, or of the default one. The help shows those of no other."""
         command, self._command = self._command, ""
         names = next(action.choices for action in self._actions if action.dest == "domain")
         name = named_domain(self, words, list(names or ()))
@@ -79,9 +77,10 @@ class Parser(argparse.ArgumentParser):
             self.epilog = f"`autotune {command} DOMAIN --help` shows a domain's own options, too."
         elif (domain := every_domain().get(name or DEFAULT)) is not None:
             domain.add_arguments(command, self)
+            self._named += f" {name}" if name else ""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {told(message)} (see {self.prog} --help)\n")
+        self.exit(2, f"{self.prog}: {told(message)} (see {self._named} --help)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:

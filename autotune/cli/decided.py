@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from autotune.bench.decide import Decision
-    from autotune.cli.searched import Searched
+    from autotune.cli.searching import Searched
     from autotune.store import Store, Verdict
 
 LIMIT_S = 120.0

@@ -11,7 +11,7 @@ from autotune import numerics
 from autotune.cli.decided import numerics_of
 from autotune.cli.output import microseconds
 from autotune.errors import UserError, printable
-from autotune.outputs import check_output
+from autotune.files import check_output
 
 if TYPE_CHECKING:
     from autotune.bench.gate import Change

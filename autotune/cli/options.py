@@ -17,7 +17,7 @@ DEFAULT = "fusion"
 
 
 def every_domain() -> dict[str, Domain]:
-    """The domains by name, the default one first; one that cannot be imported is told of where it is used."""
+    """The domains by name, the default one first, without those that cannot be imported."""
     found = {}
     for name in sorted(domains(), key=lambda name: (name != DEFAULT, name)):
         try:
@@ -28,7 +28,7 @@ def every_domain() -> dict[str, Domain]:
 
 
 def command_of(name: str | None, command: str) -> Command | None:
-    """What ``command`` calls for a domain (None for the default one); None for what it does for any.
+    """A domain's own ``command`` (None names the default domain); None for the general command.
 
     Raises:
         UserError: the domain's module cannot be imported.
@@ -46,7 +46,7 @@ def able(command: str) -> list[str]:
 
 
 def named_domain(parser: argparse.ArgumentParser, words: Sequence[str], names: Sequence[str]) -> str | None:
-    """The domain that a command line names: the first word that is a name and no option's value."""
+    """The domain that a command line names: the first word that is a domain's name and not an option's value."""
     before = ""
     for word in words:
         option = parser._option_string_actions.get(before)

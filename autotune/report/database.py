@@ -174,7 +174,7 @@ def _times(levels: Mapping[str, float], figure: Figure | None) -> list[Exhibit]:
 
 def _search(measured: Sequence[Measurement], levels: Mapping[str, float], figure: Figure | None) -> Iterator[Exhibit]:
     """The course of the search: candidates in order, reasons of failures, importances of parameters."""
-    from autotune.tuner.importance import importances
+    from autotune.tuner.studies import importances
 
     first = [m for m in measured if m.stage == "screen"]
     if not first:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from autotune.errors import UserError
-from autotune.user_cache import cache_folder, make_own
+from autotune.files import cache_folder, make_own
 
 log = logging.getLogger("autotune")
 

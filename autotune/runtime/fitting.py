@@ -29,13 +29,13 @@ from autotune.compiler.targets.cuda.counts import check_launch
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.device import DeviceIdentity
 from autotune.errors import Unsupported
+from autotune.files import cache_folder, make_own
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
 from autotune.store.codec import artifact_json
 from autotune.store.damage import BROKEN
 from autotune.store.records import Schedule
 from autotune.task import Artifact, Choice, Config, Kernel
-from autotune.user_cache import cache_folder, make_own
 from autotune.workload import Workload, digest
 
 ONE_NUMBER = "a kernel is compiled for one number of rows"

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 from autotune.errors import Unsupported
 from autotune.task import Config, Task, config_key
-from autotune.tuner.composed import compose
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget
-from autotune.tuner.proposals.elsewhere import winners
+from autotune.tuner.phases import compose
 from autotune.tuner.proposals.samplers import NONE
-from autotune.tuner.proposals.seeds import suggested
+from autotune.tuner.proposals.seeds import suggested, winners
 from autotune.workload import Workload
 
 WORKLOADS = 4
@@ -129,7 +128,7 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
         if fingerprint == workload.fingerprint or context.measured(part):
             continue
         try:
-            yield from ((part, config) for config in beginnings(context, context.task(part)))
+            yield from ((part, config) for config in beginnings(context, context.task(part, task)))
         except Unsupported:
             continue
     if parts and workload.fingerprint not in parts:

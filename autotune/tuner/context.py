@@ -1,4 +1,4 @@
-"""What the searches of one run share (the database, the machine, the options), and the search of one workload."""
+"""State shared by the searches of one run (database, machine, options), and the state of one workload's search."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from autotune import device as devices
 from autotune.device import DeviceIdentity
 from autotune.domain import domain_of, open_task, place
 from autotune.errors import Unsupported, UserError
+from autotune.files import resource_dir
 from autotune.measure.outcome import Blame, Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
 from autotune.measure.worker import MachineFault, Measurer
-from autotune.resources import resource_dir
 from autotune.space import Space, holds
 from autotune.store.records import Effort, Key, Measurement
 from autotune.store.store import Store
@@ -31,8 +31,6 @@ from autotune.store.tables.measurements import owner_name
 from autotune.task import Artifact, Composition, Config, Status, Task, config_key
 from autotune.tuner.ending import Interrupt
 from autotune.tuner.options import Budget, Pace, SearchOptions
-from autotune.tuner.proposals.history import History
-from autotune.tuner.proposals.samplers import NONE
 from autotune.tuner.result import Progress
 from autotune.words import size
 from autotune.workload import Workload, digest
@@ -122,8 +120,11 @@ class Context:
         device, environment = self._place(workload)
         return bool(self.store.measurements(workload.fingerprint, device, environment, self.policy.key, limit=1))
 
-    def task(self, workload: Workload) -> Task:
+    def task(self, workload: Workload, whole: Task | None = None) -> Task:
         """The workload's task; under this run's method, and with the device's calibration, where it takes such.
+
+        Args:
+            whole: of which the workload is a part. The run's method is of the whole's domain.
 
         Raises:
             UserError: the domain has no such method.
@@ -136,7 +137,8 @@ class Context:
         if where not in self._figures:
             found = self.store.get_calibration(*where)
             self._figures[where] = found.figures if found else {}
-        return open_task(workload, self.device).under(self.options.method, self._figures[where])
+        own = whole is None or whole.workload.kind == workload.kind
+        return open_task(workload, self.device).under(self.options.method if own else "", self._figures[where])
 
     def compositions(self, task: Task) -> Sequence[Composition]:
         """What the task's workload can be composed of, the most promising first; nothing where it has no parts.
@@ -168,11 +170,6 @@ class Context:
         space = task.space(file)
         narrowed = space if file and space.fingerprint != task.space().fingerprint else None
         return Session(self, task, self.key(task.workload), self.worker(task.workload), budget, narrowed, whole)
-
-    def history(self, space: Space, known: Sequence[Measurement]) -> History | None:
-        """What a search in ``space`` proposes by, with what was measured before; None where no sampler proposes."""
-        sampler, seed = self.options.sampler, self.options.seed
-        return None if sampler == NONE else History(sampler=sampler, seed=seed, space=space, known=known)
 
     def scope(self, key: Key) -> str:
         """Digest of what this run's searches of ``key`` are confined to: under it, efforts can be told from each other.
@@ -218,7 +215,7 @@ class Context:
 
 @dataclass
 class Session:
-    """The search of one workload: what it may spend, what is known of its candidates, and what came of them.
+    """The search of one workload: its budget, and the results of its candidates.
 
     Attributes:
         context: of the run.
@@ -264,6 +261,16 @@ class Session:
         """Of progress: the workload's, or that of the larger one that it is a part of."""
         workload = self._top.task.workload
         return workload.label or workload.fingerprint[:12]
+
+    @cached_property
+    def default(self) -> Config:
+        """The task's default as it would in effect run."""
+        return self.task.normalize(self.task.default())
+
+    @property
+    def trials_left(self) -> int | None:
+        """Candidates of the budget that neither this search nor those of its parts have measured; None for no limit."""
+        return None if self.budget.trials is None else self.budget.trials - self.done - self.measured
 
     @property
     def elapsed(self) -> float:

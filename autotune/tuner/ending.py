@@ -1,4 +1,4 @@
-"""How a search ends in good order: claims outlive no search, and the first Ctrl-C lets it store what it has."""
+"""An orderly end of a search: its claims are released, and the first Ctrl-C lets it store its results."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _PACE_LEAST = 4
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How a run searches: plain data, the same for all of its workloads and devices.
+    """Options of a run, the same for all of its workloads and devices.
 
     Attributes:
         trials: candidates for each workload, its parts included (but not the few compositions that are measured as a
@@ -30,8 +30,7 @@ class SearchOptions:
         timeout: seconds for all workloads together. Each gets what is left by its weight, so that time one does not
             need goes to those after it.
         patience: candidates measured without a gain of 1% before a workload is left; see :class:`Budget`.
-        sampler: of :data:`autotune.tuner.proposals.samplers.SAMPLERS`, or ``NONE`` for what the domain's cost model
-            likes best, unsearched.
+        sampler: of :data:`autotune.tuner.proposals.samplers.SAMPLERS`, or ``NONE`` for the domain's cost model alone.
         seed: of the sampler and of the random inputs that candidates are verified on.
         space_file: a user's narrowed copy of the domain's search space. The default and stored candidates that it
             leaves out are compared with, but never deployed.
@@ -44,7 +43,7 @@ class SearchOptions:
         every: begin every workload, the last ones for a moment each, also where the time is up.
 
     Raises:
-        UserError: a value makes no sense; says which.
+        UserError: a value is out of range, or the sampler is unknown.
     """
 
     trials: int | None = None
@@ -71,7 +70,7 @@ class SearchOptions:
         return Budget(self.trials, seconds, self.patience)
 
     def to_json(self) -> dict[str, Any]:
-        """What another process makes equal options of, but for how it measures; this process's numerics included."""
+        """Keyword arguments for equal options in another process: without ``policy``, with this process's numerics."""
         given = numerics.read() if self.numerics is None else dict(self.numerics)
         return asdict(replace(self, policy=None, numerics=given))
 

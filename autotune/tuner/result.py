@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from autotune.store.records import BUSY
 from autotune.task import Config
+
+_RENAMED = ("best_us", "baseline_errors", "search_s", "bytes_moved", "others")
+"""Fields of a result that its JSON has under other names, or not."""
 
 
 class BusyMachine(UserWarning):
@@ -125,35 +128,17 @@ class Result:
             baselines[name] = {"latency_us": latency}
             if name in self.baseline_errors:
                 baselines[name]["error"] = self.baseline_errors[name]
+        named = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _RENAMED}
         return {
-            "workload": self.workload,
-            "label": self.label,
-            "kind": self.kind,
-            "device": self.device,
-            "policy": self.policy,
+            **{name: dict(value) if isinstance(value, Mapping) else value for name, value in named.items()},
             "ok": self.ok,
-            "measured": self.measured,
-            "reused": self.reused,
-            "failed": dict(self.failed),
             "best": None if self.best is None else {"config": dict(self.best), "latency_us": self.best_us},
-            "default_us": self.default_us,
             "baselines": baselines,
-            "references": dict(self.references),
-            "metrics": dict(self.metrics),
-            "winner": self.winner,
-            "deployed_us": self.deployed_us,
             "speedup": self.speedup,
-            "noise": self.noise,
-            "stop": self.stop,
             "seconds": round(self.seconds, 3),
-            "restarts": self.restarts,
             "restart_s": round(self.restart_s, 3),
             "bytes": self.bytes_moved,
             "others_busy": None if self.others is None else round(self.others, 2),
-            "interrupted": self.interrupted,
-            "begun": self.begun,
-            "error": self.error,
-            "fault": self.fault,
         }
 
 

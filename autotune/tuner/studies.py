@@ -1,4 +1,4 @@
-"""The searches of a database as Optuna's studies, made of the measurements whenever somebody looks."""
+"""A database's searches as Optuna studies, built from the measurements on demand, and the importance of parameters."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import datetime
 import threading
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -18,11 +20,16 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from autotune.domain import figure_of
 from autotune.store.records import Key, Measurement
 from autotune.store.store import Store
-from autotune.task import Status, config_key
+from autotune.task import Choice, Config, Status, config_key
 from autotune.workload import Workload
 
 _AGAIN_S = 2.0
 """Seconds before it is seen again which searches there are."""
+FEWEST = 20
+"""Candidates that worked, below which importances are noise."""
+
+_MOST = 500
+"""Candidates that are looked at, the first that were measured: a search ends long before."""
 
 
 class Studies(InMemoryStorage):
@@ -112,3 +119,59 @@ def _trial(m: Measurement, value: float | None, distributions: Mapping[str, Cate
         end = datetime.datetime.fromtimestamp(m.when)
         trial.datetime_start, trial.datetime_complete = end - datetime.timedelta(seconds=m.measure_s), end
     return trial
+
+
+def importances(measurements: Sequence[Measurement]) -> dict[str, float]:
+    """Parameter to its share of the importance, largest first; they add up to 1.
+
+    Args:
+        measurements: of one key and one stage; those that failed are left out.
+
+    Returns:
+        Parameters that every candidate has and that took several values; empty where too few candidates worked.
+    """
+    known = [(m.config, m.latency_us) for m in measurements if m.latency_us is not None][:_MOST]
+    names = _varied([config for config, _ in known])
+    if len(known) < FEWEST or not names:
+        return {}
+    # By their places among the values tried: numbers keep their order, and places are quick to compare.
+    places = {n: {v: k for k, v in enumerate(sorted({c[n] for c, _ in known}, key=_order))} for n in names}
+    distributions: dict[str, BaseDistribution] = {n: IntDistribution(0, len(places[n]) - 1) for n in names}
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study()
+    now = datetime.datetime.now()
+    trials = [
+        FrozenTrial(
+            number=n,
+            trial_id=n,
+            state=TrialState.COMPLETE,
+            value=us,
+            datetime_start=now,
+            datetime_complete=now,
+            params={name: places[name][config[name]] for name in names},
+            distributions=distributions,
+            user_attrs={},
+            system_attrs={},
+            intermediate_values={},
+        )
+        for n, (config, us) in enumerate(known)
+    ]
+    study.get_trials = lambda *_, **__: trials  # type: ignore[method-assign]  # adding them would copy each
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PED-ANOVA is marked experimental
+        evaluator = PedAnovaImportanceEvaluator()
+        found = optuna.importance.get_param_importances(study, params=names, evaluator=evaluator)
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _varied(configs: Sequence[Config]) -> list[str]:
+    """Parameters of all configurations that are not the same in all of them."""
+    if not configs:
+        return []
+    shared = set(configs[0]).intersection(*configs[1:])
+    return sorted(name for name in shared if len({c[name] for c in configs}) > 1)
+
+
+def _order(value: Choice) -> tuple[bool, float, str]:
+    """Numbers by size, then texts."""
+    return (False, float(value), "") if isinstance(value, (int, float)) else (True, 0.0, value)

@@ -1,21 +1,20 @@
-"""Searching one workload: from its task to a stored schedule."""
+"""The search of one workload, from its task to a stored schedule; and the result of an earlier search."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.errors import Unsupported
+from autotune.errors import Unsupported, UserError
 from autotune.measure.worker import MachineFault, WorkerFault
-from autotune.tuner.composed import compose
-from autotune.tuner.context import Context
+from autotune.store.records import Key
+from autotune.task import config_key
+from autotune.tuner.context import Context, Session
 from autotune.tuner.options import Budget
-from autotune.tuner.outcome import recalled, result
-from autotune.tuner.phases import finals
+from autotune.tuner.phases import compose, finals
+from autotune.tuner.phases.finals import WINNER, Final
 from autotune.tuner.phases.screen import explore, settled
-from autotune.tuner.result import Progress, Result
+from autotune.tuner.result import Result
 from autotune.workload import Workload
-
-__all__ = ["FAULT", "Budget", "Progress", "Result", "tune"]
 
 FAULT = "the machine failed"
 """Why a search stopped that the worker's faults left nothing to begin with."""
@@ -26,7 +25,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
 
     The default is measured first, then what heuristics, neighbours in the database and the cost model suggest, then
     what the sampler proposes. A workload that its domain can compose of parts is searched part by part
-    (:mod:`autotune.tuner.composed.compose`). Candidates that are stored already are not measured again; those that
+    (:mod:`autotune.tuner.phases.compose`). Candidates that are stored already are not measured again; those that
     another search is measuring are left to it. Ctrl-C ends the search early but in good order: what is known by then
     meets the baselines and is stored; a second Ctrl-C leaves at once. A search that was killed is resumed by starting
     it again. One that came to its end with about as much time before is not repeated.
@@ -52,13 +51,13 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
     stop, error, final, broken = "", "", finals.Final(), False
     try:
         if compositions:
-            stop = compose.search(s, compositions, budget, granted)
+            stop = compose.search(s, compositions, granted)
         else:
             stop = explore(s, budget, until_s=budget.until_s)
             finals.refine(s)
         s.worker.open(workload)
         s.search_s = s.elapsed
-        final = finals.compare(s, task.normalize(task.default()))
+        final = finals.compare(s)
     except WorkerFault as fault:
         broken = isinstance(fault, MachineFault)
         stop, error = FAULT if broken else stop or FAULT, str(fault)
@@ -77,3 +76,98 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
     s.tell("done", stop)
     found = result(s, final, stop, error)
     return replace(found, fault=broken, restarts=s.worker.restarts - restarts, restart_s=s.worker.restart_s - restart_s)
+
+
+def result(s: Session, final: Final, stop: str, error: str) -> Result:
+    """The result of a session that has come to its end."""
+    schedule = final.schedule
+    return Result(
+        workload=s.key.workload,
+        label=s.task.workload.label,
+        kind=s.task.workload.kind,
+        device=s.task.device,
+        policy=s.key.policy,
+        measured=s.done + s.measured,
+        reused=s.reused,
+        failed=dict(s.failed),
+        best=final.best,
+        best_us=final.best_us,
+        default_us=final.default_us,
+        baselines=final.baselines,
+        baseline_errors=final.errors,
+        references=final.references,
+        metrics=final.metrics,
+        winner=schedule.winner if schedule else "",
+        deployed_us=schedule.latency_us if schedule else None,
+        noise=final.noise,
+        stop=stop,
+        seconds=s.elapsed,
+        search_s=s.search_s,
+        bytes_moved=s.worker.bytes_moved,
+        others=schedule.others if schedule else None,
+        interrupted=s.context.interrupt.requested,
+        error=error,
+    )
+
+
+def known(context: Context, workload: Workload, budget: Budget, granted: float | None) -> Result | None:
+    """What an earlier search came to, however little time it had or busy the machine was; None where there was none.
+
+    It is told as not begun where the present run, with ``budget``, would have searched it once more.
+    """
+    key = context.key(workload)
+    if (found := recalled(context, workload, key, budget, granted)) is not None:
+        return found
+    found = recalled(context, workload, key, Budget(), 0.0, busy=True)
+    return found and replace(found, begun=False, stop="not begun in time: this is what an earlier search came to")
+
+
+def recalled(
+    context: Context, workload: Workload, key: Key, budget: Budget, granted: float | None, busy: bool = False
+) -> Result | None:
+    """The result that an earlier search left, where another one has nothing left to do; None otherwise.
+
+    It starts neither the worker nor the compile pool. A decision made on a busy machine (unless ``busy``), or among the
+    candidates of a narrowed space, is none.
+    """
+    effort = context.searched(key, budget, granted)
+    if effort is None or context.options.space_file is not None:
+        return None
+    schedule = context.store.schedule_of(key)
+    if schedule is None or (schedule.busy and not busy) or schedule.space:
+        return None
+    measured = context.store.measurements(key.workload, key.device, key.environment, key.policy)
+    timed = [m for m in measured if m.latency_us is not None]
+    # A hopeless default has no final timing (``finals.compare``).
+    latest = {config_key(m.config): m for stage in ("screen", "repeat", "final") for m in timed if m.stage == stage}
+    finals = {key: m for key, m in latest.items() if m.stage == "final"}
+    if not finals:
+        return None
+    best = min(finals.values(), key=lambda m: m.latency_us or 0.0)
+    if schedule.config is not None:
+        best = finals.get(config_key(schedule.config), best)
+    ours = schedule.winner == WINNER
+    found = Result(
+        workload=key.workload,
+        label=workload.label,
+        kind=workload.kind,
+        device=context.device,
+        policy=key.policy,
+        reused=sum(m.stage == "screen" for m in measured),
+        best=best.config,
+        best_us=schedule.latency_us if ours else best.latency_us,
+        baselines=schedule.rivals,
+        references=schedule.references,
+        winner=schedule.winner,
+        deployed_us=schedule.latency_us,
+        noise=best.noise,
+        metrics=best.metrics,
+        stop=f"nothing left to do: {effort.stop}",
+        others=schedule.others,
+    )
+    try:
+        task = context.task(workload)
+    except (Unsupported, UserError):  # not to be opened here: it is of another host's device
+        return found
+    default = latest.get(config_key(task.normalize(task.default())))
+    return replace(found, default_us=default.latency_us if default else None)

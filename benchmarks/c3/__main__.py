@@ -16,7 +16,7 @@ from typing import Any
 from autotune.cli import app
 from autotune.cli.output import machine_output
 from autotune.device import resolve_device
-from autotune.domains.c3.cli.scenario import add_ranks, ranks_of, serves
+from autotune.domains.c3.cli import add_ranks, ranks_of, serves
 from autotune.domains.c3.named import choose, load
 from autotune.runtime.deployment import deployment
 from benchmarks.c3.report import render

@@ -18,7 +18,7 @@ from autotune.cli.options import add_db, add_device, natural_int
 from autotune.device import resolve_device
 from autotune.domain import domain_of, place, policy_for
 from autotune.errors import Unsupported, UserError, printable, told
-from autotune.outputs import check_output
+from autotune.files import check_output
 from autotune.space import Space
 from autotune.store import Store
 from autotune.store.records import Measurement

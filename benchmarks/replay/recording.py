@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import UserError
-from autotune.outputs import whole_file
+from autotune.files import whole_file
 from autotune.space import Config, Parameter, Space
 from autotune.task import Status, config_key
 from autotune.workload import Workload

@@ -29,7 +29,7 @@ from typing import Any
 
 from autotune.cli.options import positive_int, seconds
 from autotune.errors import UserError
-from autotune.outputs import check_output
+from autotune.files import check_output
 from benchmarks import form
 from benchmarks.suite_options import names
 from benchmarks.user_programs import step_table

@@ -65,7 +65,7 @@ def test_the_installed_package_is_the_wheels(venv: Path, tmp_path: Path) -> None
     code = """
 import importlib.metadata as m, importlib.util as u, json
 import autotune
-from autotune.resources import resource_dir
+from autotune.files import resource_dir
 backends = [e.value for e in m.entry_points(group="torch_dynamo_backends") if e.name == "autotune"]
 print(json.dumps([autotune.__file__, str(resource_dir("db")), str(resource_dir("search_spaces")), backends,
                   [n for n in ("db", "search_spaces", "benchmarks", "tests") if u.find_spec(n)],

@@ -6,8 +6,7 @@ import functools
 
 import torch
 
-from autotune.domains.fusion.compositions import compositions
-from autotune.domains.fusion.task import FusionTask
+from autotune.domains.fusion.task import FusionTask, compositions
 from autotune.task import Artifact, Config
 from tests.support.hostile import normalised, softmax, workload_of
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from autotune.domains.c3.cli.search import check_program
+from autotune.domains.c3.cli import check_program
 from autotune.domains.c3.scenario import Program, Scenario
 from autotune.errors import UserError, pasted, pasted_again, told
 from autotune.report.database import pages

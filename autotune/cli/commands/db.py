@@ -6,9 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from autotune.cli.commands import db_forget as forget
-from autotune.cli.commands import db_prune as prune
-from autotune.cli.commands import export, import_
+from autotune.cli.commands import db_removal, export, import_
 from autotune.cli.options import add_db, add_json
 
 
@@ -33,8 +31,7 @@ def add_parser(subparsers: Any) -> None:
         command.set_defaults(run=run)
     export.add_parser(commands)
     import_.add_parser(commands)
-    forget.add_parser(commands)
-    prune.add_parser(commands)
+    db_removal.add_parsers(commands)
 
 
 def upgrade(args: argparse.Namespace) -> int:

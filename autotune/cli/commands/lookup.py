@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         return own(args)
     check_target(args)
     with machine_output(args.json) as emit:
-        from autotune.cli.report import print_table
+        from autotune.cli.output import print_table
         from autotune.device import environment, resolve_device
         from autotune.domain import domain_of, place
         from autotune.runtime.deployment import deployment
@@ -102,7 +102,7 @@ def check_target(args: argparse.Namespace) -> None:
 
 def answer_of(label: str, device: str, found: LookupResult) -> dict[str, Any]:
     """The JSON object of what is stored for a target."""
-    from autotune.cli.report import total
+    from autotune.cli.output import total
 
     regions = []
     for matched, region in zip(found, found.to_json()["workloads"], strict=True):

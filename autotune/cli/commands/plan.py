@@ -15,13 +15,13 @@ from autotune.cli.options import add_db, add_json, add_replica, add_target
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output
 from autotune.compiler.schedules.cuda import schemes
 from autotune.errors import UserError
-from autotune.outputs import check_output, whole_file
+from autotune.files import check_output, whole_file
 from autotune.words import plural, size
 
 if TYPE_CHECKING:
     from autotune.compiler.lower.eager import EagerCost
-    from autotune.domains.fusion.drawing.anatomy import Anatomy, GroupAnatomy, Operator
-    from autotune.domains.fusion.planning import Outside, Planned
+    from autotune.domains.fusion.anatomy import Anatomy, GroupAnatomy, Operator
+    from autotune.domains.fusion.inspection import Outside, Planned
     from autotune.store import Reader
     from autotune.task import Config
     from autotune.workload import Workload
@@ -146,8 +146,8 @@ def plan_target(
         UserError: what is wrong with the target or its inputs.
     """
     from autotune.compiler.lower.eager import eager_cost
-    from autotune.domains.fusion.drawing.anatomy import dissect
-    from autotune.domains.fusion.planning import planned
+    from autotune.domains.fusion.anatomy import dissect
+    from autotune.domains.fusion.inspection import planned
     from autotune.domains.fusion.program_spec import side_of
     from autotune.domains.fusion.task import FusionTask
     from autotune.errors import Unsupported
@@ -183,7 +183,7 @@ def _stored(store: Reader | None, workload: Workload, side: str, device: str) ->
     if store is None:
         return None
     from autotune.device import identify
-    from autotune.domains.fusion.planning import here
+    from autotune.domains.fusion.inspection import here
 
     own = identify(device).fingerprint if here(device) else ""
     found = [s for s in store.schedules(own or None, workload=workload.fingerprint) if s.config]
@@ -219,7 +219,7 @@ def _writable(name: str) -> Path:
 
 
 def _draw(file: Path, target: str, device: str, regions: Sequence[RegionPlan]) -> None:
-    from autotune.domains.fusion.drawing.picture import Drawing, draw
+    from autotune.domains.fusion.picture import Drawing, draw
 
     drawings = [
         Drawing(_title(r), _before(r), _after(r.after), r.after) for r in regions if r.after is not None
@@ -298,7 +298,7 @@ def _counts(operators: Any) -> str:
 
 
 def _launch(number: int, groups: Sequence[GroupAnatomy]) -> Iterator[str]:
-    from autotune.domains.fusion.drawing.picture import folded
+    from autotune.domains.fusion.picture import folded
 
     yield f"   launch {number + 1}" + (f", {len(groups)} groups" if len(groups) > 1 else "")
     for group, many in folded(groups):

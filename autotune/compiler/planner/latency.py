@@ -11,7 +11,7 @@ half of it counts where one block is resident, a quarter where two are.
 * *latency*: rows one after the other on an SM, each waiting for its loads and its reductions.
 
 Registers are estimated from the program (values kept between passes, loads in flight). What was measured of a workload
-scales the predictions before they decide anything (``autotune.tuner.proposals.pruning``), so it is the order that
+scales the predictions before they decide anything (``autotune.tuner.proposals.seeds``), so it is the order that
 matters."""
 
 from __future__ import annotations

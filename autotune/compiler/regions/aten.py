@@ -2,7 +2,7 @@
 
 A program may come from a database that others write to. So it may call ``operator.getitem`` and the operators that have
 rules, in overloads that make tensors of tensors and numbers and write to nothing. Which program it is, is another
-question: see :mod:`autotune.domains.fusion.rederive`.
+question: see :mod:`autotune.domains.fusion.inspection`.
 
 Sizes that are symbols, or computed from them, are expressions in a program. They become numbers before it is built
 again.

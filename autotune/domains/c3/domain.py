@@ -56,7 +56,7 @@ class C3(Domain):
         return Scenario.from_json(workload.spec).bytes_held
 
     def damage(self, workload: Workload) -> str | None:
-        from autotune.domains.c3.cli.search import check_program
+        from autotune.domains.c3.cli import check_program
         from autotune.domains.c3.scenario import Scenario
 
         try:
@@ -71,29 +71,29 @@ class C3(Domain):
         return {name: entry.label for name, entry in load().items()}
 
     def add_arguments(self, command: str, parser: argparse.ArgumentParser) -> None:
-        from autotune.domains.c3.cli.scenario import add_scenario
+        from autotune.domains.c3.cli import add_scenario
 
         if command in ("search", "lookup"):
             add_scenario(parser)
 
     def command(self, name: str) -> Command | None:
-        from autotune.domains.c3.cli import lookup, search
+        from autotune.domains.c3 import cli
 
-        commands: Mapping[str, Command] = {"search": search.run, "lookup": lookup.run}
+        commands: Mapping[str, Command] = {"search": cli.search, "lookup": cli.lookup}
         return commands.get(name)
 
     def missed(self, store: Any, device: str) -> Missed | None:
-        from autotune.domains.c3.cli import search
+        from autotune.domains.c3 import cli
 
-        found = search.missed(store, device)
+        found = cli.missed(store, device)
 
         def searched(args: argparse.Namespace, timeout: float | None) -> Any:
-            return search.search_scenarios(args, device, store, "missed scenarios", found, timeout)
+            return cli.search_scenarios(args, device, store, "missed scenarios", found, timeout)
 
         return Missed(len(found), searched) if found else None
 
     def serves(self) -> bool:
-        from autotune.domains.c3.cli.scenario import serves
+        from autotune.domains.c3.cli import serves
 
         return serves()
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from autotune.domains.c3.scenario import COLLECTIVES, Compute, Gemm, Program, Scenario, parse_bytes, parse_gemm
 from autotune.errors import UserError
-from autotune.resources import resource_dir
-from autotune.toml import read_toml
+from autotune.files import read_toml, resource_dir
 
 CLASSES = ("compute", "equal", "communication")
 """Which side was expected to take longer when a list was made."""

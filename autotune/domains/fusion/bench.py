@@ -7,6 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
+from torch import fx
+
 from autotune.errors import BuildError
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
 from autotune.task import Artifact, Bench, Config, Verdict
@@ -16,6 +19,16 @@ if TYPE_CHECKING:
     import torch
 
     from autotune.task import Runnable
+_KEPT_BYTES = 1 << 31
+"""What the oracle's results of one seed may take to be kept for the next candidate."""
+_KEPT_SHARE = 0.2
+"""On a GPU that has more: of its memory. A large region's oracle takes seconds, longer than all else of a candidate."""
+_VIEWS = ("reshape", "view", "expand", "unsqueeze", "squeeze", "permute", "slice", "select", "clone")
+_FOLLOWED = frozenset(
+    # What the last ones pick is where their result points.
+    [*_VIEWS, "convert_element_type", "gather", "index", "index_select"]
+)
+__all__ = ["positions"]
 
 
 class Runs(Protocol):
@@ -56,12 +69,6 @@ class _Baseline:
 
     def __call__(self, given: _Inputs | None = None) -> object:
         return self.function(*(given or self.bench.given).views)
-
-
-_KEPT_BYTES = 1 << 31
-"""What the oracle's results of one seed may take to be kept for the next candidate."""
-_KEPT_SHARE = 0.2
-"""On a GPU that has more: of its memory. A large region's oracle takes seconds, longer than all else of a candidate."""
 
 
 class _Expectation:
@@ -115,7 +122,7 @@ class FusionBench(Bench):
     @cached_property
     def doubt(self) -> str:
         """Why the workload's program, which may come from a database, is not run; "" where it is what it should be."""
-        from autotune.domains.fusion.rederive import check_source
+        from autotune.domains.fusion.inspection import check_source
 
         return check_source(self.workload)
 
@@ -123,7 +130,6 @@ class FusionBench(Bench):
     def _within(self) -> dict[int, int]:
         """Bounds on slots that the program uses as positions, where the graph has integers of which it says none."""
         from autotune.compiler.regions.symbols import traced
-        from autotune.domains.fusion.positions import positions
         from autotune.ir.oracle.inputs import index_bounds
 
         said = index_bounds(self.graph)
@@ -226,7 +232,7 @@ class FusionBench(Bench):
             if self.source:
                 from torch._prims_common import compute_required_storage_length
 
-                from autotune.domains.fusion.rederive import results_of
+                from autotune.domains.fusion.inspection import results_of
 
                 results = self._module().forward(*source_inputs(self.source, expected.inputs, self.device))
                 results = results if isinstance(results, (tuple, list)) else [results]
@@ -316,3 +322,43 @@ def _poison(t: torch.Tensor) -> torch.Tensor:
     if str(t.dtype) == "torch.bool":
         return t.fill_(True)
     return t.fill_(-113 if t.dtype.is_signed else 113)
+
+
+def positions(program: fx.GraphModule) -> dict[int, int]:
+    """For each input that indexes something by itself, the bound on it.
+
+    Args:
+        program: aten calls, with fake tensors in ``meta["val"]`` (:func:`autotune.compiler.regions.symbols.traced`).
+    """
+    inputs = {n: k for k, n in enumerate(program.graph.find_nodes(op="placeholder"))}
+    bounds: dict[int, int] = {}
+    for node in program.graph.nodes:
+        for index, bound in _indexed(node):
+            source = index
+            while source.op == "call_function" and _name(source) in _FOLLOWED:
+                source = source.args[0]
+            if source in inputs:
+                k = inputs[source]
+                bounds[k] = min(bound, bounds.get(k, bound))
+    return bounds
+
+
+def _indexed(node: fx.Node) -> list[tuple[Any, int]]:
+    """The index arguments of a call, and the extent that each points into."""
+    name, args = _name(node), node.args
+    if name == "embedding":
+        return [(args[1], _shape(args[0])[0])]
+    if name in ("gather", "index_select") or name.startswith(("scatter", "index_add", "index_fill")):
+        return [(args[2], _shape(args[0])[args[1]])] if len(args) > 2 and isinstance(args[2], fx.Node) else []
+    if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put"):
+        return [(i, n) for i, n in zip(args[1], _shape(args[0]), strict=False) if i is not None]  # type: ignore[arg-type]
+    return []
+
+
+def _name(node: fx.Node) -> str:
+    target = node.target
+    return str(target.overloadpacket.__name__) if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _shape(node: Any) -> Any:
+    return node.meta["val"].shape

@@ -1,4 +1,4 @@
-"""Fusion's part of the command line: its options, and what search, lookup and calibrate do for it."""
+"""Fusion's part of the command line: its options, and its search, lookup and calibrate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune import numerics
 from autotune.cli import decided
 from autotune.cli.commands.lookup import answer_of, check_target, print_ladders
-from autotune.cli.commands.search import Steps, search_in_step
+from autotune.cli.commands.search import Search, Steps
 from autotune.cli.commands.search import search as search_with
 from autotune.cli.options import check_modes, positive_int
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output, microseconds
@@ -22,7 +22,7 @@ from autotune.ir.precision import PRECISIONS
 from autotune.measure.policy import CACHES, default_policy
 
 if TYPE_CHECKING:
-    from autotune.cli.searched import Searched
+    from autotune.cli.searching import Searched
     from autotune.domains.fusion.program_spec import Captured
     from autotune.store import Store, Verdict
     from autotune.workload import Workload
@@ -131,7 +131,7 @@ class FusionSteps(Steps):
         steps = decided.decide_step(args, device, store, searched, command)
         missed = lying_otherwise(steps, searched.captured)
         others = [workload for where, workload in missed.values() if where == device]
-        results = search_in_step(args, device, store, self, searched, others) if others else []
+        results = Search(args, [device], store, self).in_step(searched, others) if others else []
         if any(result.winner == "autotune" for result in results):
             searched = replace(searched, captured=searched.captured | missed.keys())
             steps = decided.decide_step(args, device, store, searched, command) or steps
@@ -158,12 +158,12 @@ def captured_target(args: argparse.Namespace, device: str, store: Store, rows: i
     Args:
         rows: another number of rows of its inputs.
     """
+    from autotune.domains.fusion.inspection import check_graph, check_source
     from autotune.domains.fusion.program_spec import captured
-    from autotune.domains.fusion.rederive import check_graph, check_source
     from autotune.ir.precision import asking
 
     def known(signature: str) -> list[tuple[Workload, int]] | None:
-        """What an earlier run captured, if it is in the database as it was: else the target is captured again."""
+        """The workloads that an earlier run captured, if the database still has them unchanged."""
         stored = store.captured(signature)
         intact = stored and not any(check_graph(w) or check_source(w) for w, _ in stored)
         return stored if intact else None
@@ -188,7 +188,7 @@ def lookup(args: argparse.Namespace) -> int:
     check_target(args)
     verdicts: list[Verdict] = []
     with machine_output(args.json) as emit:
-        from autotune.cli.report import print_table
+        from autotune.cli.output import print_table
         from autotune.device import resolve_device
         from autotune.ir.precision import asking
         from autotune.runtime.deployment import deployment
@@ -232,7 +232,7 @@ def lookup(args: argparse.Namespace) -> int:
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    """Measure what the cost models need to know of a device, or report how well they do.
+    """Measure a device for the cost models, or report how well the models order measurements.
 
     Returns:
         0, or 1 if nothing could be measured.
@@ -284,7 +284,7 @@ def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
 
 
 def _report(store: Any, fingerprint: str) -> dict[str, Any]:
-    from autotune.domains.fusion.correlation import report
+    from autotune.domains.fusion.calibrate import report
 
     found = report(store, fingerprint)
     if not found.workloads and not found.compared:

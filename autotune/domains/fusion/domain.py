@@ -40,7 +40,7 @@ class Fusion(Domain):
         return Graph.from_json(workload.spec).bytes_held
 
     def damage(self, workload: Workload) -> str | None:
-        from autotune.domains.fusion.rederive import check_graph, check_source
+        from autotune.domains.fusion.inspection import check_graph, check_source
 
         return check_graph(workload) or check_source(workload)
 
@@ -61,9 +61,9 @@ class Fusion(Domain):
         return commands.get(name)
 
     def exhibits(self, workload: Workload, config: Any, schedule: Any, device: DeviceIdentity) -> Sequence[Exhibit]:
-        from autotune.domains.fusion.drawing import exhibits
+        from autotune.domains.fusion import picture
 
-        return exhibits.exhibits(workload, config, schedule, device)
+        return picture.exhibits(workload, config, schedule, device)
 
 
 DOMAIN = Fusion()

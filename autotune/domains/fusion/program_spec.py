@@ -22,7 +22,7 @@ from autotune.compiler.capture.signature import signature
 from autotune.compiler.regions.find import find_regions
 from autotune.domains.fusion.builtin import BUILTIN
 from autotune.errors import UserError, first_line
-from autotune.importing import import_module
+from autotune.files import import_module
 from autotune.runtime.deployment import deployment
 from autotune.workload import Workload
 

@@ -15,7 +15,7 @@ from autotune.domains.kernel.kernel import Kernel, Objective, check_parameters, 
 from autotune.domains.kernel.space import KernelSpace, declare_space, narrowed
 from autotune.domains.kernel.triton import META, Converted, is_autotuner, is_triton
 from autotune.errors import UserError, first_line
-from autotune.toml import read_toml
+from autotune.files import read_toml
 
 _named: dict[str, tuple[str, str]] = {}
 """Names of kernels to the module and the file that declared them."""

@@ -41,7 +41,7 @@ class Kernels(Domain):
         return [space.space.fingerprint, space.default, list(space.points), told, workload.source.get("left")]
 
     def figure(self, workload: Workload, cost: float) -> tuple[float, str] | None:
-        from autotune.domains.kernel.cli.report import objective_of
+        from autotune.domains.kernel.cli import objective_of
 
         objective = objective_of(workload.spec)
         return None if objective is None else (objective.figure(cost), objective.unit)
@@ -63,9 +63,9 @@ class Kernels(Domain):
             parser.add_argument("--space", metavar="FILE", help="a TOML file that declares TARGET")
 
     def command(self, name: str) -> Command | None:
-        from autotune.domains.kernel.cli import lookup, search
+        from autotune.domains.kernel import cli
 
-        commands: Mapping[str, Command] = {"search": search.run, "lookup": lookup.run}
+        commands: Mapping[str, Command] = {"search": cli.search, "lookup": cli.lookup}
         return commands.get(name)
 
 

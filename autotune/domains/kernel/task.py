@@ -17,7 +17,7 @@ from autotune.domains.kernel.kernel import Kernel
 from autotune.domains.kernel.space import KernelSpace
 from autotune.domains.kernel.triton import Converted, compile_ahead, is_autotuner
 from autotune.errors import UserError
-from autotune.importing import import_module
+from autotune.files import import_module
 from autotune.space import Space
 from autotune.task import Artifact, Config, Task
 from autotune.task import Kernel as Launch

@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 
 from autotune.errors import UserError
-from autotune.resources import resource_dir
+from autotune.files import resource_dir
 from autotune.store.connection.engine import create_engine, revision
 from autotune.store.connection.faults import user_errors
 from autotune.store.connection.sqlite import new_file

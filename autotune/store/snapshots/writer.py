@@ -15,7 +15,7 @@ from typing import Any
 from autotune import __version__
 from autotune.device import DeviceIdentity, Environment
 from autotune.errors import UserError
-from autotune.outputs import check_output, whole_file
+from autotune.files import check_output, whole_file
 from autotune.store import codec
 from autotune.store.damage import BROKEN, Damaged, why
 from autotune.store.models import ScheduleRow, WorkloadRow, fits

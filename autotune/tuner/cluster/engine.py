@@ -21,7 +21,7 @@ from autotune.measure.child import ChildDied
 from autotune.measure.outcome import Blame
 from autotune.measure.pool import Built
 from autotune.task import Config
-from autotune.tuner.cluster import actor, building
+from autotune.tuner.cluster import actor
 from autotune.workload import Workload
 
 _CONNECT_S = 5.0
@@ -76,7 +76,7 @@ class Engine:
         """Leave the cluster; actors that are left end."""
         if self._own:
             self._ray.shutdown()
-        building.drop_shared(self._search)
+        actor.drop_shared(self._search)
 
     @property
     def host(self) -> str:
@@ -243,20 +243,20 @@ class Remote:
         self.terminate()
 
 
-def remote_builds(timeout_s: float, environment: Mapping[str, str], search: str) -> building.Remote:
+def remote_builds(timeout_s: float, environment: Mapping[str, str], search: str) -> actor.Remote:
     """Who builds candidates as tasks on any processor of the cluster that this process belongs to.
 
     Args:
         environment: variables of the tasks' own workers.
-        search: as of :func:`autotune.tuner.cluster.building.build`.
+        search: as of :func:`autotune.tuner.cluster.actor.build`.
     """
     import ray
 
     options = {"num_cpus": 1, "max_retries": _RETRIES, "runtime_env": {"env_vars": dict(environment)}}
-    task: Any = ray.remote(building.build).options(**options)
+    task: Any = ray.remote(actor.build).options(**options)
 
     def remote(workload: Workload, device: str, config: Config) -> Built | None:
-        module, wanted = tasks.module_of(workload.kind), dict(building.compilers())
+        module, wanted = tasks.module_of(workload.kind), dict(actor.compilers())
         ref = task.remote(workload, module, device, dict(config), timeout_s, wanted, search)
         try:
             found: Built | None = ray.get(ref, timeout=_QUEUE_S + timeout_s)

@@ -5,7 +5,7 @@ be shared; one that is through takes over half of what waits in another. Lanes t
 share do so together: the claims in the database keep them from measuring a candidate twice.
 
 A lane has nothing to say in how it ends: it is killed with all that it started, and its claims are given back for it.
-What it has measured is in the database. Lanes are processes of this host (:mod:`autotune.tuner.devices.lanes`) or
+What it has measured is in the database. Lanes are processes of this host (:mod:`autotune.tuner.devices.dealing`) or
 actors of a cluster (:mod:`autotune.tuner.cluster`); both speak as :mod:`autotune.tuner.devices.lane` has it.
 """
 
@@ -13,26 +13,31 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import select
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from autotune import task as tasks
 from autotune.errors import UserError
-from autotune.measure.child import ChildDied, ChildSilent
+from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.pool import compile_threads, default_processes
 from autotune.tuner.ahead import WORKLOADS
 from autotune.tuner.context import Context
 from autotune.tuner.devices.turns import Clock, Turns
 from autotune.tuner.options import SearchOptions
 from autotune.tuner.result import Progress, Result
-from autotune.tuner.study import FAULT
+from autotune.tuner.study import FAULT, recalled
 
 _SEND_S = 180.0  # a lane reads once it has imported what it needs
 _START_S = 300.0  # until a lane can be given a turn
 _SILENT_S = 1800.0  # between two signs of life of a lane that has one: a candidate, a phase
 _FAULTS = 2  # in a row: the device is broken, not a workload
+MODULE = "autotune.tuner.devices.lane"
+_POLL_S = 0.2  # between looks at whether the user interrupts
 
 log = logging.getLogger(__name__)
 
@@ -263,3 +268,73 @@ def shared(context: Context, turns: Turns, clock: Clock, device: str, processes:
         "options": turns.options.to_json(),
         "run": context.run,
     }
+
+
+def side_by_side(context: Context, devices: Sequence[str], turns: Turns) -> Generator[Result, None, None]:
+    """Search on several devices; results as they come. Where nothing is left to do, no lane is started.
+
+    Close the iterator when done with it: that ends the lanes, and all that they started.
+
+    Args:
+        context: of the run, for one of the devices; the lanes have their own.
+        devices: equal ones.
+
+    Raises:
+        UserError: as :func:`autotune.tuner.study.tune`.
+        KeyboardInterrupt: the user interrupted before any workload was begun.
+    """
+    clock, todo = turns.clock(), dict[str, int]()
+    times = Counter(workload.fingerprint for workload in turns.workloads)
+    for i, workload in enumerate(turns.workloads):
+        if workload.fingerprint in todo:
+            continue
+        budget, key = turns.expected(clock, i), context.key(workload)
+        if (found := recalled(context, workload, key, budget, clock.granted(i))) is not None:
+            yield found
+        else:
+            todo[workload.fingerprint] = i
+    if todo:
+        with Lanes(context, devices[: len(todo)], turns, list(todo.values())) as lanes:
+            for result in lanes.results():
+                yield from [result] * times[result.workload]
+
+
+class Lanes(Dealing):
+    """The lanes of this host's devices, a process for each.
+
+    Args:
+        todo: numbers of the workloads that are searched, in the order of their turns.
+    """
+
+    def __init__(self, context: Context, devices: Sequence[str], turns: Turns, todo: Sequence[int]) -> None:
+        environment = compile_threads(len(devices))
+        self._children = [Child(MODULE, environment) for _ in devices]
+        lanes = [Lane(device, turns, child) for device, child in zip(devices, self._children, strict=True)]
+        super().__init__(context, turns, lanes, todo)
+
+    def results(self) -> Iterator[Result]:
+        """Search; results as they come.
+
+        Raises:
+            UserError: a lane was told of a mistake of the user.
+        """
+        for lane in self._lanes:
+            processes = default_processes(len(self._lanes))
+            yield from self._send(lane, shared(self._context, self._turns, self._clock, lane.device, processes))
+        while any(lane.turn is not None for lane in self._lanes) or (self._left() and self._alive()):
+            if self._context.interrupt.requested and not self._stopped:
+                self._stop()
+            for lane in self._ready():
+                yield from self._hear(lane)
+            for lane in self._alive():
+                if lane.hangs:
+                    yield from self._lose(lane, ChildSilent("it was not heard of any more"))
+                elif lane.turn is None and self._late:
+                    self._end(lane)  # it was slow to start
+        for i in self._left():  # the time is up, or no lane is left
+            yield from self._turns.known(self._context, self._clock, i) if self._late else [self._failed(i)]
+
+    def _ready(self) -> list[Lane]:
+        """The lanes that have said something, after a moment at most."""
+        alive = {child: lane for child, lane in zip(self._children, self._lanes, strict=True) if not lane.over}
+        return [alive[child] for child in select.select(list(alive), [], [], _POLL_S)[0]]

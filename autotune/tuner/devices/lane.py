@@ -1,5 +1,5 @@
 """One device of a search on several: ``python -m autotune.tuner.devices.lane``, driven by
-:mod:`autotune.tuner.devices.lanes`.
+:mod:`autotune.tuner.devices.dealing`.
 
 The first frame says what the run shares, every other one whose turn it is. Answers are the owner of the lane's claims,
 once; progress; the result of each turn; and a user's mistake, as one line.

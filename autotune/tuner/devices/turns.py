@@ -11,9 +11,8 @@ from autotune.tuner.ahead import Ahead
 from autotune.tuner.context import Context
 from autotune.tuner.ending import Lease
 from autotune.tuner.options import FINAL_SHARE, Budget, SearchOptions
-from autotune.tuner.outcome import known
 from autotune.tuner.result import Result
-from autotune.tuner.study import tune
+from autotune.tuner.study import known, tune
 from autotune.workload import Workload
 
 _LEAST_S = 1.0

@@ -16,10 +16,9 @@ from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.tuner.context import Session
 from autotune.tuner.ending import LEASE_S
-from autotune.tuner.phases.floor import AT_FLOOR, is_at_floor
+from autotune.tuner.phases import finals
 from autotune.tuner.proposals.history import History
-from autotune.tuner.proposals.pruning import Pruning
-from autotune.tuner.proposals.seeds import Seed
+from autotune.tuner.proposals.seeds import Pruning, Seed
 
 _ASKS = 24  # proposals of the sampler in a row that may come to nothing before we look for one ourselves
 _LISTABLE = 20_000  # a space of up to so many candidates is gone through as a whole then
@@ -40,6 +39,11 @@ EXHAUSTED = ("every candidate of the space is known", "no untried candidate was 
 SEEDS = "what was suggested is measured"
 TIME_UP = "the time is up"
 TRIALS_UP = "the trials are used up"
+AT_FLOOR = "nothing is faster than moving the bytes"
+_NEAR = 1.02
+"""A candidate so many times the floor is at it: a short timing is no more exact."""
+_PROMISING = 1.15
+"""Where the model expects the default within so many times the floor, the default is measured before anything else."""
 
 
 @dataclass
@@ -348,3 +352,34 @@ class Explorer:
             if self.history is not None:
                 for trial in candidate.trials:
                     self.history.drop(trial)
+
+
+def is_at_floor(s: Session) -> bool:
+    """Whether the best candidate of a session is as fast as any could be, as far as that is known."""
+    if (least := s.task.least_us()) is None:  # asked before every candidate: nothing is ranked for it then
+        return False
+    best = s.best_us
+    return best is not None and best <= _NEAR * least
+
+
+def is_baseline_at_floor(s: Session) -> bool:
+    """Whether a baseline is as fast as anything could be, by a final comparison with the best candidate so far.
+
+    The comparison is stored. It is the last one of a search that ends here.
+
+    Raises:
+        WorkerFault: the machine failed.
+    """
+    if (least := s.task.least_us()) is None or s.context.interrupt.requested:
+        return False
+    known = finals.compare(s).baselines.values()
+    return any(us is not None and us <= _NEAR * least for us in known)
+
+
+def may_be_at_floor(s: Session) -> bool:
+    """Whether the cost model expects as much of the default, so that it is worth a look before parts are searched."""
+    least = s.task.least_us()
+    if least is None or s.narrowed is not None:
+        return False
+    expected = s.task.predict(s.default)
+    return expected is not None and expected <= _PROMISING * least

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from autotune.errors import UserError
 from autotune.measure.outcome import Blame, Outcome
@@ -59,7 +59,7 @@ def near_best(s: Session) -> list[Measurement]:
     return [m for m in ranking if m.latency_us is not None and m.latency_us <= limit]
 
 
-def compare(s: Session, default: Config) -> Final:
+def compare(s: Session) -> Final:
     """Decide between the best candidates, the default and the baselines; store the decision as a schedule.
 
     The comparison is interleaved, and its candidates are verified anew on inputs of another seed. A baseline that is as
@@ -68,19 +68,19 @@ def compare(s: Session, default: Config) -> Final:
     """
     stored = s.context.store.schedule_of(s.key)
     while True:
-        finalists = _finalists(s, default, stored)
+        finalists = _finalists(s, stored)
         if not finalists:
             return Final()
         if stored is not None and _decided(s, stored, finalists):
-            return _from_store(s, stored, default)
+            return _from_store(s, stored)
         s.tell("final", f"{len(finalists)} candidates against the baselines")
         outcomes = _run(s, finalists, again=stored is not None and stored.busy)
         if any(outcomes[config_key(m.config)].ok for m in finalists if s.allows(m.config)):
-            return _decide(s, finalists, outcomes, default, stored)
+            return _decide(s, finalists, outcomes)
         # All finalists failed now (wrong on other inputs, say). They are marked as such: the next best have their turn.
 
 
-def _finalists(s: Session, default: Config, stored: Schedule | None) -> list[Measurement]:
+def _finalists(s: Session, stored: Schedule | None) -> list[Measurement]:
     """The best few, the default, and the winner of an earlier comparison.
 
     The latter two are compared even where the user's space leaves them out, if there is anything to compare with. What
@@ -92,7 +92,7 @@ def _finalists(s: Session, default: Config, stored: Schedule | None) -> list[Mea
         return []
     chosen, most = ranking[: s.context.policy.final_top], s.context.policy.hopeless * (ranking[0].latency_us or 0.0)
     have = {config_key(m.config) for m in chosen}
-    keep = dict.fromkeys(config_key(c) for c in (default, stored.config if stored else None) if c)
+    keep = dict.fromkeys(config_key(c) for c in (s.default, stored.config if stored else None) if c)
     more = [s.known[key] for key in keep if key in s.known and key not in have]
     chosen += [m for m in more if m.status is Status.OK]
     return [m for m in chosen if m.latency_us is not None and m.latency_us <= most]
@@ -153,13 +153,7 @@ def _compared(s: Session, contenders: Sequence[Contender]) -> dict[str, Outcome]
     return outcomes
 
 
-def _decide(
-    s: Session,
-    finalists: Sequence[Measurement],
-    outcomes: Mapping[str, Outcome],
-    default: Config,
-    stored: Schedule | None,
-) -> Final:
+def _decide(s: Session, finalists: Sequence[Measurement], outcomes: Mapping[str, Outcome]) -> Final:
     names = {config_key(m.config): m.config for m in finalists}
     times = {key: o.latency_us for key, o in outcomes.items() if o.ok and o.latency_us is not None}
     best = min((k for k, config in names.items() if k in times and s.allows(config)), key=lambda k: times[k])
@@ -192,7 +186,7 @@ def _decide(
         schedule=schedule,
         best=names[best],
         best_us=times[best],
-        default_us=times.get(config_key(default), _known_us(s, default)),
+        default_us=times.get(config_key(s.default), _default_us(s)),
         noise=outcomes[best if won else fastest].noise,
         baselines=baselines,
         references=schedule.references,
@@ -205,9 +199,9 @@ def _space(s: Session) -> str:
     return s.narrowed.fingerprint if s.narrowed else ""
 
 
-def _known_us(s: Session, config: Config) -> float | None:
-    """What a candidate took that was not compared."""
-    known = s.known.get(config_key(config))
+def _default_us(s: Session) -> float | None:
+    """The default's latency where it was not compared."""
+    known = s.known.get(config_key(s.default))
     return known.latency_us if known is not None else None
 
 
@@ -219,7 +213,7 @@ def _beats(candidate: Outcome, baseline: Outcome) -> bool:
     return statistics.median(x / y for x, y in zip(candidate.samples, baseline.samples, strict=False)) < 1
 
 
-def _from_store(s: Session, stored: Schedule, default: Config) -> Final:
+def _from_store(s: Session, stored: Schedule) -> Final:
     """The decision of an earlier search, with the numbers it was made on."""
     finals = {}
     for m in s.known.values():
@@ -229,12 +223,12 @@ def _from_store(s: Session, stored: Schedule, default: Config) -> Final:
     best = min((m for m in finals.values() if s.allows(m.config)), key=lambda m: m.latency_us or 0.0)
     if stored.config is not None:
         best = finals.get(config_key(stored.config), best)
-    at_default = finals.get(config_key(default))
+    at_default = finals.get(config_key(s.default))
     return Final(
         schedule=stored,
         best=best.config,
         best_us=stored.latency_us if stored.config is not None else best.latency_us,
-        default_us=at_default.latency_us if at_default else _known_us(s, default),
+        default_us=at_default.latency_us if at_default else _default_us(s),
         noise=best.noise,
         baselines=stored.rivals,
         references=stored.references,
@@ -244,13 +238,7 @@ def _from_store(s: Session, stored: Schedule, default: Config) -> Final:
 
 def without_final(s: Session) -> Final:
     """What is known where no final comparison came about."""
-    ranking = s.ranking()
-    if not ranking:
+    first = next(iter(s.ranking()), None)
+    if first is None:
         return Final()
-    return replace(
-        Final(),
-        best=ranking[0].config,
-        best_us=ranking[0].latency_us,
-        noise=ranking[0].noise,
-        metrics=ranking[0].metrics,
-    )
+    return Final(best=first.config, best_us=first.latency_us, noise=first.noise, metrics=first.metrics)

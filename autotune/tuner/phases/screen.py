@@ -6,11 +6,10 @@ from autotune.store.records import Measurement
 from autotune.task import Status
 from autotune.tuner.context import Session
 from autotune.tuner.options import Budget
-from autotune.tuner.phases.explore import EXHAUSTED, NO_GAIN, Explorer
-from autotune.tuner.phases.floor import AT_FLOOR
+from autotune.tuner.phases.explore import AT_FLOOR, EXHAUSTED, NO_GAIN, Explorer
 from autotune.tuner.proposals import seeds
-from autotune.tuner.proposals.elsewhere import winners
-from autotune.tuner.proposals.samplers import is_guided
+from autotune.tuner.proposals.history import History
+from autotune.tuner.proposals.samplers import NONE, is_guided
 
 
 def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
@@ -22,33 +21,26 @@ def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
     Raises:
         WorkerFault: the machine failed.
     """
-    context, options = s.context, s.context.options
+    options, workload = s.context.options, s.task.workload
+    history: History | None = None
     space = s.task.space(options.space_file)
     stored = learn_stored(s)
-    workload = s.task.workload
-    near = context.store.neighbours(workload.family, s.key.device, workload.fingerprint, extent=workload.extent)
-    history = context.history(space, stored)
-    guided = is_guided(options.sampler)
-    if history is None:
+    if options.sampler == NONE:
         chosen = seeds.picks(s.task, space, options.seed, 1) or [s.task.default()]
         begin = [seeds.Seed(s.task.normalize(c), "model") for c in chosen]
     else:
-        asked = options.seeds.get(workload.fingerprint, ())
-        before = winners(s.context.store, s.key)
+        history = History(sampler=options.sampler, seed=options.seed, space=space, known=stored)
+        store, asked = s.context.store, options.seeds.get(workload.fingerprint, ())
+        near = store.neighbours(workload.family, s.key.device, workload.fingerprint, extent=workload.extent)
+        before = seeds.winners(store, s.key)
         begin = seeds.plan(s.task, space, [m.config for _, m in near], options.seed, asked=asked, elsewhere=before)
+    guided = is_guided(options.sampler)
     explorer = Explorer(
-        s,
-        space,
-        history,
-        begin,
-        until_s=until_s,
-        patience=budget.patience_now,
-        polish=guided,
-        prune=guided,
+        s, space, history, begin, until_s=until_s, patience=budget.patience_now, polish=guided, prune=guided
     )
     began, measured = s.elapsed, s.measured
     stop = explorer.run()
-    context.pace.add(s.elapsed - began, s.measured - measured)
+    s.context.pace.add(s.elapsed - began, s.measured - measured)
     return stop
 
 

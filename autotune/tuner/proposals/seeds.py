@@ -1,16 +1,24 @@
-"""Where a search begins: the default, what was best for the workload elsewhere, what heuristics suggest, what was best
-for a neighbouring workload, and what the domain's cost model likes."""
+"""Additions to a sampler: the candidates that are measured first, and proposals that are skipped.
+
+A search begins with the default, what was best for the workload elsewhere, what heuristics suggest, what was best for a
+neighbouring workload, and what the domain's cost model likes. Later the model vetoes what it expects to be slow.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
+import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from autotune.device import DeviceIdentity
 from autotune.space import Space
-from autotune.task import Config, Task, config_key
+from autotune.store.records import Key
+from autotune.store.store import Store
+from autotune.task import Config, Status, Task, config_key
+from autotune.tuner.context import Session
 
 PICKS = 6
 """Candidates that the cost model may suggest."""
@@ -18,6 +26,13 @@ _DRAWS = 400
 _ALIKE = 0.05
 """A candidate much like an earlier pick has to be expected faster than one unlike all of them, by this share at most.
 The model sees no difference between many candidates. Where it is wrong about one, it is about those like it."""
+BEST = 3
+"""Candidates of other places that a search begins with."""
+HOPELESS = 3.0
+"""A candidate that is expected to take more than so many times the best is not measured."""
+_ENOUGH = 3  # measured candidates that the model's scale is taken from
+_Proposal = tuple[str, Config | None]
+"""An origin, and a configuration or None where nothing could be made of it."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +74,6 @@ def plan(
 def suggested(task: Task, space: Space, asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[Seed]:
     """What :func:`plan` has without neighbours and the cost model."""
     return _distinct(task, space, itertools.chain(_known(asked, elsewhere), _heuristic(task)))
-
-
-_Proposal = tuple[str, Config | None]
-"""An origin, and a configuration or None where nothing could be made of it."""
 
 
 def _known(asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[_Proposal]:
@@ -120,3 +131,56 @@ def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
 def _in_common(one: Config, other: Config) -> float:
     """The share of parameters in which two candidates agree."""
     return sum(other.get(name) == value for name, value in one.items()) / max(len(one), len(other), 1)
+
+
+def winners(store: Store, key: Key) -> list[Config]:
+    """The best candidates of a workload elsewhere, each once. Those of this device with other software come first, then
+    those of devices of its architecture, then of others of its kind; a GPU's are nothing for a CPU."""
+    measured = store.elsewhere(key, BEST)
+    devices = store.get_devices({key.device, *(m.key.device for m in measured)})
+    here = devices.get(key.device)
+    if here is None:
+        return []
+    near = [m for m in measured if m.key.device in devices and devices[m.key.device].kind == here.kind]
+    near.sort(key=lambda m: (m.key.device != key.device, _architecture(devices[m.key.device]) != _architecture(here)))
+    return list(itertools.islice({config_key(m.config): m.config for m in near}.values(), BEST))
+
+
+def _architecture(device: DeviceIdentity) -> tuple[object, ...]:
+    return device.capability, device.count, device.links
+
+
+class Pruning:
+    """The cost model's veto in one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._s = session
+        self._expected: dict[str, float | None] = {}
+        self._scale: tuple[int, float | None] = (-1, None)
+
+    def hopeless(self, config: Config) -> float | None:
+        """The latency expected of ``config`` in microseconds if that is hopeless; None if it may be worth a try."""
+        best = self._s.best_us
+        scale = self.scale()
+        if best is None or scale is None:
+            return None
+        expected = self._s.task.predict(config)
+        if expected is None or expected * scale <= HOPELESS * best:
+            return None
+        return expected * scale
+
+    def scale(self) -> float | None:
+        """Measured over predicted latency, in the median; None while too little is measured."""
+        known = self._s.known
+        if self._scale[0] != len(known):
+            ratios = []
+            for key, m in known.items():
+                if m.status is not Status.OK or m.latency_us is None:
+                    continue
+                if key not in self._expected:
+                    self._expected[key] = self._s.task.predict(m.config)
+                expected = self._expected[key]
+                if expected:
+                    ratios.append(m.latency_us / expected)
+            self._scale = (len(known), statistics.median(ratios) if len(ratios) >= _ENOUGH else None)
+        return self._scale[1]

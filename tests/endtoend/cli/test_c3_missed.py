@@ -14,7 +14,7 @@ import pytest
 from autotune.cli.app import main
 from autotune.device import DeviceIdentity, identify
 from autotune.domain import place
-from autotune.domains.c3.cli import search as c3_search
+from autotune.domains.c3 import cli as c3_search
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError
 from autotune.store import Store

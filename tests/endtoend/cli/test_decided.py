@@ -18,7 +18,7 @@ from autotune.bench import decide
 from autotune.bench.decide import Decision
 from autotune.cli.app import main
 from autotune.cli.decided import lines
-from autotune.cli.searched import tune
+from autotune.cli.searching import tune
 from autotune.device import identify
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.errors import UserError

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.searched import Searched, conclude, not_begun
+from autotune.cli.searching import Searched, conclude, not_begun
 from autotune.device import identify
 from autotune.measure.policy import default_policy
 from autotune.store import Store

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import autotune
+from autotune.domains.fusion.inspection import check_source
 from autotune.domains.fusion.program_spec import captured, workloads_of
-from autotune.domains.fusion.rederive import check_source
 from autotune.errors import UserError
 from autotune.ir.precision import VARIABLE, asked, asking
 from autotune.runtime.deployment import deployment

@@ -27,9 +27,9 @@ from autotune.measure.child import ChildDied
 from autotune.measure.outcome import Blame
 from autotune.measure.pool import Built
 from autotune.store import Store
-from autotune.tuner.cluster import building
+from autotune.tuner.cluster import actor as building
 from autotune.tuner.cluster import engine as engines
-from autotune.tuner.cluster.building import ClusterPool
+from autotune.tuner.cluster.actor import ClusterPool
 from autotune.tuner.cluster.cluster import Cluster
 from autotune.tuner.cluster.engine import Engine
 from autotune.tuner.result import Progress
@@ -193,7 +193,7 @@ def test_who_builds_for_a_search_shares_a_folder_that_the_last_removes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    code = "from autotune.tuner.cluster.building import shared_folder as f; print(f('s'), flush=True); input()"
+    code = "from autotune.tuner.cluster.actor import shared_folder as f; print(f('s'), flush=True); input()"
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     both = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
     folders = {process.stdout.readline().strip() for process in both if process.stdout}

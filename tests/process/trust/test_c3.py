@@ -16,7 +16,7 @@ import pytest
 from autotune.cli.app import main
 from autotune.device import DeviceIdentity, environment
 from autotune.domain import place
-from autotune.domains.c3.cli import search as c3_search
+from autotune.domains.c3 import cli as c3_search
 from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario
 from autotune.domains.c3.scenario import Gemm, Program, Scenario
 from autotune.domains.c3.strategy import BASELINES, LIMITS, HostStrategy, Strategy, improper

@@ -22,7 +22,7 @@ from autotune.compiler.regions.aten import MOST_TENSORS
 from autotune.compiler.regions.find import workload_of as region_workload
 from autotune.compiler.regions.symbols import traced
 from autotune.domains.fusion.bench import FusionBench
-from autotune.domains.fusion.rederive import check_graph, check_source
+from autotune.domains.fusion.inspection import check_graph, check_source
 from autotune.errors import BuildError
 from autotune.store import Store
 from autotune.workload import Workload

@@ -17,10 +17,10 @@ from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Worker
 from autotune.store import Store
 from autotune.task import Composition, Ranked, Status
-from autotune.tuner.composed import compose
-from autotune.tuner.composed.parts import Parts
 from autotune.tuner.context import Session
 from autotune.tuner.options import Budget
+from autotune.tuner.phases import compose
+from autotune.tuner.phases.compose import Parts
 from autotune.tuner.result import Progress, Result
 from tests.support.toy import lane_domain, pair_domain
 from tests.support.toy.pair_domain import workload

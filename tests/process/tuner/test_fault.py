@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune import api
-from autotune.cli.searched import Searched, conclude
+from autotune.cli.searching import Searched, conclude
 from autotune.errors import UserError
 from autotune.measure.outcome import Blame, blame
 from autotune.measure.policy import Policy

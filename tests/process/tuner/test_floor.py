@@ -7,7 +7,7 @@ import pytest
 from autotune import api, task
 from autotune.measure.policy import Policy
 from autotune.store import Store
-from autotune.tuner.phases.floor import AT_FLOOR
+from autotune.tuner.phases.explore import AT_FLOOR
 from tests.support.toy import pair_domain, toy_domain
 from tests.support.toy.toy_domain import workload as toy
 

@@ -26,8 +26,8 @@ from autotune.errors import UserError
 from autotune.measure.pool import CompilePool
 from autotune.store import Store
 from autotune.tuner.context import Context
-from autotune.tuner.devices import dealing, lanes
-from autotune.tuner.devices.lanes import Lanes
+from autotune.tuner.devices import dealing
+from autotune.tuner.devices.dealing import Lanes
 from autotune.tuner.devices.turns import Turns
 from autotune.tuner.options import SearchOptions
 from autotune.tuner.result import Progress, Result
@@ -56,7 +56,7 @@ def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def started(*args: object, **options: object) -> Any:
         raise AssertionError("a lane was started")
 
-    monkeypatch.setattr(lanes, "Child", started)
+    monkeypatch.setattr(dealing, "Child", started)
 
 
 def test_lanes_find_what_one_device_finds_and_the_next_run_starts_none(
@@ -146,7 +146,7 @@ def test_a_lane_that_says_nothing_is_not_waited_for(
     monkeypatch.setattr(dealing, "_SILENT_S", -1.0 if owner else 1e9)
     for lane in still._lanes:
         lane.owner, lane.turn = owner, lane.queue.pop(0) if owner else None
-    monkeypatch.setattr(lanes.select, "select", lambda *given: ([], [], []))
+    monkeypatch.setattr(dealing.select, "select", lambda *given: ([], [], []))
     found = list(still.results())
     assert [lane.over for lane in still._lanes] == [True, True]
     assert {r.workload for r in found} == {w.fingerprint for w in still._turns.workloads}
@@ -156,7 +156,7 @@ def test_a_lane_that_says_nothing_is_not_waited_for(
 
 def test_a_slow_starter_does_not_hold_up_the_end(still: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lanes, "_late", property(lambda group: True))
-    monkeypatch.setattr(lanes.select, "select", lambda *given: ([], [], []))
+    monkeypatch.setattr(dealing.select, "select", lambda *given: ([], [], []))
     assert list(still.results()) == []
     assert [lane.over for lane in still._lanes] == [True, True]
 
@@ -193,7 +193,7 @@ class Still:
 @pytest.fixture
 def still(store: Store, monkeypatch: pytest.MonkeyPatch) -> Lanes:
     """Two lanes, one with a large workload, the other with five small ones."""
-    monkeypatch.setattr(lanes, "Child", Still)
+    monkeypatch.setattr(dealing, "Child", Still)
     works = [toy(rows=r) for r in range(10, 16)]
     turns = Turns(works, [9.0, 3.0, 2.0, 2.0, 1.0, 1.0], SearchOptions(trials=5, patience=7), devices=2)
     group = Lanes(Context(store, "cpu", QUICK), TWO, turns, range(6))
@@ -392,8 +392,8 @@ def test_a_second_ctrl_c_ends_at_once(store: Store, monkeypatch: pytest.MonkeyPa
 
 
 def test_ctrl_c_before_anything_is_begun(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = lanes.compile_threads
-    monkeypatch.setattr(lanes, "compile_threads", lambda count: (signal.raise_signal(signal.SIGINT), real(count))[1])
+    real = dealing.compile_threads
+    monkeypatch.setattr(dealing, "compile_threads", lambda count: (signal.raise_signal(signal.SIGINT), real(count))[1])
     with pytest.raises(KeyboardInterrupt):
         api.tune_workloads([toy(rows=r) for r in (4, 5)], TWO, store, **ALL)
     assert store.runs()[0].state == "interrupted"
@@ -403,8 +403,8 @@ def test_ctrl_c_before_anything_is_begun(store: Store, monkeypatch: pytest.Monke
 def test_ctrl_c_before_anything_is_begun_keeps_what_is_known(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     works = [toy(rows=r) for r in (4, 5, 6)]
     api.tune_workloads(works[:1], "cpu", store, **{**ALL, "patience": 2, "timeout": 3000.0})
-    real = lanes.compile_threads
-    monkeypatch.setattr(lanes, "compile_threads", lambda count: (signal.raise_signal(signal.SIGINT), real(count))[1])
+    real = dealing.compile_threads
+    monkeypatch.setattr(dealing, "compile_threads", lambda count: (signal.raise_signal(signal.SIGINT), real(count))[1])
     (known,) = api.tune_workloads(works, TWO, store, **{**ALL, "patience": 2, "timeout": 3000.0})
     assert (known.workload, known.ok, known.interrupted) == (works[0].fingerprint, True, True)
     assert store.runs()[0].state == "interrupted"

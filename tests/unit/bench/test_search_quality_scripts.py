@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune.resources import resource_dir
+from autotune.files import resource_dir
 from benchmarks.replay.recording import SUFFIX, Recording
 from benchmarks.search_quality import expect, hub, plot, record, triton_autotune
 from benchmarks.search_quality.spaces import GPU_SPACES, GROUPS, HELD_OUT

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.cli.app import build_parser, main
 from autotune.domain import place
-from autotune.domains.c3.cli.scenario import ranks_of, scenario_of
+from autotune.domains.c3.cli import ranks_of, scenario_of
 from autotune.domains.c3.scenario import Gemm, Program
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment

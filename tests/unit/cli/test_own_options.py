@@ -67,7 +67,9 @@ def test_an_option_of_another_domain_is_unknown(
     assert ended.value.code == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert f"unrecognized arguments: {option}" in err
+    assert (
+        f"unrecognized arguments: {option} (see autotune {' '.join(w for w in words[:2] if w[0] != '-')} --help)" in err
+    )
 
 
 @pytest.mark.parametrize(

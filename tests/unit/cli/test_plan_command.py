@@ -14,10 +14,10 @@ from torch import nn
 
 from autotune.cli.app import main
 from autotune.cli.commands import plan
-from autotune.domains.fusion.drawing.anatomy import Anatomy, dissect
-from autotune.domains.fusion.drawing.picture import draw
-from autotune.domains.fusion.drawing.svg_layout import Box, Drawing, Page, lay_out
-from autotune.domains.fusion.planning import Outside, planned
+from autotune.domains.fusion.anatomy import Anatomy, dissect
+from autotune.domains.fusion.inspection import Outside, planned
+from autotune.domains.fusion.picture import draw
+from autotune.domains.fusion.svg_layout import Box, Drawing, Page, lay_out
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
 from tests.support.read_back import cut as read_back_cut

@@ -21,7 +21,7 @@ from autotune.report.site import Page, page_id
 from autotune.store import Store
 from autotune.store.records import Key, Measurement
 from autotune.task import Status
-from autotune.tuner.importance import importances
+from autotune.tuner.studies import importances
 from autotune.workload import Workload
 from tests.support import ROOT
 from tests.support import searched as stored

@@ -34,7 +34,7 @@ from autotune.compiler.targets import intrinsic
 from autotune.compiler.targets.cpu import intrinsics
 from autotune.device import usable_processors
 from autotune.errors import UserError
-from autotune.user_cache import cache_folder, make_own
+from autotune.files import cache_folder, make_own
 
 TAIL = 3
 """Words of an argument block after the addresses: extent of axis 0, threads, counter."""

@@ -21,7 +21,7 @@ from typing import Any
 from autotune.compiler.targets.cuda.cubin import blocks_per_sm, capability, limits, taken
 from autotune.compiler.targets.cuda.source import CudaSource, Listing
 from autotune.errors import BuildError
-from autotune.outputs import whole_file
+from autotune.files import whole_file
 from autotune.task import SHARED_BUILDS, Kernel
 
 

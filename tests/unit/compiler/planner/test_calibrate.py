@@ -13,8 +13,7 @@ from autotune.compiler.planner.groups import write_text
 from autotune.compiler.planner.plan import make_plan
 from autotune.device import DeviceIdentity, Environment, identify
 from autotune.domains.fusion import calibrate as module
-from autotune.domains.fusion.calibrate import _renamed, _time, figures, probes
-from autotune.domains.fusion.correlation import report, spearman
+from autotune.domains.fusion.calibrate import _renamed, _time, figures, probes, report, spearman
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.forms.canonical import canonicalize, to_workload
 from autotune.ir.forms.simplify import simplify

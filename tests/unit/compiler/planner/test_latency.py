@@ -13,8 +13,7 @@ import pytest
 from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.latency import Work, _work
 from autotune.compiler.program.passes import build_program
-from autotune.domains.fusion.compositions import compositions
-from autotune.domains.fusion.task import FusionTask
+from autotune.domains.fusion.task import FusionTask, compositions
 from autotune.ir.forms.canonical import canonicalize, to_workload
 from autotune.ir.forms.simplify import simplify
 from autotune.ir.graph import Graph

@@ -11,7 +11,7 @@ from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.regions.find import Finder, Region, find_regions
 from autotune.compiler.regions.grouping import MOST_REPEATED
-from autotune.domains.fusion.rederive import check_source
+from autotune.domains.fusion.inspection import check_source
 from autotune.errors import Unsupported
 from tests.support.capture_helpers import check, regions_of
 from tests.unit.compiler.lower.test_translate import t

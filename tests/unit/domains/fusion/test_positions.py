@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.compiler.regions.symbols import traced
-from autotune.domains.fusion.bench import FusionBench, _Inputs
-from autotune.domains.fusion.positions import positions
+from autotune.domains.fusion.bench import FusionBench, _Inputs, positions
 from tests.unit.compiler.lower.test_products import regions_of
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.cli import progress
-from autotune.cli.progress import ProgressDisplay, describe, seconds_left, share_done
+from autotune.cli.commands import watch as progress
+from autotune.cli.commands.watch import ProgressDisplay, describe, seconds_left, share_done
 from autotune.tuner.result import Progress
 
 

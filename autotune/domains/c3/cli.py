@@ -1,33 +1,35 @@
-"""``autotune search c3``: search how a computation and a collective share the devices, with ranks of its own."""
+"""C3's part of the command line: the options of scenarios, their search and their look-up."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.cluster import at, joined, nodes_told
+from autotune.cli.options import positive_int
 from autotune.cli.output import machine_output
-from autotune.cli.searched import Searched, conclude, not_begun, reason, tune
-from autotune.domains.c3.cli.scenario import SCENARIO, scenario_of, serves
+from autotune.cli.searching import Searched, at, conclude, joined, nodes_told, not_begun, reason, tune
 from autotune.errors import UserError, pasted, told
 from autotune.runtime.deployment import deployment
 
 if TYPE_CHECKING:
-    from autotune.domains.c3.scenario import Scenario
+    from autotune.domains.c3.scenario import Compute, Scenario
     from autotune.store import Store
     from autotune.tuner.cluster.cluster import Cluster
     from autotune.tuner.result import Result
 
 MOST_RANKS = 256
 """Processes that a scenario from a database may ask for."""
+SCENARIO = ("gemm", "compute", "collective", "bytes", "dtype", "layout")
+"""Options that say what a C3 scenario is, beside the number of ranks."""
 
 
-def run(args: argparse.Namespace) -> int:
-    """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
+def search(args: argparse.Namespace) -> int:
+    """Search how a computation and a collective share the devices, with ranks of its own."""
     _check(args)
     with machine_output(args.json) as emit, joined(args) as cluster:
         from autotune.device import resolve_device
@@ -118,7 +120,7 @@ def search_scenarios(
 
 
 def _show(answer: Mapping[str, Any]) -> None:
-    from autotune.domains.c3.cli.report import print_scenario
+    from autotune.domains.c3.answers import print_scenario
 
     for scenario in answer["workloads"]:
         print_scenario(scenario)
@@ -206,7 +208,7 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _one(store: Store, result: Result, scenario: Scenario, device: str) -> dict[str, Any]:
-    from autotune.domains.c3.cli.report import deployed_config, figures, strategy_label
+    from autotune.domains.c3.answers import deployed_config, figures, strategy_label
 
     side = device.partition(":")[0]
     config = deployed_config(result.best, result.winner, side)
@@ -238,3 +240,184 @@ def _answer(name: str, device: str, answers: Sequence[dict[str, Any]]) -> dict[s
         "failed": dict(failed),
         "workloads": list(answers),
     }
+
+
+def lookup(args: argparse.Namespace) -> int:
+    """Look up which strategy a scenario would be deployed with; returns 0 whatever the match."""
+    with machine_output(args.json) as emit:
+        from autotune.device import environment, resolve_device
+        from autotune.domain import place
+        from autotune.domains.c3.answers import figures, print_scenario, strategy_label
+        from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
+        from autotune.errors import printable
+        from autotune.runtime.ladder import text
+        from autotune.store import attach_named
+
+        device = resolve_device(args.device)
+        side = device.partition(":")[0]
+        scenario, name = scenario_of(args, device)
+        workload = scenario.workload()
+        store = attach_named(args.db, args.db_read)
+        try:
+            identity = place(workload, device)
+            env = environment(device)
+            found = match_scenario(scenario, store, identity, env, strict=args.strict, side=side)
+            ladder = explain(scenario, found, store, identity, env) if args.explain else ()
+        finally:
+            if store is not None:
+                store.close()
+        measured = found.schedule if found.level is C3Level.EXACT else None  # another scenario's times are not ours
+        baselines = measured.rivals if measured else {}
+        best = {"config": dict(found.config), "latency_us": measured.latency_us} if measured else None
+        answer = {
+            "workload": name,
+            "fingerprint": workload.fingerprint,
+            "label": scenario.label,
+            "scenario": scenario.to_json(),
+            "device": identity.label,
+            "match": str(found.level),
+            "best": best,
+            "baselines": {name: {"latency_us": us} for name, us in baselines.items()},
+            "winner": found.schedule.winner if found.schedule else "",
+            "strategy": dict(found.config),
+            "strategy_label": strategy_label(found.config, side),
+            "tuned": found.tuned.to_json() if found.tuned else None,
+            "tuned_label": found.tuned.label if found.tuned else None,
+            "distance": found.distance,
+            "reason": found.reason,
+            "others_busy": measured.others if measured else None,
+            **figures(baselines, measured.references if measured else {}, measured.latency_us if measured else None),
+        }
+        if ladder:
+            answer["ladder"] = [step.to_json() for step in ladder]
+        emit(answer)
+        if not args.json:
+            print_scenario(answer)
+            if ladder:
+                print(*("", *map(printable, text(scenario.label, ladder).splitlines())), sep="\n")
+            if found.reason:
+                print(found.reason, file=sys.stderr)
+    return 0
+
+
+def add_scenario(parser: argparse.ArgumentParser) -> None:
+    """What describes a C3 scenario in the place of ``TARGET``."""
+    group = parser.add_argument_group("c3", "a scenario without a name: a computation beside a collective")
+    group.add_argument("--gemm", metavar="MxNxK", help="the computation: a matrix product, such as 8192x28672x8192")
+    about = "another computation: a built-in fusion workload or package.module:callable, the latter with --inputs"
+    group.add_argument("--compute", metavar="SPEC", help=about)
+    group.add_argument("--collective", metavar="NAME", help="all_gather, all_to_all, reduce_scatter or all_reduce")
+    about = "of the larger of a rank's two buffers, such as 512MiB"
+    group.add_argument("--bytes", metavar="SIZE", help=about)
+    add_ranks(group)
+    about = "of both: bf16, f16 or f32 (default: that of a name; else bf16 on GPUs, f32 on a CPU)"
+    group.add_argument("--dtype", metavar="TYPE", help=about)
+    about = "of the GEMM's matrices, n as named or t transposed, such as nt for a linear layer (default: nn)"
+    group.add_argument("--layout", metavar="nn|nt|tn|tt", help=about)
+
+
+def add_ranks(parser: argparse._ActionsContainer) -> None:
+    """``--ranks``."""
+    about = "processes, one device each (default: all GPUs, or 2 on a CPU; under torchrun its processes)"
+    parser.add_argument("--ranks", type=positive_int, metavar="N", help=about)
+
+
+def scenario_of(args: argparse.Namespace, device: str) -> tuple[Scenario, str]:
+    """The scenario, and what to call it.
+
+    Args:
+        device: as resolved.
+
+    Raises:
+        UserError: it is described twice or not at all, or it cannot be.
+    """
+    from autotune.domains.c3.named import find
+    from autotune.domains.c3.scenario import Scenario, parse_bytes
+
+    if args.target is not None:
+        given = [f"--{name}" for name in (*SCENARIO, "inputs") if name != "dtype" and getattr(args, name) is not None]
+        if given:
+            raise UserError(f"{args.target} is a scenario by name: leave out {', '.join(given)}")
+        entry = find(args.target)
+        return entry.scenario(ranks_of(args, device), args.dtype or entry.dtype or _dtype(device)), args.target
+    if args.gemm is None and args.compute is None:
+        raise UserError("name a scenario (`autotune workloads` lists them), or give --gemm, --collective and --bytes")
+    missing = [f"--{name}" for name in ("collective", "bytes") if getattr(args, name) is None]
+    if missing:
+        raise UserError(f"a scenario needs {' and '.join(missing)} too")
+    dtype = args.dtype or _dtype(device)
+    compute, nbytes = _compute(args, dtype), parse_bytes(args.bytes)
+    scenario = Scenario(compute, args.collective, nbytes, ranks_of(args, device), dtype)
+    return scenario, scenario.label
+
+
+def ranks_of(args: argparse.Namespace, device: str) -> int:
+    """How many processes take part.
+
+    Raises:
+        UserError: fewer than 2, more than there are GPUs on this host, or not as many as torchrun started.
+    """
+    world = int(os.environ.get("WORLD_SIZE", "1")) if _under_torchrun() else 0
+    if world and args.ranks not in (None, world):
+        raise UserError(f"--ranks {args.ranks}: torchrun started {world} processes")
+    ranks: int = args.ranks or world
+    if device.startswith("cuda"):
+        import torch
+
+        count = torch.cuda.device_count()
+        ranks = ranks or count
+        if not world and ranks > count:
+            raise UserError(f"--ranks {ranks}: this machine has {count} GPU{'s' if count > 1 else ''}")
+    ranks = ranks or 2
+    if ranks < 2:
+        raise UserError(f"a collective needs 2 ranks or more, not {ranks}; --device cpu can have any number of them")
+    return ranks
+
+
+def serves() -> bool:
+    """Under torchrun, in all processes but the first: do that one's work until it has finished.
+
+    Returns:
+        Whether this process has served and is done.
+    """
+    if not _under_torchrun():
+        return False
+    from autotune.domains.c3.measuring.agents import serve_agent
+
+    return serve_agent()
+
+
+def _under_torchrun() -> bool:
+    if "RANK" not in os.environ:
+        return False
+    from autotune.domains.c3.measuring.agents import under_torchrun
+
+    return under_torchrun()
+
+
+def _dtype(device: str) -> str:
+    return "bf16" if device.startswith("cuda") else "f32"
+
+
+def _compute(args: argparse.Namespace, dtype: str) -> Compute:
+    from autotune.domains.c3.scenario import Program, parse_gemm
+
+    if args.gemm is not None:
+        if args.compute is not None or args.inputs is not None:
+            raise UserError(f"--gemm and {'--compute' if args.compute is not None else '--inputs'} exclude each other")
+        return parse_gemm(args.gemm, dtype, args.layout or "nn")
+    if args.layout is not None:
+        raise UserError("--layout goes with --gemm")
+    if ":" in args.compute:
+        from autotune.domains.fusion.program_spec import load_callable
+
+        load_callable(args.compute, args.inputs)  # what is wrong with it is told before anything is started
+    else:
+        from autotune.domains.fusion.builtin import BUILTIN
+
+        if args.compute not in BUILTIN or args.inputs is not None:
+            raise UserError(
+                f"--compute {args.compute}: name a built-in fusion workload (`autotune workloads` lists them), or"
+                " your own package.module:callable with --inputs"
+            )
+    return Program(args.compute, args.inputs or "")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from autotune.domains.fusion.drawing.anatomy import Anatomy, GroupAnatomy, Operator
+from autotune.domains.fusion.anatomy import Anatomy, GroupAnatomy, Operator
 
 FONT = 11
 GLYPH = FONT * 0.62  # widest advance of the usual monospaced fonts
@@ -33,7 +33,7 @@ class Box:
             "scratch", or "via": a place kept free for an edge.
         lines: text; in the middle of operators, at the top left of everything else.
         label: shown under the box: where its value lives.
-        home: as :data:`autotune.domains.fusion.drawing.anatomy.HOMES`; colours ``label``.
+        home: as :data:`autotune.domains.fusion.anatomy.HOMES`; colours ``label``.
         inside: boxes within, at places relative to this one's corner until :func:`place` is called.
     """
 

@@ -1,4 +1,4 @@
-"""``autotune db prune``: remove what is not needed any more."""
+"""``autotune db forget`` and ``autotune db prune``: failures that are tried again, and what is not needed any more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 
 from autotune.cli.options import add_db, add_json
 from autotune.errors import UserError
+from autotune.task import Status
 
+_STATUSES = ("compile_error", "launch_error", "wrong_result", "timeout", "crashed")
 _AGE = re.compile(r"(\d{1,6})([hdw])")
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -27,8 +29,23 @@ def moment(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is no date as 2026-01-31 and no age as 30d") from None
 
 
-def add_parser(commands: Any) -> None:
-    """Add ``prune`` to the commands of ``autotune db``."""
+def add_parsers(commands: Any) -> None:
+    """Add ``forget`` and ``prune`` to the commands of ``autotune db``."""
+    parser = commands.add_parser(
+        "forget",
+        help="forget stored failures, so that the next search tries these candidates again",
+        description="Forget stored failures, so that the next search tries these candidates again. What was measured, "
+        "and what is deployed, stays. For failures that were the machine's: a full disk, lack of memory.",
+    )
+    add_db(parser)
+    add_json(parser)
+    about = "failures of this kind only; may be given several times (default: all)"
+    parser.add_argument("--status", action="append", choices=_STATUSES, help=about)
+    about = "of this workload only: its id, the beginning of it, or a part of its name, as `autotune show` lists them"
+    parser.add_argument("--workload", default="", metavar="W", help=about)
+    about = "those only whose stored reason has this in it, as 'No space left on device'"
+    parser.add_argument("--reason", default="", metavar="TEXT", help=about)
+    parser.set_defaults(run=forget)
     parser = commands.add_parser(
         "prune",
         help="remove old runs, failures, candidates and misses; tells what would go, and with --yes removes it",
@@ -47,6 +64,22 @@ def add_parser(commands: Any) -> None:
         parser.add_argument(f"--{name}", type=moment, metavar="WHEN", help=help)
     parser.add_argument("--yes", action="store_true", help="remove it")
     parser.set_defaults(run=prune)
+
+
+def forget(args: argparse.Namespace) -> int:
+    """Forget; returns 0."""
+    from autotune.store import Store
+    from autotune.store.upkeep import forget_failures
+
+    statuses = [Status(status) for status in args.status or _STATUSES]
+    with Store.open(args.db, migrate=False) as store:
+        found = forget_failures(store, statuses, workload=args.workload, reason=args.reason)
+        count, workloads = sum(found.values()), len({key.workload for key in found})
+        name = store.name
+    data = {"database": name, "forgotten": count, "workloads": workloads}
+    text = f"{name}: {count} failures of {workloads} workloads forgotten: the next search tries them again"
+    print(json.dumps(data) if args.json else text if count else f"{name}: no such failure is stored")
+    return 0
 
 
 def prune(args: argparse.Namespace) -> int:

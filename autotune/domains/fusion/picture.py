@@ -1,16 +1,18 @@
-"""A plan as an SVG picture, written by hand as text.
+"""A plan as an SVG picture, and a report's sections about a region: that picture, and the bytes that each kernel moves.
 
 Boxes are operators; around them the pass, the group (one body of a kernel), the launch and the region. An edge's colour
-says where the value lives between two operators. See :mod:`autotune.domains.fusion.drawing.svg_layout` for the
-geometry.
+shows where the value lives between two operators. :mod:`autotune.domains.fusion.svg_layout` has the geometry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-from autotune.domains.fusion.drawing.svg_layout import (
+from autotune.charts import Exhibit
+from autotune.domains.fusion.anatomy import Anatomy, dissect
+from autotune.domains.fusion.svg_layout import (
     FONT,
     GLYPH,
     LINE,
@@ -22,6 +24,9 @@ from autotune.domains.fusion.drawing.svg_layout import (
     lay_out,
     text_width,
 )
+from autotune.errors import Unsupported
+from autotune.ir.graph import Graph
+from autotune.words import plural
 
 _HOMES = {
     "thread": ("#6b7280", "registers of a thread"),
@@ -62,6 +67,9 @@ _DARK = {
     "#2563eb": "#60a5fa", "#d97706": "#f59e0b", "#15803d": "#22c55e", "#dc2626": "#f87171", "#7c3aed": "#a78bfa",
 }  # fmt: skip
 """What a dark page shows instead: a viewer of the picture says by itself which it is."""
+__all__ = ["Drawing", "draw", "folded"]
+_OPERATORS = 400
+"""Operators beyond which a plan is a table only: its picture would be unreadable."""
 
 
 def _style() -> str:
@@ -179,4 +187,53 @@ def _legend(x: float, y: float) -> tuple[list[str], float, float]:
     return out, right, 40.0 + 2 * LINE
 
 
-__all__ = ["Drawing", "draw", "folded"]
+if TYPE_CHECKING:
+    from autotune.device import DeviceIdentity
+    from autotune.store.records import Schedule
+    from autotune.workload import Workload
+
+
+def exhibits(
+    workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None, device: DeviceIdentity
+) -> Sequence[Exhibit]:
+    """See ``autotune.domain.Domain``. The plan is the winner's, else the greedy one."""
+    graph = Graph.from_json(workload.spec)
+    try:
+        anatomy = dissect(graph, dict(config or {}), device.kind, device.units)
+    except Unsupported as error:
+        return (Exhibit("Plan", f"It has no kernels of ours: {error}"),)
+    left = schedule is not None and schedule.config is None
+    about = f"{plural(anatomy.kernels, 'kernel')}, {_size(anatomy.bytes)} moved, {_size(graph.bytes_moved)} at least."
+    about += " A baseline won: the region is left as it was." if left else ""
+    rows = [
+        (
+            f"{number}.{place}" if len(launch) > 1 else str(number),
+            group.scheme,
+            group.shape,
+            ", ".join(t.label for t in group.reads),
+            ", ".join(t.label for t in group.writes),
+            group.bytes / 2**20,
+            group.private_bytes / 2**20,
+        )
+        for number, launch in enumerate(anatomy.launches, 1)
+        for place, group in enumerate(launch, 1)
+    ]
+    heads = ("launch", "scheme", "shape", "reads", "writes", "MiB moved", "MiB of partial results")
+    shown = [Exhibit("Plan", about, svg=_picture(workload, graph, anatomy))]
+    shown.append(Exhibit("Bytes by kernel", heads=heads, rows=rows))
+    if config:
+        settings = [(str(name), str(value)) for name, value in config.items()]
+        shown.append(Exhibit("Configuration", heads=("parameter", "value"), rows=settings, folded=True))
+    return shown
+
+
+def _picture(workload: Workload, graph: Graph, anatomy: Anatomy) -> str:
+    if sum(len(group.operators) for group in anatomy.groups) > _OPERATORS:
+        return ""
+    after = f"{plural(anatomy.kernels, 'kernel')}, {_size(anatomy.bytes)} moved"
+    before = f"at least {_size(graph.bytes_moved)} in and out"
+    return draw(workload.label, [Drawing("region", before, after, anatomy)])
+
+
+def _size(n: int) -> str:
+    return f"{n / 2**20:.3g} MiB"

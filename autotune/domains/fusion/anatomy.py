@@ -1,7 +1,7 @@
 """What becomes of a region under a plan, in words and numbers: kernels, passes, where each value lives, bytes.
 
 Nothing here runs or compiles a kernel; it reads the plan, the schedules of its groups and their programs. ``autotune
-plan`` shows it as text and :mod:`autotune.domains.fusion.drawing.picture` draws it.
+plan`` shows it as text and :mod:`autotune.domains.fusion.picture` draws it.
 """
 
 from __future__ import annotations

@@ -2,30 +2,38 @@
 of what they take by themselves. The best few are then measured as wholes, which decides.
 
 Parts are workloads of their own: their measurements lie in the database under their own fingerprints, where searches of
-other workloads, models and runs find them. Of a short search's compositions only the most promising are followed up
-(:mod:`autotune.tuner.composed.parts`).
+other workloads, models and runs find them. A search divides what it may spend among the parts of the compositions that
+it follows up. Where that is little, several compositions would leave each part with a candidate or two, which says
+nothing of any of them: then only the most promising are followed up, and others when there turns out to be time.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from autotune.errors import Unsupported
 from autotune.space import Space, holds
 from autotune.store.records import Key
 from autotune.task import Composition, Config, Ranked, config_key
-from autotune.tuner.composed.parts import LEAST_S, Means, Parts
 from autotune.tuner.context import Context, Session
 from autotune.tuner.options import Budget
 from autotune.tuner.phases import finals
-from autotune.tuner.phases.explore import NO_GAIN, TIME_UP, TRIALS_UP, Explorer
-from autotune.tuner.phases.floor import AT_FLOOR, is_at_floor, is_baseline_at_floor, may_be_at_floor
+from autotune.tuner.phases.explore import (
+    AT_FLOOR,
+    NO_GAIN,
+    TIME_UP,
+    TRIALS_UP,
+    Explorer,
+    is_at_floor,
+    is_baseline_at_floor,
+    may_be_at_floor,
+)
 from autotune.tuner.phases.screen import explore, learn_stored, settled
-from autotune.tuner.proposals.elsewhere import winners
 from autotune.tuner.proposals.samplers import NONE, is_guided
-from autotune.tuner.proposals.seeds import Seed
+from autotune.tuner.proposals.seeds import Seed, winners
 from autotune.workload import Workload
 
 WHOLES = 4
@@ -35,9 +43,16 @@ _CANDIDATES = 8  # of each part, to choose from when they are put together
 _POLISH = 24
 _POLISH_PATIENCE = 10
 _REFINED_S = 4.0  # with less time than this for a part, what the whole takes is all that is timed again
+LEAST_CANDIDATES = 4
+"""A part that gets fewer has seen little beside its default."""
+LEAST_S = 1.5
+"""Seconds below which a part's search says little however quick its candidates are: its inputs are made, its oracle is
+run and its first candidates compile meanwhile."""
+SLACK = 1.3
+"""A composition that is expected to take longer than so many times the best is not followed up."""
 
 
-def search(s: Session, compositions: Sequence[Composition], budget: Budget, granted: float | None) -> str:
+def search(s: Session, compositions: Sequence[Composition], granted: float | None) -> str:
     """Search the parts, then measure the best compositions in session ``s`` of the whole; answers why it ended.
 
     Args:
@@ -49,7 +64,7 @@ def search(s: Session, compositions: Sequence[Composition], budget: Budget, gran
     """
     learn_stored(s)
     if may_be_at_floor(s):
-        begin = [Seed(s.task.normalize(s.task.default()), "default")]
+        begin = [Seed(s.default, "default")]
         Explorer(s, s.task.space(s.context.options.space_file), None, begin, until_s=None, patience=0).run()
         if is_at_floor(s) or is_baseline_at_floor(s):
             return AT_FLOOR
@@ -58,7 +73,7 @@ def search(s: Session, compositions: Sequence[Composition], budget: Budget, gran
     for n, c in enumerate(compositions):
         if not parts.promising(c, compositions):
             continue
-        followed = _followed(s, compositions, n, parts, budget)
+        followed = _followed(s, compositions, n, parts)
         if not any(c is f for f in followed):
             parts.settled = False
             continue
@@ -66,40 +81,37 @@ def search(s: Session, compositions: Sequence[Composition], budget: Budget, gran
         for part in c.parts:
             if part.fingerprint in parts.found:
                 continue
-            parts.found[part.fingerprint] = _search_part(s, part, followed, begun, parts, budget, granted)
+            parts.found[part.fingerprint] = _search_part(s, part, followed, begun, parts, granted)
             if s.context.interrupt.requested or not parts.found[part.fingerprint]:
                 break
         if s.context.interrupt.requested:
             break
-    _go_on(s, compositions, parts, budget, granted)
+    _go_on(s, compositions, parts, granted)
     s.context.pool.forget(parts.found.keys() - {s.key.workload})
     s.worker.open(s.task.workload)
     seeds = [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
     if s.context.options.sampler != NONE or not seeds:  # then the model alone decides
-        seeds.insert(0, Seed(s.task.normalize(s.task.default()), "default"))
+        seeds.insert(0, Seed(s.default, "default"))
         seeds += [Seed(config, "elsewhere") for config in _elsewhere(s)]
     space = s.task.space(s.context.options.space_file)
     Explorer(s, space, None, seeds, until_s=None, patience=0).run()
     finals.refine(s)
     if is_guided(s.context.options.sampler):
-        _polish(s, budget)
+        _polish(s)
     if s.context.interrupt.requested:
         return "interrupted"
     if parts.settled:
         return f"{NO_GAIN} in any part"
-    return TIME_UP if budget.timeout is not None else TRIALS_UP
+    return TIME_UP if s.budget.timeout is not None else TRIALS_UP
 
 
-def _followed(
-    s: Session, compositions: Sequence[Composition], n: int, parts: Parts, budget: Budget
-) -> list[Composition]:
+def _followed(s: Session, compositions: Sequence[Composition], n: int, parts: Parts) -> list[Composition]:
     """The compositions among which what is left is divided when it is the ``n``-th's turn.
 
     How long candidates take decides at the beginning; what was spared for a composition then is not withdrawn later.
     """
-    trials = None if budget.trials is None else budget.trials - s.done - s.measured
     pace = None if parts.found else s.context.pace.each
-    means = Means(_seconds(s, compositions[n:], parts, budget), trials, pace)
+    means = Means(_seconds(s, compositions[n:], parts), s.trials_left, pace)
     if means.endless:
         return list(compositions)
     promising = [c for c in compositions[n:] if parts.promising(c, compositions)]
@@ -114,9 +126,9 @@ def begun_with(
     return Parts().affordable(compositions, Means(seconds, budget.trials, context.pace.each), first=True)
 
 
-def _seconds(s: Session, followed: Sequence[Composition], parts: Parts, budget: Budget) -> float | None:
+def _seconds(s: Session, followed: Sequence[Composition], parts: Parts) -> float | None:
     """What is left in session ``s`` for the parts of the compositions that are followed up; None for no limit."""
-    return _spare(s.key.workload, s.elapsed, followed, parts, budget)
+    return _spare(s.key.workload, s.elapsed, followed, parts, s.budget)
 
 
 def _spare(
@@ -140,7 +152,6 @@ def _search_part(
     followed: Sequence[Composition],
     begun: Sequence[Composition],
     parts: Parts,
-    budget: Budget,
     granted: float | None,
 ) -> list[Ranked]:
     """The candidates of a part, fastest first, searched unless that was done before. Adds to the counts of ``s``.
@@ -149,16 +160,16 @@ def _search_part(
         followed: compositions among whose parts what is left is divided.
         begun: those that were followed up so far, this part's among them.
     """
-    left, share = _seconds(s, followed, parts, budget), parts.share(part, followed)
+    left, share = _seconds(s, followed, parts), parts.share(part, followed)
     # What the part would get of the grant in a search that begins with all of these compositions.
     every = [*begun, *(c for c in followed if not any(c is b for b in begun))]
     mine = None if granted is None else granted * Parts().share(part, every)
-    trials = None if budget.trials is None else max(1, budget.trials - s.done - s.measured)
-    own = replace(budget, trials=trials).part(share, None if left is None else max(1.0, left * share))
+    trials = None if s.trials_left is None else max(1, s.trials_left)
+    own = replace(s.budget, trials=trials).part(share, None if left is None else max(1.0, left * share))
     key = s.context.key(part)
     if part.fingerprint != s.key.workload and (effort := s.context.searched(key, own, mine)) is not None:
         parts.settled &= effort.settled
-        return _stored(s.context, part, key)
+        return _stored(s, part, key)
     return _explore_part(s, part, parts, own, mine)
 
 
@@ -178,7 +189,7 @@ def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, mine: f
         finals.refine(s)
         return _ranked(s)
     try:
-        task = s.context.task(part)
+        task = s.context.task(part, s.task)
     except Unsupported:
         return []
     sub = s.context.session(task, own, s)
@@ -194,18 +205,11 @@ def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, mine: f
     return _ranked(sub)
 
 
-def _go_on(
-    s: Session,
-    compositions: Sequence[Composition],
-    parts: Parts,
-    budget: Budget,
-    granted: float | None,
-) -> None:
+def _go_on(s: Session, compositions: Sequence[Composition], parts: Parts, granted: float | None) -> None:
     """Spend what the compositions that came to nothing have left on the best one, where its parts were cut short."""
     best: Composition | None = None
     while parts.cut and not s.context.interrupt.requested:
-        left = _seconds(s, (), parts, budget)
-        trials = None if budget.trials is None else budget.trials - s.done - s.measured
+        left, trials = _seconds(s, (), parts), s.trials_left
         if left is None or left < LEAST_S or (trials is not None and trials < 1):
             return
         best = best or _best(compositions, parts)
@@ -213,7 +217,7 @@ def _go_on(
         if best is None or not cut:
             return
         share = Parts({f: r for f, r in parts.found.items() if f not in parts.cut}).share(cut[0], [best])
-        own = replace(budget, trials=trials).part(share, max(1.0, left * share))
+        own = replace(s.budget, trials=trials).part(share, max(1.0, left * share))
         mine = None if granted is None else granted * Parts().share(cut[0], [best])
         parts.found[cut[0].fingerprint] = _explore_part(s, cut[0], parts, own, mine)
         parts.cut.discard(cut[0].fingerprint)
@@ -233,12 +237,13 @@ def _ranked(s: Session) -> list[Ranked]:
     return [(m.config, m.latency_us) for m in s.ranking()[:_CANDIDATES] if m.latency_us is not None]
 
 
-def _stored(context: Context, part: Workload, key: Key) -> list[Ranked]:
+def _stored(s: Session, part: Workload, key: Key) -> list[Ranked]:
     """The best stored candidates of a part, those of the user's space only."""
-    best = context.store.best(key, n=_CANDIDATES if context.options.space_file is None else 1000)
-    if context.options.space_file is not None:
-        task = context.task(part)
-        space = task.space(context.options.space_file)
+    file = s.context.options.space_file
+    best = s.context.store.best(key, n=_CANDIDATES if file is None else 1000)
+    if file is not None:
+        task = s.context.task(part, s.task)
+        space = task.space(file)
         best = [m for m in best if holds(space, m.config, task.normalize)][:_CANDIDATES]
     return [(m.config, m.latency_us) for m in best if m.latency_us is not None]
 
@@ -276,20 +281,145 @@ def _space_of(s: Session, config: Config) -> Space | None:
         return None
 
 
-def _polish(s: Session, budget: Budget) -> None:
+def _polish(s: Session) -> None:
     """Try what is one step from the best whole: parts that follow each other share the caches, which none of them knew.
 
     Only as far as candidates and time go round, and where there are several parts.
     """
     ranking = s.ranking()
-    most = _POLISH if budget.trials is None else min(_POLISH, budget.trials - s.done - s.measured)
+    most = _POLISH if s.trials_left is None else min(_POLISH, s.trials_left)
     if not ranking or most < 1 or s.context.interrupt.requested:
         return
     space = _space_of(s, ranking[0].config)
     if space is None or not space.contains(ranking[0].config):
         return
     trials, s.trials = s.trials, most
-    polish = Explorer(s, space, None, [], until_s=budget.until_s, patience=_POLISH_PATIENCE, polish=True, prune=True)
+    polish = Explorer(s, space, None, [], until_s=s.budget.until_s, patience=_POLISH_PATIENCE, polish=True, prune=True)
     polish.run()
     s.trials = trials
     finals.refine(s)
+
+
+@dataclass(frozen=True)
+class Means:
+    """What is left for the parts that are still to be searched.
+
+    Attributes:
+        seconds, trials: None for no limit.
+        pace: seconds a candidate takes; None where nothing is known yet.
+    """
+
+    seconds: float | None = None
+    trials: int | None = None
+    pace: float | None = None
+
+    @property
+    def endless(self) -> bool:
+        return self.seconds is None and self.trials is None
+
+    def suffice(self, parts: int) -> bool:
+        """Whether so many parts get enough, each, for their searches to tell anything."""
+        least = max(LEAST_S, LEAST_CANDIDATES * (self.pace or 0.0))
+        timely = self.seconds is None or parts * least <= self.seconds
+        return timely and (self.trials is None or parts * LEAST_CANDIDATES <= self.trials)
+
+
+@dataclass
+class Parts:
+    """What is known of the parts.
+
+    Attributes:
+        found: candidates by the part's fingerprint, fastest first; empty for one without a kernel.
+        settled: whether nothing was cut short, however much more a later search may spend.
+        cut: fingerprints of the parts whose searches ended with their time in this run.
+    """
+
+    found: dict[str, list[Ranked]] = field(default_factory=dict)
+    settled: bool = True
+    cut: set[str] = field(default_factory=set)
+
+    def ended(self, part: Workload, stop: str, settled: bool) -> None:
+        """A part's search ended for the reason ``stop``."""
+        self.settled &= settled
+        if stop == TIME_UP:
+            self.cut.add(part.fingerprint)
+
+    def expected(self, c: Composition, scale: float = 1.0) -> float:
+        """What a composition takes by its parts: measured, or else modelled, times ``scale``."""
+        total, model = 0.0, 0.0
+        for part, weight in zip(c.parts, c.weights, strict=True):
+            best = self.best(part)
+            total += weight * scale if best is None else best
+            model += weight
+        return total * c.expected_us / model if model else total
+
+    def best(self, part: Workload) -> float | None:
+        ranking = self.found.get(part.fingerprint)
+        return ranking[0][1] if ranking else None
+
+    def missing(self, c: Composition) -> set[str]:
+        """Fingerprints of the parts that are still to be searched."""
+        return {p.fingerprint for p in c.parts} - self.found.keys()
+
+    def complete(self, c: Composition) -> bool:
+        return all(self.found.get(p.fingerprint) for p in c.parts)
+
+    def hopeless(self, c: Composition) -> bool:
+        return any(self.found.get(p.fingerprint) == [] for p in c.parts)
+
+    def scale(self, compositions: Sequence[Composition]) -> float:
+        """Measured over modelled time of the parts that are measured, in the median."""
+        ratios = [
+            best / weight
+            for c in compositions
+            for part, weight in zip(c.parts, c.weights, strict=True)
+            if (best := self.best(part)) is not None and weight > 0
+        ]
+        return statistics.median(ratios) if ratios else 1.0
+
+    def leading(self, compositions: Sequence[Composition]) -> Composition | None:
+        """The best composition whose parts are all known; None where there is none."""
+        return min((c for c in compositions if self.complete(c)), key=self.expected, default=None)
+
+    def promising(self, c: Composition, compositions: Sequence[Composition]) -> bool:
+        """Whether a composition can work, and may be as good as the best one whose parts are all known."""
+        if self.hopeless(c):
+            return False
+        best = self.leading(compositions)
+        return best is None or self.expected(c, self.scale(compositions)) <= SLACK * self.expected(best)
+
+    def affordable(
+        self, compositions: Sequence[Composition], means: Means, *, first: bool = False
+    ) -> list[Composition]:
+        """The compositions whose parts there are means to search: as many of the first as together ask for no more, and
+        what takes no further part. All where there is no limit.
+
+        Args:
+            compositions: the most promising first.
+            first: whether the first is among them whatever it asks for.
+        """
+        if means.endless:
+            return list(compositions)
+        chosen: list[Composition] = []
+        to_do: set[str] = set()
+        enough = True
+        for c in compositions:
+            together = to_do | self.missing(c)
+            if together != to_do:
+                enough = enough and (means.suffice(len(together)) or (first and not chosen))
+                if not enough:
+                    continue
+            chosen.append(c)
+            to_do = together
+        return chosen
+
+    def share(self, part: Workload, compositions: Sequence[Composition]) -> float:
+        """A part's share of what is left for those to be searched, by what the cost model says that they take."""
+        weights: dict[str, float] = {}
+        for rank, c in enumerate(compositions):
+            for p, weight in zip(c.parts, c.weights, strict=True):
+                if p.fingerprint not in self.found:
+                    # What only less promising compositions have gets less.
+                    weights[p.fingerprint] = max(weights.get(p.fingerprint, 0.0), weight / (1 + rank))
+        total = sum(weights.values())
+        return weights[part.fingerprint] / total if total > 0 else 1.0

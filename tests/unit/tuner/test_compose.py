@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.task import Composition
-from autotune.tuner.composed.parts import LEAST_CANDIDATES, LEAST_S, Means, Parts
 from autotune.tuner.options import Pace
+from autotune.tuner.phases.compose import LEAST_CANDIDATES, LEAST_S, Means, Parts
 from autotune.workload import Workload
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.report import print_table, total
+from autotune.cli.output import print_table, total
 
 
 def region(

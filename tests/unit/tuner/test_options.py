@@ -1,12 +1,19 @@
-"""Budgets of parts, and how a run's time is shared among its workloads."""
+"""Options of a search; budgets of parts, and how a run's time is shared among its workloads."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
+from autotune import numerics
+from autotune.errors import UserError
+from autotune.measure.policy import Policy
 from autotune.tuner.devices import turns as module
 from autotune.tuner.devices.turns import Clock
 from autotune.tuner.options import Budget, SearchOptions
+from autotune.tuner.proposals.samplers import NONE
 
 
 class Hand:
@@ -93,3 +100,29 @@ def test_no_limit() -> None:
     clock = Clock(None, [1.0])
     assert clock.granted(0) is None
     assert clock.budget(0, SearchOptions(trials=7, patience=3)) == Budget(7, None, 3)
+
+
+def test_a_mistake_in_an_option_is_told_when_the_options_are_made() -> None:
+    for wrong, said in (
+        ({"trials": 0}, "at least one candidate"),
+        ({"timeout": -1.0}, "seconds above 0"),
+        ({"patience": -1}, "0 for no limit"),
+        ({"sampler": "annealing"}, "unknown sampler 'annealing'; there is tpe, random, brute"),
+        ({"weights": {"a": 1.0, "b": 0.0}}, "weights must be above 0"),
+    ):
+        with pytest.raises(UserError, match=said):
+            SearchOptions(**wrong)  # type: ignore[arg-type]
+    assert SearchOptions(sampler=NONE).sampler == "model"
+    with pytest.raises(TypeError):
+        SearchOptions(trails=3)  # type: ignore[call-arg]
+
+
+def test_options_reach_another_process_as_json() -> None:
+    given = SearchOptions(
+        trials=3, timeout=2.5, sampler="random", seed=7, method="short", policy=Policy("cpu"),
+        weights={"a": 2.0}, seeds={"a": [{"block": 4}]}, numerics={"float32_matmul_precision": "high"}, every=True,
+    )  # fmt: skip
+    there = SearchOptions(**json.loads(json.dumps(given.to_json())))
+    assert there == replace(given, policy=None)
+    assert SearchOptions().to_json()["numerics"] == numerics.read()  # this process's, where none are given
+    assert there.budget(1.5) == Budget(3, 1.5, None)

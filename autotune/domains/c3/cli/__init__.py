@@ -1,1 +1,0 @@
-"""The commands of the C3 domain."""

@@ -1,1 +1,0 @@
-"""A plan as text and as a picture."""

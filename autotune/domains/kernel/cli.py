@@ -1,0 +1,233 @@
+"""The part of own kernels in the command line: their search and look-up, and how both are printed."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from autotune.cli.commands.lookup import check_target
+from autotune.cli.commands.search import Steps
+from autotune.cli.commands.search import search as search_with
+from autotune.cli.output import BUSY_NOTE, console, machine_output, microseconds, ratio
+from autotune.domains.kernel.space import config_words
+from autotune.errors import UserError
+from autotune.store.records import BUSY
+
+if TYPE_CHECKING:
+    from autotune.cli.searching import Searched
+    from autotune.domains.kernel.kernel import Kernel, Objective
+    from autotune.store import Store
+    from autotune.workload import Workload
+
+
+def search(args: argparse.Namespace) -> int:
+    """Search the keys of a kernel, from the shapes that the user names or that calls missed."""
+    if not args.target:
+        missed = " --missed" if args.missed else ""
+        raise UserError(f"name the kernel: autotune search kernel package.module:function{missed}")
+    if args.inputs:
+        raise UserError("--inputs is of other domains: a kernel's declaration names its inputs, --shapes what they are")
+    if args.missed and args.shapes:
+        raise UserError("--missed takes the shapes from the database: leave --shapes out")
+    own = argparse.Namespace(**vars(args))
+    own.kernel_missed, own.missed = args.missed, False
+    return search_with(own, KernelSteps())
+
+
+class KernelSteps(Steps):
+    """The steps of a search of a kernel's keys."""
+
+    def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
+        if args.shapes:  # a mistake in the file is told before anything is started
+            from autotune.domains.kernel.declare import read_shapes
+
+            read_shapes(args.shapes)
+
+    def capture(
+        self, args: argparse.Namespace, device: str, store: Store
+    ) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
+        from autotune.domains.kernel.declare import read_shapes
+        from autotune.domains.kernel.task import is_declared, resolve
+        from autotune.domains.kernel.workloads import workloads_of
+
+        declared = is_declared(args.target)
+        kernel = resolve(args.target, "" if declared else args.space or "")
+        if declared and args.space:
+            resolve(args.target, args.space)  # a mistake in the file is told now
+        elif args.space:
+            args.space = None  # it is the whole of the space, no part of one
+        counts: list[int] = []
+        shapes = read_shapes(args.shapes) if args.shapes else None
+        if args.kernel_missed:
+            shapes, counts = _missed(kernel, store, device)
+        workloads = workloads_of(kernel, args.target, shapes, device)
+        if len(counts) != len(workloads):
+            counts = [1] * len(workloads)
+        return list(zip(workloads, counts, strict=True)), {"kernel": kernel.name}
+
+    def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
+        return replace(searched, answer=with_figures(searched.answer, args.target, store), show=print_search)
+
+
+def _missed(kernel: Kernel, store: Store, device: str) -> tuple[list[dict[str, Any]], list[int]]:
+    """The shapes of keys that calls looked up in vain, and how often: a key's names are the factory's arguments."""
+    import inspect
+
+    from autotune.device import identify
+
+    if not callable(kernel.inputs):
+        raise UserError(f"{kernel.name}: its inputs are a list, so that other keys cannot be made")
+    parameters = inspect.signature(kernel.inputs).parameters.values()
+    names = [p.name for p in parameters if p.name not in ("device", "seed")]
+    shapes, counts, left = [], [], 0
+    for miss in store.misses(identify(device).fingerprint):
+        workload = store.get_workload(miss.workload)
+        if workload is None or workload.kind != "kernel" or workload.spec.get("kernel") != kernel.name:
+            continue
+        key = workload.spec.get("key")
+        if workload.spec.get("source") != kernel.source or not isinstance(key, dict) or not key.keys() >= set(names):
+            left += 1
+            continue
+        shapes.append({name: key[name] for name in names})
+        counts.append(miss.count)
+    if not shapes:
+        hint = f"; {left} are of an earlier version, or have keys without {', '.join(names)}" if left else ""
+        raise UserError(f"{store.name} has no missed key of {kernel.name} on this device{hint}")
+    return shapes, counts
+
+
+def lookup(args: argparse.Namespace) -> int:
+    """Look up what calls of a kernel would run with; returns 0 whatever the match."""
+    check_target(args)
+    with machine_output(args.json) as emit:
+        from autotune.device import environment, resolve_device
+        from autotune.domain import place
+        from autotune.domains.kernel.declare import read_shapes
+        from autotune.domains.kernel.kernel import words
+        from autotune.domains.kernel.task import is_declared, resolve
+        from autotune.domains.kernel.tunable import find
+        from autotune.domains.kernel.workloads import workloads_of
+        from autotune.store import attach_named
+
+        device = resolve_device(args.device)
+        kernel = resolve(args.target, "" if is_declared(args.target) else args.space or "")
+        shapes = read_shapes(args.shapes) if args.shapes else None
+        workloads, found = workloads_of(kernel, args.target, shapes, device, reference=False), []
+        store = attach_named(args.db, args.db_read)
+        try:
+            for workload in workloads:
+                where, key = place(workload, device), dict(workload.spec["key"])
+                match = find(kernel, key, store, where, environment(device), strict=args.strict)
+                found.append(
+                    {
+                        "workload": workload.fingerprint,
+                        "label": workload.label,
+                        "key": key,
+                        "match": str(match.level),
+                        "config": match.config,
+                        "tuned": None if match.tuned is None else dict(match.tuned),
+                        "tuned_words": words(match.tuned or {}),
+                        "distance": match.distance,
+                        "latency_us": None if kernel.objective else match.latency_us,
+                        "figure": figure_text(kernel.objective, match.latency_us),
+                        "winner": match.schedule.winner if match.schedule else None,
+                        "baselines": dict(match.schedule.baselines) if match.schedule else {},
+                        "changed": match.changed,
+                        "reason": match.reason,
+                    }
+                )
+        finally:
+            if store is not None:
+                store.close()
+        answer: dict[str, Any] = {"target": args.target, "kernel": kernel.name, "device": device, "keys": found}
+        emit(answer)
+        if not args.json:
+            print_lookup(answer)
+    return 0
+
+
+def objective_of(spec: Mapping[str, Any]) -> Objective | None:
+    """What a stored workload is tuned for in the place of time."""
+    from autotune.domains.kernel.kernel import Objective
+
+    told = spec.get("objective")
+    return Objective(lambda call: 0.0, told["unit"], told["direction"], told["name"]) if told else None
+
+
+def figure_text(objective: Objective | None, cost: float | None) -> str:
+    """What was measured, in its unit."""
+    if objective is None or cost is None:
+        return microseconds(cost)
+    return f"{objective.figure(cost):.4g} {objective.unit}"
+
+
+def with_figures(answer: Mapping[str, Any], target: str, store: Store) -> dict[str, Any]:
+    """The answer of a search, with figures in the kernel's unit beside what the search calls latencies."""
+    regions = []
+    for region in answer["workloads"]:
+        workload = store.get_workload(region["workload"])
+        spec = workload.spec if workload is not None else {}
+        objective = objective_of(spec)
+        default = region["baselines"].get("default", {}).get("latency_us") or region["default_us"]
+        costs = {"best": region["deployed_us"] or (region["best"] or {}).get("latency_us"), "default": default}
+        figures = {name: figure_text(objective, cost) for name, cost in costs.items()}
+        more = {"key": spec.get("key"), "figures": figures}
+        if objective is not None:
+            more["objective"] = spec["objective"]
+        regions.append({**region, **more})
+    return {**answer, "target": target, "workloads": regions}
+
+
+def print_search(answer: Mapping[str, Any]) -> None:
+    """The keys that were searched, as a table on stdout.
+
+    ``best`` is what is deployed, ``speedup`` the default's figure over it, ``runs`` what a call runs with from now on.
+    """
+    from rich.table import Table
+
+    names = list(dict.fromkeys(name for region in answer["workloads"] for name in region["metrics"]))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("key", overflow="fold", min_width=12)
+    for title in ("tried", "failed", "default", "best", "speedup", *names):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("runs", overflow="fold")
+    for region in answer["workloads"]:
+        figures = region["figures"]
+        table.add_row(
+            region["label"],
+            str(region["measured"] + region["reused"]),
+            str(sum(region["failed"].values()) or "–"),
+            figures["default"],
+            figures["best"],
+            ratio(region["speedup"]),
+            *(f"{region['metrics'][name]:.4g}" if name in region["metrics"] else "–" for name in names),
+            _runs(region),
+        )
+    console().print(table)
+    if any((region.get("others_busy") or 0.0) > BUSY for region in answer["workloads"]):
+        console().print(BUSY_NOTE, highlight=False)
+
+
+def _runs(region: Mapping[str, Any]) -> str:
+    if region["best"] is None:
+        return "default (nothing could be measured)"
+    if region["winner"] == "default":
+        return "default"
+    busy = " (busy)" if (region.get("others_busy") or 0.0) > BUSY else ""
+    return config_words(region["best"]["config"]) + busy
+
+
+def print_lookup(answer: Mapping[str, Any]) -> None:
+    """What calls would run with, as a table on stdout, and why where it is no exact match."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("key", "match", "measured", "runs", "why"):
+        table.add_column(title, overflow="fold", no_wrap=title == "match")
+    for found in answer["keys"]:
+        table.add_row(
+            found["label"], found["match"], found["figure"], config_words(found["config"]), found["reason"] or "–"
+        )
+    console().print(table)

@@ -1,1 +1,0 @@
-"""Workloads made of parts that are tuned by themselves."""
