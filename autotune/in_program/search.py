@@ -99,7 +99,9 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
         granted = _SHARE * left_s(seconds) - _AGAIN * compile_s
         with spending():
             try:
-                if not _searched(graphs, granted, seconds, mine, processes) and mine.alone:
+                found = _searched(graphs, granted, seconds, mine, processes)
+                mine.end()  # beside a collective the ranks agree, as they compile, on what they deploy
+                if not found and mine.alone:
                     return before
                 after = compile_once(gm, inputs)
             except Exception as error:
@@ -139,11 +141,12 @@ def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine:
         if any(result.interrupted for result in found):
             raise KeyboardInterrupt
     elif count:
-        _tell(f"{plural(count, 'region')} not searched: the budget is spent")
+        _tell(
+            f"{plural(count, 'region')} not searched: compiling took the budget of {budget_s:.0f} s; give more seconds"
+        )
     for device, regions in lacking(graphs).items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
-    if granted >= LEAST_S:
-        _note_verdicts(graphs, {"budget_s": budget_s, "tries": 0, "cut": True, "command": "search in the program"})
+    _note_verdicts(graphs, {"budget_s": budget_s, "tries": 0, "cut": True, "command": "search in the program"})
     return any(result.winner == "autotune" for result in found)
 
 

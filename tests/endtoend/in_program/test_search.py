@@ -199,6 +199,20 @@ def test_a_spent_budget_leaves_the_program_as_torch_compile_has_it(
     assert losses == pytest.approx(eager(2), rel=1e-4)
 
 
+def test_a_budget_that_compiling_takes_is_not_waited_for_again(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], db: str
+) -> None:
+    monkeypatch.setattr(search, "_SHARE", 0.0)  # compiling takes a share of its own
+    train(1, search=20)
+    assert "not searched: compiling took the budget of 20 s" in capsys.readouterr().err
+    torch._dynamo.reset()
+    train(1, search=20)
+    assert capsys.readouterr().err == ""
+    assert searches.labels == []
+    with Store.open(db) as store:
+        assert store.misses(), "`autotune search --missed` finds them"
+
+
 def test_an_interrupt_ends_the_program_and_the_next_process_goes_on(
     searches: Searches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
