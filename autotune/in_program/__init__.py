@@ -1,1 +1,1 @@
-"""Searches inside a user's program: what the program compiles is searched at once, within a budget of seconds."""
+"""Searches inside of a user's program, within a budget of seconds."""

@@ -1,4 +1,4 @@
-"""The regions of compiled graphs for which the database has no schedule of the device at hand."""
+"""Regions of compiled graphs without a schedule for the device at hand."""
 
 from __future__ import annotations
 

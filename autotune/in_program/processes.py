@@ -1,7 +1,7 @@
 """The processes of a search, started while Inductor compiles.
 
-They take half a minute to come to their first candidate on a GPU: torch and Numba are imported, a CUDA context is made,
-Numba and Inductor compile for the first time. The first graph that is compiled names the workloads to begin with.
+On a GPU they need half a minute before their first candidate: they import torch and Numba, make a CUDA context, and
+compile for the first time. The first compiled graph names the workloads to begin with.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Processes:
             regions = lacking([graph]).get(self.device, ())
             if regions:
                 self._first_work([workload for workload, _ in regions])
-        except Exception as error:  # the search starts its own, and has its own words for what fails
+        except Exception as error:  # the search then starts processes itself, and reports a failure
             log.debug("the processes of a search were not started ahead: %s", error)
 
     def _first_work(self, workloads: Sequence[Workload]) -> None:

@@ -37,7 +37,7 @@ class Turn:
         self.mine = self.alone or store.add(f"{key}/claim", 1) == 1
 
     def begin(self, seconds: float) -> None:
-        """Announce that the search begins, and what it may take."""
+        """Announce the search and its seconds."""
         if not self.alone:
             self._store.set(f"{self._key}/begun", str(seconds))
 
@@ -87,7 +87,7 @@ def _store() -> Any:
 
 
 def name_of(gm: fx.GraphModule, device: str) -> str:
-    """SHA-256 of what equal graphs of Dynamo's have in common: code, layouts of inputs, and the kind of device.
+    """Return the SHA-256 of a graph of Dynamo's: its code, the layouts of its inputs, and the kind of device.
 
     Args:
         device: "cpu" or "cuda:N"; its number does not count.

@@ -1,8 +1,8 @@
-"""The search of what a graph of Dynamo's lacks, between two compilations of it.
+"""A search between two compilations of one graph of Dynamo's.
 
-The graph is compiled as the database stands: its step runs so whatever happens later. The regions that lack a schedule
-of this device's own are searched. Then the graph is compiled with what was found, and the program's first steps decide
-between both codes (:mod:`autotune.in_program.contest`).
+The first compilation uses the database as it is; the program can run that code whatever happens later. The search
+covers the regions that lack a schedule for this device. The second compilation uses the new schedules. The program's
+first steps decide between both codes (:mod:`autotune.in_program.contest`).
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ _contest: Contest | None = None
 
 
 def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: str, compile_once: Compile) -> Any:
-    """Compile a graph, search what it lacks, and compile it with what was found.
+    """Compile a graph, search the regions that lack a schedule, and compile it again.
 
-    Whatever goes wrong is warned of once, and leaves the code of the first compilation. A graph that was searched with
-    such a budget before is looked up and compiled once.
+    A failure warns once and leaves the code of the first compilation. A graph that a search with such a budget has
+    finished is compiled once.
 
     Args:
-        seconds: the budget of the process, of which this graph's search may take nine tenths of what is left.
+        seconds: the budget of the process, of whose rest this graph's search takes nine tenths at most.
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
 
     Raises:
-        KeyboardInterrupt: the user interrupted the search; what it found is stored.
+        KeyboardInterrupt: the user interrupted the search. Its results are stored.
     """
     device = _device_of(inputs)
     if device is None or left_s(seconds) < LEAST_S or not _storing():
@@ -100,7 +100,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
         with spending():
             try:
                 found = _searched(graphs, granted, seconds, mine, processes)
-                mine.end()  # beside a collective the ranks agree, as they compile, on what they deploy
+                mine.end()  # graphs with collectives make the ranks agree while they compile
                 if not found and mine.alone:
                     return before
                 after = compile_once(gm, inputs)
@@ -113,7 +113,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
 
 
 def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
-    """True where a search of a graph of Dynamo's came to its end, with a budget of about as many seconds."""
+    """True if a search of the graph has ended, with a budget of about as many seconds."""
     store = deployment().store()
     if store is None:
         return False
@@ -271,7 +271,7 @@ def _joined(device: str, graphs: Sequence[Surveyed], budget_s: float) -> Contest
 
 
 class _Decided:
-    """Stores what a contest came to, for the graphs of all its frames."""
+    """Stores the outcome of a contest, for the graphs of all its frames."""
 
     def __init__(self, budget_s: float) -> None:
         self.graphs: list[Surveyed] = []

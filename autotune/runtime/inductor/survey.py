@@ -1,4 +1,4 @@
-"""The graphs that are compiled, for who asks: the regions of each, and what its verdict leaves to Inductor."""
+"""Surveys of compiled graphs: their regions, and the regions that verdicts leave to Inductor."""
 
 from __future__ import annotations
 
