@@ -277,7 +277,7 @@ class StripThreads:
     part, within = _int("part"), _int("within")
     """Number of the warp, or row of warps, along the reduced axes, and the thread's index in it."""
     inside, in_rows = Var("inside", "bool"), Var("in_rows", "bool")
-    """Whether the place at hand is there, and the thread's pack along the kept axes."""
+    """True if the place at hand exists, and the thread's pack along the kept axes."""
 
     @property
     def group(self) -> ThreadGroup:
