@@ -24,7 +24,7 @@ import torch._inductor.config
 from torch.nn import functional as F
 
 from autotune.device import environment, identify
-from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.backend import deploy_backend
 from autotune.runtime.inductor import region_call
 from autotune.store import Store
 from benchmarks import form
@@ -108,7 +108,7 @@ def launcher_of(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[.
     region_call.load_call = loading
     try:
         with torch._inductor.config.patch(force_disable_caches=True):
-            torch.compile(fn, backend=dynamo_backend)(*args)
+            torch.compile(fn, backend=deploy_backend)(*args)
     finally:
         region_call.load_call = load
     torch._dynamo.reset()
@@ -120,7 +120,7 @@ def measure() -> list[dict[str, Any]]:
     for fn in (layer_norm, softmax, gelu_norm):
         args = inputs(fn)
         run, given = launcher_of(fn, args)
-        ours = torch.compile(fn, backend=dynamo_backend)
+        ours = torch.compile(fn, backend=deploy_backend)
         theirs = torch.compile(fn)
         torch.testing.assert_close(ours(*args), fn(*args), atol=1e-4, rtol=1e-4)
         theirs(*args)

@@ -76,13 +76,13 @@ def contenders(fn: Callable[..., Any], args: Any) -> dict[str, Callable[[], obje
     """Everything that is compared for one callable."""
     import torch
 
-    from autotune.runtime.backend import dynamo_backend
+    from autotune.runtime.backend import deploy_backend
 
     def eager() -> object:
         with torch.no_grad():
             return fn(*args)
 
-    found = {"eager": eager, "inductor": compiled(fn, args), "autotune": compiled(fn, args, backend=dynamo_backend)}
+    found = {"eager": eager, "inductor": compiled(fn, args), "autotune": compiled(fn, args, backend=deploy_backend)}
     for k, options in enumerate(BEST):
         try:
             found[f"best{k}"] = compiled(fn, args, options=options)

@@ -39,7 +39,7 @@ _NO_PLACE = ("fx_wrapper", "aot_inductor.use_runtime_constant_folding")
 """Settings under which Inductor writes code that cannot launch kernels of ours."""
 
 
-def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
+def deploy_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
     """Deployment alone as a backend of ``torch.compile``; :mod:`autotune.in_program.backend` searches where asked to.
 
     Args:
@@ -376,7 +376,7 @@ __all__ = [
     "aoti_load_package",
     "compile_bare",
     "compile_graph",
-    "dynamo_backend",
+    "deploy_backend",
     "inductor_settings",
     "passes",
     "takes_kernels",

@@ -117,6 +117,6 @@ def inductor(fn: Callable[..., Any], args: Arguments, options: Options | None = 
 
 def deployed(fn: Callable[..., Any], args: Arguments) -> Call:
     """What autotune has stored, as a user runs it: through ``torch.compile``, from the database $AUTOTUNE_DB names."""
-    from autotune.runtime.backend import dynamo_backend
+    from autotune.runtime.backend import deploy_backend
 
-    return compiled(fn, args, backend=dynamo_backend)
+    return compiled(fn, args, backend=deploy_backend)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import autotune
-from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.backend import deploy_backend
 from tests.endtoend.runtime.test_conversions import as_integers, clamped, special
 from tests.gpu import command
 from tests.gpu.index_check import stored
@@ -28,7 +28,7 @@ def differences(fn: Callable[[Tensor], tuple[Tensor, ...]], x: Tensor) -> list[s
     for verify in ("never", "always"):  # a check must not take right results for wrong
         torch._dynamo.reset()
         autotune.configure(verify=verify)  # type: ignore[arg-type]
-        got = torch.compile(fn, backend=dynamo_backend, dynamic=False)(x)
+        got = torch.compile(fn, backend=deploy_backend, dynamic=False)(x)
         for ours, eager in zip(got, fn(x), strict=True):
             for k in (ours != eager).nonzero().flatten().tolist():
                 found.append(f"{x[k].item()} as {ours.dtype}: {ours[k].item()}, {eager[k].item()} in eager mode")

@@ -27,7 +27,7 @@ import torch  # noqa: E402
 
 import autotune  # noqa: E402
 from autotune.device import environment  # noqa: E402
-from autotune.runtime.backend import dynamo_backend  # noqa: E402
+from autotune.runtime.backend import deploy_backend  # noqa: E402
 from autotune.runtime.deployment import deployment  # noqa: E402
 from benchmarks.deploy_host import (  # noqa: E402
     COLS,
@@ -56,7 +56,7 @@ def launched(run: Any, given: list[Any]) -> torch.Tensor:
 
 def check_cuda_graph() -> None:
     args = inputs(gelu_norm)
-    f = torch.compile(gelu_norm, backend=dynamo_backend)
+    f = torch.compile(gelu_norm, backend=deploy_backend)
     f(*args)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -84,7 +84,7 @@ def check_first_launch_under_capture() -> None:
 
 def check_streams() -> None:
     args = inputs(gelu_norm)
-    f = torch.compile(gelu_norm, backend=dynamo_backend)
+    f = torch.compile(gelu_norm, backend=deploy_backend)
     f(*args)
     want = gelu_norm(*args)
     torch.cuda.synchronize()
@@ -102,7 +102,7 @@ def check_streams() -> None:
 
 
 def check_threads() -> None:
-    f = torch.compile(layer_norm, backend=dynamo_backend)
+    f = torch.compile(layer_norm, backend=deploy_backend)
     sets = [inputs(layer_norm) for _ in range(8)]
     want = [layer_norm(*s) for s in sets]
     f(*sets[0])
@@ -149,7 +149,7 @@ def check_misaligned() -> None:
     given[0] = x
     close(launched(run, given), softmax(x))
     assert autotune.counters().misaligned >= 1, "this one's address is off by four bytes"
-    f = torch.compile(softmax, backend=dynamo_backend)
+    f = torch.compile(softmax, backend=deploy_backend)
     close(f(x), softmax(x))  # Inductor may copy it first
     assert autotune.counters().hits >= 1
     assert autotune.counters().fallbacks == 0
@@ -161,7 +161,7 @@ def check_training() -> None:
     theirs = [a.clone().requires_grad_() for a in args]
     store(layer_norm, [a.clone().requires_grad_() for a in args])
     deployment().reset_counters()
-    torch.compile(layer_norm, backend=dynamo_backend)(*mine).square().sum().backward()
+    torch.compile(layer_norm, backend=deploy_backend)(*mine).square().sum().backward()
     layer_norm(*theirs).square().sum().backward()
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a.grad, b.grad, atol=1e-3, rtol=1e-3)
@@ -170,7 +170,7 @@ def check_training() -> None:
 
 
 def check_other_rows() -> None:
-    f = torch.compile(gelu_norm, backend=dynamo_backend)
+    f = torch.compile(gelu_norm, backend=deploy_backend)
     for rows in (ROWS, 17, 1000):
         args = inputs(gelu_norm)
         x, r = (torch.randn(rows, COLS, device=DEVICE) for _ in range(2))
@@ -212,7 +212,7 @@ def check_second_device() -> None:
         return
     args = inputs(gelu_norm, "cuda:1")
     store(gelu_norm, args, "cuda:1")
-    got = torch.compile(gelu_norm, backend=dynamo_backend)(*args)
+    got = torch.compile(gelu_norm, backend=deploy_backend)(*args)
     close(got, gelu_norm(*args))
     assert autotune.counters().hits == 1
     assert autotune.counters().fallbacks == 0

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import autotune
-from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.backend import deploy_backend
 from autotune.store import Store
 from tests.gpu import command
 from tests.support.capture_helpers import regions_of
@@ -56,7 +56,7 @@ def one(name: str, device: str) -> None:
     fn, x = PROGRAMS[name], torch.randn(4096, 1024, device=device)
     index = torch.arange(4096, device=device) % 1024
     assert stored(os.environ["AUTOTUNE_DB"], fn, (x, index), device), "no region"
-    f = torch.compile(fn, backend=dynamo_backend)
+    f = torch.compile(fn, backend=deploy_backend)
     torch.testing.assert_close(f(x, index), fn(x, index), atol=1e-3, rtol=1e-3)
     torch.cuda.synchronize()
     assert autotune.counters().hits, "no stored kernel"
@@ -169,7 +169,7 @@ def cost(name: str, folder: Path, device: str) -> dict[str, Any]:
         regions = stored(os.environ["AUTOTUNE_DB"], forward, (tokens,), device)
         made: dict[str, Callable[[], Any]] = {}
         for label, backend, on in (
-            ("checked", dynamo_backend, True), ("unchecked", dynamo_backend, False), ("inductor", "inductor", True)
+            ("checked", deploy_backend, True), ("unchecked", deploy_backend, False), ("inductor", "inductor", True)
         ):  # fmt: skip
             torch._dynamo.reset()
             f = torch.compile(forward, backend=backend, options={"assert_indirect_indexing": on})

@@ -96,9 +96,9 @@ class ProgramComputation:
 
         self._fn, (self._args, self._kwargs), self._label = resolve(program.name, program.inputs or None, str(device))
         if ":" not in program.name:
-            from autotune.runtime.backend import dynamo_backend
+            from autotune.runtime.backend import deploy_backend
 
-            self._fn = torch.compile(self._fn, backend=dynamo_backend, dynamic=False)
+            self._fn = torch.compile(self._fn, backend=deploy_backend, dynamic=False)
         self._last: Any = None
         try:
             self.run()

@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.measure.verify import compare
-from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.backend import deploy_backend
 from autotune.runtime.control import counters
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Store
@@ -54,7 +54,7 @@ def test_compiled_programs_agree_with_eager(seed: int, db: str) -> None:
     longest = max((i.span for i in p.inputs), default=1)
     torch._dynamo.reset()
     with torch.no_grad():
-        got = torch.compile(p.fn, backend=dynamo_backend, dynamic=False)(*inputs)
+        got = torch.compile(p.fn, backend=deploy_backend, dynamic=False)(*inputs)
     assert counters().hits == regions
     assert counters().fallbacks == 0
     for k, (a, want) in enumerate(zip(got, eager_in_double(graph, inputs), strict=True)):

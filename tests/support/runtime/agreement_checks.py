@@ -11,7 +11,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 import autotune
-from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.backend import deploy_backend
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store.snapshots import packaged as packaging
 
@@ -42,6 +42,6 @@ def deploy(rank: int, dbs: list[str], together: bool, packaged: list[str] | None
 
     x = torch.randn(32, 48, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        got = torch.compile(fn, backend=dynamo_backend)(x)
+        got = torch.compile(fn, backend=deploy_backend)(x)
     right = torch.allclose(got, softmax(x) * (len(dbs) if together else 1), atol=1e-5)
     return {"right": right, "hits": autotune.counters().hits}

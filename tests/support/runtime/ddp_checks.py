@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import autotune
-from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.backend import deploy_backend
 from autotune.runtime.deployment import deployment
 from tests.support.runtime.models import Block
 
@@ -24,7 +24,7 @@ def step(rank: int, db: str, static: bool) -> dict[str, Any]:
     model, inputs = Block(), [torch.randn(32, 48) for _ in range(2)]
     alone = copy.deepcopy(model)
     parallel = DistributedDataParallel(model, static_graph=static)
-    run = torch.compile(parallel, backend=dynamo_backend)
+    run = torch.compile(parallel, backend=deploy_backend)
     for _ in range(2):
         model.zero_grad()
         run(inputs[rank]).square().sum().backward()

@@ -22,7 +22,7 @@ from torch._dynamo.aot_compile import ModelInput
 from torch._dynamo.utils import counters as dynamo_counters
 
 import autotune
-from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.backend import deploy_backend
 from autotune.runtime.deployment import Deployment
 from tests.support.lean import compile_lean
 from tests.support.runtime.models import assert_same_step, twin
@@ -63,7 +63,7 @@ def main(words: Sequence[str]) -> int:
     if "ahead" in words:
         ahead_of_time(model, x, Path(words[-1]))
     else:
-        assert_same_step(torch.compile(model, backend=dynamo_backend), model, twin(model), x)
+        assert_same_step(torch.compile(model, backend=deploy_backend), model, twin(model), x)
     found = {
         "warnings": said,
         "looks_for_regions": "autotune.compiler.regions.find" in sys.modules,

@@ -18,7 +18,7 @@ from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.find import find_regions, regions_from
 from autotune.errors import Unsupported
-from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.backend import deploy_backend
 from autotune.runtime.inductor import region_pass
 from tests.support.capture_helpers import regions_of, uncached
 from tests.unit.compiler.lower.test_translate import FORWARD, t
@@ -116,7 +116,7 @@ def test_deployment_looks_at_the_same_graphs(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(region_pass, "regions_from", looking)
     layer, x = nn.Sequential(nn.LayerNorm(8), nn.Dropout(0.2), nn.Linear(8, 8), nn.Softmax(-1)), t(4, 8)
     with uncached():
-        torch.compile(layer, backend=dynamo_backend, dynamic=False)(x).square().sum().backward()
+        torch.compile(layer, backend=deploy_backend, dynamic=False)(x).square().sum().backward()
     graphs = capture(layer, (x,))
     assert seen == [[r.workload and r.workload.fingerprint for r in find_regions(g.module)] for g in graphs]
     assert len(seen) == 2
@@ -180,7 +180,7 @@ def test_the_bias_of_a_convolution_is_captured_where_deployment_has_it(monkeypat
     met: list[Any] = []
     monkeypatch.setattr(region_pass, "regions_from", lambda facts: met.append(regions_from(facts)) or met[-1])
     with torch.no_grad(), uncached():
-        torch.compile(module, backend=dynamo_backend, dynamic=False)(t(2, 8, 9, 9))
+        torch.compile(module, backend=deploy_backend, dynamic=False)(t(2, 8, 9, 9))
     (captured,) = capture(module, (t(2, 8, 9, 9),), grad=False)
     here, (there,) = find_regions(captured.module), met
     assert "add" in {op_name(n) for n in here[-1].nodes}

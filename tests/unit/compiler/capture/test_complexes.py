@@ -13,7 +13,7 @@ from torch import Tensor
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions.find import Region, regions_from
-from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.backend import deploy_backend
 from autotune.runtime.inductor import region_pass
 from tests.support.capture_helpers import check, only_region, regions_of, uncached
 from tests.unit.compiler.lower.test_translate import t
@@ -89,7 +89,7 @@ def test_values_and_gradients_are_those_of_complex_numbers(monkeypatch: pytest.M
     grads = [torch.randn_like(want) for want in wants]
     torch.autograd.backward(wants, grads)
     with uncached():
-        found = torch.compile(lambda *a: every(*a), backend=dynamo_backend, dynamic=False)(*mine)
+        found = torch.compile(lambda *a: every(*a), backend=deploy_backend, dynamic=False)(*mine)
         torch.autograd.backward(found, grads)
     for got, want in zip(found, wants, strict=True):
         assert got.stride() == want.stride()
@@ -106,7 +106,7 @@ def test_a_view_behind_a_copy_in_another_order() -> None:
 
     x, w = t(2, 5, 3, 8), turns(5, 1, 4)
     with uncached():
-        found = torch.compile(by_head, backend=dynamo_backend, dynamic=False)(x, w)
+        found = torch.compile(by_head, backend=deploy_backend, dynamic=False)(x, w)
     torch.testing.assert_close(found, by_head(x, w))
     assert [n for n in complex_nodes(by_head, x, w) if "mul" in n] == []
 

@@ -19,7 +19,7 @@ from autotune.compiler.capture.joint import takes_bias_apart
 from autotune.compiler.capture.recording import capture, recording_backend
 from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.regions.find import find_regions
-from autotune.runtime.backend import dynamo_backend
+from autotune.runtime.backend import deploy_backend
 from tests.support.capture_helpers import check, graph_of, only_region, regions_of, uncached
 from tests.unit.compiler.lower.test_translate import t
 
@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
     """``fn`` by Inductor, with nothing stored: its own kernels draw the numbers."""
-    return torch.compile(fn, backend=dynamo_backend, dynamic=False)
+    return torch.compile(fn, backend=deploy_backend, dynamic=False)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.9])
@@ -223,7 +223,7 @@ def test_the_training_of_attention_that_inductor_knows_by_its_pattern() -> None:
     x = torch.randn(2, 8, 32, requires_grad=True)
     torch._dynamo.reset()
     seen: list[Any] = []
-    for backend in (dynamo_backend, recording_backend(seen.append)):
+    for backend in (deploy_backend, recording_backend(seen.append)):
         run = torch.compile(module, backend=backend, dynamic=False)
         ours, theirs = (torch.autograd.grad(f(x).square().sum(), [x, *module.parameters()]) for f in (run, module))
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
