@@ -53,16 +53,17 @@ def regions_of(example: Example) -> dict[str, Any]:
     in no region: operators with how often each occurs.
     """
     from autotune.compiler.capture.recording import capture
-    from autotune.compiler.regions.find import find_regions
-    from autotune.domains.fusion.inspection import outside
+    from autotune.compiler.lower.facts import GraphFacts
+    from autotune.compiler.regions.find import outside, regions_from
     from autotune.ir.graph import Graph
 
     captured = capture(example.module, example.inputs, grad=example.train)
     found, left = [], Counter[str]()
     for g in captured:
-        regions = [r for r in find_regions(g.module) if r.workload is not None]
+        facts = GraphFacts(g.module.graph)
+        regions = [r for r in regions_from(facts) if r.workload is not None]
         found += [r.workload for r in regions]
-        left += outside(g.module.graph, regions)
+        left.update(facts[n].operator or str(n.target) for n in outside(facts, regions))
     moved = sum(Graph.from_json(w.spec).bytes_moved for w in found)
     different = len({w.fingerprint for w in found})
     return {"regions": len(found), "different_regions": different, "bytes": moved, "outside": dict(left)}

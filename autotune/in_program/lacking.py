@@ -17,12 +17,12 @@ Lacking = Mapping[str, Sequence[tuple["Workload", int]]]
 
 
 def lacking(graphs: Sequence[Surveyed]) -> Lacking:
-    """Find the regions that have no schedule of the device's own and that no verdict leaves to Inductor."""
+    """Find the regions that have no schedule of the device's own."""
     counts: dict[str, Counter[str]] = {}
     workloads: dict[str, Workload] = {}
     for graph in graphs:
         for device, workload in graph.regions:
-            if workload is not None and workload.fingerprint not in graph.left:
+            if workload is not None:
                 counts.setdefault(device, Counter())[workload.fingerprint] += 1
                 workloads[workload.fingerprint] = workload
     missed = {}

@@ -323,7 +323,7 @@ def _note_verdicts(graphs: Sequence[Surveyed], record: Mapping[str, Any], *, lef
                 when = time.time() if left else _noted.setdefault(key, time.time())
                 own = {**record, "mode": graph.mode, "graphs": len(graphs), "numerics": numerics.read([device])}
                 every = {w.fingerprint for where, w in graph.regions if where == device and w is not None}
-                out = tuple(sorted(every if left else graph.left & every))
+                out = tuple(sorted(graph.left | every if left else graph.left))
                 where, here = _stored(store, device)
                 verdicts.append(Verdict(graph.fingerprint, where, here, graph.mode, out, own, when))
         store.put_verdicts(verdicts)

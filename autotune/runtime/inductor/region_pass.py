@@ -85,12 +85,12 @@ def replace_regions(
         return
     # A step that was decided, or is being, stays what was measured: nothing that comes with autotune joins it.
     left, decided = stored_left(name, devices, mode) if trial is None else (trial.left, True)
-    note(_surveyed(name, mode, every, left))
-    if bare:
-        return
     regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
     deployment().count("left", len(every) - len(regions))
     regions = _permitted(regions)
+    note(_surveyed(name, mode, regions, left))
+    if bare:
+        return
     if trial is None and not ranks_agree(numbers.graph):
         return
     matches = _matches(regions, packaged=not decided)
@@ -113,8 +113,7 @@ def replace_regions(
 
 
 def _surveyed(name: str, mode: str, regions: Sequence[Region], left: frozenset[str]) -> Surveyed:
-    """What a survey keeps of a graph: the regions that the options of Inductor permit."""
-    found = [(device_of(region), region.workload) for region in _permitted(regions)]
+    found = [(device_of(region), region.workload) for region in regions]
     known = [(device, workload) for device, workload in found if device is not None and workload is not None]
     return Surveyed(name, mode, tuple(known), left)
 

@@ -17,8 +17,8 @@ class Surveyed:
     Attributes:
         fingerprint: of :func:`autotune.runtime.inductor.verdict.graph_fingerprint`, for a post-grad graph.
         mode: whose verdict is obeyed.
-        regions: device ("cpu" or "cuda:N") and workload of every region that can be tuned.
-        left: workloads that a stored verdict leaves to Inductor.
+        regions: device ("cpu" or "cuda:N") and workload of every region that stored kernels may run.
+        left: workloads of further regions, which a stored verdict leaves to Inductor.
     """
 
     fingerprint: str
