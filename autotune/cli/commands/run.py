@@ -1,0 +1,46 @@
+"""``autotune run``: run a script that compiles by Inductor, with stored kernels and a search in its first step."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from autotune.cli.options import add_db, seconds
+from autotune.errors import UserError
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a script unchanged, with stored kernels, and search in its first step",
+        description="Run a Python script unchanged. Where it calls torch.compile without a backend, itself or by a"
+        " library such as transformers' Trainer, autotune's backend takes Inductor's place. With --search its first"
+        " step also searches what the database lacks. On several ranks: AUTOTUNE_SEARCH=S torchrun -m"
+        " autotune.in_program SCRIPT.",
+    )
+    about = "seconds that searches may add to the script (default: AUTOTUNE_SEARCH, or none)"
+    parser.add_argument("--search", type=seconds, metavar="S", help=about)
+    add_db(parser)
+    parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is the name of a module")
+    about = "the script and its arguments; options of this command come before it"
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help=about)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Become the script's process; its exit code is the command's.
+
+    Raises:
+        UserError: no script is named.
+    """
+    if not args.words:
+        raise UserError("name the script to run: autotune run SCRIPT")
+    own = {"AUTOTUNE_SEARCH": None if args.search is None else str(args.search), "AUTOTUNE_DB": args.db}
+    env = {**os.environ, **{name: value for name, value in own.items() if value is not None}}
+    sys.stdout.flush()
+    sys.stderr.flush()
+    words = [sys.executable, "-m", "autotune.in_program", *(["-m"] if args.module else []), *args.words]
+    os.execve(sys.executable, words, env)
