@@ -46,6 +46,32 @@ def test_every_name_is_there(document: Path) -> None:
     assert _stale(document.read_text()) == []
 
 
+def _tree(text: str) -> set[str]:
+    """The folders of a tree in a document, one a line, indented by two blanks a level."""
+    found: set[str] = set()
+    above: list[str] = []
+    for blanks, name in re.findall(r"^( *)(\w+)/(?: |$)", text, re.MULTILINE):
+        above = [*above[: len(blanks) // 2], name]
+        found.add("/".join(above))
+    return found
+
+
+def test_the_tree_of_the_architecture_has_every_folder() -> None:
+    tree = _tree((ROOT / "ARCHITECTURE.md").read_text().split("## Folders")[1].split("```")[1])
+    code = {
+        p.parent.relative_to(ROOT).as_posix() for p in (ROOT / "autotune").rglob("*.*") if p.suffix in (".py", ".atdb")
+    }
+    assert {folder for folder in tree if folder.startswith("autotune")} == code
+    assert {folder for folder in tree if not folder.startswith("autotune")} == {*FOLDERS} - {"autotune"}
+
+
+def test_the_picture_of_the_architecture_names_code_that_exists() -> None:
+    picture = (ROOT / "docs/pictures/flow.svg").read_text()
+    names = [name for text in re.findall(r'class="code"[^>]*>([^<]+)<', picture) for name in text.split(", ")]
+    assert len(names) > 10
+    assert [name for name in names if not (ROOT / "autotune" / name).exists()] == []
+
+
 def test_a_stale_name_is_found() -> None:
     here = "tests/unit/test_documents.py"
     fine = f"`{here}` `_stale` and (`{here}`, `_ending`), `test_documents::test_a_stale_name_is_found`, `{here}`"
