@@ -40,7 +40,7 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         store.put_schedule(Schedule(key, config, 10.0, {"eager": 20.0}, artifact, "autotune", workload.family, 64))
         w = SCENARIO.workload()
         key = Key(store.put_workload(w), store.put_device(many), env, "by hand")
-        strategy = Strategy(order="comm_first", engine="copy", streams=2).config()
+        strategy = Strategy(order="comm_first", engine="copy", reserve=8).config()
         empty = Artifact("sm_90", ())
         store.put_schedule(Schedule(key, strategy, 90.0, {"naive": 100.0}, empty, "autotune", w.family, w.extent))
         export_snapshot(store, folder / "frozen.atdb")
