@@ -151,11 +151,12 @@ def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine:
 
 
 def _device_of(inputs: Sequence[Any]) -> str | None:
-    """The first device that autotune tunes for, among those of the inputs."""
-    for value in inputs:
-        if isinstance(value, torch.Tensor) and value.device.type in ("cpu", "cuda"):
-            return "cpu" if value.device.type == "cpu" else f"cuda:{value.device.index or 0}"
-    return None
+    """The device of a graph's inputs: a GPU's, if any is there, since scalars of the CPU come with it."""
+    found = {value.device for value in inputs if isinstance(value, torch.Tensor)}
+    gpus = sorted(device.index or 0 for device in found if device.type == "cuda")
+    if gpus:
+        return f"cuda:{gpus[0]}"
+    return "cpu" if any(device.type == "cpu" for device in found) else None
 
 
 def _storing() -> bool:

@@ -278,6 +278,34 @@ def test_an_option_that_is_no_number_of_seconds_is_named(searches: Searches) -> 
         train(1, search="long")
 
 
+def test_a_graph_of_any_number_of_rows(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:
+    faster(monkeypatch, kept=True)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(48), nn.GELU(), nn.Softmax(-1))
+    run = torch.compile(model, backend=dynamo_backend, options={"search": 300})
+    for step in range(STEPS + 4):
+        x = torch.randn(64 + 16 * (step % 3), 48)
+        torch._dynamo.mark_dynamic(x, 0)
+        with torch.no_grad():
+            torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-5)
+    assert len(searches.labels) == 1
+    assert autotune.counters().hits
+
+
+def test_two_models_share_one_contest(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:
+    faster(monkeypatch, kept=True)
+    torch.manual_seed(0)
+    first, second, x = Model(), nn.Sequential(nn.Linear(48, 48), nn.LayerNorm(48), nn.Softmax(-1)), torch.randn(64, 48)
+    runs = [torch.compile(m, backend=dynamo_backend, options={"search": 300}) for m in (first, second)]
+    for _ in range(STEPS + 3):
+        got = [run(x) for run in runs]
+    assert search._contest is not None
+    assert len(search._contest.frames) == 2
+    assert not search._contest.running
+    torch.testing.assert_close(got[0], first(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got[1], second(x), rtol=1e-4, atol=1e-5)
+
+
 def test_parameters_are_shared_by_both_codes(searches: Searches) -> None:
     _, model = train(5, search=100)
     trained = [p.detach().clone() for p in model.parameters()]
