@@ -57,7 +57,7 @@ $(READY_ALL): pyproject.toml $(READY)
 	torch="torch==$$($(BIN)/python -c 'from importlib.metadata import version; print(version("torch"))')"; \
 	$(PIP) --editable ".[test-all]" "$$torch" && { \
 		$(PIP) --editable ".[bench]" "torchvision>=0.26" "$$torch" \
-		|| { echo "No torchvision is for $$torch: the newest one is taken"; $(PIP) --no-deps timm torchvision liger-kernel; }; }
+		|| { echo "No torchvision is for $$torch: the newest one is taken"; $(PIP) --no-deps timm torchvision liger-kernel diffusers; }; }
 	@touch $@
 
 demo: $(READY)

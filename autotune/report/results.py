@@ -64,7 +64,7 @@ def _file(data: Mapping[str, Any], source: str) -> Iterator[Page]:
     elif suite == "real_models":
         for case in data["cases"]:
             yield from _real_model(case, data, source)
-    elif suite == "fusion" or (data["cases"] and all("modes" in c or "search_s" in c for c in data["cases"])):
+    elif suite == "fusion" or (suite is None and all("modes" in c or "search_s" in c for c in data["cases"])):
         for case in data["cases"]:
             yield _model(case, data, source) if "modes" in case else _region(case, data, source)
     else:
