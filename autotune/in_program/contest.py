@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from autotune.measure.outcome import spread
+
 Compiled = Callable[..., Any]
 
 WARM = 3
@@ -80,14 +82,7 @@ def judge(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -
     ratio = statistics.median(ratios)
     every = [[us for block in blocks for us in block] for blocks in (before, after)]
     middle = [statistics.median(times) for times in every]
-    return Outcome(middle[0], middle[1], ratio, max(map(_spread, every)), ratio >= 1.0)
-
-
-def _spread(times: Sequence[float]) -> float:
-    if len(times) < 2:
-        return 0.0
-    low, middle, high = statistics.quantiles(times, n=4, method="inclusive")
-    return (high - low) / middle
+    return Outcome(middle[0], middle[1], ratio, max(map(spread, every)), ratio >= 1.0)
 
 
 class Frame:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from autotune.runtime.inductor.survey import Surveyed
+from autotune.runtime.inductor.survey import Surveyed, lacking
 
 if TYPE_CHECKING:
     from autotune.measure.pool import CompilePool
@@ -65,8 +65,6 @@ class Processes:
             self._thread.join()
 
     def _start(self, graph: Surveyed) -> None:
-        from autotune.in_program.lacking import lacking
-
         try:
             regions = lacking([graph]).get(self.device, ())
             if regions:

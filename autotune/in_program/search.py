@@ -11,7 +11,6 @@ import contextlib
 import copy
 import functools
 import logging
-import random
 import sys
 import time
 import warnings
@@ -27,11 +26,11 @@ from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
 from autotune.in_program.budget import left_s, spending
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
-from autotune.in_program.lacking import Lacking, lacking
 from autotune.in_program.processes import Processes
 from autotune.in_program.ranks import Turn, name_of, turn
 from autotune.runtime.deployment import deployment
-from autotune.runtime.inductor.survey import Surveyed, surveying
+from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveying
+from autotune.runtime.inductor.verdict import stored_verdict
 from autotune.store.records import Verdict
 from autotune.words import microseconds, plural
 
@@ -114,12 +113,8 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
 
 def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
     """True if a search of the graph has ended, with a budget of about as many seconds."""
-    store = deployment().store()
-    if store is None:
-        return False
     try:
-        match = deployment().settings.environment
-        found = store.get_verdict(name, identify(device).fingerprint, environment(device), mode, match=match)
+        found = stored_verdict(name, device, mode)
     except Exception as error:
         deployment().warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {first_line(error)}")
         return False
@@ -144,7 +139,8 @@ def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine:
         _tell(
             f"{plural(count, 'region')} not searched: compiling took the budget of {budget_s:.0f} s; give more seconds"
         )
-    for device, regions in lacking(graphs).items():
+    left = lacking(graphs) if found else missed
+    for device, regions in left.items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
     _note_verdicts(graphs, {"budget_s": budget_s, "tries": 0, "cut": True, "command": "search in the program"})
     return any(result.winner == "autotune" for result in found)
@@ -235,29 +231,23 @@ class _Teller:
 
 @contextlib.contextmanager
 def _state_kept() -> Iterator[None]:
-    """Run a search inside of Dynamo's compilation: without its modes, with random states as they were afterwards."""
+    """Run a search inside of Dynamo's compilation without its modes, and leave numpy's random state as it was.
+
+    Dynamo itself restores the random states of Python and of torch behind a compilation.
+    """
     from torch._guards import tracing
     from torch.utils._python_dispatch import _disable_current_modes
 
-    python, state = random.getstate(), torch.get_rng_state()
-    numpy = _numpy_state()
+    numpy = sys.modules.get("numpy")
+    state = None if numpy is None else numpy.random.get_state()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()  # what the allocator holds and nobody uses is memory for the measuring process
     try:
         with _disable_current_modes(), tracing(None):
             yield
     finally:
-        random.setstate(python)
-        torch.set_rng_state(state)
-        numpy()
-
-
-def _numpy_state() -> Callable[[], None]:
-    module = sys.modules.get("numpy")
-    if module is None:
-        return lambda: None
-    state = module.random.get_state()
-    return lambda: module.random.set_state(state)
+        if numpy is not None:
+            numpy.random.set_state(state)
 
 
 def _joined(device: str, graphs: Sequence[Surveyed], budget_s: float) -> Contest:

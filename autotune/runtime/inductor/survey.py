@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune.runtime.inductor.region_call import look_up
 from autotune.workload import Workload
 
 
@@ -26,6 +28,9 @@ class Surveyed:
     regions: tuple[tuple[str, Workload | None], ...]
     left: frozenset[str]
 
+
+Lacking = Mapping[str, Sequence[tuple[Workload, int]]]
+"""Workloads and how often each occurs, by device."""
 
 _lock = threading.Lock()
 _open: list[Callable[[Surveyed], object]] = []
@@ -53,4 +58,21 @@ def note(graph: Surveyed) -> None:
             take(graph)
 
 
-__all__ = ["Surveyed", "note", "surveying"]
+def lacking(graphs: Sequence[Surveyed]) -> Lacking:
+    """Find the regions that have no schedule of the device's own."""
+    counts: dict[str, Counter[str]] = {}
+    workloads: dict[str, Workload] = {}
+    for graph in graphs:
+        for device, workload in graph.regions:
+            if workload is not None:
+                counts.setdefault(device, Counter())[workload.fingerprint] += 1
+                workloads[workload.fingerprint] = workload
+    missed = {}
+    for device, counted in counts.items():
+        found = [(workloads[name], count) for name, count in counted.items()]
+        own = {w.fingerprint for w, _ in found if look_up(w, device, packaged=False).level.own}
+        missed[device] = [(w, count) for w, count in found if w.fingerprint not in own]
+    return {device: found for device, found in missed.items() if found}
+
+
+__all__ = ["Lacking", "Surveyed", "lacking", "note", "surveying"]

@@ -26,7 +26,7 @@ from autotune import numerics as torch_settings
 from autotune.device import environment, identify
 from autotune.numerics import Numerics
 from autotune.runtime.deployment import deployment
-from autotune.store.records import Schedule
+from autotune.store.records import Schedule, Verdict
 from autotune.workload import Workload, digest
 
 if TYPE_CHECKING:
@@ -103,6 +103,19 @@ class Trial:
         self.families[name] = Family(name, workload.label or name[:12], schedule.latency_us, inductor, entries)
 
 
+def stored_verdict(graph: str, device: str, mode: str) -> Verdict | None:
+    """The stored verdict on a graph that this process obeys; arguments as of :func:`stored_left`.
+
+    Raises:
+        Exception: whatever keeps the database from being read.
+    """
+    store = deployment().store()
+    if store is None:
+        return None
+    match = deployment().settings.environment
+    return store.get_verdict(graph, identify(device).fingerprint, environment(device), mode, match=match)
+
+
 def stored_left(graph: str, devices: Iterable[str], mode: str) -> tuple[frozenset[str], bool]:
     """Workloads that the stored verdicts on a graph leave to Inductor, and whether there is any verdict, as far as is
     known. Never fails: an error gives one warning.
@@ -115,12 +128,8 @@ def stored_left(graph: str, devices: Iterable[str], mode: str) -> tuple[frozense
     left: set[str] = set()
     decided = False
     try:
-        store = deployment().store()
-        for device in sorted(set(devices)) if store is not None else ():
-            assert store is not None
-            found = store.get_verdict(
-                graph, identify(device).fingerprint, environment(device), mode, match=deployment().settings.environment
-            )
+        for device in sorted(set(devices)):
+            found = stored_verdict(graph, device, mode)
             if found is not None:
                 left.update(found.left)
                 decided = True
