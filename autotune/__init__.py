@@ -21,6 +21,7 @@ _API = {
     "tuning": "autotune.in_program.budget",
     "counters": "autotune.runtime.control",
     "overlap": "autotune.domains.c3.deploy.api",
+    "fsdp": "autotune.domains.c3.fsdp.api",
     "tunable": "autotune.domains.kernel.tunable",
     "triton_autotune": "autotune.domains.kernel.tunable",
     "Objective": "autotune.domains.kernel.kernel",

@@ -1,0 +1,319 @@
+"""``autotune.fsdp``: a choice for each collective of a sharded model, found once, looked up ever after."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autotune.device import environment
+from autotune.domain import place
+from autotune.domains.c3.deploy.match import C3Level
+from autotune.domains.c3.deploy.ready import decide
+from autotune.domains.c3.fsdp.steps import BLOCK, FAILED, LEAST, WARM, Found, Plan, candidates, search
+from autotune.domains.c3.fsdp.traffic import Gather, Kind, Scatter, Traffic
+from autotune.domains.c3.group import Group, deploy_group
+from autotune.domains.c3.scenario import Program, Scenario
+from autotune.domains.c3.strategy import kernel_of, normalize
+from autotune.errors import UserError, first_line
+from autotune.runtime.deployment import deployment
+from autotune.task import Artifact, Config
+from autotune.workload import digest
+
+log = logging.getLogger("autotune")
+POLICY = "steps of the program"
+"""The policy of a stored choice's key: it was timed in the program."""
+
+
+def fsdp(model: nn.Module, *, steps: int = 0, db: str | None = None, group: dist.ProcessGroup | None = None) -> Sharded:
+    """Run the collectives of a model that ``fully_shard`` sharded as they are fastest in the model's own step.
+
+    ::
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        autotune.fsdp(model, steps=60)
+
+    For all-gathers and for reduce-scatters of each size the choice is torch's own group, NCCL with fewer thread
+    blocks, copy engines, or a kernel that adds what it reads from the peers; and prefetching. The first training step
+    is stock FSDP2. After it rank 0 looks the choice up; with ``steps``, what is not stored is searched in the next
+    steps, and stored. Without either, and where a choice cannot run, FSDP2 stays as it is. Parameters, checkpoints,
+    mixed precision, ``reshard_after_forward`` and gradient accumulation are FSDP2's own. Every rank makes the same
+    call.
+
+    Args:
+        model: its own forward pass begins a step. Modules whose collectives the program has set itself are left alone.
+        steps: training steps that a search may take, 24 or more; 0 only looks up.
+        db: database; None for $AUTOTUNE_DB or the default file.
+        group: the ranks that train this model; None for all. Pipeline stages have one each.
+
+    Returns:
+        a handle, whose ``repr`` shows the choice.
+
+    Raises:
+        UserError: no module of the model is sharded; ``steps`` is too small; torch.distributed is not initialised.
+    """
+    if steps and steps < LEAST:
+        raise UserError(f"autotune.fsdp: a search takes {LEAST} steps at least, not {steps}")
+    modules = [module for module in model.modules() if _stock(module)]
+    if not modules:
+        raise UserError("autotune.fsdp: no module of the model is sharded: call fully_shard first")
+    return Sharded(model, modules, steps, db, group)
+
+
+class Sharded:
+    """A model whose collectives autotune runs; made by :func:`fsdp`.
+
+    Attributes:
+        chosen: by kind of collective, the strategy; None for torch's own group. Empty before the first step has ended.
+        found: the search's result, on every rank; None without a search, or before its end.
+    """
+
+    def __init__(
+        self, model: nn.Module, modules: list[Any], steps: int, db: str | None, group: dist.ProcessGroup | None
+    ) -> None:
+        device = next(parameter.device for parameter in modules[0].parameters())
+        self._everyone = deploy_group(group, device)
+        self._device, self._modules, self._steps, self._db = device, modules, steps, db
+        self._traffic = Traffic()
+        self.chosen: dict[Kind, Config | None] = {}
+        self.found: Found | None = None
+        self._name = ""
+        self._states = self._run()
+        self._started = False
+        self._beat = torch.zeros(1, device=device) if device.type == "cuda" else None
+        self._inputs: list[Any] = []
+        for module in modules:
+            module.set_custom_all_gather(Gather(self._traffic, module))
+            module.set_custom_reduce_scatter(Scatter(self._traffic))
+        untraced: Any = torch.compiler.disable
+        self._hook: Any = model.register_forward_pre_hook(untraced(self._forward), prepend=True, with_kwargs=True)
+
+    def __repr__(self) -> str:
+        words = [f"{kind.op} of {kind.nbytes / 2**20:.1f} MiB: {_label(c)}" for kind, c in self.chosen.items()]
+        state = ", ".join(words) or ("the first step has not ended" if self._hook is not None else "closed")
+        return f"Sharded({state})"
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Before the model's forward pass: a training step begins where one with a backward pass has ended."""
+        if not (module.training and torch.is_grad_enabled()):
+            return
+        if not self._inputs:
+            leaves = [*args, *kwargs.values()]
+            self._inputs = [_bucket(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if not self._traffic.scattered:
+            return
+        self._traffic.new_step()
+        next(self._states, None)
+        if self._beat is not None and self._traffic.engines:
+            # Engines wait for peers without NCCL, whose watchdog ends a program that waits for a dead one.
+            dist.all_reduce(self._beat, group=self._everyone.data, async_op=True)
+
+    def _run(self) -> Generator[None, None, None]:
+        """The life of the handle, resumed at the beginning of each step but the first."""
+        try:
+            kinds = self._kinds()
+            if not kinds:
+                return
+            self._name = f"fsdp:{digest({'kinds': [_words(kind) for kind in kinds], 'inputs': self._inputs})[:16]}"
+            self._name = self._everyone.gather(self._name)[0]
+            missing = self._look_up(kinds)
+            if not missing or not self._steps:
+                return
+            yield from self._search(kinds)
+        except UserError as error:
+            self._stay(str(error))
+
+    def _kinds(self) -> dict[Kind, int]:
+        """Kinds of collectives and their calls in a step; none where ranks differ."""
+        kinds = {kind: seen.calls for kind, seen in self._traffic.seen.items() if seen.calls}
+        every = self._everyone.gather([_words(kind) for kind in kinds])
+        if any(other != every[0] for other in every):
+            self._stay("ranks run other collectives than rank 0")
+            return {}
+        return kinds
+
+    def _stay(self, why: str) -> None:
+        """Warn once in a program: ranks agree on the reason."""
+        if self._everyone.rank == 0:
+            deployment().warn_once("fsdp", f"autotune: FSDP2 stays as it is: {why}")
+
+    # ---- the stored choice -----------------------------------------------------------------------------------------
+
+    def _scenario(self, kind: Kind) -> Scenario:
+        return Scenario(Program(self._name), kind.op, kind.nbytes, kind.ranks, kind.dtype)
+
+    def _look_up(self, kinds: Mapping[Kind, int]) -> list[Kind]:
+        """Take over what is stored; returns the kinds that have nothing."""
+        missing = []
+        plan: dict[Kind, Config | None] = {}
+        artifacts: dict[Kind, Artifact | None] = {}
+        for kind in kinds:
+            match = decide(self._scenario(kind), self._everyone, db=self._db)
+            if match.level is C3Level.DEFAULT or match.schedule is None:
+                missing.append(kind)
+                plan[kind] = None
+            else:
+                plan[kind] = match.config if match.schedule.config is not None else None
+                artifacts[kind] = match.artifact
+        self._apply(plan, artifacts)
+        return missing
+
+    def _apply(self, plan: Plan, artifacts: Mapping[Kind, Artifact | None], *, trial: bool = False) -> bool:
+        """Run every kind by its strategy; False where some kind cannot, which stays with torch's own group."""
+        right = True
+        for kind, config in plan.items():
+            if kind in self.chosen and self.chosen[kind] == config:
+                continue
+            group = deploy_group(self._traffic.seen[kind].group, self._device)
+            why = self._traffic.use(kind, config, artifacts.get(kind), self._everyone, group)
+            self.chosen[kind] = None if why else config
+            if why:
+                right = False
+                text = f"{_label(config)} cannot run {kind.op}: {why}"
+                log.debug("autotune.fsdp: %s", text) if trial else self._stay(text)
+        self._prefetch(any(c is not None and c["order"] == "comm_first" for c in self.chosen.values()))
+        return right
+
+    def _prefetch(self, wanted: bool) -> None:
+        """Have each module's gather issued before the computation of the module before, or not."""
+        order = self._traffic.order
+        if any(getattr(m._get_fsdp_state(), "_states_to_forward_prefetch", ()) for m in order) and not self._started:
+            return  # the program has set its own
+        self._started = self._started or wanted
+        if self._started:
+            for module, after in itertools.pairwise(order):
+                module.set_modules_to_forward_prefetch([after] if wanted else [])
+
+    # ---- the search ------------------------------------------------------------------------------------------------
+
+    def _search(self, kinds: Mapping[Kind, int]) -> Generator[None, None, None]:
+        side = self._device.type
+        artifacts = self._build(kinds, side)
+        trials = search(kinds, side, self._steps)
+        ms: float | None = None
+        while True:
+            try:
+                plan = next(trials) if ms is None else trials.send(ms)
+            except StopIteration as end:
+                self.found = end.value
+                break
+            own = {kind: artifacts.get((kind.op, kind.dtype, kind.ranks)) for kind in plan}
+            if self._apply(plan, own, trial=True):
+                ms = yield from self._block()
+            else:
+                ms = FAILED
+        self._apply(self.found.plan, {k: artifacts.get((k.op, k.dtype, k.ranks)) for k in self.found.plan})
+        if self._everyone.rank == 0:
+            try:
+                self._store(self.found, artifacts)
+            except Exception as error:  # the program trains on
+                self._stay_unstored(first_line(error))
+
+    def _block(self) -> Generator[None, None, float]:
+        """Milliseconds of a step on the slowest rank, in a block of steps."""
+        for _ in range(WARM):
+            yield
+        self._settle()
+        begin = time.perf_counter()
+        for _ in range(BLOCK - WARM):
+            yield
+        self._settle()
+        return self._everyone.largest([(time.perf_counter() - begin) * 1e3 / (BLOCK - WARM)])[0]
+
+    def _settle(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._everyone.barrier()
+
+    def _build(self, kinds: Mapping[Kind, int], side: str) -> dict[tuple[str, str, int], Artifact]:
+        """The kernels that candidates need, compiled on each rank alike."""
+        from autotune.domains.c3.task import build
+
+        device = str(self._device) if self._device.type == "cuda" else side
+        made: dict[tuple[str, str, int], Artifact] = {}
+        for kind in kinds:
+            key = (kind.op, kind.dtype, kind.ranks)
+            needed = [config for config in candidates(kind, side) if kernel_of(config, kind.op)]
+            if needed and key not in made:
+                made[key] = build(self._scenario(kind), needed[0], device)
+        return made
+
+    def _store(self, found: Found, artifacts: Mapping[tuple[str, str, int], Artifact]) -> None:
+        from autotune.store import Store
+        from autotune.store.records import Key, Schedule
+
+        side = self._device.type
+        with Store.open(self._db) as store:
+            env = store.put_environment(environment(str(self._device) if side == "cuda" else "cpu"))
+            for kind, config in found.plan.items():
+                scenario = self._scenario(kind)
+                workload = scenario.workload()
+                where = store.put_device(place(workload, str(self._device) if side == "cuda" else "cpu"))
+                key = Key(store.put_workload(workload), where, env, POLICY)
+                whole = None if config is None else normalize(config, scenario, side)
+                kernels = artifacts.get((kind.op, kind.dtype, kind.ranks))
+                schedule = Schedule(
+                    key, whole, found.step_ms * 1e3, {"sequential": found.stock_ms * 1e3},
+                    kernels if whole is not None and kernel_of(whole, kind.op) else None,
+                    "sequential" if whole is None else "autotune", workload.family, workload.extent,
+                )  # fmt: skip
+                store.put_schedule(schedule)
+
+    def _stay_unstored(self, why: str) -> None:
+        deployment().warn_once("fsdp store", f"autotune: FSDP2's choice is not stored: {why}")
+
+    def close(self) -> None:
+        """Give FSDP2 its own collectives back, and free the buffers. A collective call, between two steps."""
+        if self._hook is None:
+            return
+        self._hook.remove()
+        self._hook = None
+        for kind in list(self.chosen):
+            self._traffic.release(kind)
+        self.chosen.clear()
+
+
+def _stock(module: nn.Module) -> bool:
+    """True for a sharded module whose collectives the program has not set itself."""
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as torchs
+
+    if not isinstance(module, FSDPModule):
+        return False
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    if len(groups) != 1:
+        return False  # no parameters of its own; or several groups, for which torch takes no custom collectives
+    own = (type(groups[0]._all_gather_comm), type(groups[0]._reduce_scatter_comm))
+    return own == (torchs.DefaultAllGather, torchs.DefaultReduceScatter)
+
+
+def _bucket(tensor: torch.Tensor) -> list[Any]:
+    """A tensor's type and extents, each rounded up to a power of two: batches of a loader differ in length."""
+    return [str(tensor.dtype), *(1 << max(0, int(extent) - 1).bit_length() for extent in tensor.shape)]
+
+
+def _words(kind: Kind) -> list[Any]:
+    return [kind.op, kind.numel, kind.dtype, kind.ranks]
+
+
+def _label(config: Config | None) -> str:
+    if config is None:
+        return "torch's own"
+    rest = [f"{k}={v}" for k, v in config.items() if k in ("ctas", "chunks", "copies") and v not in (0, 1)]
+    return " ".join([str(config["engine"]), *rest, *(["prefetched"] if config["order"] == "comm_first" else [])])
+
+
+__all__ = ["Group", "Sharded", "fsdp"]

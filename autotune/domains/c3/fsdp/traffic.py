@@ -1,0 +1,301 @@
+"""The collectives of a model that ``fully_shard`` sharded, and who runs them.
+
+FSDP2 hands each all-gather and each reduce-scatter to an object of the module's (``set_custom_all_gather``,
+``set_custom_reduce_scatter``). It asks that object for the buffer first, copies the shards or the gradients there, and
+then has the collective run on its own stream. :class:`Gather` and :class:`Scatter` are those objects. Both send a
+collective of some size where :class:`Traffic` says: to torch's own group, to an NCCL communicator with fewer thread
+blocks, or to an engine of C3, which owns its buffers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter  # torch exports them nowhere else
+
+from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
+from autotune.domains.c3.collectives.host import all_gather, reduce_scatter
+from autotune.domains.c3.group import Group
+from autotune.domains.c3.scenario import ITEMSIZE
+from autotune.errors import Unsupported, first_line
+from autotune.task import Artifact, Config
+
+SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+_RESERVE = 1.2
+"""Free memory that the buffers of an engine need, as a multiple of their size."""
+
+
+@dataclass(frozen=True, order=True)
+class Kind:
+    """Collectives that run alike: all of one size and type, whichever module asks for them.
+
+    Attributes:
+        op: "all_gather" or "reduce_scatter".
+        numel: elements of the larger buffer.
+        dtype: "bf16", "f16" or "f32".
+        ranks: of the process group.
+        group: its name, which has a meaning in this process only.
+    """
+
+    op: str
+    numel: int
+    dtype: str
+    ranks: int
+    group: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the larger buffer."""
+        return self.numel * ITEMSIZE[self.dtype]
+
+
+@dataclass
+class Seen:
+    """What a step showed of one kind.
+
+    Attributes:
+        group: the process group that FSDP2 names.
+        calls: in a step.
+        alive: the most buffers that were in use at a time.
+    """
+
+    group: dist.ProcessGroup
+    calls: int = 0
+    alive: int = 1
+
+
+@dataclass
+class _Ring:
+    """Collectives of one kind that take turns, since FSDP2 uses several buffers at a time.
+
+    The number of calls alone decides whose turn it is: all ranks have to take the same, and memory is not released at
+    the same time on each.
+    """
+
+    collectives: list[Collective]
+    turn: int = 0
+    handed: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+
+    def next(self, buffer: str) -> Tensor:
+        """The next collective's ``buffer``: "input" or "output"."""
+        out: Tensor = getattr(self.collectives[self.turn], buffer).view(-1)
+        self.turn = (self.turn + 1) % len(self.collectives)
+        before = self.handed.get(out.data_ptr())
+        if before is not None and before() is not None:
+            raise RuntimeError(
+                f"autotune.fsdp: more than {len(self.collectives)} buffers of one size are in use, which the first "
+                "step did not need: call autotune.fsdp after all settings of prefetching"
+            )
+        self.handed[out.data_ptr()] = weakref.ref(out)
+        return out
+
+
+class Traffic:
+    """All collectives of a model, by kind, and how each kind runs.
+
+    Attributes:
+        seen: kinds that occurred, in the order of their first call.
+        order: modules by their first all-gather.
+        scattered: reduce-scatters since it was set to 0.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[Kind, Seen] = {}
+        self.order: list[Any] = []
+        self.scattered = 0
+        self._rings: dict[Kind, _Ring] = {}
+        self._limited: dict[Kind, dist.ProcessGroup] = {}
+        self._by_address: dict[int, Collective] = {}
+        self._live: dict[Kind, list[weakref.ref[Tensor]]] = {}
+        self._counts: Counter[Kind] = Counter()
+
+    def new_step(self) -> None:
+        """Begin to count the calls of a step."""
+        for kind, calls in self._counts.items():
+            self.seen[kind].calls = calls
+        self._counts.clear()
+        self.scattered = 0
+
+    # ---- what FSDP2 asks for ---------------------------------------------------------------------------------------
+
+    def buffer(
+        self, op: str, size: Sequence[int | torch.SymInt], dtype: torch.dtype, device: torch.device, group: Any
+    ) -> Tensor:
+        """The larger buffer of a collective that is about to run; an engine's own, where one runs it.
+
+        Args:
+            group: of the module's collectives; None before its first one.
+        """
+        shape = torch.Size([int(extent) for extent in size])
+        if self._rings and group is not None and (kind := _kind(op, shape.numel(), dtype, group)) in self._rings:
+            return self._rings[kind].next("output" if op == "all_gather" else "input").view(shape)
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    def note(self, op: str, larger: Tensor, group: dist.ProcessGroup) -> Kind | None:
+        """Count a call; None where no engine could run it."""
+        kind = _kind(op, larger.numel(), larger.dtype, group)
+        if kind is None or kind.ranks < 2:
+            return None
+        found = self.seen.setdefault(kind, Seen(group))
+        self._counts[kind] += 1
+        live = self._live[kind] = [ref for ref in self._live.get(kind, []) if ref() is not None]
+        live.append(weakref.ref(larger))
+        found.alive = max(found.alive, len(live))
+        return kind
+
+    def engine(self, larger: Tensor) -> Collective | None:
+        """The collective whose own buffer this is."""
+        return self._by_address.get(larger.data_ptr())
+
+    def group(self, kind: Kind | None, group: dist.ProcessGroup) -> dist.ProcessGroup:
+        """The group that runs a collective of this kind without an engine."""
+        return self._limited.get(kind, group) if kind is not None else group
+
+    @property
+    def engines(self) -> bool:
+        """True if an engine of C3 runs some kind."""
+        return bool(self._rings)
+
+    # ---- how a kind runs -------------------------------------------------------------------------------------------
+
+    def use(self, kind: Kind, config: Config | None, artifact: Artifact | None, everyone: Group, group: Group) -> str:
+        """Run a kind by a strategy from now on. A collective call, between two steps.
+
+        Args:
+            config: None for torch's own group.
+            everyone: all ranks of the program, who agree.
+            group: the ranks of the kind's own group.
+
+        Returns:
+            why it cannot, and then torch's own group runs it; "" where it can.
+        """
+        self.release(kind)
+        if config is None or (config["engine"] in ("nccl", "gloo") and not config.get("ctas")):
+            return ""
+        depth = max(everyone.gather(self.seen[kind].alive)) + 1
+        if config["engine"] == "nccl":
+            from autotune.domains.c3.collectives.nccl import communicator
+
+            self._limited[kind] = communicator(group, int(config["ctas"]))
+            return ""
+        why = next((w for w in everyone.gather(_too_little(kind, depth, group)) if w), "")
+        opened: list[Collective] = []
+        if not why:
+            try:
+                spec = Spec(kind.op, kind.numel, kind.dtype)
+                opened = [open_collective(spec, group, config, artifact) for _ in range(depth)]
+            except Unsupported as error:
+                why = str(error)
+            except (RuntimeError, OSError) as error:
+                why = first_line(error)
+            why = next((w for w in everyone.gather(why) if w), "")
+        if why:
+            complete = min(everyone.gather(len(opened)))
+            for collective in opened[:complete]:
+                collective.close()
+            return why
+        self._rings[kind] = _Ring(opened)
+        for collective in opened:
+            larger = collective.output if kind.op == "all_gather" else collective.input
+            self._by_address[larger.data_ptr()] = collective
+        return ""
+
+    def release(self, kind: Kind) -> None:
+        """Let torch's own group run a kind again, and give an engine's buffers back. A collective call."""
+        self._limited.pop(kind, None)
+        ring = self._rings.pop(kind, None)
+        if ring is None:
+            return
+        for collective in ring.collectives:
+            larger = collective.output if kind.op == "all_gather" else collective.input
+            del self._by_address[larger.data_ptr()]
+            collective.close()
+
+
+def _kind(op: str, numel: int, dtype: torch.dtype, group: dist.ProcessGroup) -> Kind | None:
+    short = SHORT.get(dtype)
+    return Kind(op, numel, short, dist.get_world_size(group), group.group_name) if short is not None else None
+
+
+def _too_little(kind: Kind, depth: int, group: Group) -> str:
+    """Say that a GPU has too little free memory for an engine's buffers; "" where there is enough."""
+    if group.device.type != "cuda":
+        return ""
+    needed = int(_RESERVE * depth * kind.nbytes * (1 if kind.op == "all_gather" else 2))
+    free = torch.cuda.mem_get_info(group.device)[0]
+    return f"{needed >> 20} MiB of buffers do not fit {free >> 20} MiB of free memory" if needed > free else ""
+
+
+class Gather(AllGather):
+    """A module's all-gather; see ``torch.distributed.fsdp``'s ``AllGather``."""
+
+    def __init__(self, traffic: Traffic, module: Any) -> None:
+        self._traffic, self._module = traffic, module
+        self._group: dist.ProcessGroup | None = None
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The gathered buffer."""
+        return self._traffic.buffer("all_gather", size, dtype, device, self._group)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> Any:
+        """Enqueue the all-gather on the current stream."""
+        traffic, self._group = self._traffic, group
+        if self._module not in traffic.order:
+            traffic.order.append(self._module)
+        kind = traffic.note("all_gather", output_tensor, group)
+        collective = traffic.engine(output_tensor)
+        if collective is None:
+            return all_gather(output_tensor, input_tensor, group=traffic.group(kind, group), async_op=async_op)
+        if collective.input.data_ptr() != input_tensor.data_ptr():
+            collective.input.copy_(input_tensor)
+        collective.enqueue()
+        return None
+
+
+class Scatter(ReduceScatter):
+    """A module's reduce-scatter; see ``torch.distributed.fsdp``'s ``ReduceScatter``.
+
+    FSDP2 keeps the result as the gradient, so it is never an engine's buffer.
+    """
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._group: dist.ProcessGroup | None = None
+        self._inputs = True
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The buffer of the gradients, then that of the sums: FSDP2 asks for both in this order."""
+        asked, self._inputs = self._inputs, not self._inputs
+        if not asked:
+            return torch.empty([int(extent) for extent in size], dtype=dtype, device=device)
+        return self._traffic.buffer("reduce_scatter", size, dtype, device, self._group)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+    ) -> Any:
+        """Enqueue the reduce-scatter on the current stream."""
+        traffic, self._group = self._traffic, group
+        self._inputs = True
+        traffic.scattered += 1
+        kind = traffic.note("reduce_scatter", input_tensor, group)
+        collective = traffic.engine(input_tensor)
+        mean = op == dist.ReduceOp.AVG
+        if collective is None or not (mean or op == dist.ReduceOp.SUM):
+            return reduce_scatter(
+                output_tensor, input_tensor, op=op, group=traffic.group(kind, group), async_op=async_op
+            )
+        collective.enqueue()
+        if mean:
+            torch.div(collective.output.view_as(output_tensor), dist.get_world_size(group), out=output_tensor)
+        else:
+            output_tensor.copy_(collective.output.view_as(output_tensor))
+        return None

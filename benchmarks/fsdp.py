@@ -1,0 +1,262 @@
+"""FSDP2 in Llama's layers: stock, with its own prefetching, and after ``autotune.fsdp`` has searched in the loop.
+
+    python -m benchmarks.fsdp --ranks 4 --model 8b 70b --tokens 2048 4096 8192 --out benchmarks/results/h100x4/fsdp.json
+
+A case is a model and the tokens of a rank. Each case has two models with equal weights and data: stock FSDP2, and one
+on which ``autotune.fsdp(model, steps=S)`` was called, timed after the search. ``prefetch`` is the stock model with
+``set_modules_to_forward_prefetch``. The three train in turns, a step takes as long as on its slowest rank, and medians
+count. ``looked_up`` is the choice of a second handle, which finds in the database what the first one stored.
+
+Losses have to agree with stock's, and gathered parameters have to be equal bit by bit, or the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+MODELS = {
+    "8b": {"hidden": 4096, "inner": 14336, "heads": 32, "kv_heads": 8},
+    "70b": {"hidden": 8192, "inner": 28672, "heads": 64, "kv_heads": 8},
+    "tiny": {"hidden": 48, "inner": 80, "heads": 4, "kv_heads": 2},
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
+    made.add_argument("--ranks", type=int, default=2, help="processes, a GPU each (default: 2)")
+    made.add_argument("--model", nargs="+", default=["70b"], choices=MODELS)
+    made.add_argument("--tokens", nargs="+", type=int, default=[2048], help="of a rank's batch")
+    made.add_argument("--layers", type=int, default=8)
+    made.add_argument("--steps", type=int, default=10, help="timed steps of each contender")
+    made.add_argument("--search", type=int, default=60, help="steps of the search")
+    made.add_argument("--compile", action="store_true", help="compile each layer by torch.compile")
+    made.add_argument("--db", help="database (default: one that is deleted)")
+    made.add_argument("--out", type=Path)
+    return made
+
+
+# ---- a rank ---------------------------------------------------------------------------------------------------------
+
+
+def _model(args: argparse.Namespace, name: str, tokens: int, device: Any) -> tuple[Any, Any]:
+    """A stack of sharded layers, and its optimizer."""
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    from examples.models.llama import Block, Config, RMSNorm
+
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    sizes = Config(batch=1, length=tokens, layers=args.layers, dtype=dtype, **MODELS[name])
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList()
+            for layer in range(args.layers):
+                torch.manual_seed(layer)
+                with device:
+                    block = Block(sizes).to(dtype)
+                fully_shard(block)  # at once: whole layers would not fit together
+                self.blocks.append(block)
+            self.norm = RMSNorm(sizes.hidden).to(device, dtype)
+            size = sizes.hidden // sizes.heads
+            rates = 500000.0 ** (-torch.arange(0, size, 2, device=device) / size)
+            angles = (torch.arange(tokens, device=device)[:, None] * rates).repeat(1, 2)[:, None, :]
+            self.register_buffer("cos", angles.cos().to(dtype))
+            self.register_buffer("sin", angles.sin().to(dtype))
+
+        def forward(self, x: Any, wanted: Any) -> Any:
+            for block in self.blocks:
+                x = block(x, self.cos, self.sin)
+            return F.mse_loss(self.norm(x).float(), wanted.float())
+
+    stack = Stack()
+    fully_shard(stack)
+    if args.compile:
+        for block in stack.blocks:
+            block.compile()
+    return stack, torch.optim.AdamW(stack.parameters(), lr=1e-4)
+
+
+def _step(model: Any, optimizer: Any, x: Any, wanted: Any) -> float:
+    loss = model(x, wanted)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
+def _prefetch(model: Any, wanted: bool) -> None:
+    for block, after in itertools.pairwise(model.blocks):
+        block.set_modules_to_forward_prefetch([after] if wanted else [])
+
+
+def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[str, Any]:
+    import torch
+
+    import autotune
+
+    cuda = group.device.type == "cuda"
+    stock, ours = (_model(args, name, tokens, group.device) for _ in range(2))
+    generator = torch.Generator(group.device).manual_seed(group.rank)
+    shape = (2, 1, tokens, MODELS[name]["hidden"])
+    dtype = torch.bfloat16 if cuda else torch.float32
+
+    def data() -> Any:
+        return torch.randn(shape, generator=generator, device=group.device, dtype=dtype)
+
+    def settle() -> None:
+        if cuda:
+            torch.cuda.synchronize()
+        group.barrier()
+
+    handle = autotune.fsdp(ours[0], steps=args.search)
+    losses: dict[str, list[float]] = {"stock": [], "autotune": []}
+    begin = time.perf_counter()
+    for _ in range(args.search + 2):
+        x, wanted = data()
+        losses["autotune"].append(_step(*ours, x, wanted))
+        losses["stock"].append(_step(*stock, x, wanted))
+        if handle.found is not None:
+            break
+    searched_s = time.perf_counter() - begin
+    times: dict[str, list[float]] = {"stock": [], "prefetch": [], "autotune": []}
+    peaks: dict[str, int] = {}
+    for turn in range(args.steps + 1):
+        for contender in [*times][turn % 3 :] + [*times][: turn % 3]:
+            x, wanted = data()
+            _prefetch(stock[0], contender == "prefetch")
+            if cuda:
+                torch.cuda.reset_peak_memory_stats()
+            settle()
+            begin = time.perf_counter()
+            _step(*(ours if contender == "autotune" else stock), x, wanted)
+            if cuda:
+                torch.cuda.synchronize()
+            took = group.largest([(time.perf_counter() - begin) * 1e3])[0]
+            if turn:
+                times[contender].append(took)
+                peaks[contender] = torch.cuda.max_memory_allocated() if cuda else 0
+    again = autotune.fsdp(stock[0])
+    for _ in range(2):
+        x, wanted = data()
+        _step(*stock, x, wanted)
+    looked_up = again.chosen == handle.chosen
+    right = _exact(ours[0])
+    bound = 5e-3 if cuda else 1e-4
+    agree = all(abs(a - b) <= bound * abs(b) for a, b in zip(losses["autotune"], losses["stock"], strict=True))
+    found = handle.found
+    result = {
+        "name": f"{name} {tokens}", "layers": args.layers, "tokens": tokens,
+        "choice": repr(handle), "looked_up": looked_up, "search_steps": len(losses["autotune"]),
+        "search_s": searched_s, "tried": len(found.tried) if found else 0,
+        "agree": all(group.gather(agree)), "exact": all(group.gather(right)),
+        **{f"{contender}_us": statistics.median(ms) * 1e3 for contender, ms in times.items()},
+        "rounds": times, "peak_bytes": peaks,
+        "tries": [[{f"{k.op} {k.numel}": c for k, c in plan.items()}, ms] for plan, ms in found.tried] if found else [],
+    }  # fmt: skip
+    handle.close()
+    again.close()
+    return result
+
+
+def _exact(model: Any) -> bool:
+    """Whether every layer gathers its parameters as they are, bit by bit."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    same = True
+    for block in model.blocks:
+        expected = [p.full_tensor() for p in block.parameters() if isinstance(p, DTensor)]
+        block.unshard()
+        same &= all(torch.equal(p, e) for p, e in zip(block.parameters(), expected, strict=True))
+        block.reshard()
+    return same
+
+
+def run_rank(args: argparse.Namespace) -> None:
+    """Measure all cases; rank 0 writes them to ``--out``."""
+    import gc
+
+    import torch
+    import torch.distributed as dist
+
+    from autotune.domains.c3.group import deploy_group
+
+    cuda = args.device == "cuda"
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
+    else:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    group = deploy_group(None, device)
+    cases = []
+    for name, tokens in itertools.product(args.model, args.tokens):
+        cases.append(_case(args, name, tokens, group))
+        gc.collect()
+        if cuda:
+            torch.cuda.empty_cache()
+        if group.rank == 0:
+            done = {"device": torch.cuda.get_device_name() if cuda else "cpu", "cases": cases}
+            args.out.write_text(json.dumps(done))
+            show(cases[-1])
+    group.barrier()
+    dist.destroy_process_group()
+
+
+# ---- the command ----------------------------------------------------------------------------------------------------
+
+
+def show(case: dict[str, Any]) -> None:
+    gain = case["stock_us"] / case["autotune_us"]
+    best = min(case["stock_us"], case["prefetch_us"]) / case["autotune_us"]
+    print(
+        f"{case['name']:>12}  stock {case['stock_us'] / 1e3:8.2f} ms, prefetch {case['prefetch_us'] / 1e3:8.2f}, "
+        f"autotune {case['autotune_us'] / 1e3:8.2f}: {gain:.3f}x, {best:.3f}x over the best stock setting; "
+        f"{case['choice']}{'' if case['agree'] and case['exact'] else '; WRONG'}",
+        flush=True,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    if "RANK" in os.environ:
+        run_rank(args)
+        return 0
+    from autotune.bench import form
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "cases.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
+        command += ["-m", "benchmarks.fsdp", *(sys.argv[1:] if argv is None else argv), "--out", str(out)]
+        # A stream that waits for a peer must not hold back another that shares a hardware queue with it.
+        own = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "AUTOTUNE_DB": args.db or str(Path(folder) / "fsdp.db")}
+        if sys.platform == "linux":
+            own["GLOO_SOCKET_IFNAME"] = "lo"
+        code = subprocess.run(command, env=os.environ | own, check=False).returncode
+        found = json.loads(out.read_text()) if out.exists() else {"cases": []}
+    cases = found["cases"]
+    if args.out and cases:
+        extra = {"suite": "fsdp", "ranks": args.ranks, "compiled": args.compile}
+        form.write(args.out, f"{args.ranks} x {found['device']}", cases, extra=extra)
+    return 0 if code == 0 and cases and all(c["agree"] and c["exact"] for c in cases) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

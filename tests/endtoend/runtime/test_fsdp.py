@@ -1,0 +1,96 @@
+"""``autotune.fsdp`` on gloo ranks: losses of stock FSDP2, a search in the steps, look-ups, and what cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.store import Store
+from autotune.store.records import Schedule
+from tests.support.runtime.ranks import Ranks
+
+CHECKS = "tests.support.runtime.fsdp_checks"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+    with Ranks(tmp_path_factory.mktemp("ranks")) as started:
+        yield started
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    path = tmp_path / "fsdp.db"
+    Store.open(path).close()
+    return str(path)
+
+
+def stored(db: str) -> list[Schedule]:
+    with Store.open(db) as store:
+        return list(store.schedules())
+
+
+@pytest.mark.parametrize("way", ["", "accumulated", "evaluated", "mixed", "kept", "checkpointed"])
+def test_engines_that_win_are_stored_and_train_as_stock_does(ranks: Ranks, db: str, way: str) -> None:
+    for answer in ranks.run(CHECKS, "searched", db, 0.1, way):
+        assert answer["ours"] == pytest.approx(answer["stock"], rel=2e-2 if way == "mixed" else 1e-5)
+        assert answer["looked_up"] == pytest.approx(answer["stock"][:4], rel=2e-2 if way == "mixed" else 1e-5)
+        assert {op for op, _ in answer["chosen"]} == {"all_gather", "reduce_scatter"}
+        assert {engine for _, engine in answer["chosen"]} == {"copy"}
+        assert answer["repeated"] == answer["chosen"]
+        stock_ms, step_ms = answer["found"]
+        assert step_ms < stock_ms
+        assert "copy" in answer["text"]
+        assert answer["closed"] == "Sharded(closed)"
+    schedules = stored(db)
+    assert len(schedules) == len(answer["chosen"])
+    assert {s.winner for s in schedules} == {"autotune"}
+    assert all(s.latency_us < s.baselines["sequential"] for s in schedules)
+
+
+def test_stock_stays_where_nothing_is_faster(ranks: Ranks, db: str) -> None:
+    for answer in ranks.run(CHECKS, "searched", db, -0.1):
+        assert {engine for _, engine in answer["chosen"]} == {None}
+        assert answer["repeated"] == answer["chosen"]
+        assert answer["ours"] == pytest.approx(answer["stock"], rel=1e-5)
+    assert {s.winner for s in stored(db)} == {"sequential"}
+    assert {s.config for s in stored(db)} == {None}
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [("everywhere", "no peer access here"), ("one rank", "12 MiB of buffers do not fit 3 MiB of free memory")],
+)
+def test_what_cannot_run_leaves_fsdp2_as_it_is(ranks: Ranks, db: str, where: str, words: str) -> None:
+    answers = ranks.run(CHECKS, "searched", db, 0.1)
+    said = []
+    for answer, stopped in zip(answers, ranks.run(CHECKS, "stopped", db, where), strict=True):
+        said.append(stopped["said"])
+        assert {engine for _, engine in stopped["chosen"]} == {None}
+        assert stopped["losses"] == pytest.approx(answer["stock"][:4], rel=1e-5)
+    assert said == [f"autotune: FSDP2 stays as it is: copy cannot run all_gather: {words}\n", ""]
+
+
+def test_mistakes(ranks: Ranks, db: str) -> None:
+    for said in ranks.run(CHECKS, "refused", db):
+        assert "call fully_shard first" in said[0]
+        assert "24 steps at least, not 5" in said[1]
+
+
+def test_collectives_that_the_program_set_stay(ranks: Ranks, db: str) -> None:
+    assert ranks.run(CHECKS, "left_alone", db) == [[True, True]] * 2
+
+
+def test_results_are_never_shared(ranks: Ranks) -> None:
+    assert ranks.run(CHECKS, "shared") == [True, True]
+
+
+def test_hybrid_sharding(tmp_path: Path, db: str) -> None:
+    with Ranks(tmp_path, 4) as four:
+        answers: list[Any] = four.run(CHECKS, "searched", db, 0.1, "hybrid", 24)
+    for answer in answers:
+        assert answer["ours"] == pytest.approx(answer["stock"], rel=1e-5)
+        assert {engine for _, engine in answer["chosen"]} == {"copy"}

@@ -1,0 +1,204 @@
+"""Sharded models on gloo ranks, with and without ``autotune.fsdp``: functions that every rank runs."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+
+import autotune
+from autotune.domains.c3.fsdp import api, traffic
+from autotune.errors import Unsupported, UserError
+from autotune.runtime.deployment import Deployment, deployment, use
+
+
+class Model(nn.Module):
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24)) for _ in range(3))
+        self.head = nn.Linear(24, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + (checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x))
+        return self.head(x)
+
+
+@contextlib.contextmanager
+def fresh() -> Iterator[None]:
+    """A deployment of its own, which has warned of nothing."""
+    before = deployment()
+    use(Deployment())
+    try:
+        yield
+    finally:
+        use(before)
+
+
+def made(way: str = "") -> Any:
+    """A model of the same weights each time, sharded in one of several ways."""
+    torch.manual_seed(0)
+    model = Model(way == "checkpointed")
+    options: dict[str, Any] = {}
+    if way == "mixed":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if way == "kept":
+        options["reshard_after_forward"] = False
+    if way == "hybrid":
+        options["mesh"] = init_device_mesh(
+            "cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicas", "shards")
+        )
+    for block in model.blocks:
+        fully_shard(block, **options)
+    fully_shard(model, **options)
+    return model
+
+
+class Clock:
+    """A clock by which steps with more kinds run by engines take less time, or more."""
+
+    def __init__(self, gain: float) -> None:
+        self.handle: Any = None
+        self.gain, self.now = gain, 0.0
+
+    def perf_counter(self) -> float:
+        engines = sum(config is not None and config["engine"] == "copy" for config in self.handle.chosen.values())
+        self.now += 1.0 - self.gain * engines
+        return self.now
+
+
+def train(rank: int, model: Any, handle: Any, steps: int, way: str = "") -> list[float]:
+    """Losses of steps on data that depend on the rank."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for step in range(steps):
+        for part in range(2 if way == "accumulated" else 1):
+            if way == "accumulated":
+                model.set_requires_gradient_sync(part == 1)
+            loss = model(torch.randn(4, 24, generator=generator)).float().pow(2).mean()
+            loss.backward()
+        if way == "evaluated" and step % 3 == 0:
+            with torch.no_grad():
+                model.eval()(torch.ones(4, 24))
+            model.train()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss))
+    return losses
+
+
+def plain(chosen: Any) -> list[Any]:
+    return [[kind.op, None if config is None else config["engine"]] for kind, config in chosen.items()]
+
+
+def searched(rank: int, db: str, gain: float, way: str = "", steps: int = 30) -> dict[str, Any]:
+    """A search by a clock, what it chose, losses beside stock's, and what a second handle finds."""
+    clock = Clock(gain)
+    patched: Any = api
+    real, patched.time = patched.time, clock
+    try:
+        with fresh():
+            model = made(way)
+            handle = clock.handle = autotune.fsdp(model, steps=steps, db=db)
+            ours = train(rank, model, handle, steps + 3, way)
+            stock = train(rank, made(way), None, steps + 3, way)
+            second = made(way)
+            again = autotune.fsdp(second, db=db)
+            looked_up = train(rank, second, again, 4, way)
+            chosen, repeated = plain(handle.chosen), plain(again.chosen)
+            text = repr(again)
+            handle.close()
+            again.close()
+            train(rank, second, None, 2, way)
+            return {
+                "ours": ours, "stock": stock, "looked_up": looked_up, "chosen": chosen, "repeated": repeated,
+                "found": None if handle.found is None else (handle.found.stock_ms, handle.found.step_ms), "text": text,
+                "closed": repr(handle),
+            }  # fmt: skip
+    finally:
+        patched.time = real
+
+
+def stopped(rank: int, db: str, where: str) -> dict[str, Any]:
+    """A choice for copies is stored, and then copies cannot run: on all ranks, or for want of memory on one."""
+
+    def refuse(*given: Any) -> Any:
+        raise Unsupported("no peer access here")
+
+    patched: Any = traffic
+    real = patched.open_collective, patched._too_little
+    if where == "everywhere":
+        patched.open_collective = refuse
+    elif rank == 1:
+        patched._too_little = lambda *given: "12 MiB of buffers do not fit 3 MiB of free memory"
+    try:
+        said = io.StringIO()
+        with fresh(), contextlib.redirect_stderr(said):
+            model = made()
+            handle = autotune.fsdp(model, db=db)
+            losses = train(rank, model, handle, 4)
+            return {"losses": losses, "chosen": plain(handle.chosen), "said": said.getvalue()}
+    finally:
+        patched.open_collective, patched._too_little = real
+
+
+def refused(rank: int, db: str) -> list[str]:
+    """What a user's mistakes are answered."""
+    said = []
+    for model, options in ((Model(), {}), (made(), {"steps": 5})):
+        try:
+            autotune.fsdp(model, db=db, **options)
+        except UserError as error:
+            said.append(str(error))
+    return said
+
+
+def left_alone(rank: int, db: str) -> list[bool]:
+    """A block whose collectives the program has set keeps them."""
+    model = made()
+    own = traffic.Scatter(traffic.Traffic())
+    model.blocks[0].set_custom_reduce_scatter(own)
+    with fresh():
+        handle = autotune.fsdp(model, db=db)
+        train(rank, model, handle, 3)
+    group = model.blocks[0]._get_fsdp_state()._fsdp_param_group
+    return [group._reduce_scatter_comm is own, type(group._all_gather_comm).__name__ == "DefaultAllGather"]
+
+
+def shared(rank: int) -> bool:
+    """A result of a reduce-scatter is never a buffer that the next one writes to."""
+    lines = traffic.Traffic()
+    scatter = traffic.Scatter(lines)
+    group: Any = dist.group.WORLD
+    cpu = torch.device("cpu")
+    first = scatter.allocate((8,), dtype=torch.float32, device=cpu)
+    sums = scatter.allocate((4,), dtype=torch.float32, device=cpu)
+    first.fill_(rank + 1.0)
+    scatter(sums, first, group, dist.ReduceOp.SUM)
+    (kind,) = lines.seen
+    from autotune.domains.c3.group import deploy_group
+
+    everyone = deploy_group(None, cpu)
+    config = SimpleNamespace(order="gemm_first", engine="copy", threads=0, copies=1).__dict__
+    assert not lines.use(kind, config, None, everyone, everyone)
+    results = []
+    for turn in range(3):
+        larger = scatter.allocate((8,), dtype=torch.float32, device=cpu)
+        out = scatter.allocate((4,), dtype=torch.float32, device=cpu)
+        larger.fill_(rank + 1.0 + turn)
+        scatter(out, larger, group, dist.ReduceOp.AVG)
+        results.append(out)
+        del larger
+    lines.release(kind)
+    return bool(sums.eq(3.0).all()) and [float(r[0]) for r in results] == [1.5, 2.5, 3.5]
