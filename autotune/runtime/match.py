@@ -4,6 +4,9 @@ The rungs of a ladder, tried from the top:
 
 ``exact``: the very workload was tuned on an equal device.
 
+``heuristic``: nobody searched the workload, but a predicted schedule of it was verified here and timed once against
+Inductor's code (``AUTOTUNE_UNSEARCHED=default``). The region counts as missed: a search replaces the schedule.
+
 ``other_rows``: a workload of its family was, which differs only in the extent of axis 0, and its kernels, which take
 that extent as an argument, mean the same on the extent at hand (:mod:`autotune.runtime.fitting`). The nearest number of
 rows by ratio is used, within a limit.
@@ -37,6 +40,7 @@ from autotune.store.records import Schedule
 from autotune.store.snapshots.packaged import file_for
 from autotune.workload import Workload
 
+PREDICTED = "predicted and timed once, not searched"
 TRIED = 16
 """Schedules for other rows that a look-up tries, from the nearest on. Planning each takes milliseconds."""
 
@@ -68,6 +72,8 @@ def match(
     rules = rules or deployment().settings
     how: How = "strict" if strict else rules.environment
     exact, why = exact_match(workload, store, device, env, how)
+    if exact is not None and exact.predicted:
+        return Match(Level.HEURISTIC, exact, workload, PREDICTED, software(exact, store, env))
     if exact is not None:
         return Match(Level.EXACT, exact, workload, differences=software(exact, store, env))
     found, refused = other_rows(workload, store, device, env, how, rules.rows)
@@ -118,6 +124,8 @@ def other_rows(
             tuned = store.get_workload(found.workload) if full is not None else None
             if full is None or tuned is None:
                 not_fit = "it is damaged, or failed here"
+            elif full.predicted:
+                not_fit = PREDICTED
             else:
                 graph = graph or Graph.from_json(workload.spec)
                 not_fit = unfit_for(graph, tuned, full, device, store.trusted)

@@ -331,7 +331,7 @@ class _Operators:
         schedule = found.schedule
         if schedule is not None and deployment().disable(schedule, f"it failed in this process: {error}"):
             own = wrong or (isinstance(error, LaunchError) and error.deterministic)
-            if own and found.level.own:
+            if own and found.level in (Level.EXACT, Level.HEURISTIC, Level.OTHER_ROWS):
                 status = Status.WRONG_RESULT if wrong else Status.LAUNCH_ERROR
                 deployment().record_failure(schedule, self._call.device, status, str(error))
         self.warn(f"{'computes something else' if wrong else 'failed'} and is given up: {error}")

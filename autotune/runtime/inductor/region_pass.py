@@ -177,6 +177,7 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[R
             settled = bool(baseline) or (call is not None and not call.symbols)
             deployment().count("hits_other_rows", int(settled and found.level is Level.OTHER_ROWS))
             deployment().count("hits_packaged", int(settled and found.level is Level.PACKAGED))
+            deployment().count("hits_predicted", int(settled and found.level is Level.HEURISTIC))
             deployment().count("baseline_wins", baseline)
             deployment().count("hits", baseline)
         elif region.workload is None or device is None:

@@ -36,7 +36,7 @@ from autotune.store.models import (
     VerdictRow,
 )
 from autotune.store.reading import Listed, Reader, Where
-from autotune.store.records import Key, Measurement, Schedule, Verdict
+from autotune.store.records import PREDICTED, Key, Measurement, Schedule, Verdict
 from autotune.store.tables.measurements import costed, dated
 from autotune.task import Artifact, Config, Status, config_key
 
@@ -60,11 +60,14 @@ it, so that ``state`` tells."""
 def better(new: Any) -> Any:
     """The condition that a schedule (the row of an INSERT) replaces the stored one of its key.
 
-    It is faster, or measured again, or the stored one is damaged or failed when it was deployed.
+    It is faster, or measured again, or the stored one is damaged or failed when it was deployed. What a search decided
+    replaces a prediction, and never the reverse.
     """
     again = new.config.is_not_distinct_from(_S.config) & (new.winner == _S.winner) & (new.created > _S.created)
     faster = (new.latency_us < _S.latency_us) | sa.and_(*readable_schedule()).is_not(sa.true())
-    return faster | again | (_failed() & new.config.is_distinct_from(_S.config))
+    mends = _failed() & new.config.is_distinct_from(_S.config)
+    before, after = _S.space == PREDICTED, new.space == PREDICTED
+    return (before & ~after) | ((before | ~after) & (faster | again | mends))
 
 
 def readable_schedule() -> list[Any]:
