@@ -189,9 +189,7 @@ class Worker:
             self._restart()
         return Outcome.from_json(answer, seconds)
 
-    def compare(
-        self, contenders: Sequence[Contender], *, seed: int, without: Sequence[str] = ()
-    ) -> dict[str, Outcome]:
+    def compare(self, contenders: Sequence[Contender], *, seed: int, without: Sequence[str] = ()) -> dict[str, Outcome]:
         """Time candidates and baselines against each other, interleaved round by round.
 
         A contender or baseline that fails, hangs or crashes is reported with its status and the others are compared
