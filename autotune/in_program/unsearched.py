@@ -25,13 +25,12 @@ from autotune.in_program.ranks import name_of, turn
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.survey import Surveyed, lacking, surveying
-from autotune.runtime.inductor.verdict import stored_verdict
+from autotune.runtime.inductor.verdict import UNSEARCHED, stored_verdict
 from autotune.words import plural
 
 log = logging.getLogger("autotune")
 
-COMMAND = "unsearched"
-"""The command of a verdict's record."""
+_RECORD = {"budget_s": 0.0, "command": UNSEARCHED}
 _WAIT_SHARE, _WAIT_LEAST_S = 0.25, 10.0
 """For how long trials are waited for once Inductor is done: a share of what it took."""
 
@@ -61,7 +60,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
     if device is None or not search._storing():
         return compile_once(gm, inputs)
     if missing := lacks(device):
-        deployment().warn_once(COMMAND, f"autotune: {missing} is not installed: no schedule is predicted")
+        deployment().warn_once(UNSEARCHED, f"autotune: {missing} is not installed: no schedule is predicted")
         return compile_once(gm, inputs)
     name = name_of(gm, device)
     if _was_tried(name, device, mode):
@@ -87,16 +86,16 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             mine.begin(granted := max(_WAIT_LEAST_S, _WAIT_SHARE * compile_s))
             won = trying.end(granted)
             log.info("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
-            search._note_verdicts(graphs, {"budget_s": 0.0, "tries": 0, "cut": True, "command": COMMAND})
+            search._note_verdicts(graphs, {**_RECORD, "tries": 0, "cut": True})
             mine.end()
             if not won and mine.alone:
                 return before
             after = compile_once(gm, inputs)
         except Exception as error:
-            deployment().warn_once(COMMAND, f"autotune: schedules were not predicted: {first_line(error)}")
+            deployment().warn_once(UNSEARCHED, f"autotune: schedules were not predicted: {first_line(error)}")
             log.debug("the prediction that failed", exc_info=True)
             return before
-    return Frame(before, after, search._joined(device, graphs, 0.0)) if mine.alone else after
+    return Frame(before, after, search._joined(device, graphs, _RECORD)) if mine.alone else after
 
 
 def _was_tried(name: str, device: str, mode: str) -> bool:
@@ -177,4 +176,4 @@ class Trying:
         return bool(won)
 
 
-__all__ = ["COMMAND", "Trying", "compiled", "lacks"]
+__all__ = ["Trying", "compiled", "lacks"]

@@ -124,8 +124,8 @@ class Reader(ABC):
 
         Returns:
             The fastest that fits, of those decided by the measuring policy that decided last: numbers of different
-            policies cannot be compared; a predicted one last. A database passes a damaged one over, with a warning and an
-            entry in ``problems``; a snapshot is not used any more.
+            policies cannot be compared; a predicted one last. A database passes a damaged one over, with a warning and
+            an entry in ``problems``; a snapshot is not used any more.
         """
         found = map(self._loaded, self._preferred({"workload": workload, "device": device}, environment, match))
         return next((s for s in found if s is not None), None)

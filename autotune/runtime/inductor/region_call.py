@@ -33,7 +33,7 @@ from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.launch.verify import Check, WrongResult, kept, wanted
 from autotune.runtime.match import deployed, deployed_from_package, from_package, match
-from autotune.store.snapshots.packaged import file_for
+from autotune.store.snapshots.packaged import files_for
 from autotune.task import Artifact, Status
 from autotune.workload import Workload
 
@@ -199,7 +199,7 @@ def _look_up(workload: Workload, device: str, rows: float | None, packaged: bool
         rules = own.settings if rows is None else replace(own.settings, rows=rows)
         store, place, env = own.store(), identify(device), environment(device)
         found = match(workload, store, place, env, rules=rules)
-        if found.level is Level.NONE and packaged and file_for(place) and not (store is None and own.is_shut()):
+        if found.level is Level.NONE and packaged and files_for(place) and not (store is None and own.is_shut()):
             found, _ = from_package(workload, found, store, place, env, rules=rules)
         own.warn_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
         return found

@@ -84,7 +84,7 @@ def replace_regions(
         log.debug("the graph that was not looked up: %s", graph, exc_info=True)
         return
     # A step that was decided, or is being, stays what was measured: nothing that comes with autotune joins it.
-    left, decided = stored_left(name, devices, mode) if trial is None else (trial.left, True)
+    left, decided = stored_left(name, devices, mode, searching=bare) if trial is None else (trial.left, True)
     regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
     deployment().count("left", len(every) - len(regions))
     regions = _permitted(regions)

@@ -116,7 +116,13 @@ def stored_verdict(graph: str, device: str, mode: str) -> Verdict | None:
     return store.get_verdict(graph, identify(device).fingerprint, environment(device), mode, match=match)
 
 
-def stored_left(graph: str, devices: Iterable[str], mode: str) -> tuple[frozenset[str], bool]:
+UNSEARCHED = "unsearched"
+"""The command in the record of a verdict on predicted schedules, which nobody searched."""
+
+
+def stored_left(
+    graph: str, devices: Iterable[str], mode: str, *, searching: bool = False
+) -> tuple[frozenset[str], bool]:
     """Workloads that the stored verdicts on a graph leave to Inductor, and whether there is any verdict, as far as is
     known. Never fails: an error gives one warning.
 
@@ -124,6 +130,7 @@ def stored_left(graph: str, devices: Iterable[str], mode: str) -> tuple[frozense
         graph: fingerprint.
         devices: "cpu" or "cuda:N", those of its regions.
         mode: of :func:`base_mode`.
+        searching: for a search, which a step that predicted schedules made slower does not keep from any region.
     """
     left: set[str] = set()
     decided = False
@@ -131,7 +138,8 @@ def stored_left(graph: str, devices: Iterable[str], mode: str) -> tuple[frozense
         for device in sorted(set(devices)):
             found = stored_verdict(graph, device, mode)
             if found is not None:
-                left.update(found.left)
+                if not (searching and found.record.get("command") == UNSEARCHED):
+                    left.update(found.left)
                 decided = True
     except Exception as e:
         deployment().warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {e}")

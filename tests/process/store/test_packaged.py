@@ -13,7 +13,7 @@ from autotune.runtime.control import unload
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.match import from_package, match
 from autotune.store import Store
-from autotune.store.snapshots.packaged import file_for, packaged, path_of
+from autotune.store.snapshots.packaged import files_for, packaged, path_of
 from autotune.store.snapshots.reader import Snapshot
 from tests.support import ROOT
 
@@ -24,7 +24,7 @@ def test_every_schedule_is_found_on_its_device(name: str) -> None:
     snapshot = Snapshot(path_of(f"package:{name}"))
     snapshot.check()
     (device,) = snapshot.devices
-    assert file_for(device) == Path(path_of(f"package:{name}")), "a look-up asks it by itself"
+    assert files_for(device)[0] == Path(path_of(f"package:{name}")), "a look-up asks it by itself"
     schedules = snapshot.schedules()
     kernels = 0
     for schedule in schedules:
