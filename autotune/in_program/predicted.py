@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from autotune.device import environment, identify
 from autotune.domain import open_task, policy_for
 from autotune.measure.worker import Contender
+from autotune.runtime.ladder import Level, Match
+from autotune.runtime.match import from_package
 from autotune.space import Config
 from autotune.store.records import PREDICTED, Key, Measurement, Schedule
 from autotune.task import Task, config_key
@@ -45,7 +47,7 @@ class Proposal:
 
     Attributes:
         origin: "default", "model", "neighbour" (the same family at other rows) or "elsewhere" (the same workload on
-            another device or with other software).
+            another device or with other software) or "packaged" (it comes with autotune).
         expected_us: by the cost model; None where it has none.
     """
 
@@ -134,8 +136,9 @@ class Trials:
     def __init__(self, store: Store, device: str, pool: CompilePool, run: str) -> None:
         self._store, self._device, self._pool, self._run = store, device, pool, run
         self._lock = threading.Lock()  # of the store
+        self._here, self._env = identify(device), environment(device)
         with self._lock:
-            self._place = store.put_device(identify(device)), store.put_environment(environment(device))
+            self._place = store.put_device(self._here), store.put_environment(self._env)
 
     def run(self, workload: Workload, worker: Worker) -> Prediction:
         """Try a workload's proposals, compare the fastest with Inductor's code, and store the outcome.
@@ -153,7 +156,10 @@ class Trials:
             near = self._store.neighbours(
                 workload.family, key.device, workload.fingerprint, extent=workload.extent, limit=2
             )
+            packaged, _ = from_package(workload, Match(Level.NONE), self._store, self._here, self._env)
         stored += [("neighbour", m.config) for _, m in near]
+        if packaged.schedule is not None and packaged.schedule.config is not None:
+            stored.insert(0, ("packaged", packaged.schedule.config))
         proposed = proposals(task.under("", figures.figures if figures else {}), stored)
         expected = gain(task, proposed)
         if expected is not None and expected < MARGIN:
@@ -186,7 +192,7 @@ class Trials:
         contender = Contender("predicted", best.config, artifact)
         outcomes = worker.compare([contender], seed=_SEED + 1, without=("eager",))
         ours, inductor = outcomes["predicted"], outcomes.get("inductor")
-        told = {"workload": key.workload, "label": workload.label, "origin": best.origin}
+        told: dict[str, Any] = {"workload": key.workload, "label": workload.label, "origin": best.origin}
         told |= {"expected_us": best.expected_us, "latency_us": ours.latency_us}
         if not ours.ok or inductor is None or not inductor.ok or not ours.latency_us or not inductor.latency_us:
             return Prediction(**told, why=ours.reason or (inductor.reason if inductor else "no code of Inductor's"))

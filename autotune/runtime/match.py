@@ -15,9 +15,10 @@ rows by ratio is used, within a limit.
 since no kernel depends on the number of multiprocessors. Their speed here is unknown, so a setting must allow them.
 
 ``packaged``: it comes with autotune for the device at hand, or else for a GPU of the same architecture (an H200's on an
-H100). Its kernels are code of the device, without any of torch's, and a region's fingerprint has all that it computes. So it is used under any version of torch and CUDA, unless
-``strict`` is asked for, and its first call verifies it. This rung has no answer where the user's database has a
-schedule for the workload on this device, even one that is damaged, of other software or failed here.
+H100). Its kernels are code of the device, without any of torch's, and a region's fingerprint has all that it computes.
+So it is used under any version of torch and CUDA, unless ``strict`` is asked for, and its first call verifies it. This
+rung has no answer where the user's database has a schedule for the workload on this device, even one that is damaged,
+of other software or failed here.
 
 ``none``: none of these.
 """

@@ -37,10 +37,10 @@ class Settings:
         other_device: use of a schedule that was tuned on another device of the same architecture
             ($AUTOTUNE_OTHER_DEVICE). "refuse" uses none: the region is a miss, which a search can measure here. "warn"
             uses it, warns once, and records the miss all the same.
-        packaged: whether schedules that come with autotune for the very device at hand are used where the database has
-            no answer ($AUTOTUNE_PACKAGED): "use" or "refuse". They were measured on another such device, as regions
-            alone, and nobody measured them in the step at hand. Versions of torch and CUDA matter there with "strict"
-            alone. The miss is recorded all the same.
+        packaged: whether schedules that come with autotune for the device at hand, or else for a GPU of the same
+            architecture, are used where the database has no answer ($AUTOTUNE_PACKAGED): "use" or "refuse". They were
+            measured on another device, as regions alone, and nobody measured them in the step at hand. Versions of
+            torch and CUDA matter there with "strict" alone. The miss is recorded all the same.
         rows: the largest ratio of the rows at hand to those that a schedule was tuned for, either way
             ($AUTOTUNE_ROWS).
         verify: when a stored kernel's results are compared with those of the region's own operators

@@ -32,6 +32,7 @@ from autotune.store.models import (
     EnvironmentRow,
     MeasurementRow,
     MissRow,
+    SavingRow,
     ScheduleRow,
     VerdictRow,
     WorkloadRow,
@@ -177,7 +178,8 @@ def merge(store: Store, other: Store) -> Merged:
 
     The faster of two schedules of one key stays, unless it failed here when it was deployed; of the other the
     configuration is kept, with its latency as a measurement. Of two measurements of one candidate at one stage an ok
-    one stays before a failure, then the faster. Of verdicts and calibrations the newer stays, of efforts the larger;
+    one stays before a failure, then the faster. Of verdicts and calibrations the newer stays, of efforts and counts of
+    steps the larger;
     labels and misses that are here stay as they are.
 
     Raises:
@@ -267,6 +269,7 @@ _BETTER: Mapping[type[Base], Callable[[Any], Any]] = {
     EffortRow: lambda new: new.seconds > EffortRow.seconds,
     VerdictRow: lambda new: new.created > VerdictRow.created,
     CalibrationRow: lambda new: new.created > CalibrationRow.created,
+    SavingRow: lambda new: new.steps > SavingRow.steps,
     ArtifactRow: _mended_artifact,
     BlobRow: lambda new: new.code != BlobRow.code,
 }
@@ -313,7 +316,7 @@ def _keep_losers(store: Store, c: sa.Connection, rows: Sequence[Row], found: Mer
             cost(here["latency_us"]), moment(here["created"])
         except Damaged:
             continue  # nothing of it is worth keeping
-        kinds = {n: ScheduleRow.__table__.c[n].type for n in ("config", "winner", "created", "latency_us")}
+        kinds = {n: ScheduleRow.__table__.c[n].type for n in ("config", "winner", "created", "latency_us", "space")}
         new = SimpleNamespace(**{n: sa.literal(row[n], kind) for n, kind in kinds.items()})
         own = [getattr(ScheduleRow, n) == row[n] for n in _SCHEDULE]
         gives_way = c.scalar(sa.select(better(new)).where(*own))

@@ -162,6 +162,30 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """Steps of a graph that ran stored kernels, as one process counted them in one week.
+
+    Attributes:
+        process: a random name.
+        graph, device, environment, mode: as of a :class:`Verdict`.
+        week: its Monday in UTC, as "2026-11-23".
+        program: name of the program, for people.
+        steps: calls of the graph's code in this week.
+        alone_us: microseconds that the kernels of one call save, by the final comparisons of its regions alone.
+    """
+
+    process: str
+    graph: str
+    device: str
+    environment: str
+    mode: str
+    week: str
+    program: str = ""
+    steps: int = 0
+    alone_us: float = 0.0
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Figures of a device from a short measured run, by name; names have the units (``copy_gbs``, ...)."""
 

@@ -39,7 +39,7 @@ from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
-WRITTEN = b"region 4"
+WRITTEN = b"region 5"
 """Names what :mod:`autotune.runtime.inductor.region_op` and ``region_cpp`` write into Inductor's code.
 Inductor's caches hold it, and outlive an upgrade: a change of it changes this, so that no older code is loaded."""
 
@@ -67,6 +67,8 @@ class RegionCall:
         verify: in the place of the setting, where it is not empty.
         packaged: whether schedules that come with autotune may run it.
         overwrites: inputs and outputs that a caller may give as one tensor.
+        counts: of one region of each graph: the "graph", its "mode", and "alone_us", what its kernels save a call. Its
+            calls are the graph's (:mod:`autotune.runtime.savings`).
     """
 
     label: str
@@ -82,6 +84,7 @@ class RegionCall:
     verify: str = ""
     packaged: bool = True
     overwrites: Pairs = ()
+    counts: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
         """The call as one word of ASCII."""
@@ -134,7 +137,10 @@ def load_call(text: str) -> Call:
         found = own.calls.get(text)
         if found is None:
             call = RegionCall.of(text)
-            found = own.calls[text] = _BySizes(call) if call.symbols else _ready(call)
+            found = _BySizes(call) if call.symbols else _ready(call)
+            if call.counts:
+                found = own.savings.counted(found, call.device, **call.counts)
+            own.calls[text] = found
         return found
 
 

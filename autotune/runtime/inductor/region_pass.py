@@ -13,7 +13,7 @@ import logging
 import operator
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -98,6 +98,7 @@ def replace_regions(
     how = {"verify": verify, "packaged": not decided}
     calls = [_call_of(region, found, origin, how, cpp) for region, found in zip(regions, matches, strict=True)]
     _tell(regions, matches, calls)
+    calls = _counting(calls, regions, matches, {"graph": name, "mode": mode})
     if trial is not None:
         for region, found, call in zip(regions, matches, calls, strict=True):
             if region.workload is not None and call is not None and found.schedule is not None:
@@ -110,6 +111,27 @@ def replace_regions(
             made |= _replace(graph, region, call, origin, made)
     stable_topological_sort(graph)  # what reads a result may have come before the last of the region's nodes
     graph.eliminate_dead_code()
+
+
+def _counting(
+    calls: Sequence[RegionCall | None], regions: Sequence[Region], matches: Sequence[Match], graph: Mapping[str, str]
+) -> list[RegionCall | None]:
+    """The calls, the first of which counts the steps of its graph."""
+    made = list(calls)
+    first = next((k for k, call in enumerate(calls) if call is not None), None)
+    if first is not None:
+        pairs = [pair for pair, call in zip(zip(regions, matches, strict=True), calls, strict=True) if call is not None]
+        alone_us = round(sum(_alone_us(region, found) for region, found in pairs), 3)
+        made[first] = replace(cast(RegionCall, calls[first]), counts={**graph, "alone_us": alone_us})
+    return made
+
+
+def _alone_us(region: Region, found: Match) -> float:
+    """What a region's kernels save, by the comparison that chose them; at other rows, by their ratio."""
+    inductor = found.schedule.baselines.get("inductor") if found.schedule is not None else None
+    if found.schedule is None or inductor is None or region.workload is None or found.tuned is None:
+        return 0.0
+    return (inductor - found.schedule.latency_us) * max(region.workload.extent, 1) / max(found.tuned.extent, 1)
 
 
 def _surveyed(name: str, mode: str, regions: Sequence[Region], left: frozenset[str]) -> Surveyed:
