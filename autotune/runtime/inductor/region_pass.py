@@ -98,7 +98,8 @@ def replace_regions(
     how = {"verify": verify, "packaged": not decided}
     calls = [_call_of(region, found, origin, how, cpp) for region, found in zip(regions, matches, strict=True)]
     _tell(regions, matches, calls)
-    calls = _counting(calls, regions, matches, {"graph": name, "mode": mode})
+    if trial is None and not cpp:
+        calls = _counting(calls, regions, matches, {"graph": name, "mode": mode})
     if trial is not None:
         for region, found, call in zip(regions, matches, calls, strict=True):
             if region.workload is not None and call is not None and found.schedule is not None:
