@@ -160,7 +160,8 @@ class Trials:
         stored += [("neighbour", m.config) for _, m in near]
         if packaged.schedule is not None and packaged.schedule.config is not None:
             stored.insert(0, ("packaged", packaged.schedule.config))
-        proposed = proposals(task.under("", figures.figures if figures else {}), stored)
+        task = task.under("", figures.figures if figures else {})
+        proposed = proposals(task, stored)
         expected = gain(task, proposed)
         if expected is not None and expected < MARGIN:
             return Prediction(workload.fingerprint, workload.label, expected_gain=expected, why=NO_GAIN)

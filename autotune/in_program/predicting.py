@@ -8,15 +8,16 @@ have passed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.device import usable_processors
+from autotune.device import identify, usable_processors
 from autotune.measure.outcome import one_line
 from autotune.measure.wire import Link, serve
 from autotune.workload import Workload
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 _WORKERS = 3
 """Measuring processes at most: each compiles Inductor's code of a region for seconds, and times it in a few tenths."""
+_ROOM, _OVER_HELD = 0.5, 10
+"""The share of the device's memory that they take together, and what one needs over the bytes of its region's tensors:
+the oracle computes in fp64, and keeps intermediate values."""
 
 
 class Predictor:
@@ -38,6 +42,7 @@ class Predictor:
         self._asked = 0
         self._changed = threading.Condition()
         self._trials: Trials | None = None
+        self._room, self._taken = 0, 0  # bytes
         self._error = ""
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
@@ -74,12 +79,13 @@ class Predictor:
         from autotune.store import Store
 
         numerics.restore(settings)
+        self._room = int(_ROOM * (identify(device).memory_mib << 20))
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # of a worker, whose baselines are a kernel or two
         pool = CompilePool(timeout_s=policy_for(first, device).build_s)
         self._trials = Trials(Store.open(None), device, pool, uuid.uuid4().hex)
 
     def _run(self, first: Workload, device: str) -> None:
-        from autotune.domain import policy_for
+        from autotune.domain import domain_of, policy_for
         from autotune.in_program.predicted import failed
         from autotune.measure.worker import MachineFault, Worker
 
@@ -87,7 +93,8 @@ class Predictor:
         with Worker(first, device, policy_for(first, device)) as worker:
             while (workload := self._jobs.get()) is not None:
                 try:
-                    found = self._trials.run(workload, worker)
+                    with self._holding(_OVER_HELD * domain_of(workload.kind).bytes_held(workload)):
+                        found = self._trials.run(workload, worker)
                 except Exception as error:
                     found = failed(workload, one_line(error))
                     if isinstance(error, MachineFault):
@@ -95,6 +102,20 @@ class Predictor:
                 with self._changed:
                     self._found.append(found)
                     self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def _holding(self, need: int) -> Iterator[None]:
+        """Wait until there is room for so many bytes beside the other threads' regions."""
+        with self._changed:
+            while self._taken and self._taken + need > self._room:
+                self._changed.wait()
+            self._taken += need
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= need
+                self._changed.notify_all()
 
     def _end(self, seconds: float) -> dict[str, Any]:
         end = time.monotonic() + seconds
