@@ -39,6 +39,7 @@ from autotune.store.models import (
     fits,
     table_name,
 )
+from autotune.store.records import PREDICTED
 from autotune.store.snapshots.form import kind_of
 from autotune.store.snapshots.packaged import path_of
 from autotune.store.snapshots.reader import Snapshot
@@ -248,7 +249,9 @@ def _take(store: Store, c: sa.Connection, model: type[Base], rows: Sequence[Row]
     found.rows[table_name(model)] += max(done.rowcount, 0)
     if model is ScheduleRow:
         same = (MissRow.workload == sa.bindparam("the_workload"), MissRow.device == sa.bindparam("the_device"))
-        pairs = sorted({(row["workload"], row["device"]) for row in rows})
+        pairs = sorted({(row["workload"], row["device"]) for row in rows if row["space"] != PREDICTED})
+        if not pairs:
+            return
         c.execute(sa.delete(MissRow).where(*same), [{"the_workload": w, "the_device": d} for w, d in pairs])
 
 

@@ -96,6 +96,7 @@ class Schedules(Database, Reader):
 
     def put_schedule(self, schedule: Schedule, *, replace: bool = False) -> bool:
         """Store the winner of a final comparison, with its artifact, and clear the miss that asked for it.
+        A predicted schedule leaves the miss.
 
         There is one schedule for each key (workload, device, environment, policy). A stored one gives way only to a
         lower latency, which one key makes comparable, or to a new measurement of the same configuration, so that the
@@ -119,7 +120,8 @@ class Schedules(Database, Reader):
                 c.execute(row.on_conflict_do_nothing())
             upsert = self.upsert(_S, values, _KEY, None if replace else better)
             stored = self.changed(c, upsert.values(**values))
-            c.execute(sa.delete(MissRow).where(MissRow.workload == key.workload, MissRow.device == key.device))
+            if not schedule.predicted:
+                c.execute(sa.delete(MissRow).where(MissRow.workload == key.workload, MissRow.device == key.device))
             return stored
 
     def put_failure(self, key: Key, config: Config, status: Status, reason: str) -> bool:

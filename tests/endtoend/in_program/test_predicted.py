@@ -118,9 +118,11 @@ def test_what_was_best_at_other_rows_is_proposed_before_the_models_own() -> None
     assert ("neighbour", task.adapt(known)) in [(p.origin, p.config) for p in proposals(task, [("neighbour", known)])]
 
 
-def test_a_gain_is_expected_of_reductions_and_hardly_of_a_copy() -> None:
+def test_a_gain_is_expected_of_reductions_and_hardly_of_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_CUDA_TARGET", "sm_90:132")
+
     def on_gpu(rows: int, fn: Callable[..., torch.Tensor]) -> float:
-        task = FusionTask(workload(rows, fn), "cuda:0", target="sm_90", sms=132)
+        task = open_task(workload(rows, fn), "cuda:0")
         found = gain(task, proposals(task))
         assert found is not None
         return found
@@ -180,7 +182,7 @@ def test_no_candidate_is_built_where_the_models_expect_no_gain(store: Store, mon
 
 def test_a_search_replaces_a_prediction_and_never_the_reverse(store: Store) -> None:
     tried(store, Bench(10.0, 20.0))
-    (stored,) = store.schedules()
+    (stored,) = store.schedules(artifacts=True)
     searched = replace(stored, space="", latency_us=11.0)
     assert store.put_schedule(searched), "slower by its number, but searched"
     assert found(store, workload()).level is Level.EXACT
