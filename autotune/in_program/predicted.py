@@ -135,13 +135,14 @@ class Trials:
 
     def __init__(self, store: Store, device: str, pool: CompilePool, run: str) -> None:
         self._store, self._device, self._pool, self._run = store, device, pool, run
-        self._lock = threading.Lock()  # of the store
+        self._lock = threading.Lock()  # of the store, and of the schedules that are to be stored
+        self._decided: list[Schedule] = []
         self._here, self._env = identify(device), environment(device)
         with self._lock:
             self._place = store.put_device(self._here), store.put_environment(self._env)
 
     def run(self, workload: Workload, worker: Worker) -> Prediction:
-        """Try a workload's proposals, compare the fastest with Inductor's code, and store the outcome.
+        """Try a workload's proposals and compare the fastest with Inductor's code. :meth:`store` stores the decision.
 
         Raises:
             WorkerFault: the machine failed.
@@ -189,6 +190,14 @@ class Trials:
             found = self._compared(key, workload, best[1], best[2], worker)
         return replace(found, expected_gain=expected, seconds=round(time.monotonic() - begin, 3))
 
+    def store(self) -> None:
+        """Store the decisions so far. The program's first code must not find them while it is compiled."""
+        with self._lock:
+            for schedule in self._decided:
+                if self._store.schedule_of(schedule.key) is None:  # another process may have searched it meanwhile
+                    self._store.put_schedule(schedule)
+            self._decided.clear()
+
     def _compared(self, key: Key, workload: Workload, best: Proposal, artifact: Artifact, worker: Worker) -> Prediction:
         contender = Contender("predicted", best.config, artifact)
         outcomes = worker.compare([contender], seed=_SEED + 1, without=("eager",))
@@ -211,9 +220,7 @@ class Trials:
             space=PREDICTED,
         )
         with self._lock:
-            # Another process may have searched it meanwhile.
-            if self._store.schedule_of(key) is None:
-                self._store.put_schedule(schedule)
+            self._decided.append(schedule)
         return Prediction(**told, inductor_us=inductor.latency_us, won=won)
 
     def _keep(self, key: Key, config: Config, built: Built, outcome: Outcome) -> None:

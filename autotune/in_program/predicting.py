@@ -122,11 +122,10 @@ class Predictor:
         with self._changed:
             while len(self._found) < self._asked and not self._error and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
-            return {
-                "found": [prediction.to_json() for prediction in self._found],
-                "left": self._asked - len(self._found),
-                "error": self._error,
-            }
+            found, error = list(self._found), self._error
+        if self._trials is not None:
+            self._trials.store()
+        return {"found": [one.to_json() for one in found], "left": self._asked - len(found), "error": error}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch import fx
 from torch._functorch import config as functorch
 
 from autotune import numerics
-from autotune.errors import first_line
+from autotune.errors import UserError, first_line
 from autotune.in_program import search
 from autotune.in_program.contest import Frame
 from autotune.in_program.ranks import name_of, turn
@@ -92,7 +92,8 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
                 return before
             after = compile_once(gm, inputs)
         except Exception as error:
-            deployment().warn_once(UNSEARCHED, f"autotune: schedules were not predicted: {first_line(error)}")
+            why = str(error) if isinstance(error, UserError) else first_line(error)
+            deployment().warn_once(UNSEARCHED, f"autotune: schedules were not predicted: {why}")
             log.debug("the prediction that failed", exc_info=True)
             return before
     return Frame(before, after, search._joined(device, graphs, _RECORD)) if mine.alone else after
@@ -154,13 +155,13 @@ class Trying:
         """
         if self._child is None:
             if self._error:
-                raise RuntimeError(self._error)
+                raise UserError(self._error)
             return False
         self._child.send({"end": seconds})
         answer, _ = self._child.receive(time.monotonic() + seconds + _WAIT_LEAST_S)
-        found = answer["found"]
-        if answer["error"] and not found:
-            raise RuntimeError(answer["error"])
+        found, error = answer["found"], answer["error"] or self._error
+        if error and not found:
+            raise UserError(error)
         own = deployment()
         won = sum(one["won"] for one in found)
         wrong = sum(not one["won"] and one["inductor_us"] is not None for one in found)

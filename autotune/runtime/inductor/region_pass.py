@@ -36,7 +36,7 @@ from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up,
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import memory_of, readers, region_node
 from autotune.runtime.inductor.survey import Surveyed, note
-from autotune.runtime.inductor.verdict import Trial, graph_fingerprint, ranks_agree, stored_left
+from autotune.runtime.inductor.verdict import Left, Trial, graph_fingerprint, ranks_agree, stored_left
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.prepared import TensorSpec
 
@@ -84,11 +84,11 @@ def replace_regions(
         log.debug("the graph that was not looked up: %s", graph, exc_info=True)
         return
     # A step that was decided, or is being, stays what was measured: nothing that comes with autotune joins it.
-    left, decided = stored_left(name, devices, mode, searching=bare) if trial is None else (trial.left, True)
-    regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
-    deployment().count("left", len(every) - len(regions))
-    regions = _permitted(regions)
-    note(_surveyed(name, mode, regions, left))
+    left, decided, predicted = stored_left(name, devices, mode) if trial is None else Left(trial.left, True)
+    deployment().count("left", len(every) - len(_without(every, left)))
+    searched = _permitted(_without(every, left - predicted))
+    note(_surveyed(name, mode, searched, left - predicted))
+    regions = _without(searched, left)
     if bare:
         return
     if trial is None and not ranks_agree(numbers.graph):
@@ -133,6 +133,11 @@ def _alone_us(region: Region, found: Match) -> float:
     if found.schedule is None or inductor is None or region.workload is None or found.tuned is None:
         return 0.0
     return (inductor - found.schedule.latency_us) * max(region.workload.extent, 1) / max(found.tuned.extent, 1)
+
+
+def _without(regions: Sequence[Region], left: frozenset[str]) -> list[Region]:
+    """The regions whose workloads are not left to Inductor."""
+    return [region for region in regions if region.workload is None or region.workload.fingerprint not in left]
 
 
 def _surveyed(name: str, mode: str, regions: Sequence[Region], left: frozenset[str]) -> Surveyed:

@@ -20,6 +20,7 @@ from autotune.runtime.inductor.survey import Surveyed, lacking
 from autotune.runtime.ladder import Level, Outcome
 from autotune.store import Store
 from autotune.store.records import PREDICTED
+from autotune.workload import Workload
 from tests.endtoend.in_program.test_search import STEPS, Searches, eager, faster, train
 from tests.support.deployment import store_default
 
@@ -42,29 +43,25 @@ class Process:
 
     def __call__(self, module: str) -> Process:
         assert module == "autotune.in_program.predicting"
-        self._found: list[dict[str, Any]] = []
+        self._asked: list[tuple[Workload, str]] = []
         return self
 
     def send(self, message: dict[str, Any]) -> None:
-        from autotune.workload import Workload
-
-        if "end" in message:
+        if "workloads" not in message:
             return
         self.during()
-        with Store.open(None) as store:
-            for told in message["workloads"]:
-                w = Workload.from_json(told)
-                self.labels.append(w.label)
-
-                def edit(s: Any) -> Any:
-                    lost = {} if self.wins else {"config": None, "artifact": None, "winner": "inductor"}
-                    return replace(s, key=replace(s.key, policy="stub"), space=PREDICTED, **lost)
-
-                store_default(store, w, message["device"], edit=edit)
-                self._found.append({"won": self.wins, "inductor_us": 15.0})
+        self._asked += [(Workload.from_json(told), message["device"]) for told in message["workloads"]]
 
     def receive(self, deadline: float) -> tuple[dict[str, Any], bytes]:
-        return {"found": self._found, "left": 0, "error": ""}, b""
+        def edit(s: Any) -> Any:
+            lost = {} if self.wins else {"config": None, "artifact": None, "winner": "inductor"}
+            return replace(s, key=replace(s.key, policy="stub"), space=PREDICTED, **lost)
+
+        with Store.open(None) as store:
+            for w, device in self._asked:
+                self.labels.append(w.label)
+                store_default(store, w, device, edit=edit)
+        return {"found": [{"won": self.wins, "inductor_us": 15.0}] * len(self._asked), "left": 0, "error": ""}, b""
 
     def kill(self) -> None:
         self.ended += 1
