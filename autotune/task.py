@@ -154,6 +154,10 @@ class Task(ABC):
         """A lower bound in microseconds, at which a search ends; None if unknown."""
         return None
 
+    def baseline_us(self) -> float | None:
+        """Microseconds that the user's own code is expected to take, without compiling it; None if unknown."""
+        return None
+
     def predict(self, config: Config) -> float | None:
         """Microseconds by the cost model, in a millisecond or two and without compiling; None where it has none."""
         return None

@@ -12,6 +12,7 @@ from torch import fx
 
 from autotune.errors import UserError
 from autotune.in_program.budget import asked
+from autotune.in_program.predicts import predicts
 from autotune.runtime.backend import Compiled, compile_graph
 from autotune.runtime.settings import Verify
 
@@ -63,16 +64,20 @@ def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options:
 
 def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], verify: str) -> Compiled:
     seconds, rest = asked(options)
-    if not seconds or _ahead_of_time():
+    predicted, rest = predicts(rest)
+    if not (seconds or predicted) or _ahead_of_time():
         return compile_graph(gm, inputs, rest, verify=verify)
     # Imported where a search may begin: deployment needs nothing of it.
-    from autotune.in_program.search import compiled
+    from autotune.in_program import search, unsearched
     from autotune.runtime.inductor.verdict import base_mode
 
     def once(gm: fx.GraphModule, inputs: Sequence[Any], *, bare: bool = False, cached: bool = True) -> Compiled:
         return compile_graph(gm, inputs, rest, verify=verify, bare=bare, cached=cached)
 
-    found: Compiled = compiled(gm, inputs, seconds, base_mode(rest.get("mode")), once)
+    mode = base_mode(rest.get("mode"))
+    found: Compiled = (
+        search.compiled(gm, inputs, seconds, mode, once) if seconds else unsearched.compiled(gm, inputs, mode, once)
+    )
     return found
 
 

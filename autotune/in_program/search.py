@@ -51,6 +51,8 @@ _AGAIN = 0.5
 _FIRST = 8
 """Candidates of every region, before any of them gets more."""
 _TELL_S = 10.0
+COMMAND = "search in the program"
+"""The command of runs and of verdicts' records."""
 
 Compile = Callable[..., Any]
 """Compiles a graph for inputs; ``bare`` and ``cached`` as of :func:`autotune.runtime.backend.compile_graph`."""
@@ -108,7 +110,11 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
                 deployment().warn_once("search in the program", f"autotune: the search in the program failed: {why}")
                 log.debug("the search that failed", exc_info=True)
                 return before
-    return Frame(before, after, _joined(device, graphs, seconds)) if mine.alone else after
+    return (
+        Frame(before, after, _joined(device, graphs, {"budget_s": seconds, "command": COMMAND}))
+        if mine.alone
+        else after
+    )
 
 
 def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
@@ -142,7 +148,7 @@ def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine:
     left = lacking(graphs) if found else missed
     for device, regions in left.items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
-    _note_verdicts(graphs, {"budget_s": budget_s, "tries": 0, "cut": True, "command": "search in the program"})
+    _note_verdicts(graphs, {"budget_s": budget_s, "tries": 0, "cut": True, "command": COMMAND})
     return any(result.winner == "autotune" for result in found)
 
 
@@ -198,7 +204,7 @@ def _search(missed: Lacking, seconds: float, mine: Turn, processes: Processes) -
                 store,
                 weights=time_weights(counted),
                 progress=_Teller(len(counted), left),
-                command="search in the program",
+                command=COMMAND,
                 numerics=numerics.read(),
                 measurer=processes.worker if own else None,
                 pool=processes.pool if own else None,
@@ -250,11 +256,15 @@ def _state_kept() -> Iterator[None]:
             numpy.random.set_state(state)
 
 
-def _joined(device: str, graphs: Sequence[Surveyed], budget_s: float) -> Contest:
-    """The running contest of this process, or a new one; the graphs' verdicts are decided with it."""
+def _joined(device: str, graphs: Sequence[Surveyed], record: Mapping[str, Any]) -> Contest:
+    """The running contest of this process, or a new one; the graphs' verdicts are decided with it.
+
+    Args:
+        record: of these verdicts, beside the times.
+    """
     global _contest
     if _contest is None or not _contest.running:
-        _contest = Contest(DeviceTimer(device), _Decided(budget_s))
+        _contest = Contest(DeviceTimer(device), _Decided(record))
     ended = _contest.ended
     assert isinstance(ended, _Decided)
     ended.graphs += graphs
@@ -264,16 +274,16 @@ def _joined(device: str, graphs: Sequence[Surveyed], budget_s: float) -> Contest
 class _Decided:
     """Stores the outcome of a contest, for the graphs of all its frames."""
 
-    def __init__(self, budget_s: float) -> None:
+    def __init__(self, record: Mapping[str, Any]) -> None:
         self.graphs: list[Surveyed] = []
-        self._budget_s = budget_s
+        self._record = record
 
     def __call__(self, outcome: Outcome) -> None:
         before, after = microseconds(outcome.before_us), microseconds(outcome.after_us)
         what = "kept" if outcome.kept else "its kernels are left to Inductor"
-        _tell(f"step {after}, {before} before the search ({outcome.ratio:.3f}x): {what}")
+        _tell(f"step {after} with the new kernels, {before} without ({outcome.ratio:.3f}x): {what}")
         record = {
-            "budget_s": self._budget_s,
+            **self._record,
             "compile_us": round(outcome.before_us, 3),
             "all_us": round(outcome.after_us, 3),
             "autotune_us": round(outcome.after_us if outcome.kept else outcome.before_us, 3),
@@ -281,7 +291,6 @@ class _Decided:
             "noise": round(outcome.noise, 4),
             "tries": 1,
             "cut": False,
-            "command": "search in the program",
         }
         try:
             _note_verdicts(self.graphs, record, left=not outcome.kept)

@@ -189,16 +189,21 @@ class Worker:
             self._restart()
         return Outcome.from_json(answer, seconds)
 
-    def compare(self, contenders: Sequence[Contender], *, seed: int) -> dict[str, Outcome]:
-        """Time candidates and all baselines against each other, interleaved round by round.
+    def compare(self, contenders: Sequence[Contender], *, seed: int, without: Sequence[str] = ()) -> dict[str, Outcome]:
+        """Time candidates and baselines against each other, interleaved round by round.
 
         A contender or baseline that fails, hangs or crashes is reported with its status and the others are compared
         without it. The names of the baselines ("eager", "inductor", ...) are the bench's.
 
+        Args:
+            without: baselines that are left out.
+
         Raises:
             WorkerFault: as :meth:`measure`; or no comparison came about after every failing contender was left out.
         """
-        answer, outcomes = without_failing(contenders, lambda left, without: self._comparison(left, without, seed), 6)
+        answer, outcomes = without_failing(
+            contenders, lambda left, failed: self._comparison(left, [*without, *failed], seed), 6
+        )
         self.others = answer["others"]
         return outcomes
 

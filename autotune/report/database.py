@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.bench.saved import Saved, saved
 from autotune.charts import Exhibit
 from autotune.domain import Figure, figure_of, known_domain
 from autotune.errors import pasted_again, printable
@@ -64,6 +65,7 @@ def pages(store: Store) -> Iterator[Page]:
         deployed = schedules.get((row.workload, row.device))
         yield _workload(store, row, workload, device, bandwidths[row.device], deployed)
     yield from steps(store, {(row.workload, row.device): row for row in overview})
+    yield from savings(store)
 
 
 def _workload(
@@ -304,6 +306,36 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
         speedup=speedup,
         links=links,
     )
+
+
+def savings(store: Store) -> Iterator[Page]:
+    """A page for each program that counted its steps, on each device."""
+    found: dict[tuple[str, str], list[Saved]] = {}
+    for one in saved(store.savings(), store.verdicts()):
+        found.setdefault((one.program, one.device), []).append(one)
+    devices = store.get_devices({device for _, device in found})
+    for (program, device), weeks in found.items():
+        if device not in devices:
+            continue
+        measured, assumed = (sum(getattr(w, name) for w in weeks) for name in ("measured_h", "assumed_h"))
+        count = sum(w.steps for w in weeks)
+        about = "Measured: by verdicts on whole steps. Assumed: each region saves in its step what it saved alone."
+        rows = [(w.week, w.steps, w.measured_h, w.assumed_h) for w in weeks]
+        yield Page(
+            kind="saved",
+            id=page_id(program, device),
+            title=program,
+            device=devices[device].label,
+            domain="fusion",
+            source=Path(store.name).stem,
+            cells={
+                "hours saved": Cell(f"{measured + assumed:.3g}", measured + assumed),
+                "of these measured": Cell(f"{measured:.3g}", measured),
+                "steps": count_cell(count),
+            },
+            facts=[("measured", f"{measured:.3g} h"), ("assumed", f"{assumed:.3g} h"), ("steps", str(count))],
+            exhibits=[Exhibit("Weeks", about, heads=("week of", "steps", "measured, h", "assumed, h"), rows=rows)],
+        )
 
 
 def _kind(row: Overview) -> str:

@@ -89,6 +89,7 @@ KINDS: Mapping[str, Kind] = {
     "scenario": Kind(
         "scenarios", "Scenarios", "A computation beside a collective. Speedups are over one after another."
     ),
+    "saved": Kind("saved", "Savings", "Device hours that stored kernels saved, by steps that programs counted."),
     "result": Kind("results", "Other results", "Files of measurements that have no pages of their own kind."),
 }
 

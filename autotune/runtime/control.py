@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from autotune.runtime.deployment import deployment
-from autotune.runtime.settings import Attention, Counters, OtherDevice, Packaged, Settings, Verify, checked
+from autotune.runtime.settings import Attention, Counters, OtherDevice, Packaged, Settings, Unsearched, Verify, checked
 from autotune.store.reading import Match
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def configure(
     rows: float | None = None,
     verify: Verify | None = None,
     attention: Attention | None = None,
+    unsearched: Unsearched | None = None,
     background: bool | str | None = None,
 ) -> Settings:
     """Change how deployment behaves in this process, for later compilations; see
@@ -65,7 +66,7 @@ def configure(
         autotune.configure(environment="strict", verify="first")
 
     Args:
-        environment, other_device, packaged, rows, verify, attention: None leaves it as it is.
+        environment, other_device, packaged, rows, verify, attention, unsearched: None leaves it as it is.
         background: whether what is missed is tuned beside this process, while the device is idle
             ($AUTOTUNE_BACKGROUND); the name of an idle equal device to do that on, such as "cuda:3". None leaves it as
             it is. See :mod:`autotune.runtime.background`.
@@ -78,7 +79,7 @@ def configure(
     """
     new = {
         "environment": environment, "other_device": other_device, "packaged": packaged, "rows": rows, "verify": verify,
-        "attention": attention,
+        "attention": attention, "unsearched": unsearched,
     }  # fmt: skip
     given = {name: checked(name, value, name) for name, value in new.items() if value is not None}
     own = deployment()

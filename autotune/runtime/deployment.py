@@ -15,16 +15,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune.device import environment, identify
+from autotune.errors import first_line
 from autotune.ir.precision import asked
 from autotune.runtime.background import Background
 from autotune.runtime.database import Database, PackagedSnapshots
+from autotune.runtime.savings import Savings
 from autotune.runtime.settings import COUNTERS, Counters, Settings
 from autotune.task import Status, config_key
 
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
     from autotune.runtime.ladder import Difference, Match
-    from autotune.store import Reader, Schedule, Store
+    from autotune.store import Reader, Saving, Schedule, Store
     from autotune.store.snapshots.reader import Snapshot
     from autotune.workload import Workload
 
@@ -46,6 +48,7 @@ class Deployment:
         loading: held while a call is made.
         misfits: why a schedule for other rows does not fit a workload, so that a process plans that once.
         packaged: snapshots that come with autotune.
+        savings: the steps that ran stored kernels.
     """
 
     def __init__(self) -> None:
@@ -55,6 +58,7 @@ class Deployment:
         self.loading = threading.RLock()
         self.misfits: dict[Any, str] = {}
         self.packaged = PackagedSnapshots(self.warn_once)
+        self.savings = Savings(self.record_savings)
         self._lock = threading.RLock()
         self._given: dict[str, Any] = {}
         self._settings: Settings | None = None
@@ -74,6 +78,7 @@ class Deployment:
 
     def close(self) -> None:
         """Close every database."""
+        self.savings.end()
         with self._lock:
             for database in self._databases.values():
                 database.close()
@@ -348,6 +353,30 @@ class Deployment:
         except Exception as e:
             self._warn_of("failure", url, f"what failed is not recorded: {e}")
             return False
+
+    def record_savings(self, counted: Mapping[str, Sequence[Saving]]) -> bool:
+        """Add counts of steps to the database, by "cpu" or "cuda:N". Never fails.
+
+        Returns:
+            True where they are written.
+        """
+        try:
+            with self._lock:
+                store = cast("Store | None", self.store())
+                if store is None and self._sources[-1] is None:
+                    store = self._database(None).create()
+            if store is None or store.readonly:
+                self._warn_of("savings", None, "savings are not recorded: the database cannot be written")
+                return False
+            rows: list[Saving] = []
+            for device, found in counted.items():
+                where = store.put_device(identify(device)), store.put_environment(environment(device))
+                rows += [replace(one, device=where[0], environment=where[1]) for one in found]
+            store.put_savings(rows)
+        except Exception as e:
+            self._warn_of("savings", None, f"savings are not recorded: {first_line(e)}")
+            return False
+        return True
 
     def disable(self, schedule: Schedule, why: str) -> bool:
         """Let no look-up find a schedule again, since it failed; False where that was done before."""

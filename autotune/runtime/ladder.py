@@ -33,6 +33,7 @@ class Level(StrEnum):
     """The fit of a stored schedule; ``rank`` orders them, best first."""
 
     EXACT = "exact"
+    HEURISTIC = "heuristic"
     OTHER_ROWS = "other_rows"
     OTHER_DEVICE = "other_device"
     PACKAGED = "packaged"

@@ -12,7 +12,7 @@ from autotune.device import DeviceIdentity, Environment, environment, identify, 
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import Level, Match, Outcome, Step, on_other_devices, on_this_device
-from autotune.runtime.match import exact_match, from_package, match, other_rows, packaged_reader
+from autotune.runtime.match import exact_match, from_package, match, other_rows, packaged_readers
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
@@ -200,7 +200,7 @@ def lookup_stored(
     """
     device = resolve_device(device)
     with deployment().opened(db) as store:
-        readers = [reader for reader in (store, packaged_reader(store, identify(device))) if reader is not None]
+        readers = [*([] if store is None else [store]), *packaged_readers(store, identify(device))]
         reader, found = next(((r, names) for r in readers if (names := r.fingerprints(name, 2))), (None, []))
         workload = reader.get_workload(found[0]) if reader is not None and len(found) == 1 else None
         if workload is None or workload.kind != "fusion":
@@ -250,24 +250,42 @@ def _ladder(
         _, packaged = from_package(workload, found, store, device, env, strict=strict)
     if found.level is Level.NONE:
         last = Step("none", Outcome.TAKEN, "Inductor compiles a region without a schedule")
+    heuristic = _heuristic(found)
     if store is None:
         return (Step("exact", Outcome.EMPTY, "there is no database"), packaged, last)
     rules = deployment().settings
     how: How = "strict" if strict else rules.environment
     exact = Step("exact", Outcome.TAKEN, "tuned for it on this device", found.differences)
     rows, elsewhere = Step("other_rows", Outcome.NOT_ASKED), Step("other_device", Outcome.NOT_ASKED)
-    if found.level is not Level.EXACT:
+    if found.level is Level.HEURISTIC:
+        exact = Step("exact", Outcome.EMPTY, "not searched on this device")
+    elif found.level is not Level.EXACT:
         exact = on_this_device(workload, store, device, env, exact_match(workload, store, device, env, how)[1])
     if found.level is Level.OTHER_ROWS and found.tuned is not None:
         why = f"tuned for {found.tuned.extent} rows, the nearest to {workload.extent} that fit"
         rows = Step("other_rows", Outcome.TAKEN, why, found.differences)
-    elif found.level is not Level.EXACT:
+    elif found.level not in (Level.EXACT, Level.HEURISTIC):
         _, refused = other_rows(workload, store, device, env, how, rules.rows)
         rows = Step("other_rows", Outcome.EMPTY, "no other number of rows is tuned on this device")
         if refused:
             rows = Step("other_rows", Outcome.REFUSED, "".join(refused).removeprefix("; "))
         elsewhere = on_other_devices(workload, store, device, found.level is Level.OTHER_DEVICE, rules.other_device)
-    return (exact, rows, elsewhere, packaged, last)
+    return (exact, heuristic, rows, elsewhere, packaged, last)
+
+
+def _heuristic(found: Match) -> Step:
+    """The rung of predicted schedules, and what came of the prediction."""
+    if found.level is Level.EXACT:
+        return Step("heuristic", Outcome.NOT_ASKED)
+    if found.level is not Level.HEURISTIC or found.schedule is None:
+        return Step("heuristic", Outcome.EMPTY, "no schedule was predicted (AUTOTUNE_UNSEARCHED=default predicts some)")
+    schedule = found.schedule
+    if schedule.config is None:
+        why = f"the prediction was wrong: Inductor's code was as fast, {schedule.latency_us:.1f} us"
+    else:
+        rivals = ", ".join(f"{name} {us:.1f} us" for name, us in sorted(schedule.rivals.items()))
+        why = f"predicted and timed once, {schedule.latency_us:.1f} us ({rivals}); nobody searched it"
+    return Step("heuristic", Outcome.TAKEN, why, found.differences)
 
 
 def _device_of(fn: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -4,6 +4,9 @@ The rungs of a ladder, tried from the top:
 
 ``exact``: the very workload was tuned on an equal device.
 
+``heuristic``: nobody searched the workload, but a predicted schedule of it was verified here and timed once against
+Inductor's code (``AUTOTUNE_UNSEARCHED=default``). The region counts as missed: a search replaces the schedule.
+
 ``other_rows``: a workload of its family was, which differs only in the extent of axis 0, and its kernels, which take
 that extent as an argument, mean the same on the extent at hand (:mod:`autotune.runtime.fitting`). The nearest number of
 rows by ratio is used, within a limit.
@@ -11,16 +14,18 @@ rows by ratio is used, within a limit.
 ``other_device``: the workload was tuned on another device of the same architecture. Its kernels run here and are right,
 since no kernel depends on the number of multiprocessors. Their speed here is unknown, so a setting must allow them.
 
-``packaged``: it comes with autotune for the very device at hand. Its kernels are code of the device, without any of
-torch's, and a region's fingerprint has all that it computes. So it is used under any version of torch and CUDA, unless
-``strict`` is asked for, and its first call verifies it. This rung has no answer where the user's database has a
-schedule for the workload on this device, even one that is damaged, of other software or failed here.
+``packaged``: it comes with autotune for the device at hand, or else for a GPU of the same architecture (an H200's on an
+H100). Its kernels are code of the device, without any of torch's, and a region's fingerprint has all that it computes.
+So it is used under any version of torch and CUDA, unless ``strict`` is asked for, and its first call verifies it. This
+rung has no answer where the user's database has a schedule for the workload on this device, even one that is damaged,
+of other software or failed here.
 
 ``none``: none of these.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,14 +34,26 @@ from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
 from autotune.runtime.fitting import foreign, old_generator, unfit_for, unusable
-from autotune.runtime.ladder import Level, Match, Outcome, Step, differences, on_this_device, relatives, software
+from autotune.runtime.ladder import (
+    Level,
+    Match,
+    Outcome,
+    Step,
+    differences,
+    on_this_device,
+    related,
+    relatives,
+    software,
+)
 from autotune.runtime.settings import Settings
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
-from autotune.store.snapshots.packaged import file_for
+from autotune.store.snapshots.packaged import files_for
+from autotune.store.snapshots.reader import Snapshot
 from autotune.workload import Workload
 
+PREDICTED = "predicted and timed once, not searched"
 TRIED = 16
 """Schedules for other rows that a look-up tries, from the nearest on. Planning each takes milliseconds."""
 
@@ -68,6 +85,8 @@ def match(
     rules = rules or deployment().settings
     how: How = "strict" if strict else rules.environment
     exact, why = exact_match(workload, store, device, env, how)
+    if exact is not None and exact.predicted:
+        return Match(Level.HEURISTIC, exact, workload, PREDICTED, software(exact, store, env))
     if exact is not None:
         return Match(Level.EXACT, exact, workload, differences=software(exact, store, env))
     found, refused = other_rows(workload, store, device, env, how, rules.rows)
@@ -118,6 +137,8 @@ def other_rows(
             tuned = store.get_workload(found.workload) if full is not None else None
             if full is None or tuned is None:
                 not_fit = "it is damaged, or failed here"
+            elif full.predicted:
+                not_fit = PREDICTED
             else:
                 graph = graph or Graph.from_json(workload.spec)
                 not_fit = unfit_for(graph, tuned, full, device, store.trusted)
@@ -180,48 +201,74 @@ def from_package(
     Raises:
         UserError: the user's database failed, or a setting has a value that it does not take.
     """
-    path = file_for(device)
-    if path is None:
-        return found, _NOTHING
-    snapshot, why = _asked(path, store)
-    if snapshot is None:
-        return found, Step("packaged", Outcome.REFUSED, why)
     rules = _any_software(replace(rules or deployment().settings, other_device="refuse"))
-    there = match(workload, snapshot, device, env, strict=strict, rules=rules)
-    if there.tuned is None:
-        return found, replace(on_this_device(workload, snapshot, device, env, there.reason), rung="packaged")
+    last = _NOTHING
+    for path in files_for(device):
+        snapshot, why = _asked(path, store)
+        if snapshot is None:
+            last = Step("packaged", Outcome.REFUSED, why) if last is _NOTHING else last
+            continue
+        for of in _devices(snapshot, device):
+            there = match(workload, snapshot, of, env, strict=strict, rules=rules)
+            if there.tuned is not None:
+                return _taken(workload, found, there, path, store, device, of)
+            if of is device and last is _NOTHING:
+                step = on_this_device(workload, snapshot, device, env, there.reason)
+                last = replace(step, rung="packaged")
+    return found, last
+
+
+def _taken(
+    workload: Workload,
+    found: Match,
+    there: Match,
+    path: Path,
+    store: Reader | None,
+    device: DeviceIdentity,
+    of: DeviceIdentity,
+) -> tuple[Match, Step]:
+    """The match in a snapshot that comes with autotune, tuned on the device ``of``, unless the database decided."""
+    assert there.tuned is not None
     if _decided(store, device, workload, there.tuned):
         why = f"the database has a schedule for this device, which it passes over: {found.reason}"
         return found, Step("packaged", Outcome.REFUSED, why)
     rows = "" if there.level is Level.EXACT else f", tuned for {there.tuned.extent} rows"
-    why = f"{path.stem} comes with autotune{rows}; measured on another such device, not in your step"
+    where = "another such device" if of is device else of.label
+    why = f"{path.stem} comes with autotune{rows}; measured on {where}, not in your step"
     reason = f"{found.reason}; {path.stem} comes with autotune{rows}"
     taken = replace(there, level=Level.PACKAGED, reason=reason)
-    return taken, Step("packaged", Outcome.TAKEN, why, there.differences)
+    return taken, Step("packaged", Outcome.TAKEN, why, (*differences(of, device), *there.differences))
+
+
+def _devices(snapshot: Snapshot, device: DeviceIdentity) -> list[DeviceIdentity]:
+    """The device at hand; on a GPU, then those of a snapshot whose kernels run on it, the nearest first."""
+    if device.kind != "cuda":
+        return [device]
+    near = [d for d in snapshot.devices if d.fingerprint != device.fingerprint and related(d, device)]
+    return [device, *sorted(near, key=lambda d: (len(differences(d, device)), d.label))]
 
 
 def deployed_from_package(
     fingerprint: str, store: Reader | None, device: DeviceIdentity, env: Environment
 ) -> Match | None:
     """As :func:`deployed`, of what comes with autotune; None where that has no answer."""
-    snapshot = packaged_reader(store, device)
-    if snapshot is None:
-        return None
-    try:
-        found = deployed(fingerprint, snapshot, device, env, rules=_any_software(deployment().settings))
-    except Unsupported:
-        return None
-    assert found.tuned is not None
-    return None if _decided(store, device, found.tuned) else replace(found, level=Level.PACKAGED)
+    rules = _any_software(deployment().settings)
+    for snapshot in packaged_readers(store, device):
+        for of in _devices(snapshot, device):
+            with contextlib.suppress(Unsupported):
+                found = deployed(fingerprint, snapshot, of, env, rules=rules)
+                assert found.tuned is not None
+                return None if _decided(store, device, found.tuned) else replace(found, level=Level.PACKAGED)
+    return None
 
 
-def packaged_reader(store: Reader | None, device: DeviceIdentity) -> Reader | None:
-    """The snapshot that comes with autotune for a device; None where there is none, or ``store`` rules it out."""
-    path = file_for(device)
-    return None if path is None else _asked(path, store)[0]
+def packaged_readers(store: Reader | None, device: DeviceIdentity) -> list[Snapshot]:
+    """The snapshots that come with autotune for a device, its own first; none where ``store`` rules them out."""
+    asked = (_asked(path, store)[0] for path in files_for(device))
+    return [snapshot for snapshot in asked if snapshot is not None]
 
 
-def _asked(path: Path, store: Reader | None) -> tuple[Reader | None, str]:
+def _asked(path: Path, store: Reader | None) -> tuple[Snapshot | None, str]:
     """A snapshot that comes with autotune, or None and the reason not to use it."""
     if why := deployment().packaged_refused(store):
         return None, why

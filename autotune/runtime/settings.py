@@ -13,6 +13,7 @@ from autotune.store.reading import Match
 OtherDevice = Literal["refuse", "warn"]
 Packaged = Literal["use", "refuse"]
 Attention = Literal["fuse", "keep"]
+Unsearched = Literal["default", "leave"]
 Verify = Literal["auto", "first", "always", "never"]
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -21,6 +22,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     "packaged": get_args(Packaged),
     "verify": get_args(Verify),
     "attention": get_args(Attention),
+    "unsearched": get_args(Unsearched),
 }
 
 
@@ -35,10 +37,10 @@ class Settings:
         other_device: use of a schedule that was tuned on another device of the same architecture
             ($AUTOTUNE_OTHER_DEVICE). "refuse" uses none: the region is a miss, which a search can measure here. "warn"
             uses it, warns once, and records the miss all the same.
-        packaged: whether schedules that come with autotune for the very device at hand are used where the database has
-            no answer ($AUTOTUNE_PACKAGED): "use" or "refuse". They were measured on another such device, as regions
-            alone, and nobody measured them in the step at hand. Versions of torch and CUDA matter there with "strict"
-            alone. The miss is recorded all the same.
+        packaged: whether schedules that come with autotune for the device at hand, or else for a GPU of the same
+            architecture, are used where the database has no answer ($AUTOTUNE_PACKAGED): "use" or "refuse". They were
+            measured on another device, as regions alone, and nobody measured them in the step at hand. Versions of
+            torch and CUDA matter there with "strict" alone. The miss is recorded all the same.
         rows: the largest ratio of the rows at hand to those that a schedule was tuned for, either way
             ($AUTOTUNE_ROWS).
         verify: when a stored kernel's results are compared with those of the region's own operators
@@ -47,6 +49,9 @@ class Settings:
         attention: whether calls of ``scaled_dot_product_attention`` are rewritten so that a fused kernel takes them
             ($AUTOTUNE_ATTENTION): "fuse" or "keep". A search obeys it too. Rules:
             :mod:`autotune.compiler.capture.attention`.
+        unsearched: what runs a region that nobody searched ($AUTOTUNE_UNSEARCHED, and ``options={"unsearched": ...}``
+            of ``torch.compile``). "default": the schedule that cost models and stored measurements predict best, if it
+            is right and faster than Inductor's code when both are timed once. "leave": Inductor's code.
     """
 
     environment: Match = "loose"
@@ -55,6 +60,7 @@ class Settings:
     rows: float = 16.0
     verify: Verify = "auto"
     attention: Attention = "fuse"
+    unsearched: Unsearched = "leave"
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:
@@ -95,6 +101,9 @@ COUNTERS = (
     "hits",
     "hits_other_rows",
     "hits_packaged",
+    "hits_predicted",
+    "predicted",
+    "predicted_wrong",
     "baseline_wins",
     "misses",
     "left",
@@ -122,6 +131,9 @@ class Counters(Mapping[str, int]):
     ``hits_other_rows`` those of them whose schedule was tuned for another number of rows; of dynamic shapes, each
                         number of rows that came
     ``hits_packaged``   those of them whose schedule comes with autotune; their miss is noted all the same
+    ``hits_predicted``  those of them whose schedule was predicted and timed once, not searched
+    ``predicted``       workloads whose predicted schedule was faster than Inductor's code when it was tried
+    ``predicted_wrong`` workloads whose predicted schedule was tried and was not
     ``baseline_wins``   those of them where the stored winner is what the user had
     ``misses``          regions that could be tuned and are not
     ``left``            regions left to Inductor, since their whole step was measured to be faster so

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, Run, Schedule, Verdict
+from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, Run, Saving, Schedule, Verdict
 
 if TYPE_CHECKING:
     from autotune.store.connection.faults import LostConnection
@@ -33,7 +33,7 @@ _LAZY = {
 }
 __all__ = [
     "Activity", "Calibration", "Effort", "Key", "LostConnection", "Measurement", "Miss", "Overview", "Reader", "Run",
-    "Schedule", "Snapshot", "Store", "Verdict", "attach", "attach_named", "named_snapshot", "owner_name",
+    "Saving", "Schedule", "Snapshot", "Store", "Verdict", "attach", "attach_named", "named_snapshot", "owner_name",
 ]  # fmt: skip
 
 

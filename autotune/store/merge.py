@@ -32,12 +32,14 @@ from autotune.store.models import (
     EnvironmentRow,
     MeasurementRow,
     MissRow,
+    SavingRow,
     ScheduleRow,
     VerdictRow,
     WorkloadRow,
     fits,
     table_name,
 )
+from autotune.store.records import PREDICTED
 from autotune.store.snapshots.form import kind_of
 from autotune.store.snapshots.packaged import path_of
 from autotune.store.snapshots.reader import Snapshot
@@ -177,7 +179,8 @@ def merge(store: Store, other: Store) -> Merged:
 
     The faster of two schedules of one key stays, unless it failed here when it was deployed; of the other the
     configuration is kept, with its latency as a measurement. Of two measurements of one candidate at one stage an ok
-    one stays before a failure, then the faster. Of verdicts and calibrations the newer stays, of efforts the larger;
+    one stays before a failure, then the faster. Of verdicts and calibrations the newer stays, of efforts and counts of
+    steps the larger;
     labels and misses that are here stay as they are.
 
     Raises:
@@ -246,7 +249,9 @@ def _take(store: Store, c: sa.Connection, model: type[Base], rows: Sequence[Row]
     found.rows[table_name(model)] += max(done.rowcount, 0)
     if model is ScheduleRow:
         same = (MissRow.workload == sa.bindparam("the_workload"), MissRow.device == sa.bindparam("the_device"))
-        pairs = sorted({(row["workload"], row["device"]) for row in rows})
+        pairs = sorted({(row["workload"], row["device"]) for row in rows if row["space"] != PREDICTED})
+        if not pairs:
+            return
         c.execute(sa.delete(MissRow).where(*same), [{"the_workload": w, "the_device": d} for w, d in pairs])
 
 
@@ -267,6 +272,7 @@ _BETTER: Mapping[type[Base], Callable[[Any], Any]] = {
     EffortRow: lambda new: new.seconds > EffortRow.seconds,
     VerdictRow: lambda new: new.created > VerdictRow.created,
     CalibrationRow: lambda new: new.created > CalibrationRow.created,
+    SavingRow: lambda new: new.steps > SavingRow.steps,
     ArtifactRow: _mended_artifact,
     BlobRow: lambda new: new.code != BlobRow.code,
 }
@@ -313,7 +319,7 @@ def _keep_losers(store: Store, c: sa.Connection, rows: Sequence[Row], found: Mer
             cost(here["latency_us"]), moment(here["created"])
         except Damaged:
             continue  # nothing of it is worth keeping
-        kinds = {n: ScheduleRow.__table__.c[n].type for n in ("config", "winner", "created", "latency_us")}
+        kinds = {n: ScheduleRow.__table__.c[n].type for n in ("config", "winner", "created", "latency_us", "space")}
         new = SimpleNamespace(**{n: sa.literal(row[n], kind) for n, kind in kinds.items()})
         own = [getattr(ScheduleRow, n) == row[n] for n in _SCHEDULE]
         gives_way = c.scalar(sa.select(better(new)).where(*own))

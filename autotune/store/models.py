@@ -28,7 +28,7 @@ from autotune.store.damage import Damaged
 
 TABLE_PREFIX = "autotune_"
 VERSION_TABLE = "autotune_alembic_version"
-SCHEMA_REVISION = "0004"
+SCHEMA_REVISION = "0005"
 """The newest migration. Opening a database compares it without importing Alembic; a test keeps it true."""
 
 _Fingerprint = String(64)
@@ -241,6 +241,23 @@ class CalibrationRow(Base):
     device: Mapped[str] = _reference("devices", primary_key=True)
     kind: Mapped[str] = mapped_column(String(32), primary_key=True)
     figures: Mapped[dict[str, Any]]
+    created: Mapped[float]
+
+
+class SavingRow(Base):
+    """Steps that ran stored kernels, as one process counted them in one week."""
+
+    __tablename__ = "autotune_savings"
+
+    process: Mapped[str] = mapped_column(String(32), primary_key=True)
+    graph: Mapped[str] = mapped_column(_Fingerprint, primary_key=True)
+    device: Mapped[str] = _reference("devices", primary_key=True)
+    environment: Mapped[str] = _reference("environments", primary_key=True)
+    mode: Mapped[str] = mapped_column(String(64), primary_key=True)
+    week: Mapped[str] = mapped_column(String(10), primary_key=True)
+    program: Mapped[str] = mapped_column(Text)
+    steps: Mapped[int] = mapped_column(BigInteger)
+    alone_us: Mapped[float]
     created: Mapped[float]
 
 

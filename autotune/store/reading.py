@@ -124,8 +124,8 @@ class Reader(ABC):
 
         Returns:
             The fastest that fits, of those decided by the measuring policy that decided last: numbers of different
-            policies cannot be compared. A database passes a damaged one over, with a warning and an entry in
-            ``problems``; a snapshot is not used any more.
+            policies cannot be compared; a predicted one last. A database passes a damaged one over, with a warning and
+            an entry in ``problems``; a snapshot is not used any more.
         """
         found = map(self._loaded, self._preferred({"workload": workload, "device": device}, environment, match))
         return next((s for s in found if s is not None), None)
@@ -225,7 +225,7 @@ class Reader(ABC):
 
         def order(listed: Listed) -> tuple[float, ...]:
             s = listed.schedule
-            return away[s.key.environment], -latest[s.key.workload, s.key.policy], s.latency_us, -s.when
+            return s.predicted, away[s.key.environment], -latest[s.key.workload, s.key.policy], s.latency_us, -s.when
 
         return sorted(found, key=order)
 

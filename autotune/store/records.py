@@ -11,6 +11,8 @@ from autotune.task import REFERENCE, Artifact, Config, Status
 
 BUSY = 0.25
 """Processors kept busy by other processes above which a comparison on the CPU is not to be trusted."""
+PREDICTED = "predicted"
+"""The ``space`` of a schedule that nobody searched: the best of a few predicted candidates, or Inductor's code."""
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,18 @@ class Schedule:
     when: float = 0.0
     others: float | None = None
     space: str = ""
-    """Fingerprint of the user's narrowed space that the candidates were confined to; empty for the shipped space."""
+    """Fingerprint of the user's narrowed space that the candidates were confined to; empty for the shipped space, and
+    :data:`PREDICTED` for a few predicted candidates."""
 
     @property
     def busy(self) -> bool:
         """Return True where the machine was too busy for the decision: searching again repeats it."""
         return self.others is not None and self.others > BUSY
+
+    @property
+    def predicted(self) -> bool:
+        """Return True where no search decided it."""
+        return self.space == PREDICTED
 
     @property
     def rivals(self) -> dict[str, float]:
@@ -151,6 +159,30 @@ class Verdict:
         """As :attr:`Schedule.busy`."""
         others = self.record.get("others_busy")
         return is_number(others) and others > BUSY
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Steps of a graph that ran stored kernels, as one process counted them in one week.
+
+    Attributes:
+        process: a random name.
+        graph, device, environment, mode: as of a :class:`Verdict`.
+        week: its Monday in UTC, as "2026-11-23".
+        program: name of the program, for people.
+        steps: calls of the graph's code in this week.
+        alone_us: microseconds that the kernels of one call save, by the final comparisons of its regions alone.
+    """
+
+    process: str
+    graph: str
+    device: str
+    environment: str
+    mode: str
+    week: str
+    program: str = ""
+    steps: int = 0
+    alone_us: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from autotune.store.connection.urls import (
 from autotune.store.models import SCHEMA_REVISION
 from autotune.store.tables.measurements import Measurements
 from autotune.store.tables.overviews import Overviews
+from autotune.store.tables.savings import Savings
 from autotune.store.tables.schedules import Schedules
 
 T = TypeVar("T")
@@ -33,7 +34,7 @@ DEPLOY_S = 2.0
 
 
 @patient
-class Store(Measurements, Schedules, Overviews):
+class Store(Measurements, Schedules, Savings, Overviews):
     """Everything learnt, in one SQL database. Open it with :meth:`open`; safe to share among threads.
 
     Every method raises UserError, in one line, when the database fails (locked for too long, disk full, server gone).

@@ -26,6 +26,7 @@ from autotune.store.models import (
     MeasurementRow,
     MissRow,
     RunRow,
+    SavingRow,
     ScheduleRow,
     VerdictRow,
     WorkloadRow,
@@ -35,6 +36,7 @@ from autotune.store.records import Key
 from autotune.store.store import Store
 from autotune.store.tables.measurements import WORKLOAD_COLUMNS
 from autotune.store.tables.runs import effort_from, miss_from, run_from
+from autotune.store.tables.savings import saving_from
 from autotune.store.tables.schedules import DEPLOYED, TOUCH, artifact_of
 from autotune.task import Status
 
@@ -141,6 +143,7 @@ _CHECKS: Mapping[type[Base], Callable[[Any], object]] = {
     CalibrationRow: codec.calibration_from,
     MissRow: miss_from,
     RunRow: run_from,
+    SavingRow: saving_from,
     ClaimRow: lambda row: moment(row.expires, "expiry"),
 }
 _WITH_CONFIG = (ConfigRow.params, ConfigRow.fingerprint.label("params_of"))

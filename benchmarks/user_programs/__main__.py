@@ -5,8 +5,9 @@
 Steps are launched from Python, with the programs' own optimizers, scalers and clipping; models are made from
 configurations with random weights, and nothing is downloaded. Each contender runs in its own process, with an empty
 database and empty caches of Inductor: "compile" is torch.compile; "attention" is the backend "autotune" without any
-kernels; "search" has the option "search" of that backend. "again" and "compile again" are second processes with the
-database and caches of "search" and "compile". Two processes of one program take turns by blocks of steps, so that
+kernels; "unsearched" takes predicted schedules, without a search; "search" has the option "search" of that backend.
+"again", "unsearched again" and "compile again" are second processes with the database and caches of "search",
+"unsearched" and "compile". Two processes of one program take turns by blocks of steps, so that
 both share clocks.
 
 --out is written after every contender. A program whose library is missing, or that no longer fits --budget, is skipped
@@ -156,7 +157,7 @@ def measure_all(args: argparse.Namespace, command: str) -> int:
                 for case in measured.run():
                     case |= {"about": PROGRAMS[name].about, "commit": form.commit()}
                     case |= {"when": datetime.now(UTC).isoformat(timespec="seconds")}
-                    if any(case[f"{who}_ms"] for who in ("compile", "attention", "search")):
+                    if any(case[f"{who}_ms"] for who in ("compile", "attention", "unsearched", "search")):
                         cases[name] = case
                         write()
                 if name not in cases:

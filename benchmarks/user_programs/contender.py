@@ -123,7 +123,7 @@ class Running:
 
     def warm_up(self) -> None:
         """Take steps until nothing is compiled or decided any more; then memory's peak begins again."""
-        least = CONTEST_STEPS if self._spec.contender == "search" else WARM_STEPS
+        least = CONTEST_STEPS if self._spec.contender in ("search", "unsearched") else WARM_STEPS
         end = time.perf_counter() + self._spec.warm_s
         while self.steps < least or (_deciding() and self.steps < MOST_STEPS):
             self.step()

@@ -25,7 +25,7 @@ _OURS = "autotune: "
 _LEAST_S = 5.0
 """Seconds under which no process is begun."""
 _DROPPED = (
-    *(f"AUTOTUNE_{name}" for name in ("BACKGROUND", "DB", "DB_READ", "PARENT", "SEARCH")),
+    *(f"AUTOTUNE_{name}" for name in ("BACKGROUND", "DB", "DB_READ", "PARENT", "SEARCH", "UNSEARCHED")),
     "TRITON_CACHE_DIR",
 )
 """Variables that a contender does not inherit."""
@@ -212,7 +212,7 @@ class Measured:
         """Measure one contender after the other; yields the case as far as it is known."""
         begin = time.monotonic()
         for names in self._waves(COLD):
-            if "search" in names:
+            if {"search", "unsearched"} & set(names):
                 self._rest("compile")
             for name in names:
                 self._begin(name)
@@ -245,8 +245,9 @@ class Measured:
         there = [name for name in kinds if name in self._plan.contenders]
         if not self._plan.together:
             return [[name] for name in there]
-        beside = [name for name in there if name != "search"]
-        return [wave for wave in (beside, [name for name in there if name == "search"]) if wave]
+        alone = [[name] for name in there if name in ("search", "unsearched")]
+        beside = [name for name in there if [name] not in alone]
+        return [wave for wave in (beside, *alone) if wave]
 
     def _now(self, begin: float) -> dict[str, Any]:
         self.case["seconds"] = round(time.monotonic() - begin, 1)

@@ -20,7 +20,8 @@ def add_parser(subparsers: Any) -> None:
         "lookup",
         command="lookup",
         help="tell what is stored for a target",
-        description="Tell what is stored for each region of a target and how well it fits: exact, other_rows (tuned "
+        description="Tell what is stored for each region of a target and how well it fits: exact, heuristic (predicted "
+        "and timed once here, nobody searched it), other_rows (tuned "
         "for another number of rows), other_device (tuned on another device of this architecture, where "
         "AUTOTUNE_OTHER_DEVICE=warn allows that), packaged (it comes with autotune for this device) or none. For a c3 "
         "scenario: its strategy, and whether that was tuned for it (exact), for one of nearly its size (nearest), or "

@@ -12,7 +12,7 @@ from autotune.cli.decided import STEP_BUSY_NOTE, steps, to_json
 from autotune.cli.decided import table as table_of_steps
 from autotune.cli.options import add_db, add_json, natural_int
 from autotune.cli.output import BUSY_NOTE, console, figure_text, ratio
-from autotune.errors import pasted
+from autotune.errors import UserError, pasted
 
 if TYPE_CHECKING:
     from autotune.domain import Figure
@@ -30,6 +30,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("show", help="list what the database holds", description="List what was tuned.")
     about = f"the newest N workloads (default: {NEWEST}, with --json all of them; 0: all)"
     parser.add_argument("--limit", type=natural_int, metavar="N", help=about)
+    about = "the device hours that stored kernels saved, by program, device and week (AUTOTUNE_SAVINGS=1 counts steps)"
+    parser.add_argument("--saved", action="store_true", help=about)
     add_db(parser)
     add_json(parser)
     parser.set_defaults(run=show)
@@ -39,6 +41,8 @@ def show(args: argparse.Namespace) -> int:
     """Print one line for each workload and device, newest first, and the misses."""
     from autotune.store import Store, named_snapshot
 
+    if args.saved:
+        return _show_saved(args)
     limit = (None if args.json else NEWEST) if args.limit is None else args.limit or None
     if (frozen := named_snapshot(args.db)) is not None:
         return _show(args, *_frozen(frozen, limit))
@@ -49,6 +53,47 @@ def show(args: argparse.Namespace) -> int:
         verdicts = steps(store.verdicts())
         count = store.tuned_count() if len(rows) == limit else len(rows)
     return _show(args, rows, count, name, misses, known, verdicts, units)
+
+
+def _show_saved(args: argparse.Namespace) -> int:
+    """Print what was saved, the newest week first."""
+    from autotune.bench.saved import saved
+    from autotune.store import Store, named_snapshot
+
+    if named_snapshot(args.db) is not None:
+        raise UserError("a snapshot counts no steps: name the database with --db")
+    with Store.open(args.db, migrate=False, readonly=True) as store:
+        found, name = saved(store.savings(), store.verdicts()), store.name
+        devices = store.get_devices({one.device for one in found})
+    labels = {key: device.label for key, device in devices.items()}
+    if args.json:
+        told = [{**one.to_json(), "device_name": labels.get(one.device, "")} for one in found]
+        print(json.dumps({"database": name, "saved": told}))
+        return 0
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    out = console()
+    if not found:
+        text = f"No steps are counted in {name}: AUTOTUNE_SAVINGS=1 makes programs count them."
+        out.print(text, markup=False, highlight=False, soft_wrap=True)
+        return 0
+    table = Table(title=escape(name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("program", "device", "week of"):
+        table.add_column(column, overflow="fold")
+    for column in ("steps", "measured", "assumed", "saved"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for one in found:
+        hours = [f"{h:.3g} h" for h in (one.measured_h, one.assumed_h, one.hours)]
+        table.add_row(
+            escape(one.program), escape(labels.get(one.device, one.device[:8])), one.week, str(one.steps), *hours
+        )
+    out.print(table)
+    measured, total = sum(one.measured_h for one in found), sum(one.hours for one in found)
+    share = f", {measured / total:.0%} of it measured in whole steps" if total else ""
+    out.print(f"{total:.3g} device hours saved{share}; the rest is assumed from regions alone.", highlight=False)
+    return 0
 
 
 Frozen = tuple[list["Overview"], int, str, list["Miss"], dict[str, tuple[str, str]], list["Verdict"], "Units"]

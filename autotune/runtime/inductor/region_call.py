@@ -33,13 +33,13 @@ from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.launch.verify import Check, WrongResult, kept, wanted
 from autotune.runtime.match import deployed, deployed_from_package, from_package, match
-from autotune.store.snapshots.packaged import file_for
+from autotune.store.snapshots.packaged import files_for
 from autotune.task import Artifact, Status
 from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
-WRITTEN = b"region 4"
+WRITTEN = b"region 5"
 """Names what :mod:`autotune.runtime.inductor.region_op` and ``region_cpp`` write into Inductor's code.
 Inductor's caches hold it, and outlive an upgrade: a change of it changes this, so that no older code is loaded."""
 
@@ -67,6 +67,8 @@ class RegionCall:
         verify: in the place of the setting, where it is not empty.
         packaged: whether schedules that come with autotune may run it.
         overwrites: inputs and outputs that a caller may give as one tensor.
+        counts: of one region of each graph: the "graph", its "mode", and "alone_us", what its kernels save a call. Its
+            calls are the graph's (:mod:`autotune.runtime.savings`).
     """
 
     label: str
@@ -82,6 +84,7 @@ class RegionCall:
     verify: str = ""
     packaged: bool = True
     overwrites: Pairs = ()
+    counts: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
         """The call as one word of ASCII."""
@@ -134,7 +137,10 @@ def load_call(text: str) -> Call:
         found = own.calls.get(text)
         if found is None:
             call = RegionCall.of(text)
-            found = own.calls[text] = _BySizes(call) if call.symbols else _ready(call)
+            found = _BySizes(call) if call.symbols else _ready(call)
+            if call.counts:
+                found = own.savings.counted(found, call.device, **call.counts)
+            own.calls[text] = found
         return found
 
 
@@ -199,7 +205,7 @@ def _look_up(workload: Workload, device: str, rows: float | None, packaged: bool
         rules = own.settings if rows is None else replace(own.settings, rows=rows)
         store, place, env = own.store(), identify(device), environment(device)
         found = match(workload, store, place, env, rules=rules)
-        if found.level is Level.NONE and packaged and file_for(place) and not (store is None and own.is_shut()):
+        if found.level is Level.NONE and packaged and files_for(place) and not (store is None and own.is_shut()):
             found, _ = from_package(workload, found, store, place, env, rules=rules)
         own.warn_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
         return found
@@ -331,7 +337,7 @@ class _Operators:
         schedule = found.schedule
         if schedule is not None and deployment().disable(schedule, f"it failed in this process: {error}"):
             own = wrong or (isinstance(error, LaunchError) and error.deterministic)
-            if own and found.level.own:
+            if own and found.level in (Level.EXACT, Level.HEURISTIC, Level.OTHER_ROWS):
                 status = Status.WRONG_RESULT if wrong else Status.LAUNCH_ERROR
                 deployment().record_failure(schedule, self._call.device, status, str(error))
         self.warn(f"{'computes something else' if wrong else 'failed'} and is given up: {error}")

@@ -13,7 +13,7 @@ import logging
 import operator
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -36,7 +36,7 @@ from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up,
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import memory_of, readers, region_node
 from autotune.runtime.inductor.survey import Surveyed, note
-from autotune.runtime.inductor.verdict import Trial, graph_fingerprint, ranks_agree, stored_left
+from autotune.runtime.inductor.verdict import Left, Trial, graph_fingerprint, ranks_agree, stored_left
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.prepared import TensorSpec
 
@@ -84,11 +84,11 @@ def replace_regions(
         log.debug("the graph that was not looked up: %s", graph, exc_info=True)
         return
     # A step that was decided, or is being, stays what was measured: nothing that comes with autotune joins it.
-    left, decided = stored_left(name, devices, mode) if trial is None else (trial.left, True)
-    regions = [region for region in every if region.workload is None or region.workload.fingerprint not in left]
-    deployment().count("left", len(every) - len(regions))
-    regions = _permitted(regions)
-    note(_surveyed(name, mode, regions, left))
+    left, decided, predicted = stored_left(name, devices, mode) if trial is None else Left(trial.left, True)
+    deployment().count("left", len(every) - len(_without(every, left)))
+    searched = _permitted(_without(every, left - predicted))
+    note(_surveyed(name, mode, searched, left - predicted))
+    regions = _without(searched, left)
     if bare:
         return
     if trial is None and not ranks_agree(numbers.graph):
@@ -98,6 +98,8 @@ def replace_regions(
     how = {"verify": verify, "packaged": not decided}
     calls = [_call_of(region, found, origin, how, cpp) for region, found in zip(regions, matches, strict=True)]
     _tell(regions, matches, calls)
+    if trial is None and not cpp:
+        calls = _counting(calls, regions, matches, {"graph": name, "mode": mode})
     if trial is not None:
         for region, found, call in zip(regions, matches, calls, strict=True):
             if region.workload is not None and call is not None and found.schedule is not None:
@@ -110,6 +112,32 @@ def replace_regions(
             made |= _replace(graph, region, call, origin, made)
     stable_topological_sort(graph)  # what reads a result may have come before the last of the region's nodes
     graph.eliminate_dead_code()
+
+
+def _counting(
+    calls: Sequence[RegionCall | None], regions: Sequence[Region], matches: Sequence[Match], graph: Mapping[str, str]
+) -> list[RegionCall | None]:
+    """The calls, the first of which counts the steps of its graph."""
+    made = list(calls)
+    first = next((k for k, call in enumerate(calls) if call is not None), None)
+    if first is not None:
+        pairs = [pair for pair, call in zip(zip(regions, matches, strict=True), calls, strict=True) if call is not None]
+        alone_us = round(sum(_alone_us(region, found) for region, found in pairs), 3)
+        made[first] = replace(cast(RegionCall, calls[first]), counts={**graph, "alone_us": alone_us})
+    return made
+
+
+def _alone_us(region: Region, found: Match) -> float:
+    """What a region's kernels save, by the comparison that chose them; at other rows, by their ratio."""
+    inductor = found.schedule.baselines.get("inductor") if found.schedule is not None else None
+    if found.schedule is None or inductor is None or region.workload is None or found.tuned is None:
+        return 0.0
+    return (inductor - found.schedule.latency_us) * max(region.workload.extent, 1) / max(found.tuned.extent, 1)
+
+
+def _without(regions: Sequence[Region], left: frozenset[str]) -> list[Region]:
+    """The regions whose workloads are not left to Inductor."""
+    return [region for region in regions if region.workload is None or region.workload.fingerprint not in left]
 
 
 def _surveyed(name: str, mode: str, regions: Sequence[Region], left: frozenset[str]) -> Surveyed:
@@ -177,6 +205,7 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[R
             settled = bool(baseline) or (call is not None and not call.symbols)
             deployment().count("hits_other_rows", int(settled and found.level is Level.OTHER_ROWS))
             deployment().count("hits_packaged", int(settled and found.level is Level.PACKAGED))
+            deployment().count("hits_predicted", int(settled and found.level is Level.HEURISTIC))
             deployment().count("baseline_wins", baseline)
             deployment().count("hits", baseline)
         elif region.workload is None or device is None:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx
@@ -116,9 +116,26 @@ def stored_verdict(graph: str, device: str, mode: str) -> Verdict | None:
     return store.get_verdict(graph, identify(device).fingerprint, environment(device), mode, match=match)
 
 
-def stored_left(graph: str, devices: Iterable[str], mode: str) -> tuple[frozenset[str], bool]:
-    """Workloads that the stored verdicts on a graph leave to Inductor, and whether there is any verdict, as far as is
-    known. Never fails: an error gives one warning.
+UNSEARCHED = "unsearched"
+"""The command in the record of a verdict on predicted schedules, which nobody searched."""
+
+
+class Left(NamedTuple):
+    """The stored verdicts on a graph, as far as they are known.
+
+    Attributes:
+        workloads: what they leave to Inductor.
+        decided: there is a verdict.
+        predicted: those of the workloads of which a predicted schedule made the step slower; a search may find better.
+    """
+
+    workloads: frozenset[str]
+    decided: bool
+    predicted: frozenset[str] = frozenset()
+
+
+def stored_left(graph: str, devices: Iterable[str], mode: str) -> Left:
+    """Read the stored verdicts on a graph. Never fails: an error gives one warning.
 
     Args:
         graph: fingerprint.
@@ -126,17 +143,18 @@ def stored_left(graph: str, devices: Iterable[str], mode: str) -> tuple[frozense
         mode: of :func:`base_mode`.
     """
     left: set[str] = set()
+    predicted: set[str] = set()
     decided = False
     try:
         for device in sorted(set(devices)):
             found = stored_verdict(graph, device, mode)
             if found is not None:
-                left.update(found.left)
+                (predicted if found.record.get("command") == UNSEARCHED else left).update(found.left)
                 decided = True
     except Exception as e:
         deployment().warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {e}")
         decided = True
-    return frozenset(left), decided
+    return Left(frozenset(left | predicted), decided, frozenset(predicted - left))
 
 
 WAIT_S = 60.0

@@ -21,22 +21,25 @@ def packaged() -> list[str]:
 
 
 def name_for(device: str) -> str:
-    """The name of a device's snapshot, from the device's own name: ``h200`` for "NVIDIA H200"."""
+    """A device's name as names of snapshots have it: ``h100-80gb-hbm3`` for "NVIDIA H100 80GB HBM3"."""
     return re.sub("[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
 
 
-def file_for(device: DeviceIdentity) -> Path | None:
-    """The snapshot that comes with autotune for a device, by its name, or None.
+def files_for(device: DeviceIdentity) -> tuple[Path, ...]:
+    """The snapshots that come with autotune and may have schedules for a device.
 
-    Nothing is opened: it may be of another such device, with another number of multiprocessors.
+    The device's own comes first: its name is the device's, or the beginning of it, as ``h100`` is for all kinds of
+    H100. On a GPU the others follow, whose schedules may be of a device of the same architecture. Nothing is opened.
     """
-    return _file_for(device.name) if device.count == 1 else None
+    return _files_for(device.name, device.kind) if device.count == 1 else ()
 
 
 @lru_cache(maxsize=64)
-def _file_for(device: str) -> Path | None:
-    path = FOLDER / f"{name_for(device)}{SUFFIX}"
-    return path if path.is_file() else None
+def _files_for(device: str, kind: str) -> tuple[Path, ...]:
+    own, names = f"{name_for(device)}-", packaged()
+    mine = sorted((name for name in names if own.startswith(f"{name}-")), key=len, reverse=True)
+    others = [name for name in names if name not in mine] if kind == "cuda" else []
+    return tuple(FOLDER / f"{name}{SUFFIX}" for name in (*mine, *others))
 
 
 def digests() -> dict[Path, str]:

@@ -195,7 +195,8 @@ def _best(schedules: Iterable[Schedule]) -> list[Schedule]:
     for s in schedules:
         groups.setdefault((s.key.workload, s.key.device, s.key.environment), []).append(s)
     best = []
-    for group in groups.values():
+    for every in groups.values():
+        group = [s for s in every if not s.predicted] or every
         policy = max(group, key=lambda s: s.when).key.policy
         best.append(min((s for s in group if s.key.policy == policy), key=lambda s: (s.latency_us, -s.when)))
     return best

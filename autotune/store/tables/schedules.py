@@ -36,7 +36,7 @@ from autotune.store.models import (
     VerdictRow,
 )
 from autotune.store.reading import Listed, Reader, Where
-from autotune.store.records import Key, Measurement, Schedule, Verdict
+from autotune.store.records import PREDICTED, Key, Measurement, Schedule, Verdict
 from autotune.store.tables.measurements import costed, dated
 from autotune.task import Artifact, Config, Status, config_key
 
@@ -60,11 +60,14 @@ it, so that ``state`` tells."""
 def better(new: Any) -> Any:
     """The condition that a schedule (the row of an INSERT) replaces the stored one of its key.
 
-    It is faster, or measured again, or the stored one is damaged or failed when it was deployed.
+    It is faster, or measured again, or the stored one is damaged or failed when it was deployed. What a search decided
+    replaces a prediction, and never the reverse.
     """
     again = new.config.is_not_distinct_from(_S.config) & (new.winner == _S.winner) & (new.created > _S.created)
     faster = (new.latency_us < _S.latency_us) | sa.and_(*readable_schedule()).is_not(sa.true())
-    return faster | again | (_failed() & new.config.is_distinct_from(_S.config))
+    mends = _failed() & new.config.is_distinct_from(_S.config)
+    before, after = _S.space == PREDICTED, new.space == PREDICTED
+    return (before & ~after) | ((before | ~after) & (faster | again | mends))
 
 
 def readable_schedule() -> list[Any]:
@@ -93,6 +96,7 @@ class Schedules(Database, Reader):
 
     def put_schedule(self, schedule: Schedule, *, replace: bool = False) -> bool:
         """Store the winner of a final comparison, with its artifact, and clear the miss that asked for it.
+        A predicted schedule leaves the miss.
 
         There is one schedule for each key (workload, device, environment, policy). A stored one gives way only to a
         lower latency, which one key makes comparable, or to a new measurement of the same configuration, so that the
@@ -116,7 +120,8 @@ class Schedules(Database, Reader):
                 c.execute(row.on_conflict_do_nothing())
             upsert = self.upsert(_S, values, _KEY, None if replace else better)
             stored = self.changed(c, upsert.values(**values))
-            c.execute(sa.delete(MissRow).where(MissRow.workload == key.workload, MissRow.device == key.device))
+            if not schedule.predicted:
+                c.execute(sa.delete(MissRow).where(MissRow.workload == key.workload, MissRow.device == key.device))
             return stored
 
     def put_failure(self, key: Key, config: Config, status: Status, reason: str) -> bool:

@@ -61,11 +61,11 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pack]:
         with Store.open(source) as store:
             export_snapshot(store, file)
         use(Deployment())
-        packaged._file_for.cache_clear()  # which files there are never changes, but here
+        packaged._files_for.cache_clear()  # which files there are never changes, but here
         return file
 
     yield make
-    packaged._file_for.cache_clear()
+    packaged._files_for.cache_clear()
 
 
 def anew() -> None:

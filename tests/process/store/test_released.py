@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from alembic import command
 
-from autotune.store import Calibration, Effort, Store, Verdict
+from autotune.store import Calibration, Effort, Saving, Store, Verdict
 from autotune.store.connection import migrate
 from autotune.store.connection.engine import create_engine
 from autotune.store.connection.urls import parse_url
@@ -86,5 +86,9 @@ def test_an_upgraded_database_answers_as_it_did(dump: Path, url: str) -> None:
         verdict = Verdict("a" * 64, key.device, key.environment, "default", (key.workload,), record, 10.0)
         assert store.verdicts() == ([verdict] if dump.stem >= "0003" else [])
         assert [m.metrics for m in store.measurements()] == [{"GB/s": 2.5} if dump.stem >= "0004" else {}, {}, {}]
+        counted = Saving(
+            "c" * 32, "a" * 64, key.device, key.environment, "default", "2026-11-23", "train.py", 1000, 12.5
+        )
+        assert store.savings() == ([counted] if dump.stem >= "0005" else [])
         assert list(damage(store)) == []
         assert store.put_schedule(schedule(key, 5.0))

@@ -1,0 +1,180 @@
+"""A gain without a search: predicted schedules are tried while the program compiles as torch.compile would.
+
+The regions that lack a schedule are known when the first post-grad graph is. From then on a process of its own
+(:mod:`autotune.in_program.predicting`) tries their candidates. When Inductor is done and a candidate won, the graph is
+compiled a second time. The program's first steps decide between both codes, as after a search.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any
+
+from torch import fx
+from torch._functorch import config as functorch
+
+from autotune import numerics
+from autotune.errors import UserError, first_line
+from autotune.in_program import search
+from autotune.in_program.contest import Frame
+from autotune.in_program.ranks import name_of, turn
+from autotune.measure.child import Child
+from autotune.runtime.deployment import deployment
+from autotune.runtime.inductor.survey import Surveyed, lacking, surveying
+from autotune.runtime.inductor.verdict import UNSEARCHED, stored_verdict
+from autotune.words import plural
+
+log = logging.getLogger("autotune")
+
+_RECORD = {"budget_s": 0.0, "command": UNSEARCHED}
+_WAIT_SHARE, _WAIT_LEAST_S = 0.25, 10.0
+"""For how long trials are waited for once Inductor is done: a share of what it took."""
+
+
+def lacks(device: str) -> str:
+    """The compiler that is missing for kernels of a device, or ""."""
+    needed = ("numba", "numba_cuda", "cuda.core") if device.startswith("cuda") else ("numba",)
+    return next((name for name in needed if not _found(name)), "")
+
+
+def _found(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once: search.Compile) -> Any:
+    """Compile a graph, and again where predicted schedules of its regions won.
+
+    A failure warns once and leaves the code of the first compilation.
+
+    Args:
+        mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
+    """
+    device = search._device_of(inputs)
+    if device is None or not search._storing():
+        return compile_once(gm, inputs)
+    if missing := lacks(device):
+        deployment().warn_once(UNSEARCHED, f"autotune: {missing} is not installed: no schedule is predicted")
+        return compile_once(gm, inputs)
+    name = name_of(gm, device)
+    if _was_tried(name, device, mode):
+        return compile_once(gm, inputs)
+    copied = search._copied(gm)
+    with Trying(device) as trying, turn(name) as mine:
+        if not mine.mine:
+            mine.wait()
+            return compile_once(gm, inputs)
+        begin = time.monotonic()
+        surveyed: list[Surveyed] = []
+
+        def take(graph: Surveyed) -> None:
+            surveyed.append(graph)
+            trying.add(graph)
+
+        eager = functorch.patch(force_non_lazy_backward_lowering=True)
+        with surveying(take), deployment().unrecorded(), eager:
+            before = compile_once(copied, inputs, bare=not mine.alone, cached=False)
+        compile_s = time.monotonic() - begin
+        graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
+        try:
+            mine.begin(granted := max(_WAIT_LEAST_S, _WAIT_SHARE * compile_s))
+            won = trying.end(granted)
+            log.info("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
+            search._note_verdicts(graphs, {**_RECORD, "tries": 0, "cut": True})
+            mine.end()
+            if not won and mine.alone:
+                return before
+            after = compile_once(gm, inputs)
+        except Exception as error:
+            why = str(error) if isinstance(error, UserError) else first_line(error)
+            deployment().warn_once(UNSEARCHED, f"autotune: schedules were not predicted: {why}")
+            log.debug("the prediction that failed", exc_info=True)
+            return before
+    return Frame(before, after, search._joined(device, graphs, _RECORD)) if mine.alone else after
+
+
+def _was_tried(name: str, device: str, mode: str) -> bool:
+    try:
+        return stored_verdict(name, device, mode) is not None
+    except Exception as error:
+        deployment().warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {first_line(error)}")
+        return True
+
+
+class Trying:
+    """The process that tries predicted schedules of one device. A context manager, which ends it.
+
+    Args:
+        device: "cpu" or "cuda:N".
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._child: Child | None = None
+        self._error = ""
+        self._asked: set[str] = set()
+
+    def __enter__(self) -> Trying:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._child is not None:
+            self._child.kill()
+
+    def add(self, graph: Surveyed) -> None:
+        """Have the regions of a graph tried that lack a schedule. Never fails."""
+        from autotune.api import time_weights
+
+        try:
+            counted = [(w, n) for w, n in lacking([graph]).get(self._device, ()) if w.fingerprint not in self._asked]
+            if not counted or self._error:
+                return
+            weights = time_weights(counted)
+            counted.sort(key=lambda one: -weights[one[0].fingerprint])
+            self._asked |= set(weights)
+            if self._child is None:
+                self._child = Child("autotune.in_program.predicting")
+            jobs = [workload.to_json() for workload, _ in counted]
+            self._child.send({"workloads": jobs, "device": self._device, "numerics": numerics.read()})
+        except Exception as error:
+            self._error = first_line(error)
+
+    def end(self, seconds: float) -> bool:
+        """Wait for what was added, for ``seconds`` at most; True where a predicted schedule won.
+
+        Raises:
+            Exception: nothing could be tried.
+        """
+        if self._child is None:
+            if self._error:
+                raise UserError(self._error)
+            return False
+        self._child.send({"end": seconds})
+        answer, _ = self._child.receive(time.monotonic() + seconds + _WAIT_LEAST_S)
+        found, error = answer["found"], answer["error"] or self._error
+        if error and not found:
+            raise UserError(error)
+        own = deployment()
+        won = sum(one["won"] for one in found)
+        wrong = sum(not one["won"] and one["inductor_us"] is not None for one in found)
+        own.count("predicted", won)
+        own.count("predicted_wrong", wrong)
+        for one in found:
+            log.info("predicted %s", one)
+        left = f", {answer['left']} not tried in time" if answer["left"] else ""
+        search._tell(
+            f"{won} of {plural(len(self._asked), 'region')} that nobody searched have a predicted schedule now"
+            f" ({wrong} predictions were no gain{left})"
+        )
+        return bool(won)
+
+
+__all__ = ["Trying", "compiled", "lacks"]

@@ -1,0 +1,182 @@
+"""Steps that ran stored kernels, counted and added to the database: ``AUTOTUNE_SAVINGS=1``.
+
+One region of each graph counts its calls. A thread of its own writes the counts every few minutes, and the process does
+so once more at its end. A step never waits for the database. Replays of CUDA graphs run no Python and count nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.store.records import Saving
+
+log = logging.getLogger("autotune")
+
+VARIABLE = "AUTOTUNE_SAVINGS"
+EVERY_S = 300.0
+"""Seconds between two writes."""
+_DAY_S = 86400.0
+
+
+@dataclass
+class _Count:
+    """The calls of one graph in this process.
+
+    Attributes:
+        tick: called at each call; ``next`` of a counter is atomic, and takes 30 ns.
+        read: ticks that were read or were made by reading.
+        weeks: calls by week.
+    """
+
+    tick: Callable[[], int] = field(default_factory=lambda: itertools.count().__next__)
+    read: int = 0
+    weeks: dict[str, int] = field(default_factory=dict)
+
+    def gather(self, week: str) -> None:
+        """Add the calls since the last time to a week."""
+        calls = self.tick() - self.read
+        self.read += calls + 1
+        if calls:
+            self.weeks[week] = self.weeks.get(week, 0) + calls
+
+
+class Savings:
+    """The counts of this process.
+
+    Args:
+        put: stores counts, by device; returns True where that is done. It never fails.
+    """
+
+    def __init__(self, put: Callable[[Mapping[str, Sequence[Saving]]], bool]) -> None:
+        self._put, self._lock = put, threading.RLock()
+        self._counts: dict[tuple[str, str, str, float], _Count] = {}
+        self._written: dict[tuple[str, str, str, float], dict[str, int]] = {}
+        self._process = uuid.uuid4().hex
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        _every.add(self)
+
+    def counted(
+        self, run: Callable[..., None], device: str, *, graph: str, mode: str, alone_us: float
+    ) -> Callable[..., None]:
+        """``run``, whose calls count as steps of a graph, where that is asked for.
+
+        Args:
+            device: "cpu" or "cuda:N".
+            alone_us: microseconds that the graph's kernels save a call, each timed alone.
+        """
+        if not wanted():
+            return run
+        with self._lock:
+            tick = self._counts.setdefault((graph, device, mode, alone_us), _Count()).tick
+            self._start()
+
+        def call(*tensors: Any) -> None:
+            tick()
+            run(*tensors)
+
+        return call
+
+    def write(self) -> bool:
+        """Store the counts that are new; True where nothing is left to be stored."""
+        from autotune.store.records import Saving
+
+        with self._lock:
+            week, program = monday(time.time()), program_name()
+            rows: dict[str, list[Saving]] = {}
+            for (graph, device, mode, alone_us), count in self._counts.items():
+                count.gather(week)
+                known = self._written.get((graph, device, mode, alone_us), {})
+                rows.setdefault(device, []).extend(
+                    Saving(self._process, graph, "", "", mode, when, program, steps, alone_us)
+                    for when, steps in count.weeks.items()
+                    if known.get(when) != steps
+                )
+            if not any(rows.values()):
+                return True
+            done = self._put({device: found for device, found in rows.items() if found})
+            if done:
+                self._written = {key: dict(count.weeks) for key, count in self._counts.items()}
+            return done
+
+    def end(self) -> None:
+        """Write what is left, and no more after that."""
+        if self._counts and not self._ended.is_set():
+            self._ended.set()
+            self.write()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="autotune-savings", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(EVERY_S):
+            self.write()
+
+    def _forked(self) -> None:
+        """Begin as another process, which writes at its end: what was counted before the fork is the parent's."""
+        self._lock, self._process, self._thread = threading.RLock(), uuid.uuid4().hex, None
+        self._ended = threading.Event()
+        for count in self._counts.values():
+            count.gather("")
+            count.weeks.clear()
+        self._written = {}
+
+
+def wanted() -> bool:
+    """True where $AUTOTUNE_SAVINGS asks for counting."""
+    return os.environ.get(VARIABLE, "").strip().lower() not in ("", "0", "false")
+
+
+def program_name() -> str:
+    """The name that $AUTOTUNE_SAVINGS gives to the program, or else the script's."""
+    given = os.environ.get(VARIABLE, "").strip()
+    if given.lower() not in ("", "0", "1", "false", "true"):
+        return given
+    script = Path(sys.argv[0] if sys.argv else "")
+    return (script.parent.name if script.name == "__main__.py" else script.name) or "python"
+
+
+def monday(seconds: float) -> str:
+    """The Monday of a time's week in UTC, as "2026-11-23".
+
+    Args:
+        seconds: since the epoch.
+    """
+    day = time.gmtime(seconds).tm_wday
+    return time.strftime("%Y-%m-%d", time.gmtime(seconds - day * _DAY_S))
+
+
+_every: weakref.WeakSet[Savings] = weakref.WeakSet()
+
+
+def _end() -> None:
+    for savings in list(_every):
+        savings.end()
+
+
+def _forked() -> None:
+    for savings in list(_every):
+        savings._forked()
+
+
+atexit.register(_end)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+__all__ = ["EVERY_S", "VARIABLE", "Savings", "monday", "program_name", "wanted"]

@@ -1,0 +1,56 @@
+"""Steps that ran stored kernels: what processes have counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from autotune.errors import printable
+from autotune.store.connection.engine import Database
+from autotune.store.damage import Damaged, moment, number, whole
+from autotune.store.models import SavingRow
+from autotune.store.records import Saving
+
+_KEY = ("process", "graph", "device", "environment", "mode", "week")
+
+
+class Savings(Database):
+    """The store's counts of steps."""
+
+    def put_savings(self, counted: Sequence[Saving]) -> None:
+        """Store what a process has counted so far, all or nothing.
+
+        A count replaces a smaller one of its key. So a write that is repeated counts nothing twice, and processes that
+        write at the same time lose nothing: each has rows of its own.
+
+        Raises:
+            ValueError: a device or an environment was not put before.
+        """
+        with self.referring("the device and the environment of a count", "it") as c:
+            for one in counted:
+                values = {**vars(one), "created": time.time()}
+                upsert = self.upsert(SavingRow, values, _KEY, lambda new: new.steps > SavingRow.steps)
+                c.execute(upsert.values(**values))
+
+    def savings(self) -> list[Saving]:
+        """All that was counted, by week."""
+        query = sa.select(SavingRow.__table__).order_by(SavingRow.week, SavingRow.program, SavingRow.graph)
+        return self.made(query, saving_from, lambda row: f"count of steps of graph {str(row.graph)[:12]}")
+
+
+def saving_from(row: Any) -> Saving:
+    """A count from its row; raises Damaged."""
+    moment(row.created)
+    try:
+        time.strptime(row.week, "%Y-%m-%d")
+    except (TypeError, ValueError):
+        raise Damaged(f"its week is {ascii(row.week)[:40]}") from None
+    return Saving(
+        **{name: str(getattr(row, name)) for name in _KEY},
+        program=printable(str(row.program)),
+        steps=whole(row.steps, "number of steps", 0),
+        alone_us=number(row.alone_us, "time saved"),
+    )
