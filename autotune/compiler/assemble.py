@@ -9,7 +9,7 @@ candidates that differ in their schedules have equal ones: equal kernels stay eq
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +30,6 @@ from autotune.workload import Json
 
 SPILLS = 512
 """Bytes of stack a thread beyond which a candidate is not worth measuring."""
-
-
 LONGEST = 60
 """Characters of a name."""
 _SUFFIX = 12  # of these, kept free for "_finish" and a number
@@ -67,9 +65,7 @@ def build_artifact(
         BuildError: a kernel does not compile or does not fit an SM.
     """
     drafts, scratch = draft(graph, plan, parts, sms, program)
-    return Artifact(
-        target, tuple(compile_source(d.source, d.refs, target, sms, d.group) for d in drafts), scratch, GENERATOR
-    )
+    return Artifact(target, tuple(compile_source(d, target, sms) for d in drafts), scratch, GENERATOR)
 
 
 def draft(
@@ -92,11 +88,16 @@ def draft(
         made = scheme_of(group.graph).emit(group.graph, parts[k], sms)
         first = len(scratch)
         scratch += [(p.storage, p.numel) for p in made.private]
+        of_region = {("input", n): ref for n, ref in enumerate(group.inputs)}
+        of_region |= {("output", n): ref for n, ref in enumerate(group.outputs)}
+        of_region |= {("private", n): ("scratch", first + n) for n in range(len(made.private))}
         for n, (source, args) in enumerate(zip(made.sources, made.args, strict=True)):
-            refs = tuple(_place(group.inputs, group.outputs, first, ref) for ref in args)
-            out.append(Draft(replace(source, name=part_name(name, n)), refs, k))
+            # What follows the first kernel finishes what that has begun.
+            own = name if n == 0 else f"{name}_finish{n if n > 1 else ''}"
+            out.append(Draft(replace(source, name=own), tuple(of_region[ref] for ref in args), k))
     if len(plan.groups) > 1:  # another group may read what this one overwrites
-        out = [replace(d, source=replace(d.source, launch=_without(d.source.launch, OVERWRITES))) for d in out]
+        launches = [{k: v for k, v in d.source.launch.items() if k != OVERWRITES} for d in out]
+        out = [replace(d, source=replace(d.source, launch=own)) for d, own in zip(out, launches, strict=True)]
     if graph.precision == STRICT:
         out = [replace(d, source=replace(d.source, fast=False)) for d in out]
     return out, tuple(scratch)
@@ -137,25 +138,22 @@ def packed(plan: Plan, numbers: Sequence[int], parts: Sequence[Config], sms: int
     return pack_bodies(bodies, sms)
 
 
-def compile_source(source: CudaSource, refs: Sequence[Ref], target: str, sms: int, group: int) -> Kernel:
-    """One kernel with its launch data: what its pointers are, the most blocks of a persistent grid, and the group whose
-    axis 0 is the extent it takes."""
-    kernel = build(source, target)
+def compile_source(made: Draft, target: str, sms: int) -> Kernel:
+    """A kernel with its launch data. Raises BuildError."""
+    kernel = build(made.source, target)
     if kernel.resources["stack"] > SPILLS:
         raise BuildError(f"spills {kernel.resources['stack']} bytes a thread")
-    launch = launch_of(Draft(source, tuple(refs), group), kernel.resources["blocks_per_sm"], sms)
-    return Kernel(kernel.entry, kernel.code, launch, kernel.resources)
+    return replace(kernel, launch=launch_of(made, kernel.resources["blocks_per_sm"], sms))
 
 
 def launch_of(kernel: Draft, fit: int, sms: int) -> dict[str, Any]:
-    """The launch data of a kernel.
+    """The launch data of a kernel: the group whose axis 0 is the extent it takes, what its pointers are, and the most
+    blocks of a persistent grid.
 
     Args:
         fit: blocks of it that fit an SM at a time, of which the device has ``sms``.
     """
-    launch = dict(kernel.source.launch)
-    launch["group"] = kernel.group
-    launch["args"] = [list(r) for r in kernel.refs]
+    launch = {**kernel.source.launch, "group": kernel.group, "args": [list(r) for r in kernel.refs]}
     launch["cap"] = min(int(launch["blocks_per_sm"]), fit) * sms
     if OVERWRITES in launch:
         launch[OVERWRITES] = [[kernel.refs[p][1], kernel.refs[q][1]] for p, q in launch[OVERWRITES]]
@@ -215,17 +213,14 @@ def launch_names(plan: Plan, source: Json) -> list[str]:
         whole = len(plan.launches) == 1 and ops
         own = ops if whole else [op for g in graphs for op in graph_ops(g, vectors)]
         name = kernel_name(own)
-        equal, form = met.setdefault(name, []), [_any_rows(g) for g in graphs]
+        # Without the extents of their rows, which kernels take as arguments.
+        form = [replace(g, extents=(0, *g.extents[1:])) if row_extent(g) else g for g in graphs]
+        equal = met.setdefault(name, [])
         if form not in equal:
             equal.append(form)
         nth = equal.index(form) + 1
         names.append(name if nth == 1 else f"{name}_{nth}")
     return names
-
-
-def part_name(name: str, part: int) -> str:
-    """The name of a launch's kernel number ``part``: what follows the first one finishes what that has begun."""
-    return name if part == 0 else f"{name}_finish{part if part > 1 else ''}"
 
 
 def _refs(lead: Group, group: Group) -> tuple[Ref, ...]:
@@ -235,29 +230,8 @@ def _refs(lead: Group, group: Group) -> tuple[Ref, ...]:
     at_one = single(lead.graph)  # a single element among rows of them: its canonical order is another
     assert at_one is not None
     _, slots, outputs = at_one
-    return (
-        *(group.inputs[slots.index(s)] for s in range(len(slots))),
-        *(group.outputs[outputs.index(k)] for k in range(len(outputs))),
-    )
-
-
-def _without(launch: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {k: v for k, v in launch.items() if k != name}
-
-
-def _place(inputs: Sequence[Ref], outputs: Sequence[Ref], first: int, ref: Ref) -> Ref:
-    """A group's tensor as one of the region: ("input" | "output" | "scratch", number)."""
-    kind, n = ref
-    if kind == "input":
-        return inputs[n]
-    if kind == "output":
-        return outputs[n]
-    return ("scratch", first + n)
-
-
-def _any_rows(graph: Graph) -> Graph:
-    """``graph`` without the extent of its rows, which kernels take as an argument."""
-    return replace(graph, extents=(0, *graph.extents[1:])) if row_extent(graph) else graph
+    inputs = tuple(group.inputs[slots.index(s)] for s in range(len(slots)))
+    return (*inputs, *(group.outputs[outputs.index(k)] for k in range(len(outputs))))
 
 
 def _product(graph: Graph, i: int, vectors: bool) -> str | None:

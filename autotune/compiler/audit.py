@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from autotune.compiler.assemble import draft, launch_of
 from autotune.compiler.planner.groups import group_configs
@@ -62,7 +61,8 @@ def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms:
             launch = launch_of(made, fit, sms)
             if OVERWRITES not in kernel.launch:  # an older kernel, whose loads are of read-only data
                 launch.pop(OVERWRITES, None)
-            if canonical_json(launch) != canonical_json(_stored(kernel)):
+            stored = {name: value for name, value in kernel.launch.items() if name != BOUND}
+            if canonical_json(launch) != canonical_json(stored):
                 return f"the launch data of kernel {kernel.entry!r} are not those of its configuration"
     except Superseded as error:
         bound = all(BOUND in k.launch for k in artifact.kernels)
@@ -70,10 +70,6 @@ def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms:
     except (Unsupported, BuildError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
         return f"its configuration makes no such kernels ({error})"
     return ""
-
-
-def _stored(kernel: Kernel) -> dict[str, Any]:
-    return {name: value for name, value in kernel.launch.items() if name != BOUND}
 
 
 def _fit(kernel: Kernel, block: int, dynamic: int, target: str) -> int:

@@ -10,6 +10,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.errors import Unreachable, Unsupported
@@ -124,19 +125,11 @@ class Builder:
         low = offset + sum(strides[a] * lo for a, lo, _ in kept)
         if low < 0:
             raise Unsupported("an access that starts before its tensor")
-        common = {
-            "axes": axes,
-            "dtype": dtype,
-            "slot": slot,
-            "strides": tuple(strides[a] for a in axes),
-            "offset": offset,
-            "guards": kept,
-        }
-        if pick is None:
-            return self.emit(Value("load", **common))  # type: ignore[arg-type]
-        return self.emit(
-            Value("gather", args=(pick[0],), index_stride=pick[1], bound=pick[2], **common)  # type: ignore[arg-type]
-        )
+        along = tuple(strides[a] for a in axes)
+        load = Value("load", axes=axes, dtype=dtype, slot=slot, strides=along, offset=offset, guards=kept)
+        if pick is not None:
+            load = replace(load, op="gather", args=(pick[0],), index_stride=pick[1], bound=pick[2])
+        return self.emit(load)
 
     def index(
         self, terms: Sequence[tuple[int, int]], offset: int, pick: tuple[int, int, int] | None, dtype: str
@@ -151,9 +144,7 @@ class Builder:
             total = part if total is None else self.pointwise("add", [total, part])
         if pick is not None:
             part = self.pointwise("mul", [self.cast(pick[0], dtype), self.const(pick[1], dtype)])
-            if total is None:
-                total = self.const(offset, dtype)
-            total = self.pointwise("add", [total, part])
+            total = self.pointwise("add", [self.const(offset, dtype) if total is None else total, part])
         assert total is not None
         return total
 
@@ -227,10 +218,8 @@ class Builder:
 
     def sum_at(self, term: int, place: int, over: Sequence[int], axis: int) -> int:
         """The sums over ``over`` of the terms at each place along ``axis``."""
-        axes = {a for a in self.values[term].axes if a not in over} | {axis}
-        return self.emit(
-            Value("sum_at", (term, place), tuple(sorted(axes)), self.values[term].dtype, over=tuple(sorted(over)))
-        )
+        axes = tuple(sorted({a for a in self.values[term].axes if a not in over} | {axis}))
+        return self.emit(Value("sum_at", (term, place), axes, self.values[term].dtype, over=tuple(sorted(over))))
 
     def _picked(self, v: Value, axes: set[int]) -> tuple[int, set[int]] | None:
         """A sum over a one-hot row without a reduction: ``where(k == t, x, 0)`` over k is x where t is some k.
@@ -318,7 +307,6 @@ def _span(values: Sequence[Value], i: int, depth: int) -> Span:
         return min(a[0], b[0]), max(a[1], b[1])
     if v.op in _ROUNDED:
         least, most = _span(values, v.args[0], depth - 1)
-        return (math.floor(least) if math.isfinite(least) else least), (
-            math.ceil(most) if math.isfinite(most) else most
-        )
+        least = math.floor(least) if math.isfinite(least) else least
+        return least, (math.ceil(most) if math.isfinite(most) else most)
     return _ANYTHING

@@ -150,16 +150,15 @@ class Graph:
         """Elements from the slot's base pointer that the region may touch (1 + the largest reachable offset)."""
         return 1 + max((reach(self.extents, v)[1] for v in self.values if v.slot == slot), default=0)
 
-    def read_extents(self, v: Value) -> tuple[int, ...]:
-        """The number of elements that a load reads along each axis that it moves along, within its guards.
+    def moving(self, v: Value) -> set[int]:
+        """The axes that a load moves along; a gather moves where its index does too."""
+        along = {a for a, s in zip(v.axes, v.strides, strict=True) if s}
+        return along.union(self.values[v.args[0]].axes) if v.op == "gather" else along
 
-        A gather moves where its index does too.
-        """
-        moving = {a for a, s in zip(v.axes, v.strides, strict=True) if s}
-        if v.op == "gather":
-            moving |= set(self.values[v.args[0]].axes)
+    def read_extents(self, v: Value) -> tuple[int, ...]:
+        """The number of elements that a load reads along each axis that it moves along, within its guards."""
         guards = {a: (lo, hi) for a, lo, hi in v.guards}
-        parts = ((guards.get(a, (0, self.extents[a])), self.extents[a]) for a in sorted(moving))
+        parts = ((guards.get(a, (0, self.extents[a])), self.extents[a]) for a in sorted(self.moving(v)))
         return tuple(max(0, min(hi, extent) - max(lo, 0)) for (lo, hi), extent in parts)
 
     def output_numel(self, k: int) -> int:
@@ -188,14 +187,9 @@ class Graph:
         return inputs + sum(self.output_numel(k) * STORAGE_BYTES[o.dtype] for k, o in enumerate(self.outputs))
 
     def to_json(self) -> dict[str, Any]:
+        values, outputs = [v.to_json() for v in self.values], [o.to_json() for o in self.outputs]
         how = {"precision": self.precision} if self.precision else {}
-        return {
-            "extents": list(self.extents),
-            "values": [v.to_json() for v in self.values],
-            "inputs": list(self.inputs),
-            "outputs": [o.to_json() for o in self.outputs],
-            **how,
-        }
+        return {"extents": [*self.extents], "values": values, "inputs": [*self.inputs], "outputs": outputs, **how}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Graph:
@@ -257,7 +251,13 @@ class Graph:
                     raise ValueError(f"value {i}: bad reduction axes")
                 if set(v.axes) != set(arg.axes) - set(v.over):
                     raise ValueError(f"value {i}: reduction axes do not match its argument")
-        self._check_outputs()
+        for o in self.outputs:
+            if not 0 <= o.value < len(self.values) or o.dtype not in STORAGE_BYTES or len(o.axes) != len(o.strides):
+                raise ValueError("bad output")
+            if len(set(o.axes)) != len(o.axes):
+                raise ValueError("an output walks an axis twice")
+            if not set(self.values[o.value].axes) <= set(o.axes) or any(not 0 <= a < n_axes for a in o.axes):
+                raise ValueError("an output does not cover its value's axes")
         check_loads(self.extents, self.values)
         check_outputs(self.extents, self.outputs)
 
@@ -273,13 +273,3 @@ class Graph:
             raise ValueError(f"value {i}: axes of a sum_at do not match its arguments")
         if place.dtype not in ("int32", "int64") or v.dtype != "float32" or value.dtype != "float32":
             raise ValueError(f"value {i}: sum_at of {value.dtype} at {place.dtype}")
-
-    def _check_outputs(self) -> None:
-        n_axes = len(self.extents)
-        for o in self.outputs:
-            if not 0 <= o.value < len(self.values) or o.dtype not in STORAGE_BYTES or len(o.axes) != len(o.strides):
-                raise ValueError("bad output")
-            if len(set(o.axes)) != len(o.axes):
-                raise ValueError("an output walks an axis twice")
-            if not set(self.values[o.value].axes) <= set(o.axes) or any(not 0 <= a < n_axes for a in o.axes):
-                raise ValueError("an output does not cover its value's axes")

@@ -85,6 +85,11 @@ class Value:
     shift: int = 0
     over: tuple[int, ...] = ()
 
+    @property
+    def is_zero(self) -> bool:
+        """True for a constant zero, but not for -0."""
+        return self.op == "const" and repr(self.number) in ("0", "0.0", "False")
+
     def to_json(self) -> dict[str, Any]:
         """Fields that differ from their defaults; infinities and NaN as strings, since JSON has none."""
         out: dict[str, Any] = {"op": self.op, "dtype": self.dtype}
@@ -134,23 +139,12 @@ class Output:
     offset: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "value": self.value,
-            "axes": list(self.axes),
-            "strides": list(self.strides),
-            "dtype": self.dtype,
-            "offset": self.offset,
-        }
+        return {**vars(self), "axes": list(self.axes), "strides": list(self.strides)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Output:
-        return cls(
-            int(data["value"]),
-            tuple(data["axes"]),
-            tuple(data["strides"]),
-            str(data["dtype"]),
-            int(data.get("offset", 0)),
-        )
+        axes, strides, offset = tuple(data["axes"]), tuple(data["strides"]), int(data.get("offset", 0))
+        return cls(int(data["value"]), axes, strides, str(data["dtype"]), offset)
 
 
 def check_numbers(extents: Sequence[int], values: Sequence[Value], outputs: Sequence[Output]) -> None:
@@ -160,7 +154,7 @@ def check_numbers(extents: Sequence[int], values: Sequence[Value], outputs: Sequ
         ValueError: one is not.
     """
     for e in extents:
-        if not _is_count(e):
+        if type(e) is not int or not 0 <= e < MOST:
             raise ValueError(f"an axis has the extent {e!r}")
     for i, v in enumerate(values):
         guards = [n for g in v.guards for n in g]
@@ -183,7 +177,8 @@ def check_loads(extents: Sequence[int], values: Sequence[Value]) -> None:
         ValueError: one does not.
     """
     for i, v in enumerate(values):
-        _check_size(extents, i, v)
+        if prod(max(1, extents[a]) for a in {*v.axes, *v.over}) >= MOST:
+            raise ValueError(f"value {i}: more elements than 63 bits count")
         if v.op == "index" and (len(v.axes) != 1 or v.args):
             raise ValueError(f"value {i}: an index along {len(v.axes)} axes")
         if v.op not in ("load", "gather"):
@@ -233,21 +228,12 @@ def check_outputs(extents: Sequence[int], outputs: Sequence[Output]) -> None:
             raise ValueError(f"output {k}: more elements than 63 bits count")
 
 
-def _is_count(n: object) -> bool:
-    return type(n) is int and 0 <= n < MOST
-
-
 def _check_constant(i: int, v: Value) -> None:
     """A constant is a number of its type: a kernel's text is made of it."""
     width = _WIDTH.get(v.dtype)
     wanted = (int, bool) if v.dtype == "bool" else (int,) if width else (int, float)
     if type(v.number) not in wanted or (width and not -width <= v.number < width):
         raise ValueError(f"value {i}: the constant {v.number!r} of type {v.dtype}")
-
-
-def _check_size(extents: Sequence[int], i: int, v: Value) -> None:
-    if prod(max(1, extents[a]) for a in {*v.axes, *v.over}) >= MOST:
-        raise ValueError(f"value {i}: more elements than 63 bits count")
 
 
 def _check_gather(values: Sequence[Value], i: int, v: Value) -> None:

@@ -8,7 +8,7 @@ across threads (shuffles, shared memory, blocks of a cluster) reads the other si
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Op, Select, Stmt, Var
@@ -82,20 +82,11 @@ def tree(op: str, dtype: str, terms: Sequence[Expr]) -> Expr:
     return level[0]
 
 
-def exp(x: Expr) -> Expr:
-    return Op("exp", (x,), "float32", "float32")
+def _of_floats(name: str) -> Callable[..., Expr]:
+    return lambda *args: Op(name, args, "float32", "float32")
 
 
-def maximum(a: Expr, b: Expr) -> Expr:
-    return Op("maximum", (a, b), "float32", "float32")
-
-
-def minimum(a: Expr, b: Expr) -> Expr:
-    return Op("minimum", (a, b), "float32", "float32")
-
-
-def reciprocal(x: Expr) -> Expr:
-    return Op("reciprocal", (x,), "float32", "float32")
+exp, maximum, minimum, reciprocal = map(_of_floats, ("exp", "maximum", "minimum", "reciprocal"))
 
 
 def finite(x: Expr) -> Expr:
@@ -275,10 +266,8 @@ class MeanAndSquares(Reducer):
         name, count = self.total.name, len(lanes)
         total, mean, distance = (Var(f"p{name}_{x}", "float32") for x in ("s", "m", "d"))
         offsets = [Var(f"p{name}_{lane}", "float32") for lane in range(count)]
-        out: list[Stmt] = [
-            Assign(total, tree("sum", "float32", lanes)),
-            Assign(mean, total * Const(1 / count, "float32")),
-        ]
+        out: list[Stmt] = [Assign(total, tree("sum", "float32", lanes))]
+        out.append(Assign(mean, total * Const(1 / count, "float32")))
         if count > 1:
             out += [Assign(offset, x - mean) for offset, x in zip(offsets, lanes, strict=True)]
             out.append(Assign(self.square, self.square + tree("sum", "float32", [x * x for x in offsets])))
@@ -337,18 +326,11 @@ def reducers_of(graph: Graph, pas: Pass) -> PassReducers:
     """The reductions of ``pas``: value ``i`` is carried in ``a<i>``, and its result is ``v<i>``."""
 
     values = graph.values
-
-    def carried(i: int) -> Var:
-        return Var(f"a{i}", accumulator(values[i].dtype))
-
-    def result(i: int) -> Var:
-        return Var(f"v{i}", values[i].dtype)
-
+    carried = [Var(f"a{i}", accumulator(v.dtype)) for i, v in enumerate(values)]
+    result = [Var(f"v{i}", v.dtype) for i, v in enumerate(values)]
+    moments = ((carried[m.total], carried[m.square], (result[m.total], result[m.square])) for m in pas.moments)
     return PassReducers(
-        {i: Plain(values[i].op, values[i].dtype, carried(i), result(i)) for i in pas.reduce},
-        tuple(OnlineSoftmax(carried(o.peak), carried(o.total)) for o in pas.online),
-        tuple(
-            MeanAndSquares(carried(m.total), carried(m.square), (result(m.total), result(m.square)))
-            for m in pas.moments
-        ),
+        {i: Plain(values[i].op, values[i].dtype, carried[i], result[i]) for i in pas.reduce},
+        tuple(OnlineSoftmax(carried[o.peak], carried[o.total]) for o in pas.online),
+        tuple(MeanAndSquares(*of) for of in moments),
     )

@@ -195,21 +195,13 @@ class Region:
             if c % inner == 0:
                 pick_high = (value, c // inner, bound)
             else:
-                pick_low = index.pick
-                top += c * (bound - 1)
+                pick_low, top = index.pick, top + c * (bound - 1)
         if top >= inner or any(c < 0 for _, c in low):
             raise Unsupported("a reshape that is not aligned with the dimensions it takes apart")
         return Index(high, quotient, pick_high), Index(low, remainder, pick_low)
 
 
 At = Callable[[tuple[Index, ...], Guards], int]
-
-
-def _beyond(index: tuple[Index, ...]) -> bool:
-    """Whether an index is one that a load may not be able to follow, wherever in the tensor it points."""
-    picks = [i.pick for i in index if i.pick is not None]
-    steps = [c for i in index for _, c in i.terms] + [c for _, c, _ in picks]
-    return len(picks) > 1 or any(c < 0 for c in steps)
 
 
 class Lazy:
@@ -256,8 +248,10 @@ class Lazy:
             try:
                 found = self._at(index, guards)
             except Unsupported as error:
-                handed_on = isinstance(error, Unreachable) and _beyond(index)
-                if error.node is None and not handed_on:
+                picks = [i.pick for i in index if i.pick is not None]
+                steps = [c for i in index for _, c in i.terms] + [c for _, c, _ in picks]
+                beyond = len(picks) > 1 or any(c < 0 for c in steps)  # a load may not be able to follow such an index
+                if error.node is None and not (beyond and isinstance(error, Unreachable)):
                     error.node = self.origin
                 raise
             self._memo[key] = found
@@ -368,17 +362,11 @@ def broadcast_index(index: tuple[Index, ...], shape: Sequence[int]) -> tuple[Ind
 def broadcast_names(region: Region, shape: Sequence[int], operands: Sequence[Lazy]) -> list[Dims]:
     """Unify the names of the operands' dimensions that meet; the result's names."""
     out: list[Dims] = []
-    for d, extent in enumerate(shape):
-        found: Dims | None = None
-        for x in operands:
-            k = d - (len(shape) - x.ndim)
-            if extent == 1 or k < 0 or x.shape[k] == 1:
-                continue
-            if found is None:
-                found = x.names[k]
-            else:
-                region.names.unify(found, x.names[k])
-        out.append(found if found is not None else region.names.new(extent))
+    for back, extent in zip(range(len(shape), 0, -1), shape, strict=True):  # dimensions counted from the end
+        found = [x.names[-back] for x in operands if back <= x.ndim and x.shape[-back] != 1 and extent != 1]
+        for other in found[1:]:
+            region.names.unify(found[0], other)
+        out.append(found[0] if found else region.names.new(extent))
     return out
 
 

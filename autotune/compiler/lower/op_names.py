@@ -5,7 +5,7 @@ This module imports no torch: processes that do without it name kernels after op
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from autotune.ir.forms.simplify import components
 from autotune.ir.graph import SHORT, Graph
@@ -62,7 +62,8 @@ def telling(ops: Iterable[str]) -> list[str]:
         if name and name not in VIEWS and name not in GENERATORS and name != "getitem"
     ]
     there = set(names)
-    whole = {name: next((b for b in _backward_names(name) if b in there), name) for name in there}
+    stems = {n: next((n.removesuffix(end) for end in _FORWARD if n.endswith(end)), n) for n in there}
+    whole = {n: next((stem + end for end in _BACKWARD if stem + end in there), n) for n, stem in stems.items()}
     named = list(dict.fromkeys(whole[name] for name in names))
     return [n for n in named if n not in _PLAIN] or named
 
@@ -82,9 +83,3 @@ def form(graph: Graph) -> str:
     widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
     extents = "x".join(str(graph.extents[a]) for a in widest) or "1"
     return f"{SHORT[largest.dtype]} {extents}"
-
-
-def _backward_names(name: str) -> Iterator[str]:
-    """Names that the backward operator of an operator may have."""
-    stem = next((name.removesuffix(end) for end in _FORWARD if name.endswith(end)), name)
-    return (stem + end for end in _BACKWARD)

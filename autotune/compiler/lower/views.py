@@ -22,7 +22,6 @@ from autotune.compiler.lower.lazy import (
 )
 from autotune.errors import Unsupported
 from autotune.ir.build import position_type
-from autotune.ir.graph import Value
 
 _ZERO = Index()
 MOST_PARTS = 16
@@ -292,10 +291,7 @@ def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
                 bound = _threshold(region, i, starts[k + 1])
                 own = _guarded(own, bound[0], 0, bound[1])
             value = parts[k].at((*index[:d], i.scaled(1, -starts[k]), *index[d + 1 :]), own)
-            if bound is None:
-                out = value
-            else:
-                out = _choose(region, bound, value, out)
+            out = value if bound is None else _choose(region, bound, value, out)
         return out
 
     return Lazy(region, shape, dtype, names, at)
@@ -327,14 +323,10 @@ def _choose(region: Region, bound: tuple[int, int], then: int, other: int) -> in
     """``then`` where ``axis < t``, else ``other``; a guarded load beside a zero needs no select."""
     build, (axis, t) = region.build, bound
     a, b = build.values[then], build.values[other]
-    if _is_zero(b) and any(g[0] == axis and g[2] <= t for g in a.guards):
+    if b.is_zero and any(g[0] == axis and g[2] <= t for g in a.guards):
         return then
-    if _is_zero(a) and any(g[0] == axis and g[1] >= t for g in b.guards):
+    if a.is_zero and any(g[0] == axis and g[1] >= t for g in b.guards):
         return other
     whole = position_type(build.extents[axis])
     position = build.index(((axis, 1),), 0, None, whole)
     return build.pointwise("where", [build.pointwise("lt", [position, build.const(t, whole)]), then, other])
-
-
-def _is_zero(v: Value) -> bool:
-    return v.op == "const" and repr(v.number) in ("0", "0.0", "False")

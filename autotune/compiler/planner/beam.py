@@ -80,10 +80,8 @@ def _different(graph: Graph, costs: Costs, found: Sequence[Shape]) -> list[Shape
     cuts = {s: sum(r.kind == "v" for group in groups_of(s) for r in group) for s in found}
     best: dict[object, Shape] = {}
     for shape in sorted(found, key=lambda s: us[s] * (1 + _CUT_GAIN * cuts[s])):
-        groups = groups_of(shape)
-        reductions = frozenset(frozenset(r for r in g if r.kind == "r") for g in groups)
-        alike = (reductions, len(shape))
-        best.setdefault(alike, shape)
+        reductions = frozenset(frozenset(r for r in g if r.kind == "r") for g in groups_of(shape))
+        best.setdefault((reductions, len(shape)), shape)
     ranked = list(best.values())
     if found[0] not in ranked:  # the default gives way to its like only where that promises something
         like = next((n for n, s in enumerate(ranked) if us[s] > us[found[0]] * (1 - _TIE)), None)
@@ -126,16 +124,17 @@ def _merged(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
         for a in range(len(groups)):
             for b in range(a):
                 joined = v.us(groups[a] | groups[b])
-                if joined is None:
-                    continue
-                gain = v.price(groups[a]) + v.price(groups[b]) - joined
-                rest = [m for n, m in enumerate(groups) if n not in (a, b)]
-                if gain > best[0] and _acyclic(v, (*rest, groups[a] | groups[b])):
+                gain = 0.0 if joined is None else v.price(groups[a]) + v.price(groups[b]) - joined
+                if gain > best[0] and _acyclic(v, _together(groups, a, b)):
                     best = (gain, a, b)
         if not best[1] and not best[2]:
             return groups
-        _, a, b = best
-        groups = [m for n, m in enumerate(groups) if n not in (a, b)] + [groups[a] | groups[b]]
+        groups = _together(groups, *best[1:])
+
+
+def _together(groups: Sequence[Mask], a: int, b: int) -> list[Mask]:
+    """``groups`` with two of them, by number, as one."""
+    return [*(m for n, m in enumerate(groups) if n not in (a, b)), groups[a] | groups[b]]
 
 
 def _by_axes(v: Vertices) -> list[Mask]:
@@ -145,8 +144,8 @@ def _by_axes(v: Vertices) -> list[Mask]:
     groups: list[Mask] = []
     for k in range(len(v)):
         for n in sorted(range(len(groups)), key=lambda n: (bool(groups[n] & v.needs[k]), n), reverse=True):
-            kinds = {over[j] for j in bits(groups[n] | 1 << k) if j in over}
             joined = groups[n] | 1 << k
+            kinds = {over[j] for j in bits(joined) if j in over}
             rest = [m for j, m in enumerate(groups) if j != n]
             if len(kinds) <= 1 and v.us(joined) is not None and _acyclic(v, (*rest, joined)):
                 groups[n] = joined
@@ -163,10 +162,9 @@ def _drawn(v: Vertices, rng: random.Random) -> list[Roots]:
         if len(groups) < 2:
             break
         a, b = rng.sample(range(len(groups)), 2)
-        joined = groups[a] | groups[b]
-        rest = [m for n, m in enumerate(groups) if n not in (a, b)]
-        if v.us(joined) is not None and _acyclic(v, (*rest, joined)):
-            groups = [*rest, joined]
+        joined = _together(groups, a, b)
+        if v.us(joined[-1]) is not None and _acyclic(v, joined):
+            groups = joined
     if any(v.us(m) is None for m in groups):
         return []
     return [v.names(m) for m in _ordered(v, groups)]
@@ -227,7 +225,10 @@ def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
     found: list[tuple[float, Shape]] = []
     base = shape_us(graph, costs, shape)
     for i, makers in made.items():
-        if len(makers) < 2 or i in home or _effort(graph, i, home) <= LIGHT:
+        if len(makers) < 2 or i in home:
+            continue
+        ops = [graph.values[j].op for j in graph.making([i], home.__contains__)]
+        if sum(POINTWISE[op].cost for op in ops if op in POINTWISE) <= LIGHT:
             continue
         first = makers[0]
         cut = tuple(tuple((*g, Root("v", i)) if g == groups[first] else g for g in launch) for launch in shape)
@@ -302,13 +303,6 @@ def _crosswise(graph: Graph, axes: Sequence[int], values: Iterable[int], outputs
             else:
                 across += moved
     return min(along, across)
-
-
-def _effort(graph: Graph, i: int, home: Iterable[int]) -> int:
-    """Cost of an element of value ``i`` made from loads and reductions."""
-    given = set(home) - {i}
-    ops = [graph.values[j].op for j in graph.making([i], given.__contains__)]
-    return sum(POINTWISE[op].cost for op in ops if op in POINTWISE)
 
 
 def _launched(graph: Graph, shape: Shape, method: Method) -> list[Shape]:

@@ -127,10 +127,7 @@ class Costs:
         for v in self.graph.values:
             n = 0.0
             if v.op in ("load", "gather"):
-                moving = {a for a, s in zip(v.axes, v.strides, strict=True) if s}
-                if v.op == "gather":
-                    moving |= set(self.graph.values[v.args[0]].axes)
-                n = min(float(self.graph.size(moving)), float(self.graph.input_numel(v.slot)))
+                n = min(float(self.graph.size(self.graph.moving(v))), float(self.graph.input_numel(v.slot)))
                 n *= STORAGE_BYTES[self.graph.inputs[v.slot]]
             out.append(n)
         return out
@@ -177,12 +174,9 @@ class Costs:
     def _of_moments(self) -> set[int]:
         """Values between a sum and the sum of squared deviations from its mean: one walk makes both."""
         g = self.graph
-        found = set()
-        for over in {v.over for v in g.values if v.op == "sum"}:
-            for m in find_moments(g, over):
-                square = g.values[m.square].args[0]
-                found |= {square, *(a for a in g.values[square].args)}
-        return found
+        overs = {v.over for v in g.values if v.op == "sum"}
+        squares = {g.values[m.square].args[0] for over in overs for m in find_moments(g, over)}
+        return squares | {a for square in squares for a in g.values[square].args}
 
     def _walked_again(self, inside: Sequence[int]) -> set[int]:
         """Reductions inside after which their rows are needed again, for another reduction or at full size."""
@@ -223,18 +217,16 @@ class Costs:
             taken: values it reads from scratch; ``left``: values it writes there.
             outputs: numbers of the region's outputs that it writes.
         """
-        g = self.graph
+        g, inside = self.graph, tuple(inside)
         slots: dict[int, float] = {}
-        light = heavy = 0.0
         lanes, row_words = float("inf"), 0.0
-        most = 1.0
-        inside = tuple(inside)
+        light = heavy = 0.0
+        most = max([1.0, *(self.size[i] for i in inside)])
         shared, again = self._shared_by_all(inside), self._walked_again(inside)
         for i in inside:
             v = g.values[i]
             light += self._ops[i][0]
             heavy += self._ops[i][1]
-            most = max(most, self.size[i])
             if v.op in ("load", "gather"):
                 slots[v.slot] = max(slots.get(v.slot, 0.0), self._loads[i])
             elif v.op in REDUCTIONS and self.size[v.args[0]] > 1:

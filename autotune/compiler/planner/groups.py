@@ -158,13 +158,8 @@ def read_text(text: str) -> Shape:
     Raises:
         ValueError: it is not of the form.
     """
-    out = []
-    for launch in text.split("/"):
-        groups = []
-        for group in launch.split("+"):
-            groups.append(tuple(Root.parse(r.strip()) for r in group.split(",")))
-        out.append(tuple(groups))
-    return tuple(out)
+    launches = (launch.split("+") for launch in text.split("/"))
+    return tuple(tuple(tuple(Root.parse(r.strip()) for r in g.split(",")) for g in groups) for groups in launches)
 
 
 def write_text(shape: Shape) -> str:
@@ -225,9 +220,8 @@ def _levels(plan: Plan) -> list[int]:
 def _may_share(plan: Plan, families: Sequence[Family], launches: Sequence[int]) -> bool:
     numbers = [k for n in launches for k in plan.launches[n]]
     groups = [plan.groups[k] for k in numbers]
-    if sum(len(g.inputs) + len(g.outputs) for g in groups) > MOST_POINTERS or not all(
-        scheme_of(g.graph).packs for g in groups
-    ):
+    pointers = sum(len(g.inputs) + len(g.outputs) for g in groups)
+    if pointers > MOST_POINTERS or not all(scheme_of(g.graph).packs for g in groups):
         return False
     bodies: list[int] = []
     for k in numbers:
@@ -237,11 +231,8 @@ def _may_share(plan: Plan, families: Sequence[Family], launches: Sequence[int]) 
         return True
     if len(bodies) > MOST_BODIES or any(g.graph.bytes_moved > SMALL_BYTES for g in groups):
         return False
-    return _agree([plan.groups[k].graph for k in bodies])
-
-
-def _agree(graphs: Sequence[Graph]) -> bool:
-    """True if there is a block size that suits the groups' default schedules."""
+    # There has to be a block size that suits the groups' default schedules.
+    graphs = [plan.groups[k].graph for k in bodies]
     schemes = [scheme_of(g) for g in graphs]
     parts = one_block(graphs, [s.default(g) for s, g in zip(schemes, graphs, strict=True)])
     return all(s.reject(g, c) is None for s, g, c in zip(schemes, graphs, parts, strict=True))

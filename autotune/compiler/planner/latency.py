@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from autotune.compiler.planner.cost import Costs, Figures
@@ -48,7 +48,6 @@ _REDUCE_US = 0.06, 0.35, 1.2  # a reduction over a warp, over a block, over a cl
 _SHARED_BYTES = 128.0  # that an SM moves to or from shared memory in a cycle
 _BESIDE = 0.5  # share of the second longest time that one block alone does not hide
 _OVERLAP = 0.2  # the same of kernels whose blocks are not counted
-_SPREAD = 3.0  # what a byte takes where the elements of a warp are each in a sector of their own, caches helping
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,6 @@ class Work:
     rereads: float  # times that inputs are read again, from the cache where it holds them
     packs: float
     shared_words: float = 0.0  # 32-bit words that an element of a row moves to and from shared memory
-    spread: float = 1.0  # what moving a byte takes, for accesses to elements that are no neighbours
 
 
 def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) -> float | None:
@@ -84,11 +82,9 @@ def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) 
     if found is None:
         return None
     program, extra = found
-    work = _tiled(graph, config) if config.get("tile") else _work(program, config, extra)
+    work = _tiled(graph, config) if name == "transpose" else _work(program, config, extra)
     if work is None:
         return None
-    if name == "transpose" and not config.get("tile"):
-        work = replace(work, spread=1.0 + (_SPREAD - 1.0) * tiling(graph).share)
     us = _time(graph, program, config, work, figures, limits(target))
     return figures.first_us + us + (figures.next_us + 1.5 if name == "columns" else 0.0)
 
@@ -187,7 +183,7 @@ def _time(
     again = figures.l2_gbs if row_bytes < figures.l2_mib * 2**20 * 0.6 else figures.copy_gbs
     # Bandwidth, or by Little's law what the bytes in flight draw of it.
     memory = math.hypot(total / figures.copy_gbs / 1e3, total * _LATENCY_US / max(flying, 1.0)) * tail
-    memory = memory * work.spread + work.rereads * read / again / 1e3
+    memory += work.rereads * read / again / 1e3
     memory *= 1.0 + spilled / 32.0
     shared_bytes = 4.0 * work.shared_words * program.n_rows * program.n_cols
     memory += shared_bytes / (_SHARED_BYTES * _CLOCK_GHZ * 1e3 * figures.units * busy)

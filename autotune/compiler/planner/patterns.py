@@ -64,18 +64,14 @@ class Vertices:
         n = len(self.roots)
         self.needs: list[Mask] = [0] * n
         self.reads: list[frozenset[int]] = []
-        for k in range(n):
-            values = cone(graph, self.roots[k], self._home(1 << k), 0)
-            for i in values:
-                if i in self.reduction and self.reduction[i] != k:
-                    self.needs[k] |= 1 << self.reduction[i]
-            self.reads.append(frozenset(graph.values[i].slot for i in values if graph.values[i].op == "load"))
         self.users: list[Mask] = [0] * n
-        for k in range(n):
-            for p in bits(self.needs[k]):
-                self.users[p] |= 1 << k
         self.before: list[Mask] = []
         for k in range(n):
+            values = cone(graph, self.roots[k], self._home(1 << k), 0)
+            self.needs[k] = union(1 << self.reduction[i] for i in values if self.reduction.get(i, k) != k)
+            self.reads.append(frozenset(graph.values[i].slot for i in values if graph.values[i].op == "load"))
+            for p in bits(self.needs[k]):
+                self.users[p] |= 1 << k
             self.before.append(self.needs[k] | union(self.before[p] for p in bits(self.needs[k])))
         self._us: dict[Mask, float | None] = {}
 
@@ -140,16 +136,13 @@ def candidates(v: Vertices) -> list[tuple[Mask, list[Mask]]]:
     best: dict[int, list[Mask]] = {}
     out: list[tuple[Mask, list[Mask]]] = []
     for own, consumers in v.producers:
-        found = _reduced(v, own, [_of(best, c) for c in bits(consumers)])
+        # A consumer's candidates as seen by a producer: itself too, and nothing.
+        seen = [list(dict.fromkeys([*best.get(c, []), 1 << c, 0])) for c in bits(consumers)]
+        found = _reduced(v, own, seen)
         if own:
             best[own.bit_length() - 1] = found
         out.append((own, [m for m in found if m & (m - 1)]))
     return out
-
-
-def _of(best: dict[int, list[Mask]], consumer: int) -> list[Mask]:
-    """A consumer's candidates as seen by a producer: itself too, and nothing."""
-    return list(dict.fromkeys([*best.get(consumer, []), 1 << consumer, 0]))
 
 
 def _reduced(v: Vertices, own: Mask, consumers: Sequence[list[Mask]]) -> list[Mask]:
@@ -161,8 +154,6 @@ def _reduced(v: Vertices, own: Mask, consumers: Sequence[list[Mask]]) -> list[Ma
         joined.add(own | union(options[0] for options in consumers[: at + 2]))
         ranked = sorted((m for m in joined if m), key=lambda m: (-v.gain(m), m))
         kept = [m for m in ranked if v.gain(m) > float("-inf")][:TOP]
-        if own and own not in kept:
+        if own not in kept:
             kept.append(own)
-        if not own and 0 not in kept:
-            kept.append(0)
     return [m for m in kept if m]

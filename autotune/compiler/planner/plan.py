@@ -10,18 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from autotune.compiler.planner.groups import (
-    Group,
-    Plan,
-    Root,
-    Roots,
-    Shape,
-    Source,
-    groups_of,
-    names,
-    pack,
-    read_text,
-)
+from autotune.compiler.planner.groups import Group, Plan, Root, Roots, Shape, Source, groups_of, names, pack, read_text
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import canonicalize
@@ -50,7 +39,8 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
     """
     drafts = groups_of(shape)
     _check_roots(graph, drafts)
-    home, back = homes(graph, drafts), read_back(graph, drafts)
+    home = homes(graph, drafts)
+    back = {r.value(graph): r.number for roots in drafts for r in roots if r.kind == "b"}  # the outputs of values
     crossing: dict[int, Source] = {}
     cones = [cone(graph, roots, home, k) for k, roots in enumerate(drafts)]
     for k, values in enumerate(cones):
@@ -60,35 +50,31 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
                 crossing[i] = ("output", back[i]) if i in back and by_rows(graph, back[i]) else ("scratch", number)
     groups = []
     for k, roots in enumerate(drafts):
-        groups.append(_build_group(graph, roots, cones[k], home, k, crossing, back))
-    launches, n = [], 0
-    for launch in shape:
-        launches.append(tuple(range(n, n + len(launch))))
-        n += len(launch)
-    plan = Plan(
-        tuple(groups),
-        tuple(
-            (graph.outputs[back[i]].dtype if i in back else graph.values[i].dtype, graph.values[i].axes)
-            for i, (kind, _) in crossing.items()
-            if kind == "scratch"
-        ),
-        tuple(launches),
-    )
-    _check_order(plan)
-    for g in plan.groups:
+        raw, slots, sinks = _raw_group(graph, roots, cones[k], home, k, crossing, back)
+        if not raw.outputs:
+            raise Unsupported("a group without a result")
+        made, order, outputs = canonicalize(simplify(raw))
+        groups.append(Group(made, tuple(slots[s] for s in order), tuple(sinks[o] for o in outputs), tuple(roots)))
+    numbers = iter(range(len(drafts)))
+    launches = tuple(tuple(next(numbers) for _ in launch) for launch in shape)
+    kept = [i for i, (kind, _) in crossing.items() if kind == "scratch"]
+    types = [graph.outputs[back[i]].dtype if i in back else graph.values[i].dtype for i in kept]
+    scratch = tuple((dtype, graph.values[i].axes) for dtype, i in zip(types, kept, strict=True))
+    written: set[Source] = set()
+    for launch in launches:
+        for g in (groups[k] for k in launch):
+            if any(ref[0] != "input" and ref not in written for ref in g.inputs):
+                raise Unsupported(f"the group {names(g.roots)} reads what is made after it")
+        written.update(ref for k in launch for ref in groups[k].outputs)
+    for g in groups:
         if not legal(g.graph, target):
             raise Unsupported(f"no kernel for the group {names(g.roots)}")
-    return plan
+    return Plan(tuple(groups), scratch, launches)
 
 
 def homes(graph: Graph, groups: Sequence[Roots]) -> dict[int, int]:
     """The group of each value that others read from memory where it makes it: reductions, and what is kept."""
     return {r.value(graph): k for k, roots in enumerate(groups) for r in roots if r.in_memory}
-
-
-def read_back(graph: Graph, groups: Iterable[Roots]) -> dict[int, int]:
-    """The output that each value is read back from."""
-    return {r.value(graph): r.number for roots in groups for r in roots if r.kind == "b"}
 
 
 @lru_cache(maxsize=256)
@@ -163,14 +149,10 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
         for k in reversed(range(len(groups))):
             if part_of[groups[k][0]] != part_of[root]:
                 continue
-            trial = [*groups[k], root]
-            homes = home | dict.fromkeys(made, k)
-            wanted = needs(k, trial, homes)
-            if any(k in reach([n]) for n in wanted):
-                continue  # what we need waits for this group: joining it would make a cycle
-            if fits(trial, homes, k):
-                groups[k] = trial
-                home = homes
+            trial, homes = [*groups[k], root], home | dict.fromkeys(made, k)
+            # Where what we need waits for this group, joining it would make a cycle.
+            if k not in reach(needs(k, trial, homes)) and fits(trial, homes, k):
+                groups[k], home = trial, homes
                 break
         else:
             k = len(groups)
@@ -271,35 +253,15 @@ def can_be_read_back(graph: Graph, k: int) -> bool:
     """
     out = graph.outputs[k]
     v = graph.values[out.value]
-    if (
-        not v.axes
-        or v.op in ("const", "index", "load", *REDUCTIONS)
-        or out.offset
-        or sorted(out.axes) != sorted(v.axes)
-    ):
+    if v.op in ("const", "index", "load", *REDUCTIONS) or v.dtype not in FLOATS or out.dtype not in FLOATS:
         return False
-    if v.dtype not in FLOATS or out.dtype not in FLOATS or 0 in out.strides:
+    if not v.axes or out.offset or sorted(out.axes) != sorted(v.axes) or 0 in out.strides:
         return False
     return graph.precision != STRICT or v.dtype == out.dtype
 
 
-def _check_order(plan: Plan) -> None:
-    """Raise Unsupported unless each result is read by a later launch than the one that writes it."""
-    place = {g: n for n, launch in enumerate(plan.launches) for g in launch}
-    made = {ref: k for k, g in enumerate(plan.groups) for ref in g.outputs}
-    for k, g in enumerate(plan.groups):
-        for ref in g.inputs:
-            if ref[0] != "input" and not (ref in made and place[made[ref]] < place[k]):
-                raise Unsupported(f"the group {names(g.roots)} reads what is made after it")
-
-
-def _dense(graph: Graph, axes: Iterable[int]) -> tuple[int, ...]:
-    strides: list[int] = []
-    n = 1
-    for a in reversed(tuple(axes)):
-        strides.insert(0, n)
-        n *= graph.extents[a]
-    return tuple(strides)
+def _dense(graph: Graph, axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(graph.size(axes[k + 1 :]) for k in range(len(axes)))
 
 
 def _strides(out: Output, axes: Iterable[int]) -> tuple[int, ...]:
@@ -336,11 +298,9 @@ def _raw_group(
             storage = graph.outputs[back[i]].dtype if i in back else v.dtype
             strides = _strides(graph.outputs[n], v.axes) if kind == "output" else _dense(graph, v.axes)
             v = Value("load", axes=v.axes, dtype=v.dtype, slot=slot(kind, n, storage), strides=strides)
-        elif v.op in ("load", "gather"):
-            s = slot("input", v.slot, graph.inputs[v.slot])
-            v = replace(v, args=tuple(new[a] for a in v.args), slot=s)
         else:
-            v = replace(v, args=tuple(new[a] for a in v.args))
+            own = slot("input", v.slot, graph.inputs[v.slot]) if v.slot >= 0 else -1
+            v = replace(v, args=tuple(new[a] for a in v.args), slot=own)
         new[i] = len(made)
         made.append(v)
     outputs: list[Output] = []
@@ -360,14 +320,3 @@ def _raw_group(
             outputs.append(Output(new[number], v.axes, _dense(graph, v.axes), v.dtype))
             sinks.append(crossing[number])
     return Graph(graph.extents, tuple(made), tuple(types), tuple(outputs), graph.precision), list(slots), sinks
-
-
-def _build_group(
-    graph: Graph, roots: Roots, values: Sequence[int], home: Mapping[int, int], k: int,
-    crossing: Mapping[int, Source], back: Mapping[int, int],
-) -> Group:  # fmt: skip
-    raw, slots, sinks = _raw_group(graph, roots, values, home, k, crossing, back)
-    if not raw.outputs:
-        raise Unsupported("a group without a result")
-    made, order, outputs = canonicalize(simplify(raw))
-    return Group(made, tuple(slots[s] for s in order), tuple(sinks[o] for o in outputs), tuple(roots))

@@ -13,7 +13,7 @@ second pass.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from autotune.compiler.program.passes import build_program, find_moments
@@ -21,7 +21,7 @@ from autotune.compiler.program.program import Column, Program, stride_of
 from autotune.errors import Unsupported
 from autotune.ir.forms.canonical import canonicalize
 from autotune.ir.forms.simplify import remap, simplify
-from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, compute_type
+from autotune.ir.graph import REDUCTIONS, Graph, Value, compute_type
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,17 @@ def split_columns(graph: Graph) -> Split:
     rows, cols = _axes(graph)
     moments = {m.square: m.score for m in find_moments(graph, rows)}
     whole, columns, reduced = _accumulators(graph, rows, cols, moments)
-    follows = _following(graph, reduced, _deviations(graph, moments))
-    for i in follows:
-        _check_follower(graph, i, rows, follows, reduced, moments)
+    inside, follows = _deviations(graph, moments), set[int]()  # the results over all rows, and the values made of them
+    for i in graph.live:
+        if i not in inside and (i in reduced or not follows.isdisjoint(graph.values[i].args)):
+            follows.add(i)
+    for i, v in ((i, graph.values[i]) for i in follows):
+        if not rows.isdisjoint(v.axes):
+            raise Unsupported("a result over all rows is used again at full size")
+        if v.op in REDUCTIONS and i not in reduced:
+            raise Unsupported("a reduction of reductions over all rows")
+        if i in reduced and i not in moments and not follows.isdisjoint(v.args):
+            raise Unsupported("a reduction over all rows needs another one first")
     for c in columns:
         if c.value < len(graph.values) and c.value in follows:
             raise Unsupported("a reduction over all rows needs another one first")
@@ -130,8 +138,12 @@ def split_columns(graph: Graph) -> Split:
     outputs = tuple(k for k, o in enumerate(graph.outputs) if o.value not in follows)
     if any(not (set(graph.outputs[k].axes) & rows) for k in outputs):
         raise Unsupported("an output that does not vary over the group's rows")
-    main, where = _main(whole, [graph.outputs[k] for k in outputs], [c.value for c in columns])
-    columns = tuple(replace(c, value=where[c.value]) for c in columns)
+    stored = tuple(graph.outputs[k] for k in outputs)
+    # Reductions that were cut come last in number but are needed by nothing that is not a root.
+    kept = whole.making([*(o.value for o in stored), *(c.value for c in columns)])
+    axes = {a: a for a in range(len(whole.extents))}
+    main = remap(replace(whole, outputs=stored), kept, axes, whole.extents)
+    columns = tuple(replace(c, value=kept.index(c.value)) for c in columns)
     # The open extent must be the outermost.
     ordered = sorted(_order(main, rows), key=lambda a: a != 0)
     split = Split(main, outputs, columns, tuple(ordered), _order(main, cols), graph, tuple(reduced))
@@ -184,35 +196,6 @@ def _deviations(graph: Graph, moments: Iterable[int]) -> set[int]:
             raise Unsupported("deviations from a mean over the rows are stored")
         found |= {square, d}
     return found
-
-
-def _following(graph: Graph, reduced: Sequence[int], inside: Container[int]) -> set[int]:
-    """The results over all rows, and the values made of them."""
-    found: set[int] = set()
-    for i in graph.live:
-        if i not in inside and (i in reduced or not found.isdisjoint(graph.values[i].args)):
-            found.add(i)
-    return found
-
-
-def _check_follower(
-    graph: Graph, i: int, rows: set[int], follows: set[int], reduced: Sequence[int], moments: Container[int]
-) -> None:
-    v = graph.values[i]
-    if not rows.isdisjoint(v.axes):
-        raise Unsupported("a result over all rows is used again at full size")
-    if v.op in REDUCTIONS and i not in reduced:
-        raise Unsupported("a reduction of reductions over all rows")
-    if i in reduced and i not in moments and not follows.isdisjoint(v.args):
-        raise Unsupported("a reduction over all rows needs another one first")
-
-
-def _main(graph: Graph, outputs: list[Output], roots: list[int]) -> tuple[Graph, dict[int, int]]:
-    # Reductions that were cut come last in number but are needed by nothing that is not a root.
-    keep = graph.making([o.value for o in outputs] + roots)
-    axes = {a: a for a in range(len(graph.extents))}
-    made = remap(replace(graph, outputs=tuple(outputs)), keep, axes, graph.extents)
-    return made, {old: new for new, old in enumerate(keep)}
 
 
 def main_program(split: Split, *, keep: bool = True, online: bool = False, unit_rows: bool = False) -> Program:
@@ -278,11 +261,9 @@ class _Finish:
             strides[a] = n
             n *= self.whole.extents[a]
         strides[self.part] = n
-        axes = tuple(sorted(strides))
-        slot = self.slot(("partial", number), storage)
-        return self.add(
-            Value("load", axes=axes, dtype=compute_type(storage), slot=slot, strides=tuple(strides[a] for a in axes))
-        )
+        axes, slot = tuple(sorted(strides)), self.slot(("partial", number), storage)
+        along = tuple(strides[a] for a in axes)
+        return self.add(Value("load", axes=axes, dtype=compute_type(storage), slot=slot, strides=along))
 
     def graph(self) -> tuple[Graph, tuple[tuple[str, int], ...], tuple[int, ...]]:
         """The graph, neither simplified nor canonical; its slots as in :func:`finish_graph`; the group's outputs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotune.compiler.program.program import Pass, Program
+from autotune.compiler.program.program import Program
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
 
 
@@ -21,12 +21,17 @@ def overwritable(graph: Graph) -> tuple[tuple[int, int], ...]:
             reads.setdefault(graph.values[i].slot, []).append(i)
     places = [_place(graph, o) for o in graph.outputs]
     needed = [set(graph.making([o.value])) for o in graph.outputs]
+
+    def reads_at(i: int, place: _Place) -> bool:
+        v = graph.values[i]
+        return v.op == "load" and not v.guards and _place(graph, v) == place
+
     return tuple(
         (slot, k)
         for slot, loads in sorted(reads.items())
         for k, output in enumerate(graph.outputs)
         if output.dtype == graph.inputs[slot] and needed[k].issuperset(loads)
-        if all(_reads_at(graph, i, places[k]) for i in loads)
+        if all(reads_at(i, places[k]) for i in loads)
     )
 
 
@@ -49,18 +54,15 @@ def overwritable_rows(program: Program) -> tuple[tuple[int, int], ...]:
         reads = [(q, {i for i in p.compute if graph.values[i].slot == slot}) for q, p in enumerate(passes)]
 
         def goes_in(q: int, loads: set[int]) -> bool:
-            joined = [a for i in _reduced(passes[q]) if i in needed for a in graph.values[i].args]
+            p = passes[q]
+            pairs = [*(o.reductions for o in p.online), *(m.reductions for m in p.moments)]
+            reduced = {*p.reduce, *(i for pair in pairs for i in pair)}
+            joined = [a for i in reduced if i in needed for a in graph.values[i].args]
             return loads.issubset(straight(q, [value] if q == written[k] else joined))
 
         return all(goes_in(q, loads) for q, loads in reads if loads)
 
     return tuple(pair for pair in overwritable(graph) if pair[1] in written and safe(*pair))
-
-
-def _reduced(p: Pass) -> list[int]:
-    """The reductions of a pass."""
-    online = [i for o in p.online for i in (o.peak, o.total)]
-    return [*p.reduce, *online, *(i for m in p.moments for i in (m.total, m.square))]
 
 
 _Place = tuple[int, frozenset[tuple[int, int]]]
@@ -71,11 +73,3 @@ has more at other rows."""
 def _place(graph: Graph, tensor: Value | Output) -> _Place:
     strides = zip(tensor.axes, tensor.strides, strict=True)
     return tensor.offset, frozenset((a, s) for a, s in strides if a == 0 or graph.extents[a] > 1)
-
-
-def _reads_at(graph: Graph, i: int, place: _Place) -> bool:
-    v = graph.values[i]
-    return v.op == "load" and not v.guards and _place(graph, v) == place
-
-
-__all__ = ["overwritable", "overwritable_rows"]

@@ -187,9 +187,9 @@ def find_moments(graph: Graph, cols: Iterable[int]) -> tuple[Moments, ...]:
 def _levelled(program: Program, pairs: Sequence[Online | Moments]) -> tuple[Pass, ...]:
     """The passes with their reductions, stores and accumulators, not yet with the values that they need for these."""
     values, outputs, columns = program.graph.values, program.graph.outputs, program.columns
-    level = _levels(program.graph, {pair.last: pair.score for pair in pairs})
+    level = _levels(program.graph, {pair.reductions[1]: pair.score for pair in pairs})
     live = program.graph.making([*(o.value for o in outputs), *(c.value for c in columns)])
-    paired = {i for pair in pairs for i in (pair.first, pair.last)}
+    paired = {i for pair in pairs for i in pair.reductions}
     reductions = [i for i in live if values[i].op in REDUCTIONS and i not in paired]
 
     def wide(axes: Iterable[int]) -> bool:

@@ -35,13 +35,9 @@ class Online:
     shift: int
 
     @property
-    def first(self) -> int:
-        """The reduction that :attr:`last` waits for."""
-        return self.peak
-
-    @property
-    def last(self) -> int:
-        return self.total
+    def reductions(self) -> tuple[int, int]:
+        """A reduction, and the one that waits for it."""
+        return self.peak, self.total
 
 
 @dataclass(frozen=True)
@@ -56,13 +52,9 @@ class Moments:
     square: int
 
     @property
-    def first(self) -> int:
-        """The reduction that :attr:`last` waits for."""
-        return self.total
-
-    @property
-    def last(self) -> int:
-        return self.square
+    def reductions(self) -> tuple[int, int]:
+        """A reduction, and the one that waits for it."""
+        return self.total, self.square
 
 
 @dataclass(frozen=True)
@@ -199,10 +191,6 @@ class Program:
         """Row values among ``read``, and those that make these, in order; reductions and constants not."""
         values = self.graph.values
         return self.graph.making(read, lambda i: self.domain(i) != "row" or values[i].op in REDUCTIONS)
-
-    def col_stride(self, v: Value) -> int:
-        """Stride of a load along the innermost column axis."""
-        return stride_of(v, self.cols[-1]) if self.cols else 0
 
 
 def power_of_two(n: int) -> int:

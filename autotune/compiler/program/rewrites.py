@@ -73,12 +73,11 @@ def _lanes(graph: Graph, axis: int) -> int:
         if axis in v.over and (v.op not in _IDENTITY or v.dtype != "float32" or len(v.over) > 1):
             return 0
     lanes = _VECTOR // min(STORAGE_BYTES[graph.inputs[v.slot]] for v in along)
-    return lanes if all(_is_aligned(v, axis, lanes) for v in along) else 0
-
-
-def _is_aligned(v: Value, axis: int, lanes: int) -> bool:
-    strides = dict(zip(v.axes, v.strides, strict=True))
-    return strides.pop(axis) == 1 and v.offset % lanes == 0 and all(s % lanes == 0 for s in strides.values())
+    for v in along:
+        strides = dict(zip(v.axes, v.strides, strict=True))
+        if strides.pop(axis) != 1 or any(n % lanes for n in (v.offset, *strides.values())):
+            return 0
+    return lanes
 
 
 def _longer(graph: Graph, axis: int, places: int) -> Graph:

@@ -29,7 +29,7 @@ def narrowest(program: Program) -> int:
     sizes = [
         STORAGE_BYTES[g.inputs[v.slot]]
         for i, v in enumerate(g.values)
-        if v.op == "load" and program.domain(i) == "full" and program.col_stride(v) == 1
+        if v.op == "load" and program.domain(i) == "full" and stride_of(v, program.cols[-1]) == 1
     ]
     sizes += [STORAGE_BYTES[o.dtype] for o in g.outputs if any(a in program.cols for a in o.axes)]
     return min(sizes, default=4)
@@ -109,7 +109,6 @@ class Tiling:
         loads: values that have their neighbours on ``y``; ``stores``: outputs that have (indices).
         program: the group with ``x`` as its only column.
         size: bytes of the narrowest type among the tensors that have their neighbours on either.
-        share: of the bytes of those tensors, the part that goes through shared memory.
         mirrored: whether a square tensor is read both ways, ``x`` and ``x.t()``.
     """
 
@@ -119,7 +118,6 @@ class Tiling:
     stores: tuple[int, ...]
     program: Program
     size: int
-    share: float
     mirrored: bool
 
     def vectors(self, vector_bytes: int) -> tuple[int, int]:
@@ -176,10 +174,9 @@ def tiling(graph: Graph) -> Tiling:
     )  # fmt: skip
     stores = tuple(k for k, o in enumerate(graph.outputs) if stored[k] == y and stride_of(o, x))
     size = min(narrowest(program), *(STORAGE_BYTES[graph.inputs[graph.values[i].slot]] for i in loads), 16)
-    share = weight[y, x] / (weight[x, y] + weight[y, x])
     straight = {v.slot for i in graph.live if (v := graph.values[i]).op == "load" and _unit(graph, v) == x}
     mirrored = graph.extents[x] == graph.extents[y] and any(graph.values[i].slot in straight for i in loads)
-    return Tiling(x, y, loads, stores, program, size, share, mirrored)
+    return Tiling(x, y, loads, stores, program, size, mirrored)
 
 
 def _unit(graph: Graph, t: Value | Output | Walk) -> int:

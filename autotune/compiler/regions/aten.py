@@ -150,10 +150,8 @@ def _check_length(data: Mapping[str, Any]) -> None:
     items, rest = 0, [data["inputs"], data["calls"], data["result"]]
     while rest:
         value = rest.pop()
-        if isinstance(value, Mapping):
-            rest += value.values()
-        elif isinstance(value, list):
-            rest += value
+        if isinstance(value, (Mapping, list)):
+            rest += value.values() if isinstance(value, Mapping) else value
         else:
             items += 1
         if items + len(rest) > _MOST_ITEMS:
@@ -237,20 +235,13 @@ class Size:
 
 def symbols_of(program: Any) -> list[str]:
     """The symbols in a program as JSON (:func:`to_json`), sorted."""
-    names: set[str] = set()
-
-    def walk(value: Any) -> None:
-        if isinstance(value, Mapping):
-            if value.keys() == {"sym"}:
-                names.update(_names(value["sym"]))
-            else:
-                for inner in value.values():
-                    walk(inner)
-        elif isinstance(value, (list, tuple)):
-            for inner in value:
-                walk(inner)
-
-    walk(program)
+    names, rest = set[str](), [program]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, Mapping) and value.keys() == {"sym"}:
+            names |= _names(value["sym"])
+        elif isinstance(value, (Mapping, list, tuple)):
+            rest += value.values() if isinstance(value, Mapping) else value
     return sorted(names)
 
 

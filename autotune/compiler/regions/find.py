@@ -158,7 +158,9 @@ class Finder:
         flow = self.flow()
         movable = {n for n in flow.members if n not in flow.stored and self._may_wait(n, flow.members)}
         late = delays(flow, movable, {n: self.facts[n].bytes for n in flow.order})
-        groups = [g for g in merge_groups(flow, late) if not all(map(self._is_the_library_s, g))]
+        products = {n for n in flow.members if self.facts[n].operator in PRODUCTS}
+        alone = {n for n in products if all(read_again(*self.facts.factors(n)))}  # nothing is won by these
+        groups = [g for g in merge_groups(flow, late) if not alone.issuperset(g)]
         self.copied = copied_nodes(self.facts, groups, flow.stored, self.once)
         return [g for g in groups if not self.copied.issuperset(g)]
 
@@ -233,10 +235,6 @@ class Finder:
         self.facts.leave_outside(node, reason)
         self.once.clear()  # groups are others now
 
-    def _is_the_library_s(self, node: fx.Node) -> bool:
-        """True if nothing is won by a node alone: a product but a vector's."""
-        return self.facts[node].operator in PRODUCTS and all(read_again(*self.facts.factors(node)))
-
     def _stored(self, members: set[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
         """For each node its producers that it reads from memory only.
 
@@ -298,19 +296,14 @@ class Finder:
         body = inside | needed
         sources = dict.fromkeys(i for n in body for i in n.all_input_nodes if i not in body)
         for source in sources:
-            chain: list[fx.Node] = []
-            window = 0
-            node = source
-            while True:
-                users = [u for u in node.users if u in body]
-                if len(users) != 1 or users[0] not in needed or users[0].all_input_nodes != [node]:
-                    break
-                if users[0] in self.copied:  # nobody else makes it
+            chain, window, node = list[fx.Node](), 0, source
+            # The one reader after the other, up to what the region copies, which nobody else makes.
+            while len(users := [u for u in node.users if u in body]) == 1 and users[0] in needed - self.copied:
+                if users[0].all_input_nodes != [node]:
                     break
                 node = users[0]
                 chain.append(node)
-                if facts[node].is_window:
-                    window = len(chain)
+                window = len(chain) if facts[node].is_window else window
             if window and facts[chain[window - 1]].is_aligned_in(facts[source]):
                 out -= set(chain[:window])
         return out

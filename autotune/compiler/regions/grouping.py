@@ -24,6 +24,7 @@ from torch import fx
 
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.lower.op_names import PRODUCTS
+from autotune.ir.forms.simplify import Sets
 
 N = TypeVar("N", bound=Hashable)
 
@@ -156,20 +157,13 @@ def merge_groups(flow: Flow[N], late: Mapping[N, int] | None = None) -> list[lis
 
 def _by_level(flow: Flow[N], level: Mapping[N, int]) -> dict[N, N]:
     """Union members that touch and are of one level; the representative of each node."""
-    parent: dict[N, N] = {n: n for n in flow.order}
-
-    def find(n: N) -> N:
-        while parent[n] != n:
-            parent[n] = parent[parent[n]]
-            n = parent[n]
-        return n
-
+    sets: Sets[N] = Sets()
     for n in flow.order:
         if n in flow.members:
             for p in flow.before[n]:
                 if p in flow.members and level[p] == level[n]:
-                    parent[find(n)] = find(p)
-    return {n: find(n) for n in flow.order}
+                    sets.union(n, p)
+    return {n: sets.find(n) for n in flow.order}
 
 
 def copied_nodes(

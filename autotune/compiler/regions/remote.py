@@ -44,13 +44,8 @@ class Candidate:
     moved: int
     family: Family | None
 
-    @property
-    def small(self) -> bool:
-        """Whether a launch costs about as much as the work."""
-        return self.moved <= SMALL_BYTES
-
     def shares_with(self, other: Candidate) -> bool:
-        """Whether what both read is much of what one of them moves."""
+        """True if what both read is much of what one of them moves."""
         common = sum(n for tensor, n in self.reads.items() if tensor in other.reads)
         return common * WORTH_SHARING >= min(self.moved, other.moved)
 
@@ -72,7 +67,8 @@ def may_join(found: Sequence[Candidate | None], other: Candidate | None) -> bool
         return False
     if sum(m.pointers for m in members) + other.pointers > MOST_POINTERS:
         return False
-    if (other.small and all(m.small for m in members)) or any(other.shares_with(m) for m in members):
+    small = all(m.moved <= SMALL_BYTES for m in (*members, other))  # a launch costs about as much as their work
+    if small or any(other.shares_with(m) for m in members):
         return True
     return other.family is not None and all(m.family and m.family.has(other.family) for m in members)
 

@@ -83,8 +83,7 @@ def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: 
     """
     if groups == 1:
         return {k: v for k, v in config.items() if k != _PLAN and k not in EARLIER["cuda"]}
-    for number in (group if leader is None else leader, group):
-        prefix = f"g{number}."
+    for prefix in (f"g{group if leader is None else leader}.", f"g{group}."):
         found = {k.removeprefix(prefix): v for k, v in config.items() if k.startswith(prefix)}
         if found:
             return {k: v for k, v in found.items() if k not in EARLIER["cuda"]}
@@ -159,13 +158,8 @@ def ranges(side: str) -> dict[str, Range]:
     """The values of each parameter of a stored configuration on "cuda" or "cpu"; from ``search_spaces/fusion.toml``."""
     found: dict[str, Range] = dict(EARLIER[side])
     for p in load_space("fusion", side):
-        if isinstance(p.choices[0], bool):
-            found[p.name] = None
-        elif isinstance(p.choices[0], str):
-            found[p.name] = tuple(str(c) for c in p.choices)
-        else:
-            least, most = p.bounds
-            found[p.name] = (least, most)
+        words = tuple(str(c) for c in p.choices if isinstance(c, str))
+        found[p.name] = None if isinstance(p.choices[0], bool) else words or (p.bounds[0], p.bounds[1])
     return found
 
 
@@ -190,7 +184,8 @@ def improper(config: Mapping[str, object], side: str) -> str:
         if bare == "finish" and value == "barrier":
             return f"{name} asks for {_BARRIERS}"
         if not _within(value, limits[bare]):
-            return f"{name} = {_shown(value)} is out of range"
+            shown = str(value) if type(value) is int and abs(value) < 1 << 64 else repr(value)[:40]
+            return f"{name} = {shown} is out of range"
     if side == "cuda":
         for name, value in config.items():
             if name.endswith("threads_per_row"):
@@ -216,7 +211,3 @@ def _within(value: object, limits: Range) -> bool:
     if isinstance(limits[0], str):
         return type(value) is str and value in limits
     return type(value) is int and int(limits[0]) <= value <= int(limits[1])
-
-
-def _shown(value: object) -> str:
-    return str(value) if type(value) is int and abs(value) < 1 << 64 else repr(value)[:40]

@@ -128,16 +128,9 @@ def normalize(graph: Graph, config: Config) -> Config:
 def default(graph: Graph) -> Config:
     """All processors, vectors as wide as theirs, rows in blocks of some hundred thousand elements, whole rows; parts
     where they are many."""
-    cores = usable_processors()
-    threads = 1 << (cores.bit_length() - 1)
-    config: Config = {
-        "row_block": 1,
-        "column_tile": 0,
-        "threads": min(128, threads),
-        "parts": 0,
-        **_LATER,
-        "wide": wide_vectors(),
-    }
+    threads = 1 << (usable_processors().bit_length() - 1)
+    config: Config = {"row_block": 1, "column_tile": 0, "threads": min(128, threads), "parts": 0}
+    config |= {**_LATER, "wide": wide_vectors()}
     plain, split = forms(graph)
     if split:
         program = group_program(graph, True)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -31,13 +32,15 @@ from autotune.ir.ops import POINTWISE
 from autotune.workload import Workload, canonical_json, digest
 
 Colour = str
+Form = tuple[Graph, tuple[int, ...], tuple[int, ...]]
+"""A canonical graph, and the orders of slots and outputs that :func:`canonicalize` returns."""
 
 _WORK = 1 << 17
 """Values times rounds after which a graph is coloured from end to end first (:meth:`_Colours.deepen`): about a second;
 no region of fewer than 360 values comes to it."""
 
 
-def canonicalize(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+def canonicalize(graph: Graph) -> Form:
     """The canonical form of a simplified graph.
 
     Returns:
@@ -118,21 +121,19 @@ def family_of(graph: Graph) -> Family:
     return _family(canonical_json(graph.to_json()))
 
 
-def single(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]] | None:
+def single(graph: Graph) -> Form | None:
     """The canonical form of a row of elements when it has one element, with the order of its slots and outputs.
 
     None where the graph is not one row of independent elements, or an element's place in it matters.
     """
-    if len(graph.extents) != 1:
-        return None
-    if any(v.op in REDUCTIONS or v.op == "index" or v.guards for v in graph.values):
+    if len(graph.extents) != 1 or any(v.op in (*REDUCTIONS, "index") or v.guards for v in graph.values):
         return None
     return canonicalize(remap(graph, list(range(len(graph.values))), {}, ()))
 
 
-def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> Form:
     """The canonical forms of the parts with these outputs, concatenated in an order of what they are."""
-    made: list[tuple[Graph, tuple[int, ...], tuple[int, ...]]] = []
+    made: list[Form] = []
     for outputs in parts:
         own, used = part(graph, outputs)
         form, slots, order = _connected(own)
@@ -170,7 +171,7 @@ def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> tuple[Graph, 
     return result, tuple(inputs), tuple(sinks)
 
 
-def _connected(graph: Graph) -> tuple[Graph, tuple[int, ...], tuple[int, ...]]:
+def _connected(graph: Graph) -> Form:
     """The canonical form of a graph of one part."""
     colours = _Colours(graph)
     deep = colours.discrete()
@@ -220,17 +221,12 @@ def _family(text: str) -> Family:
 
 
 def _mix(*parts: object) -> Colour:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    return _hash(repr(parts))
 
 
 def _hash(text: str) -> Colour:
     """:func:`_mix` of parts whose ``repr`` is at hand."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _listed(items: Iterable[str]) -> str:
-    """The ``repr`` of a list, of those of its items."""
-    return f"[{', '.join(items)}]"
 
 
 class _Colours:
@@ -247,7 +243,11 @@ class _Colours:
         for i, v in enumerate(graph.values):
             if v.slot >= 0:
                 self.reads[v.slot].append(i)
-        self.value = [_mix(_itself(v)) for v in graph.values]
+        self.value: list[Colour] = []
+        for v in graph.values:
+            number = (type(v.number).__name__, repr(v.number)) if v.op == "const" else ""
+            own = (v.op, v.dtype, v.offset, v.index_stride, v.bound, number, v.scale, v.shift, len(v.axes), len(v.over))
+            self.value.append(_mix(own))
         self.axis = [_mix("axis", None if a == open_axis else e) for a, e in enumerate(graph.extents)]
         self.slot = [_mix("slot", d) for d in graph.inputs]
         self.output = [_mix("output", o.dtype, o.offset) for o in graph.outputs]
@@ -315,9 +315,8 @@ class _Colours:
             over = repr(sorted(axis[a] for a in v.over)) if v.over else "[]"
             read = repr(slot[v.slot]) if v.slot >= 0 else "''"
             stored = repr(sorted(stores[i])) if stores[i] else "[]"
-            new_value.append(
-                _hash(f"({mine}, {_listed(args)}, {_listed(users)}, {walk}, {guards}, {over}, {read}, {stored})")
-            )
+            made, used = f"[{', '.join(args)}]", f"[{', '.join(users)}]"
+            new_value.append(_hash(f"({mine}, {made}, {used}, {walk}, {guards}, {over}, {read}, {stored})"))
             said = {s: _hash(f"('in', {mine}, {s})") for s in set(strides)}
             for a, s in zip(v.axes, strides, strict=True):
                 on_axis[a].append(said[s])
@@ -342,35 +341,22 @@ class _Colours:
             self.settle()
             deep = True
         while True:
-            tied = next(
-                (t for c in (self.axis, self.slot, self.output, self.value) if (t := _tie(c)) is not None), None
-            )
-            if tied is None:
+            ties = ((c, _tie(c)) for c in (self.axis, self.slot, self.output, self.value))
+            colours, member = next(((c, k) for c, k in ties if k >= 0), ([], -1))
+            if member < 0:
                 return deep
-            colours, member = tied
             colours[member] = _mix("chosen", colours[member])
             self.settle()
 
 
-def _tie(colours: list[Colour]) -> tuple[list[Colour], int] | None:
-    """A member of the class with the smallest colour among those with more than one member."""
-    seen: dict[Colour, int] = {}
-    tied: list[tuple[Colour, int]] = []
-    for k, c in enumerate(colours):
-        if c in seen:
-            tied.append((c, seen[c]))
-        else:
-            seen[c] = k
-    return (colours, min(tied)[1]) if tied else None
+def _tie(colours: list[Colour]) -> int:
+    """The first member of the class with the smallest colour among those with several members; -1 without any."""
+    tied = min((c for c, n in Counter(colours).items() if n > 1), default=None)
+    return -1 if tied is None else colours.index(tied)
 
 
 def _commutes(v: Value) -> bool:
     return v.op in POINTWISE and POINTWISE[v.op].commutative
-
-
-def _itself(v: Value) -> tuple[object, ...]:
-    number = (type(v.number).__name__, repr(v.number)) if v.op == "const" else ""
-    return (v.op, v.dtype, v.offset, v.index_stride, v.bound, number, v.scale, v.shift, len(v.axes), len(v.over))
 
 
 def _positions(user: Value, arg: int) -> tuple[int, ...]:
@@ -398,13 +384,10 @@ def _topological(graph: Graph, colour: Sequence[Colour]) -> list[int]:
 def _axis_order(graph: Graph, colour: Sequence[Colour], outputs: Iterable[int], reads: Iterable[int]) -> list[int]:
     """The row axis, then the others by falling stride in the largest output, or load where no output has them."""
     reduced = {a for v in graph.values for a in v.over}
-    strides: list[Mapping[int, int]] = []
-    for k in sorted(outputs, key=lambda k: -graph.size(graph.outputs[k].axes)):
-        o = graph.outputs[k]
-        strides.append(dict(zip(o.axes, o.strides, strict=True)))
-    for i in sorted(reads, key=lambda i: -graph.size(graph.values[i].axes)):
-        v = graph.values[i]
-        strides.append(dict(zip(v.axes, v.strides, strict=True)))
+    stored: list[Output | Value] = [graph.outputs[k] for k in outputs]
+    tensors = sorted(stored, key=lambda o: -graph.size(o.axes))
+    tensors += sorted((graph.values[i] for i in reads), key=lambda v: -graph.size(v.axes))
+    strides = [dict(zip(t.axes, t.strides, strict=True)) for t in tensors]
 
     def place(a: int) -> tuple[bool, int, int, Colour]:
         where = next((n for n, s in enumerate(strides) if a in s), len(strides))

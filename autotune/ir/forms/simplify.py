@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, at_axis
 from autotune.ir.ops import POINTWISE
 
 Range = tuple[int, int]
+Member = TypeVar("Member")
 
 
 def simplify(graph: Graph) -> Graph:
@@ -66,7 +68,7 @@ def guard_selected(graph: Graph) -> Graph:
 def components(graph: Graph) -> tuple[tuple[int, ...], ...]:
     """The outputs of each connected part of a graph, by their first output; () where there are none."""
     free = _numbers(graph)
-    sets = _Sets()
+    sets: Sets[object] = Sets()
     # Results that are numbers keep what they are made of.
     wanted = set(graph.making(o.value for o in graph.outputs if free[o.value]))
     for i in graph.live:
@@ -270,9 +272,9 @@ def _guarded(graph: Graph, axis: int, cuts: dict[int, int]) -> Graph:
         values.append(v)
         if v.op == "where" and v.args[0] in cuts:
             cut, (then, other) = cuts[v.args[0]], v.args[1:]
-            if _is_zero(values[other]) and _inside(values[then], axis, 0, cut):
+            if values[other].is_zero and _inside(values[then], axis, 0, cut):
                 same[i] = then
-            elif _is_zero(values[then]) and _inside(values[other], axis, cut, graph.extents[axis]):
+            elif values[then].is_zero and _inside(values[other], axis, cut, graph.extents[axis]):
                 same[i] = other
     outputs = tuple(replace(o, value=same.get(o.value, o.value)) for o in graph.outputs)
     return replace(graph, values=tuple(values), outputs=outputs)
@@ -318,24 +320,20 @@ def _inside(v: Value, axis: int, low: int, high: int) -> bool:
     return v.op == "load" and any(a == axis and low <= lo and hi <= high for a, lo, hi in v.guards)
 
 
-def _is_zero(v: Value) -> bool:
-    return v.op == "const" and repr(v.number) in ("0", "0.0", "False")
-
-
-class _Sets:
+class Sets(Generic[Member]):
     """Union-find over anything hashable."""
 
     def __init__(self) -> None:
-        self.parent: dict[object, object] = {}
+        self.parent: dict[Member, Member] = {}
 
-    def find(self, x: object) -> object:
+    def find(self, x: Member) -> Member:
         self.parent.setdefault(x, x)
         while self.parent[x] != x:
             self.parent[x] = self.parent[self.parent[x]]
             x = self.parent[x]
         return x
 
-    def union(self, x: object, y: object) -> None:
+    def union(self, x: Member, y: Member) -> None:
         self.parent[self.find(x)] = self.find(y)
 
 

@@ -37,11 +37,6 @@ def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> 
     root of squares. Sums, differences and products that float32 holds exactly, of such numbers, are not rounded."""
     rng = torch.Generator(device=device).manual_seed(seed)
 
-    def exact_along(v: Value, out: Tensor, i: int, arg: Tensor) -> Tensor:
-        """True where value ``i`` is a number of float32, along the axes of ``v``."""
-        own = graph.values[i].axes
-        return _is_exact(arg).reshape([n if a in own else 1 for a, n in zip(v.axes, out.shape, strict=True)])
-
     def disturb(v: Value, out: Tensor, args: Sequence[Tensor]) -> Tensor:
         if v.op in _EXACT or (v.op == "const" and float(torch.tensor(v.number, dtype=torch.float32)) == v.number):
             return out
@@ -56,18 +51,15 @@ def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> 
         moved = out + (random + random.sign() * 0.5) * size * (EPS * times)
         kept = ~torch.isfinite(moved)
         if v.op in _ROUNDED:
-            exact = _is_exact(out)
+            exact = out == out.float()  # float32 has the number itself
             for i, arg in zip(v.args, args, strict=True):
-                exact = exact & exact_along(v, out, i, arg)
+                own = graph.values[i].axes
+                along = [n if a in own else 1 for a, n in zip(v.axes, out.shape, strict=True)]
+                exact = exact & (arg == arg.float()).reshape(along)
             kept |= exact
         return torch.where(kept, out, moved)
 
     return disturb
-
-
-def _is_exact(x: Tensor) -> Tensor:
-    """True where float32 has the number itself."""
-    return x == x.float()
 
 
 def as_stored(graph: Graph) -> Disturb | None:

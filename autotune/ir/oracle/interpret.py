@@ -195,7 +195,7 @@ class _Frame:
             offset = data.storage_offset() + v.offset
             offset += sum(self.start[a] * s for a, s in zip(v.axes, v.strides, strict=True))
             out = torch.as_strided(data, [self.count[a] for a in v.axes], v.strides, offset)
-            return self._arithmetic(out, v)
+            return out.to(_COMPUTE[v.dtype])
         address: Tensor = torch.full([1] * len(v.axes), v.offset, dtype=torch.int64, device=self.device)
         for a, s in zip(v.axes, v.strides, strict=True):
             address = address + self.along(a, v.axes) * s
@@ -211,11 +211,8 @@ class _Frame:
             inside = here if inside is None else inside & here
         if inside is not None:
             address = torch.where(inside, address, 0)
-        out = self._arithmetic(data[address.expand([self.count[a] for a in v.axes])], v)
+        out = data[address.expand([self.count[a] for a in v.axes])].to(_COMPUTE[v.dtype])
         return out if inside is None else torch.where(inside, out, torch.zeros((), dtype=out.dtype, device=self.device))
-
-    def _arithmetic(self, t: Tensor, v: Value) -> Tensor:
-        return t.to(_COMPUTE[v.dtype])
 
     def value(self, v: Value, values: dict[int, Tensor]) -> Tensor:
         if v.op in ("load", "gather"):

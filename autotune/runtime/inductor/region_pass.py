@@ -26,12 +26,11 @@ from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import symbols_of
 from autotune.compiler.regions.find import Region, regions_from
-from autotune.compiler.regions.indexed import indices_of
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import Unsupported
 from autotune.runtime.deployment import deployment
-from autotune.runtime.inductor.index_check import add_check
+from autotune.runtime.inductor.index_check import add_check, indices_of
 from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, permitted
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import memory_of, readers, region_node

@@ -16,9 +16,10 @@ from dataclasses import replace
 import pytest
 
 from autotune.compiler.program.passes import build_program
-from autotune.compiler.schedules.cuda.rows import emit
 from autotune.compiler.targets.cuda.compile import build, capability, compile_ptx
 from autotune.compiler.targets.cuda.cubin import resources
+from autotune.compiler.targets.cuda.rows.flat import FlatKernel
+from autotune.compiler.targets.cuda.rows.kernel import RowKernel
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, Unsupported
@@ -45,7 +46,8 @@ def source_of(task: FusionTask, config: Config) -> CudaSource:
     """What the task would compile for a region of one kernel."""
     (group,) = task.plan.groups
     schedule = CudaSchedule.from_config(config)
-    return emit(build_program(group.graph, keep=schedule.keep != "reload", online=schedule.online), schedule)
+    program = build_program(group.graph, keep=schedule.keep != "reload", online=schedule.online)
+    return (FlatKernel if program.pointwise else RowKernel)(program, schedule).source()
 
 
 def ptx_of(name: str, **changes: object) -> str:

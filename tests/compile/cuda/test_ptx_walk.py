@@ -38,9 +38,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
         texts[source.text] = to_ptx(source, target)
         return texts[source.text]
 
-    def compile_source(source: CudaSource, refs: Sequence[Ref], target: str, sms: int, group: int) -> Kernel:
-        kernel = real(source, refs, target, sms, group)
-        found.append((source, texts[source.text][0], refs, group))
+    def compile_source(draft: assemble.Draft, target: str, sms: int) -> Kernel:
+        kernel = real(draft, target, sms)
+        found.append((draft.source, texts[draft.source.text][0], draft.refs, draft.group))
         return kernel
 
     monkeypatch.setattr(compile, "compile_ptx", ptx_of)

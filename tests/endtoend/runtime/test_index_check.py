@@ -14,7 +14,7 @@ import autotune
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions.find import regions_from
-from autotune.compiler.regions.indexed import indices_of
+from autotune.runtime.inductor.index_check import indices_of
 from tests.support.deployment import Tune
 
 

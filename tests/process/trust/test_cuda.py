@@ -229,19 +229,33 @@ def test_what_earlier_versions_stored_is_found() -> None:
 
 
 def strips() -> Any:
-    (workload,) = workloads_of(Case("", lambda x: torch.softmax(x, 0), (T(256, 64),)))
+    return _built_of(lambda x: torch.softmax(x, 0), T(256, 64))
+
+
+def tiles() -> Any:
+    return _built_of(lambda x: x + x.t(), T(128, 128))
+
+
+def _built_of(fn: Any, *inputs: Any) -> Any:
+    (workload,) = workloads_of(Case("", fn, inputs))
     task = FusionTask(workload, "cuda:0", target="sm_90", sms=132)
     return task, task.default(), task.build(task.default())
 
 
 @pytest.mark.parametrize(
     ("made", "changes"),
-    [(strips, {"keep": "shared", "prefetch": True, "blocks_per_sm": 1}), (built, {"keep": "shared"})],
+    [
+        (strips, {"keep": "shared", "prefetch": True, "blocks_per_sm": 1}),
+        (strips, {"keep": "shared"}),
+        (tiles, {"tile": 0}),
+        (built, {"keep": "shared"}),
+    ],
 )
 def test_what_this_version_makes_no_more_is_found_where_it_says_what_it_was_compiled_for(
     made: Any, changes: dict[str, Any]
 ) -> None:
-    """Strips copied ahead in a persistent grid (decision 016), rows in shared memory (017): printed no more."""
+    """Strips copied ahead in a persistent grid (decision 016), values kept in shared memory word by word (017), a walk
+    across transposed tensors (025)."""
     task, config, artifact = made()
     config = {**config, **changes}
     kernels = tuple(replace(k, launch={n: v for n, v in k.launch.items() if n != BOUND}) for k in artifact.kernels)

@@ -121,7 +121,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("keep", ["registers", "shared", "reload"])
+@pytest.mark.parametrize("keep", ["registers", "reload"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(str(v) for v in s.values()))
 def test_every_way_of_joining(shape: dict[str, int], keep: str) -> None:
     for name in ("softmax", "joined_moments", "sum") if keep == "registers" else ("softmax", "joined_moments"):

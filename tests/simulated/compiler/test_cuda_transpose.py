@@ -21,8 +21,8 @@ from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import BARRIER
 from autotune.compiler.targets.cuda.printer import CudaPrinter
-from autotune.compiler.targets.cuda.transpose import _Kernel
-from autotune.errors import Unsupported
+from autotune.compiler.targets.cuda.transpose import TransposeKernel
+from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import Graph
 from autotune.ir.oracle.inputs import make_inputs
 from autotune.space import load_space
@@ -119,11 +119,11 @@ def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
     configs = [SCHEME.default(g), *SCHEME.seeds(g), *drawn(SCHEME, g, 1, 3, lambda config: config["tile"])]
     space = SCHEME.space_of(g, load_space("fusion", "cuda"))
     assert space.contains(configs[0])
-    assert {0, 32, 64} == {c["tile"] for c in configs}
+    assert {32, 64} == {c["tile"] for c in configs}
     for n, config in enumerate(configs):
         assert SCHEME.normalize(g, config) == config
         assert SCHEME.reject(g, config) is None
-        check_group(g, SCHEME.emit(g, config, 3, fixed=bool(n % 2)), seed=n, special=bool(n % 2))
+        check_group(g, SCHEME.emit(g, config, 3), seed=n, special=bool(n % 2))
 
 
 @pytest.mark.parametrize("name", ["several", "guarded", "stacked_along"])
@@ -200,8 +200,8 @@ def test_a_warp_touches_every_bank_once(
 def test_mirror_images_follow_each_other_and_every_tile_comes_once(n: int) -> None:
     kernel: Any = SimpleNamespace(t=SimpleNamespace(x=1, y=0), e=SimpleNamespace(side=n + n % 2, lines={1: n}))
     kernel.__dict__.update(count=Counts(), tile=1, first=lambda axis: Var(f"g{axis}"))
-    kernel.__dict__.update(in_plane=_Kernel.in_plane, live=_Kernel.live)
-    lines = CudaPrinter().block(_Kernel.pair(kernel))
+    kernel.__dict__.update(in_plane=TransposeKernel.in_plane, live=TransposeKernel.live)
+    lines = CudaPrinter().block(TransposeKernel.pair(kernel))
     found: list[tuple[int, int] | None] = []
     for place in range((n + n % 2) * (n + n % 2 + 1)):
         names: dict[str, Any] = {"place": place, "int32": int, "sel": lambda c, a, b: a if c else b}
@@ -233,13 +233,13 @@ def test_tiles_share_a_launch_with_other_groups() -> None:
     assert grid >= 4
 
 
-def test_what_was_stored_before_there_were_tiles_means_the_flat_kernel() -> None:
+def test_what_was_stored_without_tiles_is_made_no_more() -> None:
     g = graph("square")
-    old = {k: v for k, v in SCHEME.default(g).items() if k != "tile"}
-    assert SCHEME.normalize(g, old)["tile"] == 0
-    (source,) = SCHEME.emit(g, old, 3).sources
-    assert not source.launch["shared"]
-    check_group(g, SCHEME.emit(g, old, 3))
+    default = SCHEME.default(g)
+    for old in (default | {"tile": 0}, {k: v for k, v in default.items() if k != "tile"}):
+        assert SCHEME.normalize(g, old)["tile"] == 32
+        with pytest.raises(Superseded, match="which this autotune lacks"):
+            SCHEME.emit(g, old, 3)
 
 
 def test_an_axis_across_the_tiles_may_be_open() -> None:

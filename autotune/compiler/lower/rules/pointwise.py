@@ -8,18 +8,7 @@ from typing import Any
 import torch
 
 from autotune.compiler.lower import views
-from autotune.compiler.lower.lazy import (
-    NARROW,
-    Lazy,
-    Number,
-    Operand,
-    Region,
-    cast,
-    fitting,
-    kind,
-    pointwise,
-    scalar,
-)
+from autotune.compiler.lower.lazy import NARROW, Lazy, Number, Operand, Region, cast, fitting, kind, pointwise, scalar
 from autotune.compiler.lower.rules.table import alike, rule, rules
 from autotune.errors import Unsupported
 from autotune.ir.ops import LIBRARY
@@ -71,12 +60,8 @@ def arithmetic(op: str, *operands: Operand) -> Lazy:
     return pointwise(op, *same(*operands, dtype=dtype), dtype=dtype)
 
 
-def _scaled(x: Operand, alpha: Number) -> Operand:
-    return x if alpha == 1 else arithmetic("mul", x, alpha)
-
-
 def _with_alpha(op: str, self: Lazy, other: Operand, *, alpha: Number = 1) -> Lazy:
-    return arithmetic(op, self, _scaled(other, alpha))
+    return arithmetic(op, self, other if alpha == 1 else arithmetic("mul", other, alpha))
 
 
 @rule("div")
@@ -84,7 +69,9 @@ def _div(region: Region, self: Lazy, other: Operand, *, rounding_mode: str | Non
     dtype = promote(self, other)
     if kind(dtype) != "float32":
         if rounding_mode == "floor":
-            return _floor_divide(self, other)
+            if isinstance(other, Lazy) or other == 0:
+                raise Unsupported("division that rounds down by other than a whole number")
+            return arithmetic("floordiv", self, other)
         if rounding_mode is not None:
             raise Unsupported("integer division that truncates")
         dtype = torch.float32
@@ -92,12 +79,6 @@ def _div(region: Region, self: Lazy, other: Operand, *, rounding_mode: str | Non
         raise Unsupported("float division that rounds down")
     out = pointwise("div", *same(self, other, dtype=dtype), dtype=dtype)
     return out if rounding_mode is None else pointwise("trunc", out)
-
-
-def _floor_divide(self: Lazy, other: Operand) -> Lazy:
-    if kind(promote(self, other)) == "float32" or isinstance(other, Lazy) or other == 0:
-        raise Unsupported("division that rounds down by other than a whole number")
-    return arithmetic("floordiv", self, other)
 
 
 @rule("remainder")
@@ -125,10 +106,6 @@ def _shift_right(region: Region, self: Lazy, other: Operand) -> Lazy:
     return pointwise("shr", self, int(other))
 
 
-def _logical(op: str, a: Operand, b: Operand) -> Lazy:
-    return pointwise(op, *same(a, b, dtype=torch.bool), dtype=torch.bool)
-
-
 def compare(op: str, a: Operand, b: Operand) -> Lazy:
     dtype = promote(a, b)
     for x in (a, b):
@@ -148,14 +125,6 @@ def _not(region: Region, self: Lazy) -> Lazy:
     return pointwise("not", cast(self, region.out[0][1]))
 
 
-def _of_float(op: str, x: Lazy) -> Lazy:
-    return pointwise(op, to_float(x))
-
-
-def _test(op: str, x: Lazy) -> Lazy:
-    return pointwise(op, to_float(x), dtype=torch.bool)
-
-
 def _keeping(op: str, x: Lazy) -> Lazy:
     """Operators that keep integers integers."""
     if x.kind != "float32" and op in ("floor", "ceil", "trunc"):
@@ -170,11 +139,6 @@ def _round(region: Region, self: Lazy, *, decimals: int = 0) -> Lazy:
     if decimals:
         raise Unsupported("rounding to decimals")
     return self if self.kind != "float32" else pointwise("round", self)
-
-
-@rule("log10")
-def _log10(region: Region, self: Lazy) -> Lazy:
-    return pointwise("mul", pointwise("log2", to_float(self)), math.log10(2))
 
 
 @rule("pow")
@@ -199,37 +163,11 @@ def _pow(region: Region, self: Operand, exponent: Operand) -> Lazy:
     return pointwise("pow", *same(self, exponent, dtype=dtype), dtype=dtype)
 
 
-@rule("convert_element_type")
-def _convert(region: Region, a: Lazy, dtype: torch.dtype) -> Lazy:
-    return cast(a, dtype)
-
-
 @rule("where")
 def _where(region: Region, condition: Lazy, self: Operand, other: Operand) -> Lazy:
     dtype = promote(self, other)
     tensors = [x if isinstance(x, Lazy) else scalar(region, x, dtype) for x in (self, other)]
     return pointwise("where", cast(condition, torch.bool), *[cast(x, dtype) for x in tensors], dtype=dtype)
-
-
-@rule("fma")
-def _fma(region: Region, x: Operand, y: Operand, z: Operand) -> Lazy:
-    """``x * y + z``: as torch has the backward of a softmax."""
-    return arithmetic("add", arithmetic("mul", x, y), z)
-
-
-@rule("addcmul")
-def _addcmul(region: Region, self: Lazy, tensor1: Lazy, tensor2: Lazy, *, value: Number = 1) -> Lazy:
-    return arithmetic("add", self, _scaled(arithmetic("mul", tensor1, tensor2), value))
-
-
-@rule("addcdiv")
-def _addcdiv(region: Region, self: Lazy, tensor1: Lazy, tensor2: Lazy, *, value: Number = 1) -> Lazy:
-    return self + _scaled(_div(region, tensor1, tensor2), value)
-
-
-@rule("relu")
-def _relu(region: Region, self: Lazy) -> Lazy:
-    return arithmetic("maximum", self, 0)
 
 
 @rule("glu")
@@ -238,11 +176,23 @@ def _glu(region: Region, self: Lazy, dim: int = -1) -> Lazy:
     return a * pointwise("sigmoid", b)
 
 
+rule("log10")(lambda region, x: pointwise("mul", pointwise("log2", to_float(x)), math.log10(2)))
+rule("convert_element_type")(lambda region, a, dtype: cast(a, dtype))
+rule("fma")(lambda region, x, y, z: arithmetic("add", arithmetic("mul", x, y), z))
+rule("addcmul")(lambda region, x, a, b, *, value=1: _with_alpha("add", x, arithmetic("mul", a, b), alpha=value))
+rule("addcdiv")(lambda region, x, a, b, *, value=1: _with_alpha("add", x, _div(region, a, b), alpha=value))
+rule("relu")(lambda region, x: arithmetic("maximum", x, 0))
 rules(_with_alpha, alike("add", "sub"))
 rules(arithmetic, alike("mul", "maximum", "minimum") | {"clamp_min": "maximum", "clamp_max": "minimum"})
 rules(arithmetic, {f"bitwise_{op}": op for op in ("and", "or", "xor")})
-rules(_logical, {f"logical_{op}": op for op in ("and", "or", "xor")})
+rules(
+    lambda op, a, b: pointwise(op, *same(a, b, dtype=torch.bool), dtype=torch.bool),
+    {f"logical_{op}": op for op in ("and", "or", "xor")},
+)
 rules(compare, alike("lt", "le", "gt", "ge", "eq", "ne"))
-rules(_of_float, alike("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "erf", "tanh", "sigmoid", *LIBRARY))
-rules(_test, alike("isnan", "isinf"))
+rules(
+    lambda op, x: pointwise(op, to_float(x)),
+    alike("sqrt", "rsqrt", "reciprocal", "exp", "exp2", "log", "log2", "erf", "tanh", "sigmoid", *LIBRARY),
+)
+rules(lambda op, x: pointwise(op, to_float(x), dtype=torch.bool), alike("isnan", "isinf"))
 rules(_keeping, alike("neg", "abs", "sign", "floor", "ceil", "trunc"))

@@ -68,9 +68,7 @@ def check_work(region: Region) -> None:
         raise Repeated(repeated)
 
 
-@rule("mm", "bmm")
-def _mm(region: Region, self: Lazy, mat2: Lazy) -> Lazy:
-    return _product(self, mat2)
+rule("mm", "bmm")(lambda region, a, b: _product(a, b))
 
 
 @rule("mv")

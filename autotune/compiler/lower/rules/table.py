@@ -88,26 +88,9 @@ def _as_strided(
     return views.reshape(self, shape)
 
 
-@rule("alias")
-def _same(region: Region, self: Lazy, **_: Any) -> Lazy:
-    return self
-
-
-@rule("clone", "lift_fresh_copy")
-def _clone(region: Region, self: Lazy, memory_format: Any = None) -> Lazy:
-    return self
-
-
-@rule("copy")
-def _copy(region: Region, self: Lazy, src: Lazy, non_blocking: bool = False) -> Lazy:
-    return cast(views.expand(src, self.shape), self.dtype)
-
-
-@rule("expand")
-def _expand(region: Region, self: Lazy, size: Sequence[int], *, implicit: bool = False) -> Lazy:
-    return views.expand(self, size)
-
-
+rule("alias", "clone", "lift_fresh_copy")(lambda region, x, **_: x)
+rule("copy")(lambda region, x, src, **_: cast(views.expand(src, x.shape), x.dtype))
+rule("expand")(lambda region, x, size, **_: views.expand(x, size))
 _VIEWS: dict[str, Callable[..., Any]] = {
     "permute": views.permute,
     "unsqueeze": views.unsqueeze,
@@ -123,13 +106,7 @@ _VIEWS: dict[str, Callable[..., Any]] = {
     "cat": views.cat,
 }
 """Functions that take what the operator takes, in its order."""
-
-
-def _seen(name: str, *args: Any, **kwargs: Any) -> Any:
-    return _VIEWS[name](*args, **kwargs)
-
-
-rules(_seen, alike(*_VIEWS))
+rules(lambda name, *args, **kwargs: _VIEWS[name](*args, **kwargs), alike(*_VIEWS))
 
 
 # Copies with another layout -------------------------------------------------------------------------------------------
@@ -201,9 +178,7 @@ def _full(region: Region, *args: Any, fill_value: Any = None, **_: Any) -> Lazy:
     return views.full(region, region.out[0][0], number, region.out[0][1])
 
 
-@rule("iota")
-def _iota(region: Region, length: int, *, start: int, step: int, dtype: torch.dtype, **_: Any) -> Lazy:
-    return iota(region, length, dtype, step, start)
+rule("iota")(lambda region, length, *, start, step, dtype, **_: iota(region, length, dtype, step, start))
 
 
 # Gathers --------------------------------------------------------------------------------------------------------------
@@ -234,9 +209,7 @@ def picked(extent: int, index: Lazy, where: tuple[Index, ...], guards: Guards) -
     return Index(pick=(index.at(where, guards), 1, extent)) if extent > 1 else Index()
 
 
-@rule("embedding")
-def _embedding(region: Region, weight: Lazy, indices: Lazy, *_: Any, **__: Any) -> Lazy:
-    return _points(weight, [0], [indices])
+rule("embedding")(lambda region, weight, indices, *_, **__: _points(weight, [0], [indices]))
 
 
 @rule("index", "_unsafe_index")

@@ -117,9 +117,9 @@ def scheme_of(graph: Graph) -> Scheme:
     Raises:
         Unsupported: no scheme fits; the message is that of the last one tried.
     """
-    if has_sum_at(graph):
-        return first_fit(graph, ("scatter",))
-    return first_fit(graph, schemes())
+    if 0 in graph.extents:
+        raise Unsupported("an empty axis")
+    return first_fit(graph, ("scatter",) if has_sum_at(graph) else schemes())
 
 
 def first_fit(graph: Graph, names: Iterable[str]) -> Scheme:
@@ -132,24 +132,20 @@ def first_fit(graph: Graph, names: Iterable[str]) -> Scheme:
     for name in names:
         try:
             schemes()[name].check(graph)
+            return schemes()[name]
         except Unsupported as error:
             why = error
-            continue
-        return schemes()[name]
     raise why
 
 
 def legal(graph: Graph, target: str) -> bool:
     """True if a group has a kernel on ``target`` ("cuda" or "cpu")."""
-    try:
-        if target == "cuda":
-            scheme_of(graph)
-        elif has_sum_at(graph):
-            return False
-        else:
-            from autotune.compiler.targets.cpu.columns import column_split, row_wise
+    if target == "cpu":
+        from autotune.compiler.targets.cpu.columns import column_split, row_wise
 
-            return row_wise(graph) or column_split(graph) is not None
+        return not has_sum_at(graph) and (row_wise(graph) or column_split(graph) is not None)
+    try:
+        scheme_of(graph)
     except Unsupported:
         return False
     return True

@@ -18,7 +18,7 @@ from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narro
 from autotune.compiler.schedules.cuda import CAPS, Scheme, block_of, first_fit
 from autotune.compiler.schedules.cuda import rows as row_wise
 from autotune.compiler.targets.cuda.kernels import GroupKernels, Private, Ref
-from autotune.compiler.targets.cuda.rows.kernel import emit_rows
+from autotune.compiler.targets.cuda.rows.kernel import RowKernel
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
@@ -33,6 +33,8 @@ MOST_ROWS_AT_ONCE = 1024
 """Rows up to which sums over them alone, beside nothing else, are left to blocks that each walk all rows of a strip."""
 ACCUMULATORS_KEPT = 128
 """32-bit accumulators a thread may hold; beyond it spilling is certain."""
+_FINISHES = ("outer", "rows")
+"""Schemes of a finish: over the outer axis where that has a kernel, row by row otherwise."""
 
 
 @lru_cache(maxsize=512)
@@ -104,13 +106,10 @@ class ColumnsScheme(Scheme):
             raise Unsupported("few rows")
         if split.width < 8:
             raise Unsupported("few columns")
-        if (
-            main_program(split).pointwise
-            and not split.main.outputs
-            and split.main.size(split.rows) <= MOST_ROWS_AT_ONCE
-        ):
+        sums_alone = main_program(split).pointwise and not split.main.outputs
+        if sums_alone and split.main.size(split.rows) <= MOST_ROWS_AT_ONCE:
             raise Unsupported("few rows, which a block can walk alone in one kernel")
-        finish_scheme(finish_graph(split, 2)[0])
+        first_fit(finish_graph(split, 2)[0], _FINISHES)
 
     def space_of(self, graph: Graph, space: Space) -> Space:
         program = main_program(_split(graph))
@@ -141,16 +140,13 @@ class ColumnsScheme(Scheme):
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         program = main_program(_split(graph))
-        missing: Config = {"prefetch": False}
-        c = missing | dict(config) | {"cluster": 1}
+        c: Config = {"prefetch": False} | config | {"cluster": 1}
         t = int(c["threads_per_row"])
         c["rows_per_block"] = block_of(t, int(c["rows_per_block"]))
         if c["keep"] == "shared":
             c["keep"] = "registers"
-        if c["prefetch"] and not row_wise.may_prefetch_rows(program, c):
-            c["prefetch"] = False
-        if int(c["blocks_per_sm"]) == 0:
-            c["blocks_per_sm"] = 1
+        c["blocks_per_sm"] = int(c["blocks_per_sm"]) or 1
+        c["prefetch"] = bool(c["prefetch"]) and row_wise.may_prefetch(program, c)
         if not program.pointwise:
             c["unroll"] = 1
         else:
@@ -162,8 +158,7 @@ class ColumnsScheme(Scheme):
 
     def default(self, graph: Graph) -> Config:
         program = main_program(_split(graph))
-        usable = row_wise.vectors(program)
-        vb = 16 if 16 in usable else usable[0]
+        vb = row_wise.default_vector(program)
         vec = vector_length(program, vb)
         packs = 1 if program.n_cols <= 1024 * vec else 2
         t = min(1024, max(8, power_of_two(-(-program.n_cols // (vec * packs)))))
@@ -230,7 +225,10 @@ class ColumnsScheme(Scheme):
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
         split = _split(graph)
         source, program = emit_main(split, config)
-        return _kernels(split, source, grid_rows(program, config, int(source.launch["tiles"]), sms))
+        sets = -(-program.n_rows // int(config["rows_per_block"]))
+        # Blocks that share the rows of one tile, at most one for each set of rows.
+        blocks = min(int(config["blocks_per_sm"]) * sms // int(source.launch["tiles"]), sets)
+        return _kernels(split, source, max(1, blocks))
 
     def with_blocks(self, graph: Graph, config: Config, blocks: int) -> GroupKernels:
         """As :meth:`emit`, with so many blocks for each tile of columns, whatever the rows: a block that finds none
@@ -249,41 +247,20 @@ def _kernels(split: Split, source: CudaSource, blocks: int) -> GroupKernels:
     args += [("output", k) for k in split.outputs]
     args += [("private", k) for k in range(len(private))]
     finish, slots, outputs = finish_graph(split, blocks)
-    scheme = finish_scheme(finish)
+    scheme = first_fit(finish, _FINISHES)
     made = scheme.emit(finish, scheme.default(finish), 1, fixed=True)  # the same on every device
-    refs: list[Ref] = [("private" if kind == "partial" else kind, n) for kind, n in slots]
-    first = len(private)
-
-    def place(ref: Ref) -> Ref:
-        kind, n = ref
-        if kind == "input":
-            return refs[n]
-        return ("output", outputs[n]) if kind == "output" else ("private", first + n)
-
-    after = [tuple(place(r) for r in a) for a in made.args]
+    place: dict[Ref, Ref] = {("input", k): ("private" if at == "partial" else at, n) for k, (at, n) in enumerate(slots)}
+    place |= {("output", k): ("output", n) for k, n in enumerate(outputs)}
+    place |= {("private", k): ("private", len(private) + k) for k in range(len(made.private))}
+    after = [tuple(place[r] for r in a) for a in made.args]
     return GroupKernels((main, *made.sources), (tuple(args), *after), (*private, *made.private))
-
-
-def grid_rows(program: Program, config: Config, tiles: int, sms: int) -> int:
-    """Blocks that share the rows of one tile, at most one for each set of rows."""
-    sets = -(-program.n_rows // int(config["rows_per_block"]))
-    return max(1, min(int(config["blocks_per_sm"]) * sms // tiles, sets))
 
 
 def emit_main(split: Split, config: Config) -> tuple[CudaSource, Program]:
     """The main kernel, its grid not yet known."""
     schedule = CudaSchedule.from_config(config)
     program = main_program(split, keep=schedule.keep != "reload", online=schedule.online)
-    return emit_rows(program, schedule), program
-
-
-def finish_scheme(graph: Graph) -> Scheme:
-    """The scheme of a finish: over the outer axis where that has a kernel, row by row otherwise.
-
-    Raises:
-        Unsupported: neither fits.
-    """
-    return first_fit(graph, ("outer", "rows"))
+    return RowKernel(program, schedule).source(), program
 
 
 SCHEME = ColumnsScheme()

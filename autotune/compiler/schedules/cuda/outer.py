@@ -61,11 +61,6 @@ def lanes(program: Program, vector_bytes: int) -> int:
     return vector_along(program.graph, unit_axis(program.graph), vector_bytes)
 
 
-def lines(program: Program, vec: int) -> int:
-    """Packs along the axes that packs cover, all of them together."""
-    return kept(program) // vec
-
-
 def kept(program: Program) -> int:
     """Elements along the axes that packs cover: the kept ones, and in a tile the unit-stride one."""
     x = unit_axis(program.graph)
@@ -160,17 +155,15 @@ class OuterScheme(Scheme):
         program = self.program(graph)
         usable = vectors(program)
         vec = lanes(program, usable[-1])
-        least, most = min(across(program, b) for b in usable), min(256, power_of_two(lines(program, vec)))
+        least, most = min(across(program, b) for b in usable), min(256, power_of_two(kept(program) // vec))
         counts, deepest = (1, 2, 4, 8, 16, 32, 64, 128, 256), _deepest(program)
         threads, rows = [t for t in counts if least <= t <= most], [r for r in counts if r <= deepest]
         space = narrow(having(space, OuterSchedule), vector_bytes=usable, threads_per_row=threads, rows_per_block=rows)
         space = narrow(space, cluster=[1, *clusters(program)])
-        if not program.kept:
-            space = narrow(space, keep=["registers", "reload"])
         if not has_online(program):
             space = narrow(space, online=[False])
         if not any(may_copy(program, PLAIN_CUDA | {"vector_bytes": b}) for b in usable):
-            space = narrow(space, prefetch=[False])
+            space = narrow(space, prefetch=[False], keep=["registers", "reload"])
         if len(space["prefetch"].choices) < 2 or not crowded(program):
             space = narrow(space, held=[0])
         if kept(program) * program.n_cols < 1 << 20:
@@ -192,14 +185,13 @@ class OuterScheme(Scheme):
         config.update(threads_per_row=threads, rows_per_block=max(1, deep), cluster=cluster)
         if cluster > 1:
             config["blocks_per_sm"] = 0
-        if not any(pas.kept_out for pas in program.passes) and config["keep"] == "shared":
-            config["keep"] = "registers"
+        copies = config["keep"] == "shared" and config["prefetch"] and not config["blocks_per_sm"]
+        if not copies or not may_copy(self.program(graph, True, bool(config["online"])), config):
+            keep = "reload" if config["keep"] == "shared" else config["keep"]
+            config.update(keep=keep, prefetch=False)  # strips are in shared memory only where they are copied there
         packs = -(-program.n_cols // (deep * cluster))
         if not program.kept and packs <= int(config["unroll"]):
             config["keep"] = "registers"  # straight-line either way
-        shared = config["keep"] == "shared" and not config["blocks_per_sm"]
-        if not shared or not may_copy(self.program(graph, True, bool(config["online"])), config):
-            config["prefetch"] = False
         if not config["prefetch"]:
             config["held"] = 0
         config["held"] = max(n for n in HELD if n <= min(int(config["held"]), packs - 1))
@@ -218,8 +210,7 @@ class OuterScheme(Scheme):
         # The widest vectors of up to 16 bytes that leave enough strips of a 32-byte sector for all multiprocessors.
         fits = [b for b in usable if b <= 16] or usable[-1:]
         bytes_ = next((b for b in fits if kept(program) * b >= lanes(program, b) * 32 * SMS), fits[-1])
-        vec = lanes(program, bytes_)
-        packs = lines(program, vec)
+        packs = kept(program) // lanes(program, bytes_)
         config: Config = PLAIN_CUDA | {"vector_bytes": bytes_}
         least = max(1, 32 // bytes_, across(program, bytes_))  # a sector, or a tile
         threads = least
@@ -244,12 +235,8 @@ class OuterScheme(Scheme):
         deep = min(room, _deepest(program), max(need, 256 // threads))
         packs = -(-program.n_cols // deep)
         loop = not program.kept and packs > 16
-        return config | {
-            "threads_per_row": threads,
-            "rows_per_block": deep,
-            "keep": "reload" if loop else "registers",
-            "unroll": 8 if loop else 1,
-        }
+        walk: Config = {"keep": "reload", "unroll": 8} if loop else {"keep": "registers", "unroll": 1}
+        return config | walk | {"threads_per_row": threads, "rows_per_block": deep}
 
     def seeds(self, graph: Graph) -> list[Config]:
         program, default = self.program(graph), self.default(graph)
@@ -268,7 +255,6 @@ class OuterScheme(Scheme):
         out += [default | {"cluster": c, "rows_per_block": max(c, deep // c)} for c in clusters(program)]
         if program.kept:
             out.append(default | {"keep": "reload", "unroll": 4, "online": has_online(program)})
-            out.append(default | {"keep": "shared", "unroll": 4})
             for c in clusters(program):
                 wide = max(threads, 128 // int(default["vector_bytes"]))  # whole lines of memory
                 held = default | {"keep": "registers", "unroll": 1, "online": False, "cluster": c}
@@ -353,7 +339,7 @@ class OuterScheme(Scheme):
         program = self.program(graph, True, bool(config["online"]))
         vec = lanes(program, int(config["vector_bytes"]))
         threads = int(config["threads_per_row"]) * int(config["rows_per_block"])
-        blocks = -(-lines(program, vec) // int(config["threads_per_row"])) * int(config["cluster"])
+        blocks = -(-(kept(program) // vec) // int(config["threads_per_row"])) * int(config["cluster"])
         each = -(-blocks // (SMS * waves))  # blocks an SM
         if not 1024 <= each * threads <= MOST.threads or each > MOST.blocks or 10 * blocks < 7 * each * SMS * waves:
             return None
@@ -390,8 +376,6 @@ class OuterScheme(Scheme):
 
     def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
         schedule, program = OuterSchedule.from_config(config), self._arranged(graph, config)
-        if 0 in program.graph.extents:
-            raise Unsupported("an empty axis")
         kind = CopiedOuter if schedule.prefetch else Outer
         return kind(replace(program, dynamic=-1) if fixed else program, schedule).source()
 

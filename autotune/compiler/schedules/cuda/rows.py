@@ -14,9 +14,8 @@ from autotune.compiler.program.vectors import narrowest, vector_length
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, most_kept, narrow
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme, block_of
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.flat import emit_flat
-from autotune.compiler.targets.cuda.rows.kernel import emit_rows
-from autotune.compiler.targets.cuda.rows.prefetch import has_prefetch, issuable
+from autotune.compiler.targets.cuda.rows.kernel import RowKernel
+from autotune.compiler.targets.cuda.rows.prefetch import issuable, touched
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
@@ -51,19 +50,16 @@ def large(program: Program) -> bool:
     return program.n_rows * program.n_cols >= 1 << 20
 
 
-def may_prefetch_rows(program: Program, config: Config) -> bool:
-    """True if a kernel of this vector size has loads that it can issue a row ahead."""
+def may_prefetch(program: Program, config: Config) -> bool:
+    """True if a kernel of this vector size in a persistent grid has loads that it can issue a row ahead, and one in
+    another grid can do a part of later passes before the first reduction."""
     if not vector_length(program, int(config["vector_bytes"])):
         return False
-    return bool(issuable(CudaEmitter(program, CudaSchedule.from_config(config))))
-
-
-def may_prefetch_passes(program: Program, config: Config) -> bool:
-    """True if a kernel of one set of rows a block can do a part of later passes before the first reduction."""
-    if not vector_length(program, int(config["vector_bytes"])):
-        return False
-    whole = build_program(program.graph, early=True)
-    return has_prefetch(CudaEmitter(whole, CudaSchedule.from_config(config)))
+    schedule = CudaSchedule.from_config(config)
+    if schedule.blocks_per_sm:
+        return bool(issuable(CudaEmitter(program, schedule)))
+    e = CudaEmitter(build_program(program.graph, early=True), schedule)
+    return bool(e.masks or touched(e))
 
 
 def clustered(program: Program) -> bool:
@@ -74,6 +70,12 @@ def clustered(program: Program) -> bool:
 def vectors(program: Program) -> list[int]:
     """Vector sizes in bytes that divide a row, widest first."""
     return [b for b in (32, 16, 8, 4, 2, 1) if vector_length(program, b)]
+
+
+def default_vector(program: Program) -> int:
+    """16 bytes where these divide a row, else the widest that do."""
+    usable = vectors(program)
+    return 16 if 16 in usable else usable[0]
 
 
 def kept_words(program: Program) -> float:
@@ -133,7 +135,7 @@ class RowsScheme(Scheme):
 
     def check(self, graph: Graph) -> None:
         if not any(graph.values[i].op in REDUCTIONS for i in graph.live):
-            raise Unsupported(f"not a group for the scheme {self.name}")
+            raise Unsupported("not a group for the scheme rows")
         once_a_row(build_program(graph))
 
     def space_of(self, graph: Graph, space: Space) -> Space:
@@ -174,8 +176,7 @@ class RowsScheme(Scheme):
         if int(c["cluster"]) > 1:
             c["blocks_per_sm"] = 0
         if c["prefetch"]:
-            able = may_prefetch_rows if int(c["blocks_per_sm"]) else may_prefetch_passes
-            c["prefetch"] = c["keep"] == "registers" and able(program, c)
+            c["prefetch"] = c["keep"] == "registers" and may_prefetch(program, c)
         if c["keep"] == "registers":
             c["unroll"] = 1
         else:
@@ -188,10 +189,9 @@ class RowsScheme(Scheme):
     def default(self, graph: Graph) -> Config:
         """16-byte accesses, 16 to 32 elements a thread, at least 128 threads a block."""
         program = plain_program(graph)
-        usable = vectors(program)
-        bytes_ = 16 if 16 in usable else usable[0]
+        bytes_ = default_vector(program)
         if narrowest(program) == 1:  # masks next to wider tensors: these are read in 16 bytes
-            g, wide = program.graph, usable[:3]  # as the space has them
+            g, wide = program.graph, vectors(program)[:3]  # as the space has them
             loads = [v for i, v in enumerate(g.values) if v.op in ("load", "gather") and program.domain(i) == "full"]
             sizes = [STORAGE_BYTES[g.inputs[v.slot]] for v in loads]
             sizes += [STORAGE_BYTES[o.dtype] for o in g.outputs if o.axes]
@@ -254,7 +254,9 @@ class RowsScheme(Scheme):
     def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
         schedule = self.schedule.from_config(config)
         program = _built(graph, schedule)
-        return emit(replace(program, dynamic=-1) if fixed else program, schedule)
+        if not program.cols:
+            raise Unsupported("a group with a single element a row")
+        return RowKernel(replace(program, dynamic=-1) if fixed else program, schedule).source()
 
 
 def _shared_rows(program: Program, vec: int) -> list[Config]:
@@ -284,19 +286,6 @@ def _warps(program: Program, d: Config) -> list[Config]:
         return []
     one: Config = d | {"threads_per_row": 32, "rows_per_block": 4, "keep": "registers"}
     return [one | {"max_registers": _cap(words + more)} for more in (56, 40)]
-
-
-def emit(program: Program, schedule: CudaSchedule) -> CudaSource:
-    """The kernel of ``program`` under ``schedule``.
-
-    Raises:
-        Unsupported: the schedule does not fit the program.
-    """
-    if not program.cols:
-        raise Unsupported("a group with a single element a row")
-    if 0 in program.graph.extents:
-        raise Unsupported("an empty axis")
-    return (emit_flat if program.pointwise else emit_rows)(program, schedule)
 
 
 SCHEME = RowsScheme()

@@ -16,7 +16,7 @@ from autotune.compiler.program.scattered import Scattered, scattered
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme
 from autotune.compiler.targets.cuda.counts import LIMIT
-from autotune.compiler.targets.cuda.scatter import emit_scatter, fetchable
+from autotune.compiler.targets.cuda.scatter import ScatterKernel, fetchable
 from autotune.compiler.targets.cuda.source import CudaSource, ScatterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
@@ -46,11 +46,6 @@ def place_bytes(s: Scattered) -> int:
         slots = {v.slot for v in values if v.op == "load"}
         total += one.n_tokens * max(1, sum(STORAGE_BYTES[s.graph.inputs[slot]] for slot in slots))
     return total
-
-
-def _result_bytes(s: Scattered) -> int:
-    """Bytes that one place's results take at one column."""
-    return sum(STORAGE_BYTES[o.dtype] for o in s.graph.outputs)
 
 
 def vectors(s: Scattered) -> list[int]:
@@ -118,7 +113,8 @@ class ScatterScheme(Scheme):
         threads = next((t for t in THREADS if t >= packs), 0) if packs <= 256 else 0
         threads = threads or next((t for t in (128, 256, 96, 192, 160, 224) if packs % t == 0), 128)
         chunk, owned = threads * vec, 1
-        scanned, written = max(LEAST_BYTES, place_bytes(s)), chunk * _result_bytes(s)
+        scanned = max(LEAST_BYTES, place_bytes(s))
+        written = chunk * sum(STORAGE_BYTES[o.dtype] for o in s.graph.outputs)  # of one place
 
         def worth(owned: int) -> bool:
             """True if so many places a block are better than half of them."""
@@ -138,14 +134,8 @@ class ScatterScheme(Scheme):
             match = min(match, max(4, owned))
         while match > 4 and match * 4 > s.n_tokens:
             match //= 2
-        shape: Config = {
-            "threads_per_row": threads,
-            "rows_per_block": match,
-            "owned": owned,
-            "vector_bytes": vector_bytes,
-            "prefetch": True,
-        }
-        made = self.normalize(graph, PLAIN_CUDA | shape | {"unroll": 2})
+        shape: Config = {"threads_per_row": threads, "rows_per_block": match, "vector_bytes": vector_bytes}
+        made = self.normalize(graph, PLAIN_CUDA | shape | {"owned": owned, "prefetch": True, "unroll": 2})
         block = int(made["threads_per_row"]) * int(made["rows_per_block"])
         return made | {"max_registers": max(c for c in CAPS if c * block * -(-1024 // block) <= 65536)}
 
@@ -159,9 +149,8 @@ class ScatterScheme(Scheme):
             out.append(d | {"threads_per_row": threads // 2})
         if threads % 4 == 0:  # narrow, so that more match lanes share a place of many terms
             out.append(d | {"threads_per_row": threads // 4, "rows_per_block": match * 4, "owned": min(owned * 4, 256)})
-        out += [
-            d | {"vector_bytes": b, "threads_per_row": threads * 2} for b in vectors(s) if b < int(d["vector_bytes"])
-        ]
+        less = [b for b in vectors(s) if b < int(d["vector_bytes"])]
+        out += [d | {"vector_bytes": b, "threads_per_row": threads * 2} for b in less]
         out += [d | {"unroll": u} for u in (1, 4)] + [d | {"prefetch": False}]
         out += [d | {"store_hint": "evict_first"}, d | {"store_hint": "streaming"}, d | {"load_hint": "evict_first"}]
         out += [d | {"max_registers": 0}, d | {"max_registers": 0, "unroll": 4}]
@@ -173,7 +162,7 @@ class ScatterScheme(Scheme):
         return f"{places} a block, {config['threads_per_row']} threads along the columns, {lanes}"
 
     def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
-        return emit_scatter(graph, ScatterSchedule.from_config(config))
+        return ScatterKernel(scattered(graph), ScatterSchedule.from_config(config)).source()
 
 
 SCHEME = ScatterScheme()

@@ -1,21 +1,19 @@
 """The transpose scheme: a pointwise group whose tensors disagree on the unit-stride axis.
 
 ``tile`` is the side of the square tiles that go through shared memory, each by a block of ``threads_per_row`` threads.
-At 0 the group is the flat scheme's kernel, which walks along one of the axes and is not coalesced on the others: where
-the second-level cache holds the tensors that may be as fast, so the search measures both.
+A walk along one of the axes is never faster (docs/decisions/025-transposed-tensors-in-tiles.md).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autotune.compiler.program.vectors import Tiling, tiling
-from autotune.compiler.schedules.configurations import PLAIN_CUDA, narrow
-from autotune.compiler.schedules.cuda.flat import PointwiseScheme
+from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
+from autotune.compiler.schedules.cuda import Scheme
 from autotune.compiler.targets.cuda.source import CudaSource, TransposeSchedule
-from autotune.compiler.targets.cuda.transpose import MOST_ELEMENTS, emit_transpose
-from autotune.errors import Unsupported
+from autotune.compiler.targets.cuda.transpose import MOST_ELEMENTS, TransposeKernel
+from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import Graph
 from autotune.task import Config
 
@@ -28,11 +26,6 @@ FEW = 264
 """Tiles that give each multiprocessor of a large device two."""
 _SAME = ("threads_per_row", "vector_bytes", "max_registers", "load_hint", "store_hint", "blocks_per_sm")
 """Parameters that a kernel of tiles has, beside the tile's side."""
-
-
-def _tile(config: Config) -> int:
-    """The side of a configuration's tiles; 0, the flat kernel, where it was stored before there were any."""
-    return int(config.get("tile", 0))
 
 
 def _vectors(t: Tiling) -> list[int]:
@@ -50,8 +43,8 @@ def _tiles(t: Tiling, side: int) -> int:
     return everything * -(-g.extents[t.x] // side) * -(-g.extents[t.y] // side)
 
 
-class TransposeScheme(PointwiseScheme):
-    """The flat kernel at ``tile = 0``, and tiles."""
+class TransposeScheme(Scheme):
+    """Tiles through shared memory."""
 
     name, rank, schedule = "transpose", 20, TransposeSchedule
 
@@ -59,19 +52,14 @@ class TransposeScheme(PointwiseScheme):
         tiling(graph)
         if graph.bytes_moved < LEAST_BYTES:
             raise Unsupported("too small for tiles to matter")
-        super().check(graph)
 
     def space_of(self, graph: Graph, space: Space) -> Space:
-        flat = super().space_of(graph, space)
-        sizes = {*_vectors(tiling(graph)), *flat["vector_bytes"].choices}
-        vectors = narrow(space, vector_bytes=sizes)["vector_bytes"]
-        return replace(flat, parameters=tuple(vectors if p.name == "vector_bytes" else p for p in flat))
+        space = narrow(having(space, self.schedule), vector_bytes=_vectors(tiling(graph)), tile=[32, 64], unroll=[1])
+        space = narrow(space, threads_per_row=[64, 128, 256, 512, 1024], rows_per_block=[1], keep=["registers"])
+        return narrow(space, online=[False], prefetch=[False], cluster=[1])
 
     def normalize(self, graph: Graph, config: Config) -> Config:
-        side = _tile(config)
-        if not side:
-            return super().normalize(graph, config) | {"tile": 0}
-        t = tiling(graph)
+        side, t = int(config.get("tile", 0)) or 32, tiling(graph)
         widest = max(t.vectors(int(config["vector_bytes"])))
         threads = 1 << (int(config["threads_per_row"]).bit_length() - 1)
         threads = min(max(threads, 64, side * side // MOST_ELEMENTS), side * side // widest, 1024)
@@ -88,7 +76,7 @@ class TransposeScheme(PointwiseScheme):
     def seeds(self, graph: Graph) -> list[Config]:
         d, t = self.default(graph), tiling(graph)
         threads = int(d["threads_per_row"])
-        out = [super().default(graph) | {"tile": 0}, d | {"tile": 32 if d["tile"] == 64 else 64}]
+        out = [d | {"tile": 32 if d["tile"] == 64 else 64}]
         out += [d | {"tile": 64, "threads_per_row": 512}, d | {"threads_per_row": threads // 2}]
         out += [d | {"vector_bytes": b} for b in _vectors(t)[1:]]
         out += [d | {"store_hint": "evict_first"}, d | {"load_hint": "evict_first"}, d | {"blocks_per_sm": 4}]
@@ -96,18 +84,17 @@ class TransposeScheme(PointwiseScheme):
         return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
 
     def threads(self, config: Config) -> str:
-        side = _tile(config)
-        if not side:
-            return super().threads(config)
+        side = config.get("tile", 0)
         return f"tiles of {side} x {side} through shared memory, {config['threads_per_row']} threads each"
 
     def home(self, graph: Graph, i: int, config: Config) -> str:
         raise Unsupported("a pointwise group has no reductions")
 
     def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
-        if not _tile(config):
-            return super().source(graph, config, fixed)
-        return emit_transpose(graph, TransposeSchedule.from_config(config), fixed)
+        if not config.get("tile"):
+            raise Superseded("a walk along one axis of transposed tensors, which this autotune lacks")
+        t = tiling(graph)
+        return TransposeKernel(t, t.program, TransposeSchedule.from_config(config)).source()
 
 
 SCHEME = TransposeScheme()

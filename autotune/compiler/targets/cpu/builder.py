@@ -98,17 +98,13 @@ class Builder:
     """Builds the body of a kernel; of ``lanes``, if its innermost loops run over rows."""
 
     def __init__(self, program: Program, schedule: CpuSchedule, lanes: bool = False) -> None:
-        self.program = program
-        self.graph = program.graph
-        self.values = program.graph.values
-        self.schedule = schedule
-        self.scratch = Scratch()
+        self.program, self.graph, self.values = program, program.graph, program.graph.values
+        self.schedule, self.scratch = schedule, Scratch()
         self.helpers = shared_exponentials(self.graph)
         self.ready: set[int] = set()  # what the body being built has computed so far
         self.piece: tuple[int, int, int] | None = None  # the columns in hand: axis, first, end
         self.inverses: set[int] = set()  # row values whose inverse there is
-        self.n_inputs = len(self.graph.inputs)
-        self.n_outputs = len(self.graph.outputs)
+        self.n_inputs, self.n_outputs = len(self.graph.inputs), len(self.graph.outputs)
         self.streams = streamed(program, lanes) if schedule.stream else ()  # outputs that bypass the caches
         self.ahead = fetched(program, lanes) if schedule.prefetch else ()  # loads that are asked for before their turn
         self.n_planes = 0  # arrays of partial results, after the outputs
@@ -225,11 +221,7 @@ class Builder:
 
     def spans(self, axes: Sequence[int], innermost: int = 1) -> list[Term]:
         """Terms that number the positions of ``axes``, a step along the last of which is ``innermost``."""
-        terms: list[Term] = []
-        for a in reversed(axes):
-            terms.insert(0, (axis(a), innermost))
-            innermost *= self.graph.extents[a]
-        return terms
+        return [(axis(a), innermost * self.graph.size(axes[k + 1 :])) for k, a in enumerate(axes)]
 
     def stored(self, k: int) -> Expr:
         o = self.graph.outputs[k]
@@ -268,16 +260,10 @@ class Builder:
             EXTENT,
             THREADS,
         ]
-        work = [
-            *self.units(),
-            Loop(
-                (
-                    Assign(FIRST, call("ticket", BLOCK, len(arguments)) * STEP),
-                    when(FIRST >= UNITS, [Break()]),
-                    loop(UNIT, call("min", FIRST + STEP, UNITS), self.unit(), FIRST),
-                )
-            ),
-        ]
+        work = self.units()
+        taken = Assign(FIRST, call("ticket", BLOCK, len(arguments)) * STEP)
+        block = loop(UNIT, call("min", FIRST + STEP, UNITS), self.unit(), FIRST)
+        work.append(Loop((taken, when(FIRST >= UNITS, [Break()]), block)))
         given: list[Stmt] = [Assign(a, call("word", BLOCK, n)) for n, a in enumerate(arguments)]
         if self.schedule.wide:
             given.insert(0, Do(call("wide")))

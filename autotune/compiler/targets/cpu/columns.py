@@ -100,10 +100,8 @@ def planes_of(split: Split, parts: int) -> list[tuple[str, int]]:
 
 def plane_bytes(planes: list[tuple[str, int]]) -> list[int]:
     """The offset of each array in one buffer, in whole cache lines; the last number is the size of all."""
-    at = [0]
-    for storage, numel in planes:
-        at.append(at[-1] + (numel * STORAGE_BYTES[storage] + 63) // 64 * 64)
-    return at
+    sizes = ((numel * STORAGE_BYTES[storage] + 63) // 64 * 64 for storage, numel in planes)
+    return [*accumulate(sizes, initial=0)]
 
 
 class ColumnBuilder(RowBuilder):
@@ -163,11 +161,8 @@ class ColumnBuilder(RowBuilder):
         c, j = self.program.columns[n], index("j")
         spans = bool(self.split.spans(c))
         at = _place(n) + j if spans else _place(n)
-        neutral = []
-        for k in range(self.first[n], self.first[n] + c.planes):
-            storage = self.planes[k]
-            element = start("sum" if c.kind == "moments" else c.kind, compute_type(storage))
-            neutral.append(plane(k).store(storage, at, element))
+        kind, own = "sum" if c.kind == "moments" else c.kind, range(self.first[n], self.first[n] + c.planes)
+        neutral = [plane(k).store(self.planes[k], at, start(kind, compute_type(self.planes[k]))) for k in own]
         if not spans:
             return [Assign(_place(n), PART), when(AT.equals(0) if self.flat else Const(True), neutral)]
         width = self.split.width

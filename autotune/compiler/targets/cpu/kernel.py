@@ -115,11 +115,11 @@ def load_group(graph: Graph, schedule: CpuSchedule, parts: int = 0) -> Callable[
         Unsupported: the group has no kernel.
     """
     split = column_split(graph) if schedule.parts else None
-    if split is None:
-        program = build_program(graph)
-        once_a_row(program)
-        return load(program, schedule)
-    return _load_columns(graph, split, schedule, parts or parts_of(split, schedule))
+    if split is not None:
+        return _load_columns(graph, split, schedule, parts or parts_of(split, schedule))
+    program = build_program(graph)
+    once_a_row(program)
+    return load(program, schedule)
 
 
 def batch(parts: Sequence[tuple[CpuKernel, int, int]]) -> Callable[[Sequence[int]], None]:

@@ -140,12 +140,8 @@ class LaneBuilder(Builder):
         added: list[Stmt] = []
         for i in partial:
             total, part = self.variable(i), self.variable(i, "t")
-            added += [
-                self.fetch(total),
-                self.fetch(part),
-                self.keep(total, total + part),
-                self.keep(part, start("sum")),
-            ]
+            added += [self.fetch(total), self.fetch(part), self.keep(total, total + part)]
+            added.append(self.keep(part, start("sum")))
         if added:
             walk.append(loop(LANE, LANES, added))
         if tiled:
@@ -171,17 +167,13 @@ class LaneBuilder(Builder):
         body += [self.keep(x) for x in carried.values()]
         return [*ahead, self._over_lanes(body), *self._copy_out(pas, count)]
 
-    def _at(self, column: int) -> list[Stmt]:
-        """The indices of the first lane, ``column`` columns from the one in hand on."""
-        return [Assign(self.row, BASE), Assign(self.column, COLUMN + column)]
-
     def _fetch_ahead(self, pas: Pass, count: int) -> list[Stmt]:
         """Fetch columns ahead for the first pass that reads them: the processor foresees no jumps in memory."""
         first = {i: next(q for q in self.program.passes if i in q.compute) for i in self.ahead}
         loads = [self.values[i] for i, q in first.items() if q is pas]
         out: list[Stmt] = []
         for n in range(count if loads else 0):
-            out += self._at(AHEAD + n)
+            out += [Assign(self.row, BASE), Assign(self.column, COLUMN + (AHEAD + n))]
             for v in loads:
                 at = sum_of([(self.row_offset(v), 1), *self.column_terms(v.axes, v.strides)])
                 out.append(Fetch(self.graph.inputs[v.slot], source(v.slot), at, LANES))
@@ -192,7 +184,7 @@ class LaneBuilder(Builder):
         outputs = [k for k in pas.stores if k in self.streams]
         out: list[Stmt] = []
         for n in range(count if outputs else 0):
-            out += self._at(n)
+            out += [Assign(self.row, BASE), Assign(self.column, COLUMN + n)]
             for k in outputs:
                 tensor = self.graph.outputs[k]
                 at = sum_of([(self.output_row_offset(k), 1), *self.column_terms(tensor.axes, tensor.strides)])

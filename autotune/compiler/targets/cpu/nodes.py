@@ -24,7 +24,6 @@ class Memory(Var):
 
 
 def source(slot: int) -> Memory:
-    """Input ``slot``."""
     return Memory(f"x{slot}", "int64", "in")
 
 

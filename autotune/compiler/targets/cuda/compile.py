@@ -33,24 +33,11 @@ def _namespace(code: CodeType) -> dict[str, Any]:
 
     from autotune.compiler.targets.cuda.intrinsics import resolve
 
-    space: dict[str, Any] = {
-        "cuda": cuda,
-        "math": math,
-        "libdevice": libdevice,
-        "inf": np.float32(np.inf),
-        "nan": np.float32(np.nan),
-        "float32": types.float32,
-        "int32": types.int32,
-        "uint32": types.uint32,
-        "int64": types.int64,
-        "boolean": types.boolean,
-    }
-    for name in _names(code):
-        if name not in space:
-            found = resolve(name)
-            if found is not None:
-                space[name] = found
-    return space
+    space: dict[str, Any] = {"cuda": cuda, "math": math, "libdevice": libdevice}
+    space |= {"inf": np.float32(np.inf), "nan": np.float32(np.nan)}
+    space |= {name: getattr(types, name) for name in ("float32", "int32", "uint32", "int64", "boolean")}
+    intrinsics = {name: resolve(name) for name in _names(code) - space.keys()}
+    return space | {name: found for name, found in intrinsics.items() if found is not None}
 
 
 def _names(code: CodeType) -> set[str]:
@@ -97,13 +84,14 @@ def last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["without a reason"])[-1][:300]
 
 
-def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int], fast: bool) -> str:
-    """Numba's PTX of a kernel's text; the entry has a name of Numba's own."""
+def _numba_ptx(source: CudaSource | Listing, cc: tuple[int, int]) -> str:
+    """Numba's PTX of a kernel; the entry has a name of Numba's own."""
     from numba import cuda, types
 
     from autotune.compiler.targets.cuda.intrinsics.memory import POINTER
 
     _import_arrays()
+    text, fast = source.text, source.fast
     filename = f"<autotune {abs(hash(text)):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     code = compile(text, filename, "exec")
@@ -112,29 +100,29 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
     for name, obj in list(space.items()):
         if isinstance(obj, FunctionType) and obj.__code__.co_filename == filename and name != "kernel":
             space[name] = cuda.jit(device=True, fastmath=fast)(obj)
-    extent0 = [types.int64] if dynamic else []
-    sig = types.void(*(types.CPointer(POINTER[s]) for s in params), *extent0)
+    extent0 = [types.int64] if source.launch["dynamic"] else []
+    sig = types.void(*(types.CPointer(POINTER[s]) for s in source.params), *extent0)
+    options = {"cc": cc, "output": "ptx", "abi": "numba", "fastmath": fast, "launch_bounds": source.block}
     try:
         with _without_device(cc):
-            ptx, _ = cuda.compile(
-                space["kernel"], sig, device=False, cc=cc, output="ptx", abi="numba", fastmath=fast, launch_bounds=block
-            )
+            ptx, _ = cuda.compile(space["kernel"], sig, device=False, **options)
     except Exception as error:  # numba raises many types; all mean this candidate does not compile
         raise BuildError(f"numba: {type(error).__name__}: {last_line(error)}") from error
     return ptx.decode() if isinstance(ptx, bytes) else str(ptx)
 
 
-def _shared_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int], fast: bool) -> str:
+def _shared_ptx(source: CudaSource | Listing, cc: tuple[int, int]) -> str:
     """As :func:`_numba_ptx`, or what another build of this search has made of the same: a group is compiled where it is
     searched alone, and again in every whole that it is part of."""
     folder = os.environ.get(SHARED_BUILDS)
     if not folder:
-        return _numba_ptx(text, params, dynamic, block, cc, fast)
-    name = hashlib.sha256(repr((text, params, dynamic, block, cc, fast)).encode()).hexdigest()
+        return _numba_ptx(source, cc)
+    parts = (source.text, source.params, bool(source.launch["dynamic"]), source.block, cc, source.fast)
+    name = hashlib.sha256(repr(parts).encode()).hexdigest()
     path = Path(folder, name)
     with contextlib.suppress(OSError):
         return path.read_text()
-    ptx = _numba_ptx(text, params, dynamic, block, cc, fast)
+    ptx = _numba_ptx(source, cc)
     with contextlib.suppress(OSError), whole_file(path) as out:  # a full disk costs time only
         out.write(ptx.encode())
     return ptx
@@ -147,7 +135,7 @@ def compile_ptx(source: CudaSource | Listing, target: str) -> tuple[str, str]:
         BuildError: Numba refuses the source.
     """
     cc = capability(target)
-    text = _shared_ptx(source.text, source.params, bool(source.launch["dynamic"]), source.block, cc, source.fast)
+    text = _shared_ptx(source, cc)
     entry = next((line.split("(")[0].split()[-1] for line in text.splitlines() if ".entry" in line), "")
     if not entry:
         raise BuildError("numba made no kernel entry")
@@ -162,9 +150,8 @@ def _completed(ptx: str, source: CudaSource | Listing) -> str:
     and their names hold a counter that differs between processes."""
     out = []
     for line in ptx.splitlines(keepends=True):
-        if line.startswith(".common .global ") and "NumbaEnv" in line:
-            continue
-        out.append(line)
+        if not (line.startswith(".common .global ") and "NumbaEnv" in line):
+            out.append(line)
         if line.startswith(".maxntid"):
             if source.cluster > 1:
                 out.append(f".explicitcluster\n.reqnctapercluster {source.cluster}, 1, 1\n")

@@ -60,13 +60,10 @@ def _sections(cubin: bytes) -> list[tuple[str, int, int, int]]:
         raise ValueError("not a 64-bit ELF file")
     shoff = struct.unpack_from("<Q", cubin, 0x28)[0]
     entsize, count, strndx = struct.unpack_from("<HHH", cubin, 0x3A)
-    raw = []
-    for k in range(count):
-        name, _, _, _, offset, size, _, info = struct.unpack_from("<IIQQQQII", cubin, shoff + k * entsize)
-        raw.append((name, info, offset, size))
-    base = raw[strndx][2]
+    raw = [struct.unpack_from("<IIQQQQII", cubin, shoff + k * entsize) for k in range(count)]
+    base = raw[strndx][4]
     out = []
-    for name, info, offset, size in raw:
+    for name, _, _, _, offset, size, _, info in raw:
         end = cubin.find(b"\0", base + name)
         if end < 0:
             raise IndexError(base + name)
@@ -80,32 +77,25 @@ def resources(cubin: bytes, entry: str) -> dict[str, int]:
     Raises:
         ValueError: not a cubin, or no such kernel in it.
     """
-    try:
-        return _resources(cubin, entry)
-    except (struct.error, IndexError, OverflowError, UnicodeDecodeError) as error:
-        raise ValueError("a damaged cubin: it ends early, or points outside itself") from error
-
-
-def _resources(cubin: bytes, entry: str) -> dict[str, int]:
     out = {"registers": 0, "stack": 0, "shared": 0}
     found = False
-    for name, info, offset, size in _sections(cubin):
-        if name == f".text.{entry}":
-            out["registers"] = max(out["registers"], info >> 24)
-            found = True
-        elif name == f".nv.shared.{entry}":
-            out["shared"] = size
-        elif name == ".nv.info":
-            at = offset
-            while at + 4 <= offset + size:
-                fmt, attr, length = cubin[at], cubin[at + 1], struct.unpack_from("<H", cubin, at + 2)[0]
-                if fmt == 0x04:  # a sized payload follows; in the others the two bytes are the value
-                    if attr in (_FRAME_SIZE, _REGCOUNT) and length >= 8:
+    try:
+        for name, info, offset, size in _sections(cubin):
+            if name == f".text.{entry}":
+                out["registers"] = max(out["registers"], info >> 24)
+                found = True
+            elif name == f".nv.shared.{entry}":
+                out["shared"] = size
+            elif name == ".nv.info":
+                at = offset
+                while at + 4 <= offset + size:
+                    sized, attr, length = cubin[at] == 0x04, cubin[at + 1], struct.unpack_from("<H", cubin, at + 2)[0]
+                    if sized and attr in (_FRAME_SIZE, _REGCOUNT) and length >= 8:
                         field = "stack" if attr == _FRAME_SIZE else "registers"
                         out[field] = max(out[field], struct.unpack_from("<I", cubin, at + 8)[0])
-                    at += 4 + length
-                else:
-                    at += 4
+                    at += 4 + (length if sized else 0)  # in the others the two bytes are the value
+    except (struct.error, IndexError, OverflowError, UnicodeDecodeError) as error:
+        raise ValueError("a damaged cubin: it ends early, or points outside itself") from error
     if not found:
         raise ValueError(f"no kernel {entry!r} in the cubin")
     return out

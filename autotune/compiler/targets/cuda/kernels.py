@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Do, Function, Pointer, Stmt, Var, when
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT
@@ -103,7 +104,9 @@ def pack_bodies(bodies: Sequence[Body], sms: int) -> tuple[CudaSource, tuple[Ref
     branches: list[tuple[int, list[Stmt]]] = []
     begin = 0
     for body, counts in zip(bodies, blocks, strict=True):
-        work = Function(_takes(body.source), body.source.body)
+        rows = [EXTENT] if body.source.launch["dynamic"] else []
+        pointers = (Pointer(k) for k in range(len(body.source.params)))
+        work = Function((BLOCK, BLOCKS, *rows, *pointers), body.source.body)
         leaves: list[tuple[int, list[Stmt]]] = []
         start = begin
         for run, count in zip(body.runs, counts, strict=True):
@@ -136,20 +139,12 @@ def deal(bodies: Sequence[Body], sms: int) -> list[list[int]]:
     return out
 
 
-def _takes(source: CudaSource) -> tuple[Var | Pointer, ...]:
-    rows = [EXTENT] if source.launch["dynamic"] else []
-    return (BLOCK, BLOCKS, *rows, *(Pointer(k) for k in range(len(source.params))))
-
-
 def _own(parameter: Var | Pointer) -> Var:
     return Var(f"a_{parameter.name}", parameter.dtype)
 
 
 def _leaf(source: CudaSource, run: Run, start: int, count: int, pointers: Sequence[int]) -> list[Stmt]:
-    out: list[Stmt] = [
-        Assign(_own(BLOCK), Cast("int32", BLOCK - start)),
-        Assign(_own(BLOCKS), Cast("int32", Const(count))),
-    ]
+    out = [Assign(_own(BLOCK), Cast("int32", BLOCK - start)), Assign(_own(BLOCKS), Cast("int32", Const(count)))]
     if source.launch["dynamic"]:
         out.append(Assign(_own(EXTENT), Cast("int64", Const(run.extent))))
     return [*out, *(Assign(_own(Pointer(k)), Pointer(n)) for k, n in enumerate(pointers))]
@@ -171,20 +166,10 @@ def _source(bodies: Sequence[Body], refs: Sequence[Ref], body: Sequence[Stmt], g
             for ref, short, need in zip(run.refs, b.source.params, b.source.launch["align"], strict=True):
                 types[ref] = short
                 align[ref] = max(align.get(ref, 1), int(need))
-    caps = [b.source.max_registers for b in bodies]
-    launch = {
-        "dynamic": False,
-        "inner": grid,
-        "per_block": 1,
-        "blocks_per_sm": 0,
-        "grid": grid,
-        "block": bodies[0].source.block,
-        "shared": max(int(b.source.launch["shared"]) for b in bodies),
-        "align": [align[r] for r in refs],
-        "multiple": 1,
-        "generator": GENERATOR,
-    }
-    params = tuple(types[r] for r in refs)
+    block, caps = bodies[0].source.block, [b.source.max_registers for b in bodies]
+    launch: dict[str, Any] = {"dynamic": False, "per_block": 1, "blocks_per_sm": 0, "multiple": 1}
+    launch |= {"inner": grid, "grid": grid, "block": block, "align": [align[r] for r in refs], "generator": GENERATOR}
+    launch["shared"] = max(int(b.source.launch["shared"]) for b in bodies)
     # A cap that suits one body would make another spill: the loosest, and none where one has none.
     cap = max(caps) if all(caps) else 0
-    return CudaSource(tuple(body), params, launch, bodies[0].source.block, cap)
+    return CudaSource(tuple(body), tuple(types[r] for r in refs), launch, block, cap)

@@ -43,7 +43,7 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program, stride_of
-from autotune.compiler.program.scattered import Scattered, Sum, scattered
+from autotune.compiler.program.scattered import Scattered, Sum
 from autotune.compiler.program.vectors import narrowest
 from autotune.compiler.targets.cuda.counts import LIMIT, Counts, Units
 from autotune.compiler.targets.cuda.device import (
@@ -59,9 +59,9 @@ from autotune.compiler.targets.cuda.device import (
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, ScatterSchedule
-from autotune.compiler.targets.cuda.threads import ThreadGrid, quotient
+from autotune.compiler.targets.cuda.threads import ThreadGrid, int_var, quotient
 from autotune.errors import Unsupported
-from autotune.ir.graph import STORAGE_BYTES, Graph
+from autotune.ir.graph import STORAGE_BYTES
 
 MOST_SORTED = 2048
 """Terms of a block's places that it sorts; of more, it takes place by place."""
@@ -91,10 +91,6 @@ def fetchable(s: Scattered) -> tuple[int, ...]:
 
 
 TRUE = Const(True, "bool")
-
-
-def _int_var(name: str) -> Var:
-    return Var(name, "int32")
 
 
 def _int(x: Operand) -> Cast:
@@ -157,19 +153,23 @@ class _Adder:
         self.add = closed([*unpacked, Return(sums)])
 
 
-class _Kernel:
-    """The statements of one kernel."""
+class ScatterKernel:
+    """The kernel of a group with sums at places. Raises Unsupported where the schedule does not fit.
+
+    Of a schedule ``threads_per_row`` threads are along the columns, ``rows_per_block`` are the match lanes, ``unroll``
+    places are stored at a time, and a block has ``owned`` of them.
+    """
 
     memory, lane_sums = Var("si"), Var("sf")
     """Shared memory as whole numbers, and as the sums of the match lanes."""
-    lane, warp, below = _int_var("lane"), _int_var("warp"), _int_var("below")
+    lane, warp, below = int_var("lane"), int_var("warp"), int_var("below")
     """Number of the thread in its warp, of the warp; a bit for each lane below."""
-    first, rows, column = _int_var("first"), _int_var("rows"), _int_var("col")
+    first, rows, column = int_var("first"), int_var("rows"), int_var("col")
     """The first place of the block, how many it has, and the thread's first column."""
-    base, low, count, room = Var("base"), Var("low", "int64"), _int_var("count"), _int_var("room")
+    base, low, count, room = Var("base"), Var("low", "int64"), int_var("count"), int_var("room")
     """Of a step of the scan: its first token, the first of the places that it looks for, how many; the list's room."""
-    total, found, at = _int_var("total"), _int_var("found"), _int_var("at")
-    place, entry = _int_var("r"), _int_var("k")
+    total, found, at = int_var("total"), int_var("found"), int_var("at")
+    place, entry = int_var("r"), int_var("k")
     over, inside = Var("over", "bool"), Var("inside", "bool")
 
     def __init__(self, s: Scattered, schedule: ScatterSchedule) -> None:
@@ -383,11 +383,8 @@ class _Kernel:
         """Adds up the terms of place number ``r`` of the block's, which all match lanes share as they are found, and
         stores the result."""
         step, zero = self.match * FLIGHT_TOGETHER, Const(0, "int32")
-        out: list[Stmt] = [
-            Assign(self.low, Cast("int64", self.first + self.place)),
-            Assign(self.count, _int(1)),
-            Assign(self.total, zero),
-        ]
+        out: list[Stmt] = [Assign(self.low, Cast("int64", self.first + self.place))]
+        out += [Assign(self.count, _int(1)), Assign(self.total, zero)]
         sums = [Var(f"a_{n}") for n in range(len(self.sums))]
         for one, scan, total in zip(self.sums, self.scans, sums, strict=True):
             terms = self.add(one, self.list, self.owned, FLIGHT_TOGETHER, self.match, self.found)
@@ -408,10 +405,7 @@ class _Kernel:
             Assign(group, quotient(BLOCK, self.chunks)),
             Assign(self.first, _int(group * self.owned)),
             Assign(self.rows, _least(_int(self.owned), s.n_places - self.first)),
-            Assign(
-                self.column,
-                _int((BLOCK - group * self.chunks) * self.chunk + self.grid.offset * self.vec),
-            ),
+            Assign(self.column, _int((BLOCK - group * self.chunks) * self.chunk + self.grid.offset * self.vec)),
             Shared(self.memory, 0, "int32"),
         ]
         if self.partial:
@@ -450,18 +444,3 @@ class _Kernel:
         return CudaSource.scheduled(
             self.body(), params, schedule, Counts(), units, extent, align, blocks_per_sm=0, shared=4 * self.words
         )
-
-
-def emit_scatter(graph: Graph, schedule: ScatterSchedule) -> CudaSource:
-    """The kernel of a group with sums at places.
-
-    Args:
-        schedule: ``threads_per_row`` threads are along the columns, ``rows_per_block`` are the match lanes, ``unroll``
-            places are stored at a time, and a block has ``owned`` of them.
-
-    Raises:
-        Unsupported: it is no such group, or the schedule does not fit it.
-    """
-    if any(n == 0 for n in graph.extents):
-        raise Unsupported("an empty axis")
-    return _Kernel(scattered(graph), schedule).source()

@@ -189,13 +189,9 @@ class Tensors:
     def store_pack(self, k: int, hint: str, lanes: int, guard: Expr | None = None) -> list[Stmt]:
         """Stores the lanes of output ``k``: at once where they are neighbours."""
         o, access, values = self.graph.outputs[k], self.out_access[k], self.stored(k, lanes)
-        step = self.vec if access.vector else 1
-        return [
-            Store(
-                o.dtype, hint, self.out_pointer(k), access.at(self.out_base(k), e), tuple(values[e : e + step]), guard
-            )
-            for e in range(0, lanes, step)
-        ]
+        pointer, base, step = self.out_pointer(k), self.out_base(k), self.vec if access.vector else 1
+        parts = [(access.at(base, e), tuple(values[e : e + step])) for e in range(0, lanes, step)]
+        return [Store(o.dtype, hint, pointer, at, xs, guard) for at, xs in parts]
 
     # ---- layouts --------------------------------------------------------------------------------------------
 

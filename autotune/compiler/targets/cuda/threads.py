@@ -40,7 +40,7 @@ quotient = Counts().quotient
 """Of numbers of threads and blocks, which take 32 bits."""
 
 
-def _int(name: str) -> Var:
+def int_var(name: str) -> Var:
     return Var(name, "int32")
 
 
@@ -127,19 +127,19 @@ class RowThreads:
     unrolled: bool
     apart: bool
 
-    row_group = _int("rb")
+    row_group = int_var("rb")
     """Which of the block's rows the thread works on."""
-    thread, row_thread = _int("t"), _int("tg")
+    thread, row_thread = int_var("t"), int_var("tg")
     """Number of the thread among those of its row in the block, and in all blocks that share the row."""
-    lane, warp, rank = _int("lane"), _int("warp"), _int("rank")
+    lane, warp, rank = int_var("lane"), int_var("warp"), int_var("rank")
     """Number of the thread in its warp, of the warp in its row group, of the block in its cluster."""
-    part, mine = _int("part"), Var("mine", "bool")
+    part, mine = int_var("part"), Var("mine", "bool")
     """The warp whose part a lane reads, and whether there is one for it."""
     first_column, first_own = Var("c0"), Var("tv", "int64")
     """The first column of the block's tile, and of the thread."""
     row_set, rows, row_sets = Var("group"), Var("rows"), Var("sets")
     """The set of rows at hand, how many rows there are, and how many sets."""
-    tile, chunk = _int("tile"), _int("chunk")
+    tile, chunk = int_var("tile"), int_var("chunk")
     """The tile of columns, and the block's number among those of its tile."""
 
     @classmethod
@@ -271,10 +271,10 @@ class StripThreads:
     length: int
     partial: bool
 
-    line, along, rank = _int("deep"), _int("along"), _int("rank")
+    line, along, rank = int_var("deep"), int_var("along"), int_var("rank")
     """The thread's index along the reduced axes and along the kept ones (in packs), and that of its block in the
     cluster."""
-    part, within = _int("part"), _int("within")
+    part, within = int_var("part"), int_var("within")
     """Number of the warp, or row of warps, along the reduced axes, and the thread's index in it."""
     inside, in_rows = Var("inside", "bool"), Var("in_rows", "bool")
     """True if the place at hand exists, and the thread's pack along the kept axes."""

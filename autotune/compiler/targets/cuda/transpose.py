@@ -34,7 +34,7 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program
-from autotune.compiler.program.vectors import Tiling, narrowest, tiling
+from autotune.compiler.program.vectors import Tiling, narrowest
 from autotune.compiler.targets.cuda.counts import Counts, Units
 from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, THREAD, Shared, ThreadIndex
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
@@ -44,7 +44,7 @@ from autotune.compiler.targets.cuda.source import CudaSource, TransposeSchedule
 from autotune.compiler.targets.cuda.tensors import taken_apart, within
 from autotune.compiler.targets.cuda.threads import ThreadGrid, each_unit
 from autotune.errors import Unsupported
-from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
+from autotune.ir.graph import STORAGE_BYTES, compute_type
 
 MOST_ELEMENTS = 64
 """Elements of a tile that one thread takes."""
@@ -155,14 +155,17 @@ class _Emitter(CudaEmitter):
         return [when(self.ok, [store])] if self.ok_needed else [store]
 
 
-class _Kernel:
+class TransposeKernel:
+    """The kernel of a pointwise group in square tiles. Raises Unsupported where the schedule does not fit."""
+
     number, in_plane = Var("group"), Var("place")
     """Number of the tile: of all, and of those in its plane of both axes."""
     live = Var("live", "bool")
     """Whether there is a tile of that number; see :meth:`pair`."""
 
-    def __init__(self, e: _Emitter) -> None:
-        self.e, self.t, self.tile, self.count = e, e.t, e.tile, e.count
+    def __init__(self, t: Tiling, program: Program, schedule: TransposeSchedule) -> None:
+        self.e = e = _Emitter(t, program, schedule)
+        self.t, self.tile, self.count = t, e.tile, e.count
         self.block = e.schedule.block
         self.steps: dict[int, int] = {}  # lines that the block takes at a time, by the axis of its threads
         e.schedule.check_block()
@@ -301,19 +304,3 @@ class _Kernel:
         for k in self.t.stores:
             need[len(e.graph.inputs) + k] = min(16, e.along_y * STORAGE_BYTES[e.graph.outputs[k].dtype])
         return need
-
-
-def emit_transpose(graph: Graph, schedule: TransposeSchedule, fixed: bool = False) -> CudaSource:
-    """The kernel of a pointwise group in square tiles.
-
-    Args:
-        fixed: take no extent as an argument.
-
-    Raises:
-        Unsupported: the group has no two axes to tile, or the schedule does not fit.
-    """
-    if any(n == 0 for n in graph.extents):
-        raise Unsupported("an empty axis")
-    t = tiling(graph)
-    program = replace(t.program, dynamic=-1) if fixed else t.program
-    return _Kernel(_Emitter(t, program, schedule)).source()

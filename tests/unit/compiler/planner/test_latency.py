@@ -207,16 +207,12 @@ def test_equal_groups_of_different_regions_are_one_part() -> None:
     assert {p for c in plain for p in c.parts} & {p for c in more for p in c.parts}
 
 
-def test_tiles_are_near_the_bandwidth_and_a_transposed_flat_kernel_is_not() -> None:
+def test_tiles_are_near_the_bandwidth() -> None:
     b = Build(8192, 8192)
     x, y = b.load("float32", 0, 1), b.load("float32", 0, 1, strides=(1, 8192))
     b.out(b.add_(x, y), "float32")
     t = task(to_workload(canonicalize(simplify(b.graph()))[0]))
-    default = t.default()
-    assert default["tile"]
-    tiled, flat = t.predict(default), t.predict(t.normalize(default | {"tile": 0}))
+    tiled = t.predict(t.default())
     assert tiled is not None
-    assert flat is not None
     floor = Graph.from_json(t.workload.spec).bytes_moved / Figures().copy_gbs / 1e3
     assert floor < tiled < 1.5 * floor
-    assert 1.3 * tiled < flat < 3 * tiled

@@ -93,10 +93,11 @@ def _int_pow(b: Builder, x: Ir, y: Ir) -> Ir:
 
 def _int_sign(b: Builder, x: Ir) -> Ir:
     zero = ir.Constant(x.type, 0)
-    return b.sub(
-        b.zext(b.icmp_signed(">", x, zero), x.type),
-        b.zext(b.icmp_signed("<", x, zero), x.type),
-    )
+    return b.sub(b.zext(b.icmp_signed(">", x, zero), x.type), b.zext(b.icmp_signed("<", x, zero), x.type))
+
+
+def _instruction(name: str) -> Emit:
+    return lambda b, *args: getattr(b, name)(*args)
 
 
 _INT_UNARY: dict[str, Emit] = {
@@ -104,32 +105,23 @@ _INT_UNARY: dict[str, Emit] = {
     "abs": lambda b, x: x if x.type == _I1 else b.select(b.icmp_signed("<", x, x.type(0)), b.neg(x), x),
     "sign": lambda b, x: x if x.type == _I1 else _int_sign(b, x),
     "not": lambda b, x: b.not_(x),
-    "floor": lambda b, x: x,
-    "ceil": lambda b, x: x,
-    "round": lambda b, x: x,
-    "trunc": lambda b, x: x,
+    **{name: lambda b, x: x for name in ("floor", "ceil", "round", "trunc")},
 }
 _INT_BINARY: dict[str, Emit] = {
     "add": lambda b, x, y: b.or_(x, y) if x.type == _I1 else b.add(x, y),
-    "sub": lambda b, x, y: b.sub(x, y),
-    "mul": lambda b, x, y: b.mul(x, y),
     "maximum": lambda b, x, y: b.or_(x, y) if x.type == _I1 else b.select(b.icmp_signed(">", x, y), x, y),
     "minimum": lambda b, x, y: b.and_(x, y) if x.type == _I1 else b.select(b.icmp_signed("<", x, y), x, y),
     "floordiv": _floordiv,
     "mod": _int_mod,
     "pow": _int_pow,
-    "and": lambda b, x, y: b.and_(x, y),
-    "or": lambda b, x, y: b.or_(x, y),
-    "xor": lambda b, x, y: b.xor(x, y),
-    "shr": lambda b, x, y: b.ashr(x, y),
+    **{name: _instruction(name) for name in ("sub", "mul", "xor")},
+    **{name: _instruction(f"{name}_") for name in ("and", "or")},
+    "shr": _instruction("ashr"),
 }
 _FLOAT_UNARY: dict[str, Emit] = {**cpu_math.UNARY, "neg": lambda b, x: b.fneg(x)}
 _FLOAT_BINARY: dict[str, Emit] = {
     **cpu_math.BINARY,
-    "add": lambda b, x, y: b.fadd(x, y),
-    "sub": lambda b, x, y: b.fsub(x, y),
-    "mul": lambda b, x, y: b.fmul(x, y),
-    "div": lambda b, x, y: b.fdiv(x, y),
+    **{name: _instruction(f"f{name}") for name in ("add", "sub", "mul", "div")},
     "floordiv": lambda b, x, y: call(b, "llvm.floor.f32", b.fdiv(x, y)),
 }
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
@@ -155,10 +147,6 @@ def _is_inf(b: Builder, t: Any, args: Sequence[Ir]) -> Ir:
     if not _is_float(t):
         return ir.Constant(_I1, 0)
     return b.fcmp_ordered("==", cpu_math.fabs(b, args[0]), cpu_math.const(float("inf")))
-
-
-def _is_nan(b: Builder, t: Any, args: Sequence[Ir]) -> Ir:
-    return cpu_math.is_nan(b, args[0]) if _is_float(t) else ir.Constant(_I1, 0)
 
 
 _X86 = platform.machine() in ("x86_64", "AMD64")
@@ -202,7 +190,9 @@ def _convert(b: Builder, x: Ir, to: str) -> Ir:
 OPS: dict[str, Any] = {name: _pointwise(name, 1) for name in {**_FLOAT_UNARY, **_INT_UNARY}}
 OPS.update({name: _pointwise(name, 2) for name in {**_FLOAT_BINARY, **_INT_BINARY}})
 OPS.update({name: _compare(name) for name in _COMPARE})
-OPS["isnan"] = _make("isnan", 1, "bool", _is_nan)
+OPS["isnan"] = _make(
+    "isnan", 1, "bool", lambda b, t, args: cpu_math.is_nan(b, *args) if _is_float(t) else ir.Constant(_I1, 0)
+)
 OPS["isinf"] = _make("isinf", 1, "bool", _is_inf)
 OPS["where"] = _make("where", 3, None, lambda b, t, args: b.select(*args))
 """Graph operator to intrinsic; what ``autotune.ir.ops`` names, but for ``cast``, which is :data:`CASTS`."""

@@ -26,7 +26,18 @@ from typing import Any
 import llvmlite.ir as ir
 from numba import types
 
-from autotune.compiler.targets.cuda.intrinsics.assembly import F32, I1, I8, I16, I32, I64, asm, barred, made, statement
+from autotune.compiler.targets.cuda.intrinsics.operations import (
+    F32,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    asm,
+    barred,
+    made,
+    statement,
+)
 from autotune.ir.graph import SHORT, STORAGE_BYTES, compute_type
 
 _ARITHMETIC = {"float32": types.float32, "int32": types.int32, "int64": types.int64, "bool": types.boolean}
@@ -45,19 +56,8 @@ STORE_HINT = {"d": "st.global", "s": "st.global.cs", "e": "st.global.L2::cache_h
 _TEST = "{ .reg .pred q; "
 POLICY = {"e": "evict_first", "l": "evict_last"}
 """Hints that are a policy of the L2, which needs sm_80: what is read once makes way, so that what is written stays."""
-POINTER = {
-    "f32": types.float32,
-    "f16": types.uint16,
-    "bf16": types.uint16,
-    "e4m3": types.uint8,
-    "e5m2": types.uint8,
-    "i64": types.int64,
-    "i32": types.int32,
-    "i16": types.int16,
-    "i8": types.int8,
-    "u8": types.uint8,
-    "b1": types.uint8,
-}
+POINTER = {"f32": types.float32, "i64": types.int64, "i32": types.int32, "i16": types.int16, "i8": types.int8}
+POINTER |= {"f16": types.uint16, "bf16": types.uint16, **dict.fromkeys(("e4m3", "e5m2", "u8", "b1"), types.uint8)}
 
 
 def words_of(short: str, n: int) -> int:
@@ -73,13 +73,9 @@ def _memory(hint: str, text: str) -> str:
     return "{ .reg .b64 pol; " + create + " " + text.replace("{p}", ", pol") + " }"
 
 
-def _const(ty: Any, n: int) -> Any:
-    return ir.Constant(ty, n)
-
-
 def _at(b: Any, pointer: Any, done: int) -> Any:
     """``pointer``, ``done`` bytes on."""
-    return pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [_const(I64, done)])
+    return pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [I64(done)])
 
 
 _PARTS = {1: (I32, "u8", "r"), 2: (I16, "u16", "h")}
@@ -176,27 +172,27 @@ def decode(b: Any, words: list[Any], short: str, n: int) -> list[Any]:
             out.append(words[k])
         elif short == "i64":
             lo, hi = b.zext(words[2 * k], I64), b.zext(words[2 * k + 1], I64)
-            out.append(b.or_(lo, b.shl(hi, _const(I64, 32))))
+            out.append(b.or_(lo, b.shl(hi, I64(32))))
         elif short == "bf16":
             w = words[k // 2]
-            bits = b.and_(w, _const(I32, 0xFFFF0000)) if k % 2 else b.shl(w, _const(I32, 16))
+            bits = b.and_(w, I32(0xFFFF0000)) if k % 2 else b.shl(w, I32(16))
             out.append(b.bitcast(bits, F32))
         elif short == "f16":
             w = words[k // 2]
-            half = b.trunc(b.lshr(w, _const(I32, 16)) if k % 2 else w, I16)
+            half = b.trunc(b.lshr(w, I32(16)) if k % 2 else w, I16)
             out.append(asm(b, F32, [half], "cvt.f32.f16 $0, $1;", "=f,h"))
         elif short == "i16":
             w = words[k // 2]
-            up = w if k % 2 else b.shl(w, _const(I32, 16))
-            out.append(b.ashr(up, _const(I32, 16)))
+            up = w if k % 2 else b.shl(w, I32(16))
+            out.append(b.ashr(up, I32(16)))
         else:
             w = words[k // 4]
-            up = b.shl(w, _const(I32, 24 - 8 * (k % 4)))
+            up = b.shl(w, I32(24 - 8 * (k % 4)))
             if short == "i8":
-                out.append(b.ashr(up, _const(I32, 24)))
+                out.append(b.ashr(up, I32(24)))
             else:
-                byte = b.lshr(up, _const(I32, 24))
-                out.append(byte if short == "u8" else b.icmp_unsigned("!=", byte, _const(I32, 0)))
+                byte = b.lshr(up, I32(24))
+                out.append(byte if short == "u8" else b.icmp_unsigned("!=", byte, I32(0)))
     return out
 
 
@@ -213,28 +209,25 @@ def _encode(b: Any, vals: list[Any], short: str) -> tuple[list[Any], int]:
     if short == "i64":
         out = []
         for v in vals:
-            out += [b.trunc(v, I32), b.trunc(b.lshr(v, _const(I64, 32)), I32)]
+            out += [b.trunc(v, I32), b.trunc(b.lshr(v, I64(32)), I32)]
         return out, nbytes
     if short in ("bf16", "f16"):
-        ty = "bf16" if short == "bf16" else "f16"
         if n == 1:
-            half = asm(b, I16, [vals[0]], f"cvt.rn.{ty}.f32 $0, $1;", "=h,f")
-            return [b.zext(half, I32)], nbytes
-        return [
-            asm(b, I32, [vals[k + 1], vals[k]], f"cvt.rn.{ty}x2.f32 $0, $1, $2;", "=r,f,f") for k in range(0, n, 2)
-        ], nbytes
+            return [b.zext(asm(b, I16, vals, f"cvt.rn.{short}.f32 $0, $1;", "=h,f"), I32)], nbytes
+        pairs = ([vals[k + 1], vals[k]] for k in range(0, n, 2))
+        return [asm(b, I32, pair, f"cvt.rn.{short}x2.f32 $0, $1, $2;", "=r,f,f") for pair in pairs], nbytes
     bits = 8 * SIZE[short]
     per = 32 // bits
-    mask = _const(I32, (1 << bits) - 1)
+    mask = I32((1 << bits) - 1)
     out = []
     for k in range(0, n, per):
-        word = _const(I32, 0)
+        word = I32(0)
         for q, v in enumerate(vals[k : k + per]):
             if v.type == I1:  # a byte is selected where it belongs, and two of them join in one instruction
-                word = b.or_(word, b.select(v, _const(I32, 1 << bits * q), _const(I32, 0)))
+                word = b.or_(word, b.select(v, I32(1 << bits * q), I32(0)))
                 continue
             v32 = b.zext(v, I32) if v.type != I32 else v
-            word = b.or_(word, b.shl(b.and_(v32, mask), _const(I32, bits * q)))
+            word = b.or_(word, b.shl(b.and_(v32, mask), I32(bits * q)))
         out.append(word)
     return out, nbytes
 
@@ -320,7 +313,7 @@ def _shared_at(context: Any, b: Any, array: Any, value: Any, word: Any, more: An
 def _pieces(b: Any, nbytes: int, step: Any) -> list[tuple[int, int, Any]]:
     """(first byte, bytes, words on) of each piece."""
     sizes = [(d, min(16, nbytes - d)) for d in range(0, nbytes, 16)]
-    return [(d, n, b.mul(step, ir.Constant(I32, k))) for k, (d, n) in enumerate(sizes)]
+    return [(d, n, b.mul(step, I32(k))) for k, (d, n) in enumerate(sizes)]
 
 
 def _make_copy(short: str, n: int, hint: str) -> Any:
@@ -331,7 +324,7 @@ def _make_copy(short: str, n: int, hint: str) -> Any:
         source = b.gep(args[3], [args[4]])
         for done, size, more in _pieces(b, n * SIZE[short], args[2]):
             to = b.ptrtoint(_shared_at(context, b, sig.args[0], args[0], args[1], more), I32)
-            start = b.add(b.ptrtoint(source, I64), ir.Constant(I64, done))
+            start = b.add(b.ptrtoint(source, I64), I64(done))
             cache = "cg" if size == 16 else "ca"
             barred(b, [to, start], f"cp.async.{cache}.shared.global{kind} [$0], [$1], {size};", "r,l")
 
@@ -350,7 +343,7 @@ def _make_take(short: str, n: int) -> Any:
             at = _shared_at(context, b, sig.args[0], args[0], args[1], more)
             many = ir.VectorType(I32, size // 4)
             vector = b.load(b.bitcast(at, many.as_pointer(_SHARED)), align=size)
-            words += [b.extract_element(vector, ir.Constant(I32, k)) for k in range(size // 4)]
+            words += [b.extract_element(vector, I32(k)) for k in range(size // 4)]
         return context.make_tuple(b, sig.return_type, decode(b, words, short, n))
 
     return made(3, lambda array, *_: (types.UniTuple(NUMBA[short], n)(array, types.int32, types.int32), write))
@@ -366,7 +359,7 @@ def _make_put(_: str, n: int) -> Any:
             vector = ir.Constant(many, ir.Undefined)
             for k in range(size // 4):
                 value = b.extract_value(args[3], done // 4 + k)
-                vector = b.insert_element(vector, value, ir.Constant(I32, k))
+                vector = b.insert_element(vector, value, I32(k))
             b.store(vector, b.bitcast(at, many.as_pointer(_SHARED)), align=size)
 
     values = types.UniTuple(types.float32, n)

@@ -1,31 +1,50 @@
-"""Arithmetic, thread-block clusters, and values that compilers do not look into, as intrinsics."""
+"""Inline assembly as Numba intrinsics: arithmetic, thread-block clusters, values that compilers do not look into."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import llvmlite.ir as ir
 from numba import cuda, types
 from numba.cuda import libdevice
+from numba.cuda.extending import intrinsic as numba_intrinsic
 
-from autotune.compiler.targets.cuda.intrinsics.assembly import (
-    F32,
-    I32,
-    I64,
-    asm,
-    barred,
-    instruction,
-    made,
-    statement,
-    written,
-)
+from autotune.compiler.targets import intrinsic
+
+F32 = ir.FloatType()
+I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
+made, written = partial(intrinsic.made, numba_intrinsic), partial(intrinsic.written, numba_intrinsic)
+"""As those of ``intrinsic``, without the decorator."""
 
 
-def _integers(name: str, of: Any) -> Any:
-    """An instruction of LLVM on two integers."""
-    return written(of, of, of)(lambda b, x, y: getattr(b, name)(x, y))
+def asm(builder: Any, result: Any, operands: Sequence[Any], text: str, constraints: str, effect: bool = False) -> Any:
+    """Inline assembly; ``effect`` keeps it where it is."""
+    fty = ir.FunctionType(result, [o.type for o in operands])
+    return builder.call(ir.InlineAsm(fty, text, constraints, side_effect=effect), operands)
+
+
+def barred(builder: Any, operands: Sequence[Any], text: str, constraints: str = "") -> None:
+    """Inline assembly that other memory accesses are not moved across."""
+    clobber = f"{constraints},~{{memory}}" if constraints else "~{memory}"
+    asm(builder, ir.VoidType(), operands, text, clobber, True)
+
+
+_REGISTER = {types.float32: (F32, "f"), types.int32: (I32, "r"), types.int64: (I64, "l")}
+
+
+def instruction(text: str, result: Any, *operands: Any) -> Any:
+    """An intrinsic that is one instruction without side effects, on arguments of these Numba types."""
+    llvm, letter = _REGISTER[result]
+    constraints = ",".join(["=" + letter, *(_REGISTER[t][1] for t in operands)])
+    return written(result, *operands)(lambda b, *values: asm(b, llvm, values, text, constraints))
+
+
+def statement(text: str) -> Any:
+    """An intrinsic without arguments that other memory accesses are not moved across."""
+    return written(types.void)(lambda b: barred(b, [], text))
 
 
 _ONE = "mov.u32 $0, %nctaid.y;"
@@ -126,10 +145,10 @@ PLAIN: dict[str, Any] = {
     # An instruction that the compiler does not look into: what follows from a branch on a side leaves it as it is.
     "least": instruction("min.s32 $0, $1, $2;", types.int32, types.int32, types.int32),
     "least64": instruction("min.s64 $0, $1, $2;", types.int64, types.int64, types.int64),
-    "udiv": _integers("udiv", types.int32),
-    "urem": _integers("urem", types.int32),
-    "udiv64": _integers("udiv", types.int64),
-    "urem64": _integers("urem", types.int64),
+    "udiv": written(types.int32, types.int32, types.int32)(lambda b, x, y: b.udiv(x, y)),
+    "urem": written(types.int32, types.int32, types.int32)(lambda b, x, y: b.urem(x, y)),
+    "udiv64": written(types.int64, types.int64, types.int64)(lambda b, x, y: b.udiv(x, y)),
+    "urem64": written(types.int64, types.int64, types.int64)(lambda b, x, y: b.urem(x, y)),
     # Its argument, as something the compiler does not look into: bits packed into it stay packed.
     "pin": instruction("mov.b32 $0, $1;", types.int32, types.int32),
     "tied": tied,

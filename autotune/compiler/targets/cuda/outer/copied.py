@@ -69,7 +69,7 @@ class CopiedOuter(Outer):
             raise Unsupported("no loads that can be copied ahead")
         self.first_walk = min(q for q, pas in enumerate(self.program.passes) if pas.walks)
         self.firsts: dict[int, int] = {}  # the first word of each kept value, for a thread and a place
-        self.most = 0
+        self.words = 0
         self.lay_out()
         self.held = schedule.held
         if self.held and self.held >= self.packs:
@@ -100,16 +100,13 @@ class CopiedOuter(Outer):
                 if free.get(n):
                     self.firsts[i] = free[n].pop()
                 else:
-                    self.firsts[i] = self.most
-                    self.most += n
-
-    def words(self) -> int:
-        return self.most
+                    self.firsts[i] = self.words
+                    self.words += n
 
     def spot(self, i: int, k: Operand) -> Words:
         """The words of this thread's value ``i`` of place ``k``."""
-        wide, first = min(4, self.kept(i)), self.firsts[i] - self.held * self.most
-        at = (expr(k) * self.most + first) * self.schedule.block + THREAD * wide
+        wide, first = min(4, self.kept(i)), self.firsts[i] - self.held * self.words
+        at = (expr(k) * self.words + first) * self.schedule.block + THREAD * wide
         return self.kept_words, at, Const(4 * self.schedule.block)
 
     def in_registers(self, i: int, k: int) -> Var:

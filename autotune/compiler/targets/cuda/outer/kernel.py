@@ -1,8 +1,8 @@
 """The outer skeleton: reductions over outer axes, threads side by side on the unit-stride axis that is kept.
 
 A block has ``threads_per_row`` threads along the kept axes (each takes a vector of neighbours) and ``rows_per_block``
-along the reduced ones. A pass leaves values for later ones in registers, in shared memory, or not at all (they are read
-again). So softmax over dim 0 reads its input once where the block (or the cluster) can hold a strip of columns.
+along the reduced ones. A pass leaves values for later ones in registers, or not at all (they are read again). So a
+softmax over dim 0 reads its input once where the block (or the cluster) can hold a strip of columns.
 
 The same kernel finishes the partials of the columns scheme, where latency is all. Narrow strips give enough blocks. The
 loads of a thread are independent (the last, incomplete step repeats the last place instead of branching). Once only
@@ -19,11 +19,9 @@ from autotune.compiler.kernel.nodes import (
     Const,
     Do,
     Expr,
-    Item,
     Operand,
     Select,
     Stmt,
-    Tuple,
     Var,
     both,
     expr,
@@ -39,15 +37,15 @@ from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES
 from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.compiler.targets.cuda.tensors import fixed_index, taken_apart
 from autotune.compiler.targets.cuda.threads import StripThreads, each_unit
-from autotune.errors import Unsupported
+from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import REDUCTIONS
 
 
 class Outer:
     copies = False
     """Whether strips are copied to shared memory ahead of their walks."""
-    kept_numbers, kept_words = Var("shared_numbers"), Var("shared_words")
-    """What passes keep in shared memory, as float32 and as uint32."""
+    kept_words, words = Var("shared_words"), 0
+    """What passes keep in shared memory, and how many words each thread has of it for one place of the reduced axes."""
     strip, step, number = Var("group"), Var("step"), Var("number", "int32")
     pack, pack_count, line = Var("row"), Var("rows"), Var("line")
     """Number of the thread's pack along the kept axes, and how many packs there are; that of its line of packs."""
@@ -73,7 +71,9 @@ class Outer:
         self.check()
 
     def prepare(self) -> None:
-        """Set up another way of keeping, before :meth:`check`."""
+        """Set up the way of keeping, before :meth:`check`."""
+        if self.schedule.keep == "shared":
+            raise Superseded("strips kept in shared memory that are not copied ahead, which this autotune lacks")
 
     def check(self) -> None:
         schedule, across, down, cluster = self.schedule, self.threads.across, self.threads.down, self.threads.cluster
@@ -105,18 +105,14 @@ class Outer:
 
         def pack(k: Operand, masked: bool) -> list[Stmt]:
             """One place of the reduced axes, of which there may be no more if ``masked``."""
-            shared = self.schedule.keep == "shared"
-            made = self.place(k, masked)
             given: dict[str, Expr] = {self.lanes.live.name: self.live(masked)}
             for source in dict.fromkeys(self.kept_from[i] for i in pas.kept_in):
-                made += [self.fetch(source, expr(k))] if shared else []
                 given[self.lanes.results(source).name] = self.result(source, k)
             call = function(given)
             if not self.lanes.carried[pas].fields and not pas.kept_out:
-                return [*made, Do(call)]
+                return [*self.place(k, masked), Do(call)]
             result = self.result(number, k)
-            made += [Assign(result, call), *self.carried(pas, result, masked)]
-            return made + (self.put(number, expr(k), result) if shared else [])
+            return [*self.place(k, masked), Assign(result, call), *self.carried(pas, result, masked)]
 
         unroll, begin = self.schedule.unroll, 0
         if self.schedule.keep != "registers" and (steps := self.full // unroll) > 1:
@@ -158,34 +154,6 @@ class Outer:
         """Sets what a thread carries from the result of a pass function."""
         items = [(var, result[n]) for n, var in enumerate(self.lanes.returned(pas))]
         return [Assign(var, Select(self.threads.inside, item, var) if masked else item) for var, item in items]
-
-    # ---- keeping in shared memory: each thread its own words, so no barrier and no bank conflict --------------------
-
-    def _kept_at(self, number: int, k: Expr) -> list[Item]:
-        """The words that pass ``number`` keeps for place ``k``, in the views of their types."""
-        pas = self.program.passes[number]
-        first = Const(sum(self.lanes.pass_words(before) for before in self.program.passes[:number]) * self.packs)
-        views = [
-            self.kept_words if self.lanes.packed(i) else self.kept_numbers
-            for i in pas.kept_out
-            for _ in range(self.lanes.kept_words(i))
-        ]
-        return [
-            view[(first + k * self.lanes.pass_words(pas) + word) * self.schedule.block + THREAD]
-            for word, view in enumerate(views)
-        ]
-
-    def put(self, number: int, k: Expr, result: Expr) -> list[Stmt]:
-        first = len(self.lanes.carried[self.program.passes[number]].fields)
-        return [Assign(word, result[first + n]) for n, word in enumerate(self._kept_at(number, k))]
-
-    def fetch(self, number: int, k: Expr) -> Stmt:
-        skipped = self.lanes.carried[self.program.passes[number]].fields.values()
-        return Assign(self.result(number, 0), Tuple((*skipped, *self._kept_at(number, k))))
-
-    def words(self) -> int:
-        """Words of shared memory that each thread has for one place of the reduced axes."""
-        return sum(self.lanes.pass_words(pas) for pas in self.program.passes)
 
     def before_walks(self) -> list[Stmt]:
         """Statements between the indices of a strip and its first walk."""
@@ -257,11 +225,8 @@ class Outer:
             before.append(Assign(lanes.tile_lane, Cast("int32", threads.along & (lanes.across - 1))))
         before += self.reductions.declared()
         check_static(before)
-        shared = 0
-        if schedule.keep == "shared":
-            shared = 4 * self.words() * (self.packs - schedule.held) * schedule.block
-        if shared:
-            before += [Shared(self.kept_numbers, 0, "float32"), Shared(self.kept_words, 0, "uint32")]
+        shared = 4 * self.words * (self.packs - schedule.held) * schedule.block
+        before += [Shared(self.kept_words, 0, "uint32")] if shared else []
         before.append(Assign(packs, self.units.total(lanes.count)))
         strip: list[Stmt] = [Assign(self.pack, self.count(self.strip * threads.across + threads.along))]
         if threads.partial:

@@ -132,12 +132,6 @@ class Lanes(Tensors):
         name = f"a{i}_{lane}" if self.varies(i) else f"a{i}"
         return Var(name, lower.accumulator(self.graph.values[i].dtype))
 
-    # ---- what is kept -----------------------------------------------------------------------------------------------
-
-    def pass_words(self, pas: Pass) -> int:
-        """Words that a pack of a pass leaves for later ones."""
-        return sum(self.kept_words(i) for i in pas.kept_out)
-
     # ---- one value --------------------------------------------------------------------------------------------------
 
     def position(self, axis: int, lane: int) -> Expr:
@@ -194,25 +188,19 @@ class Lanes(Tensors):
             return Load(self.storage(i), lanes, self.load_hint(i), Pointer(v.slot), at, form)
 
         by_pack = not any(a == self.axis and (low % self.vec or high % self.vec) for a, low, high in v.guards)
-        out: list[Stmt] = []
-        if access.vector and by_pack:
-            guard = self.guard(v, 0)
-            if self.packed(i):
-                unpacked = Unpack(self.storage(i), self.vec, self.raw(i))
-                out = [Assign(self.raw(i), load(0, self.vec, "words")), Assign(whole, unpacked)]
-            elif guard:
-                out.append(Assign(whole, Tuple((zero,) * self.vec)))
-                out.append(when(guard, [Assign(whole, load(0, self.vec, "fixed"))]))
-            else:
-                out.append(Assign(whole, load(0, self.vec, "plain")))
-            return out + self.spread(i, whole)
-        for lane, var in enumerate(self.variables(i)):
-            guard = self.guard(v, lane)
-            if guard:
-                out += [Assign(var, zero), when(guard, [Assign(var, load(lane, 1, "fixed"))])]
-            else:
-                out.append(Assign(var, load(lane, 1, "plain")))
-        return out
+
+        def loaded(var: Var, lane: int, lanes: int, nothing: Expr) -> list[Stmt]:
+            if guard := self.guard(v, lane):
+                return [Assign(var, nothing), when(guard, [Assign(var, load(lane, lanes, "fixed"))])]
+            return [Assign(var, load(lane, lanes, "plain"))]
+
+        if not access.vector or not by_pack:
+            return [s for lane, var in enumerate(self.variables(i)) for s in loaded(var, lane, 1, zero)]
+        if self.packed(i):
+            unpacked = Unpack(self.storage(i), self.vec, self.raw(i))
+            words: list[Stmt] = [Assign(self.raw(i), load(0, self.vec, "words")), Assign(whole, unpacked)]
+            return words + self.spread(i, whole)
+        return loaded(whole, 0, self.vec, Tuple((zero,) * self.vec)) + self.spread(i, whole)
 
     def store(self, k: int, hint: str) -> list[Stmt]:
         """Stores output ``k`` at this place, all lanes."""
@@ -231,7 +219,12 @@ class Lanes(Tensors):
         """
         body = self.place_indices()
         for i in pas.kept_in:
-            body += self._take(i, source[i])
+            if self.copied:
+                body += self.spread(i, self.handed(i))
+                continue
+            kept = self.program.passes[source[i]]
+            before = sum(map(self.kept_words, kept.kept_out[: kept.kept_out.index(i)]))
+            body += self.taken_up(i, self.results(source[i]), len(self.carried[kept].fields) + before)
         for i in pas.compute:
             body += self.compute(i)
         of_reductions = [x for r in pas.reduce for x in self._terms(self.graph.values[r])]
@@ -254,15 +247,6 @@ class Lanes(Tensors):
     def place_indices(self) -> list[Stmt]:
         """Takes the number of a place apart into the index along each reduced axis."""
         return taken_apart(self.place, self.program.cols, self.graph.extents, self.count, moving_index)
-
-    def _take(self, i: int, source: int) -> list[Stmt]:
-        """Value ``i`` as pass ``source`` kept it."""
-        if self.copied:
-            return self.spread(i, self.handed(i))
-        pas = self.program.passes[source]
-        before = pas.kept_out[: pas.kept_out.index(i)]
-        first = len(self.carried[pas].fields) + sum(self.kept_words(k) for k in before)
-        return self.taken_up(i, self.results(source), first)
 
     # ---- after a walk -----------------------------------------------------------------------------------------------
 

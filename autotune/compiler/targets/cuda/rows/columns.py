@@ -150,12 +150,8 @@ class Accumulators:
 
     def end(self) -> list[Stmt]:
         """After the row loop."""
-        threads, groups, seen, total = (
-            self.threads,
-            self.threads.rows_per_block,
-            self.emitter.seen,
-            Var("total", "float32"),
-        )
+        threads, seen, total = self.threads, self.emitter.seen, Var("total", "float32")
+        groups = threads.rows_per_block
         out: list[Stmt] = []
         if self.moments and groups > 1:  # each row group leaves the number of its rows in shared memory
             out.append(when(threads.thread.equals(0), [Assign(self.group_rows[threads.row_group], seen)]))

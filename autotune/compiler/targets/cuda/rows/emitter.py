@@ -40,18 +40,6 @@ from autotune.errors import Unsupported
 from autotune.ir.ops import POINTWISE
 
 
-def bits_made(word: Var, lanes: Sequence[Expr]) -> Assign:
-    """Packs booleans into a word."""
-    bits: list[Expr] = [Select(x, Const(1 << e, "int32"), Const(0, "int32")) for e, x in enumerate(lanes)]
-    return Assign(word, Intrinsic("pin", (Cast("int32", reduce(or_, bits)),), "int32"))
-
-
-def bits_taken(lanes: Sequence[Var], word: Expr) -> list[Stmt]:
-    """Takes booleans out of a word."""
-    bits = [Cast("int32", word & Const(1 << e, "int32")) for e in range(len(lanes))]
-    return [Assign(x, bit.differs(Const(0, "int32"))) for x, bit in zip(lanes, bits, strict=True)]
-
-
 def parts_of(c: Column) -> tuple[str, ...]:
     """Suffixes of an accumulator's variables: moments are a mean "m" and the squared deviations "s" from it."""
     return ("m", "s") if c.kind == "moments" else ("",)
@@ -60,11 +48,6 @@ def parts_of(c: Column) -> tuple[str, ...]:
 def beginning(c: Column) -> Const:
     """The first value of each part."""
     return Const(0, "float32") if c.kind == "moments" else lower.identity(c.kind, c.dtype)
-
-
-def accumulators_of(pas: Pass) -> int:
-    """Accumulators that a pass function returns before everything else."""
-    return len(pas.reduce) + 2 * len(pas.online) + 2 * len(pas.moments)
 
 
 class CudaEmitter(RowTensors):
@@ -90,13 +73,9 @@ class CudaEmitter(RowTensors):
     def kept_words(self, i: int) -> int:
         return 1 if i in self.masks else super().kept_words(i)
 
-    def kept(self, q: int) -> Var:
-        """The tuple that pass ``q`` returned for a pack, in later passes."""
-        return Var(f"z{q}")
-
-    def kept_of_pack(self, q: int, pack: str) -> Var:
-        """The same for one of a thread's packs."""
-        return Var(f"z{q}_{pack}")
+    def kept(self, q: int, pack: str = "") -> Var:
+        """The tuple that pass ``q`` returned for a pack, in later passes; that of one of a thread's packs by name."""
+        return Var(f"z{q}_{pack}" if pack else f"z{q}")
 
     def inner_rows(self) -> int:
         """Rows for each step along the axis of open extent; all of them where no row axis is open."""
@@ -127,7 +106,9 @@ class CudaEmitter(RowTensors):
         returns: list[Expr] = list(reducers.fields)
         for i in self.all_passes[q].kept_out:
             if i in self.masks:
-                body.append(bits_made(self.bits(i), self.variables(i)))
+                ones = [Select(x, Const(1 << e, "int32"), Const(0, "int32")) for e, x in enumerate(self.variables(i))]
+                packed = Intrinsic("pin", (Cast("int32", reduce(or_, ones)),), "int32")
+                body.append(Assign(self.bits(i), packed))
                 returns.append(self.bits(i))
             else:
                 returns += self.left(i)
@@ -159,7 +140,10 @@ class CudaEmitter(RowTensors):
     def taken(self, i: int) -> list[Stmt]:
         """A value that an earlier pass kept."""
         z, at = self.kept(self.where_kept[i]), self.kept_offset(self.where_kept[i], i)
-        return bits_taken(self.variables(i), z[at]) if i in self.masks else self.taken_up(i, z, at)
+        if i not in self.masks:
+            return self.taken_up(i, z, at)
+        bits = [Cast("int32", z[at] & Const(1 << e, "int32")) for e in range(self.vec)]
+        return self.assigned(i, [bit.differs(Const(0, "int32")) for bit in bits])
 
     def value(self, i: int, issued: Sequence[int]) -> list[Stmt]:
         """Value ``i`` of one pack; ``issued`` as of :meth:`pass_function`."""
@@ -238,8 +222,9 @@ class CudaEmitter(RowTensors):
 
     def kept_offset(self, q: int, i: int) -> int:
         """The first item of value ``i`` in the tuple that pass ``q`` returns."""
-        at = accumulators_of(self.all_passes[q])
-        for j in self.all_passes[q].kept_out:
+        pas = self.all_passes[q]
+        at = len(pas.reduce) + 2 * len(pas.online) + 2 * len(pas.moments)  # these come first
+        for j in pas.kept_out:
             if j == i:
                 return at
             at += self.kept_words(j)

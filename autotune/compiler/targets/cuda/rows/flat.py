@@ -22,22 +22,13 @@ _MOST_PLACES = 1.125
 """Places for packs that the parts of a row may have, over the packs that it has."""
 
 
-def emit_flat(program: Program, schedule: CudaSchedule) -> CudaSource:
+class FlatKernel:
     """The flat kernel of a program.
 
     Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks
     each pack. Elements that do not fill a pack, where their number is open, go one by one to its first threads.
 
     Each element is read and written by one thread, so that an output may share an input's memory.
-    """
-    schedule.check_block()
-    if program.passes[0].row_stores:
-        raise Unsupported("an output without a column axis in a flat kernel")
-    return _FlatKernel(program, schedule).source()
-
-
-class _FlatKernel:
-    """The parts of a flat kernel.
 
     Attributes:
         open_cols: the number of columns is open; ``dynamic``: that of rows.
@@ -51,6 +42,9 @@ class _FlatKernel:
     """Number of the pack at hand, and of packs in all."""
 
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
+        schedule.check_block()
+        if program.passes[0].row_stores:
+            raise Unsupported("an output without a column axis in a flat kernel")
         self.overwrites = overwritable(program.graph)
         options = RowOptions(overwritten=[slot for slot, _ in self.overwrites])
         self.e = e = CudaEmitter(program, schedule, options)

@@ -45,17 +45,8 @@ Functions = tuple[Function, Function]
 """What a pass does with one pack, and what it has of one outside the row."""
 
 
-def emit_rows(program: Program, schedule: CudaSchedule) -> CudaSource:
-    """The row-wise kernel of a program.
-
-    Raises:
-        Unsupported: the schedule does not fit the program.
-    """
-    return RowKernel(program, schedule).source()
-
-
 class RowKernel:
-    """One kernel."""
+    """The row-wise kernel of a program. Raises Unsupported where the schedule does not fit it."""
 
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         self.program, self.schedule = program, schedule
@@ -82,10 +73,7 @@ class RowKernel:
         self.done = set(self.next_row.row_loads) if self.next_row else set[int]()  # row values that are computed
 
     def check(self) -> None:
-        """
-        Raises:
-            Unsupported: the schedule does not fit the program.
-        """
+        """Raise Unsupported unless the schedule fits the program."""
         schedule, shape, accumulates = self.schedule, self.threads, bool(self.program.columns)
         threads = shape.threads_per_row
         if threads % 32 if threads > 32 else threads & (threads - 1):
@@ -223,8 +211,8 @@ class RowKernel:
         if pas.moments:
             out += e.pack_weights(pack)
         for n in range(len(e.all_passes)):
-            given |= {f"z{n}": e.kept_of_pack(n, name), f"g{n}": Var(f"g{n}_{name}")}
-        fields, carried, result = reducers_of(e.graph, pas).fields, len(e.beginnings(q)), e.kept_of_pack(q, name)
+            given |= {f"z{n}": e.kept(n, name), f"g{n}": Var(f"g{n}_{name}")}
+        fields, carried, result = reducers_of(e.graph, pas).fields, len(e.beginnings(q)), e.kept(q, name)
         first = len(fields) + sum(map(e.kept_words, e.all_passes[q].kept_out))
         returns = first + carried > 0
         take: list[Stmt] = [Assign(f, result[n]) for n, f in enumerate(fields)]

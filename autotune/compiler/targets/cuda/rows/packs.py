@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.compiler.kernel.nodes import (
-    Assign,
-    Cast,
-    Const,
-    Expr,
-    Load,
-    Pointer,
-    Select,
-    Stmt,
-    Tuple,
-    Unpack,
-    Var,
-)
+from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Load, Pointer, Select, Stmt, Tuple, Unpack, Var
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import vector_length
 from autotune.compiler.targets.cuda.counts import Counts
@@ -100,11 +88,6 @@ class RowTensors(Tensors):
 
     # ---- what is read how -------------------------------------------------------------------------------------------
 
-    def prefetched_words(self, i: int, issued: Sequence[int]) -> list[Expr]:
-        """The words of load ``i`` among those of the loads ``issued`` before."""
-        at = sum(self.raw_words(k) for k in issued[: issued.index(i)])
-        return [self.prefetched[at + w] for w in range(self.raw_words(i))]
-
     def raw_words(self, i: int) -> int:
         """32-bit words of one raw pack of load ``i``."""
         return max(1, self.vec * STORAGE_BYTES[self.storage(i)] // 4)
@@ -163,10 +146,9 @@ class RowTensors(Tensors):
         if access.vector and self.by_pack(v):
             words = self.raw(i)
             if i in issued:
-                return [
-                    Assign(words, Tuple(tuple(self.prefetched_words(i, issued)))),
-                    *self.unpacked(i, Unpack(storage, self.vec, words)),
-                ]
+                before = sum(map(self.raw_words, issued[: issued.index(i)]))
+                own = Tuple(tuple(items(self.prefetched, self.raw_words(i), before)))
+                return [Assign(words, own), *self.unpacked(i, Unpack(storage, self.vec, words))]
             at, guard = access.at(self.base(i)), self.guard(v)
             if self.packed(i):
                 out.append(Assign(words, Load(storage, self.vec, hint, pointer, at, "words")))
@@ -200,12 +182,8 @@ class RowTensors(Tensors):
     def gathers_packs(self, i: int) -> bool:
         """True if gather ``i`` takes a whole aligned pack by one index, as an embedding does."""
         v, inner = self.graph.values[i], self.program.cols[-1]
-        return (
-            self.access[i].vector
-            and self.by_pack(v)
-            and v.index_stride % self.vec == 0
-            and inner not in self.graph.values[v.args[0]].axes
-        )
+        aligned = v.index_stride % self.vec == 0 and inner not in self.graph.values[v.args[0]].axes
+        return self.access[i].vector and self.by_pack(v) and aligned
 
     def emit_gather(self, i: int) -> list[Stmt]:
         if not self.gathers_packs(i):

@@ -154,11 +154,6 @@ class NextRow:
         return out
 
 
-def has_prefetch(e: CudaEmitter) -> bool:
-    """True if a kernel can do a part of later passes before its first reduction."""
-    return bool(e.masks or touched(e))
-
-
 def touched(e: CudaEmitter) -> tuple[list[int], list[int]] | None:
     """Loads of later passes that the first one has not: numbers of a row, and whole vectors; None if there are none."""
     walks = [q for q in e.program.passes if q.walks]
@@ -220,7 +215,7 @@ class LaterPasses:
             q = len(program.passes)
             out += walk(q, program.early)
             items = [emitter.kept_offset(q, i) for i in program.early.kept_out]
-            self.words += [emitter.kept_of_pack(q, str(p))[n] for p in range(self.threads.packs) for n in items]
+            self.words += [emitter.kept(q, str(p))[n] for p in range(self.threads.packs) for n in items]
         if self.words and sums:
             words = Cast("int32", reduce(or_, self.words))
             out.append(Assign(sums[-1], Intrinsic("tied", (sums[-1], words), "float32")))

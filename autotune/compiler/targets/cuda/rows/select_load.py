@@ -104,15 +104,12 @@ def _both(left: SelectedLoad, right: SelectedLoad, added: bool, types: list[str]
     parts = tuple(sorted((*left.parts, *right.parts)))
     if left.axis != right.axis or len(set(types)) != 1 or any(a[1] > b[0] for a, b in pairwise(parts)):
         return None
-    load, other = (_over(x.load, x.axis, parts[0][0], parts[-1][1]) for x in (left, right))
+    whole = (left.axis, parts[0][0], parts[-1][1])
+    guards = [tuple(sorted([whole, *(g for g in x.load.guards if g[0] != left.axis)])) for x in (left, right)]
+    load, other = (replace(x.load, guards=own) for x, own in zip((left, right), guards, strict=True))
     if load != replace(other, slot=load.slot):
         return None
     return SelectedLoad(left.axis, parts, load, added or left.added or right.added)
-
-
-def _over(v: Value, axis: int, begin: int, end: int) -> Value:
-    others = [g for g in v.guards if g[0] != axis]
-    return replace(v, guards=tuple(sorted([*others, (axis, begin, end)])))
 
 
 def _selects(values: tuple[Value, ...], v: Value, left: SelectedLoad, right: SelectedLoad) -> bool:
