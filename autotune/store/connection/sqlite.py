@@ -142,7 +142,7 @@ def new_file(path: Path) -> Iterator[Path]:
                 with suppress(FileExistsError):
                     os.link(made, path)
     except OSError as e:
-        raise UserError(f"cannot make the database {path}: {e.strerror}") from None
+        raise UserError(f"cannot make the database {path}: {e.strerror or e}") from None
 
 
 def _can_link(folder: Path) -> bool:

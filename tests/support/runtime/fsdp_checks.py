@@ -26,7 +26,7 @@ class Model(nn.Module):
         super().__init__()
         self.checkpointed = checkpointed
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24)) for _ in range(3))
-        self.head = nn.Linear(24, 5)
+        self.head = nn.Linear(24, 24)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -94,7 +94,7 @@ def train(rank: int, model: Any, handle: Any, steps: int, way: str = "") -> list
             model.train()
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
     return losses
 
 

@@ -16,7 +16,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autotune.domains.c3.fsdp.traffic import Kind
-from autotune.domains.c3.strategy import HostStrategy, Strategy
+from autotune.domains.c3.scenario import Program, Scenario
+from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize
 from autotune.task import Config
 
 WARM, TIMED = 1, 2
@@ -28,6 +29,8 @@ LEAST = BLOCK * (2 + 2 * FINAL)
 """Steps of the shortest search: one plan besides stock, and the final comparison."""
 MARGIN = 0.005
 """Gain over stock that a plan needs, as a share of the step."""
+HEAVY = 0.01
+"""Share of a step's bytes from which a kind is searched. Smaller ones stay with torch's own group."""
 FAILED = math.inf
 """Time of a plan that cannot run here."""
 
@@ -54,7 +57,8 @@ _CANDIDATES: Mapping[tuple[str, str], tuple[Strategy | HostStrategy, ...]] = {
 
 def candidates(kind: Kind, side: str) -> list[Config]:
     """The strategies of a kind besides torch's own group, those that win most often first."""
-    return [strategy.config() for strategy in _CANDIDATES[side, kind.op]]
+    scenario = Scenario(Program("fsdp"), kind.op, kind.nbytes, kind.ranks, kind.dtype)
+    return [normalize(strategy.config(), scenario, side) for strategy in _CANDIDATES[side, kind.op]]
 
 
 @dataclass
@@ -83,15 +87,17 @@ def search(kinds: Mapping[Kind, int], side: str, steps: int) -> Generator[Plan, 
     Yields:
         the plan of the next block; it is sent milliseconds of a step, or :data:`FAILED`.
     """
-    heavy = sorted(kinds, key=lambda kind: (-kind.nbytes * kinds[kind], kind))
-    stock: dict[Kind, Config | None] = dict.fromkeys(heavy)
+    moved = {kind: kind.nbytes * calls for kind, calls in kinds.items()}
+    ordered = sorted(kinds, key=lambda kind: (-moved[kind], kind))
+    heavy = [kind for kind in ordered if moved[kind] >= HEAVY * sum(moved.values())]
+    stock: dict[Kind, Config | None] = dict.fromkeys(ordered)
     tried: list[tuple[dict[Kind, Config | None], float]] = []
     left = steps // BLOCK - 2 * FINAL
 
     best = stock
     best_ms = yield stock
     tried.append((stock, best_ms))
-    for plan in _plans(heavy, side, tried):
+    for plan in _plans(stock, heavy, side, tried):
         if len(tried) >= left:
             break
         ms = yield plan
@@ -111,14 +117,15 @@ def search(kinds: Mapping[Kind, int], side: str, steps: int) -> Generator[Plan, 
 
 
 def _plans(
-    heavy: Sequence[Kind], side: str, tried: Sequence[tuple[dict[Kind, Config | None], float]]
+    stock: Plan, heavy: Sequence[Kind], side: str, tried: Sequence[tuple[dict[Kind, Config | None], float]]
 ) -> Generator[dict[Kind, Config | None], None, None]:
     """Plans in the order of their promise: each from the best so far, by another choice for one kind.
 
     The first one has the first candidate everywhere, and a kind at a time follows, those with the most bytes first.
+    A second pass has what the first one's later choices made worth another try.
     """
-    yield {kind: candidates(kind, side)[0] for kind in heavy}
-    for kind in heavy:
+    yield {**stock, **{kind: candidates(kind, side)[0] for kind in heavy}}
+    for kind in [*heavy, *heavy]:
         for choice in [None, *candidates(kind, side)]:
             best, _ = min(tried, key=lambda entry: entry[1])
             plan = {**best, kind: choice}
