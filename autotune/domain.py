@@ -137,11 +137,7 @@ class Domain:
         """True if this process only helps another one that runs the command, and its help has ended."""
         return False
 
-    # Benchmarks and reports
-
-    def case_problems(self, case: object) -> list[str] | None:
-        """Faults of a case in a result file whose ``suite`` is the domain; None for the general checks."""
-        return None
+    # Reports
 
     def exhibits(self, workload: Workload, config: Any, schedule: Any, device: DeviceIdentity) -> Sequence[Exhibit]:
         """Sections of a report's page about a workload on a device.
@@ -151,10 +147,6 @@ class Domain:
             schedule: the stored schedule, or None.
         """
         return ()
-
-    def case_exhibits(self, case: Mapping[str, Any]) -> Sequence[Exhibit] | None:
-        """Sections of a report's page about a case of such a result file; None for the general page."""
-        return None
 
 
 def domain_of(kind: str) -> Domain:

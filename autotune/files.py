@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 import tomllib
@@ -17,9 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
+from autotune import __version__
 from autotune.errors import UserError, first_line
 
 _LARGEST = 4 << 20  # bytes of a TOML file
+_ROOT = Path(__file__).resolve().parent.parent
 
 
 def check_output(path: Path, what: str, *, make: bool = False) -> None:
@@ -112,6 +115,25 @@ def resource_dir(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise FileNotFoundError(f"this installation of autotune lacks its folder {name!r}: install it again")
+
+
+def commit() -> str:
+    """The checkout's commit; a copied tree without git has it in a file ``COMMIT`` at its root, else "".
+
+    An installed package may lie within some other checkout (an environment in a project's folder), so git is asked only
+    where the package lies in its own.
+    """
+    if not (_ROOT / "pyproject.toml").exists():
+        return f"v{__version__}"
+    git = ["git", "-C", str(_ROOT)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        # Results are what is measured, not what is measured with: a file that is written anew changes nothing.
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], check=False)
+        return head + ("-dirty" if changed.returncode else "")
+    except (OSError, subprocess.CalledProcessError):
+        marker = _ROOT / "COMMIT"
+        return marker.read_text().strip() if marker.exists() else ""
 
 
 def cache_folder(name: str) -> Path:

@@ -116,9 +116,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not args.device.startswith("cuda"):
         parser.error(f"--device {args.device}: only a GPU's clock is asked about; name cuda:N")
-    from autotune.bench.form import write
     from autotune.device import identify
     from autotune.runtime.deployment import deployment
+    from benchmarks.form import write
 
     cases = []
     for name in args.models.split(","):

@@ -1,1 +1,1 @@
-"""Whole steps under each compiler, what they launch, and the files that results are kept in; ``fusion/`` is a suite."""
+"""Whole steps under each compiler, and what they launch."""

@@ -11,7 +11,7 @@ from autotune import numerics
 from autotune.cli.decided import numerics_of
 from autotune.cli.output import microseconds
 from autotune.errors import UserError, printable
-from autotune.files import check_output
+from autotune.files import check_output, commit
 
 if TYPE_CHECKING:
     from autotune.bench.gate import Change
@@ -150,7 +150,6 @@ def judged(
 ) -> list[Change]:
     """Write the record if that is asked for, and compare with what :func:`recorded` found."""
     from autotune.bench import gate
-    from autotune.bench.form import commit
     from autotune.bench.step import AUTOTUNE, EAGER, lead_s
     from autotune.device import environment
 

@@ -173,32 +173,6 @@ def roofline(own: Mapping[str, tuple[int, float]], bandwidth_gbs: float, reach: 
     return {"height": 280, "layer": layers}
 
 
-def stacks(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> Chart:
-    """A bar for each ``of``, in pieces one after the other as they come; ``kind`` colours a piece.
-
-    Args:
-        rows: with ``of``, ``kind``, ``name``, ``value``, ``order``.
-        names: kinds, in the legend's order.
-    """
-    return {
-        "data": {"values": list(rows)},
-        "height": 46 * len({row["of"] for row in rows}),
-        "mark": {"type": "bar", "stroke": "#ffffff", "strokeWidth": 0.4},
-        "encoding": {
-            "y": {"field": "of", "type": "nominal", "sort": None, "title": None},
-            "x": {"field": "value", "type": "quantitative", "title": title},
-            "order": {"field": "order", "type": "quantitative"},
-            "color": {
-                "field": "kind",
-                "type": "nominal",
-                "title": None,
-                "scale": {"domain": list(names), "range": ["#3b82f6", "#d97706", "#d1d5db"][: len(names)]},
-            },
-            "tooltip": [{"field": "name"}, {"field": "kind"}, {"field": "value", "format": ".4~g", "title": title}],
-        },
-    }
-
-
 def speedups(rows: Sequence[Mapping[str, Any]]) -> Chart:
     """Every speedup as a tick, a line for each ``of``.
 

@@ -17,10 +17,10 @@ from autotune.cli import app
 from autotune.cli.output import machine_output
 from autotune.device import resolve_device
 from autotune.domains.c3.cli import add_ranks, ranks_of, serves
-from autotune.domains.c3.named import choose, load
+from autotune.domains.c3.named import load
 from autotune.runtime.deployment import deployment
 from benchmarks.c3.report import render
-from benchmarks.c3.run import Settings
+from benchmarks.c3.run import Settings, choose
 from benchmarks.c3.run import run as run_suite
 from benchmarks.suite_options import add_options, command, result_file
 

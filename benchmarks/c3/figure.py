@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.domains.c3.exhibits import COLOURS, RED, Chart, over_sequential, speedups
+from autotune.domains.c3.exhibits import COLOURS, RED, Chart
+from benchmarks.c3.case import over_sequential, speedups
 
 _WIDE = 760
 """Pixels of a timeline in a picture; a page's charts are as wide as the page."""

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.domains.c3.results import FAMILIES
 from autotune.domains.c3.scenario import LONG, REDUCING, format_bytes
 from autotune.errors import pasted_again
+from benchmarks.c3.case import FAMILIES
 from benchmarks.fusion.report import geometric_mean
 
 Case = Mapping[str, Any]

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from autotune import charts
 from autotune.domains.c3 import named as suite
-from autotune.domains.c3.exhibits import timeline
-from autotune.domains.c3.results import SCHEMA
 from autotune.domains.c3.scenario import Scenario
 from autotune.errors import UserError, first_line
 from benchmarks import form
 from benchmarks.c3 import figure, report
+from benchmarks.c3.case import SCHEMA, timeline
 from benchmarks.c3.measure import Case, Means, NotMeasured, say
 
 if TYPE_CHECKING:
@@ -26,6 +25,25 @@ if TYPE_CHECKING:
 
 SUITE = "c3"
 _NCCL_SETTINGS = ("NCCL_NVLS_ENABLE", "NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_P2P_DISABLE")
+
+
+def choose(entries: Mapping[str, Entry], names: Sequence[str]) -> list[Entry]:
+    """The entries of these names, or all, in the file's order.
+
+    Args:
+        names: names of scenarios, collectives or classes, or a collective and a class such as "all_gather.equal".
+
+    Raises:
+        UserError: one is none of these.
+    """
+    chosen: set[str] = set()
+    for name in names:
+        titles = {e.name: (e.name, e.collective, e.expected, f"{e.collective}.{e.expected}") for e in entries.values()}
+        matching = {own for own, known in titles.items() if name in known}
+        if not matching:
+            raise UserError(f"there is no scenario {name!r}; {suite.hint(name, entries)}")
+        chosen |= matching
+    return [e for e in entries.values() if not names or e.name in chosen]
 
 
 @dataclass(frozen=True)
@@ -38,7 +56,7 @@ class Settings:
         out: the JSON file; a Markdown table and pictures go beside it.
         command: how to do it again, noted in the file.
         scenarios: the TOML file; None for the project's own.
-        cases: names as of :func:`autotune.domains.c3.named.choose`; empty for all.
+        cases: names as of :func:`choose`; empty for all.
         dtype: of scenarios whose file names none.
         db: database to tune into; None for the default.
         trials, timeout, seed: of each scenario's search; the families' members come on top of ``trials``.
@@ -86,7 +104,7 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     if settings.measure:
         form.check_commit()
     listed = suite.load(settings.scenarios)
-    entries = suite.choose(listed, settings.cases)
+    entries = choose(listed, settings.cases)
     scenarios = {e.name: e.scenario(settings.ranks, e.dtype or settings.dtype) for e in entries}
     drawn = _drawn(settings, entries)
     first = scenarios[entries[0].name].workload()

@@ -8,13 +8,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from autotune.bench import form
 from autotune.device import environment, resolve_device
 from autotune.domain import place
 from autotune.domains.c3 import task
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError
+from benchmarks import form
 
 
 def parser(about: str) -> argparse.ArgumentParser:
@@ -47,7 +47,7 @@ def open_ranks(options: argparse.Namespace) -> tuple[Ranks, str]:
 
 
 def write(out: Path | None, ranks: int, device: str, cases: dict[str, int], result: dict[str, Any]) -> None:
-    """Write a result file (:mod:`autotune.bench.form`) where one is wanted.
+    """Write a result file (:mod:`benchmarks.form`) where one is wanted.
 
     Args:
         cases: by name, how often each was checked.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db
 from autotune.errors import UserError
+from autotune.files import import_module
 from autotune.words import plural
 
 if TYPE_CHECKING:
@@ -74,12 +75,11 @@ def report(args: argparse.Namespace) -> int:
 def _source(args: argparse.Namespace) -> tuple[str, Iterator[Page]]:
     """Its name, and what it has."""
     if args.results:
-        from autotune.report import results
-
         folder = Path(args.results)
         if not folder.is_dir():
             raise UserError(f"--results {folder}: there is no such folder")
-        return folder.name, results.pages(folder)
+        # A checkout's programs write result files, and have the pages of them.
+        return folder.name, import_module("benchmarks.pages", "--results").pages(folder)
     from autotune.report import database
     from autotune.store import Store
 

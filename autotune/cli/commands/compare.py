@@ -149,9 +149,9 @@ def _database(url: str) -> str:
 
 def _answer(args: argparse.Namespace, label: str, device: str, name: str, found: Comparison) -> dict[str, Any]:
     """The JSON object; times in microseconds, speedups over ``torch.compile``."""
-    from autotune.bench.form import commit
     from autotune.bench.step import AUTOTUNE, CONTENDERS
     from autotune.device import environment
+    from autotune.files import commit
 
     steps = {who: {**s.to_json(), "speedup": found.over_compile(who)} for who, s in found.steps.items()}
     return {

@@ -97,20 +97,10 @@ class C3(Domain):
 
         return serves()
 
-    def case_problems(self, case: object) -> list[str]:
-        from autotune.domains.c3.results import c3_problems
-
-        return c3_problems(case)
-
     def exhibits(self, workload: Workload, config: Any, schedule: Any, device: DeviceIdentity) -> Sequence[Exhibit]:
         from autotune.domains.c3 import exhibits
 
         return exhibits.exhibits(workload, config, schedule, device)
-
-    def case_exhibits(self, case: Mapping[str, Any]) -> Sequence[Exhibit]:
-        from autotune.domains.c3 import exhibits
-
-        return exhibits.case_exhibits(case)
 
 
 DOMAIN = C3()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -87,37 +87,16 @@ def load(file: str | Path | None = None) -> dict[str, Entry]:
     return found
 
 
-def choose(entries: Mapping[str, Entry], names: Sequence[str]) -> list[Entry]:
-    """The entries of these names, or all, in the file's order.
-
-    Args:
-        names: names of scenarios, collectives or classes, or a collective and a class such as "all_gather.equal".
-
-    Raises:
-        UserError: one is none of these.
-    """
-    chosen: set[str] = set()
-    for name in names:
-        matching = {e.name for e in entries.values() if name in _titles(e)}
-        if not matching:
-            raise UserError(f"there is no scenario {name!r}; {_hint(name, entries)}")
-        chosen |= matching
-    return [e for e in entries.values() if not names or e.name in chosen]
-
-
 def find(name: str) -> Entry:
     """One scenario of the project's own list; raises UserError."""
     entries = load()
     if name not in entries:
-        raise UserError(f"there is no scenario {name!r}; {_hint(name, entries)}")
+        raise UserError(f"there is no scenario {name!r}; {hint(name, entries)}")
     return entries[name]
 
 
-def _titles(entry: Entry) -> tuple[str, ...]:
-    return entry.name, entry.collective, entry.expected, f"{entry.collective}.{entry.expected}"
-
-
-def _hint(name: str, entries: Mapping[str, Entry]) -> str:
+def hint(name: str, entries: Mapping[str, Entry]) -> str:
+    """A scenario of nearly that name, or where they are listed."""
     close = difflib.get_close_matches(name, entries, 1)
     return f"did you mean {close[0]!r}?" if close else "`python -m benchmarks.c3 --list` lists them"
 

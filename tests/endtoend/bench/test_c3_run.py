@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from autotune.bench import form
-from autotune.domains.c3.results import FAMILIES
 from autotune.domains.c3.task import policy
+from benchmarks import form
 from benchmarks.c3.__main__ import main
+from benchmarks.c3.case import FAMILIES
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from autotune import __version__
-from autotune.bench import form
+from autotune import __version__, files
+from benchmarks import form
 from benchmarks.form import check_commit
 from benchmarks.fusion import report
 from benchmarks.fusion.__main__ import main
@@ -141,21 +141,21 @@ def test_results_that_are_measured_anew_leave_the_commit_as_it_is(
     git("init")
     git("add", "-A")
     git("commit", "-m", "x")
-    monkeypatch.setattr(form, "_ROOT", tmp_path)
+    monkeypatch.setattr(files, "_ROOT", tmp_path)
     head = git("rev-parse", "HEAD")
     assert len(head) == 40
-    assert form.commit() == head
+    assert files.commit() == head
     (results / "a.json").write_text("y")
-    assert form.commit() == head
+    assert files.commit() == head
     (tmp_path / "pyproject.toml").write_text("y")
-    assert form.commit() == f"{head}-dirty"
+    assert files.commit() == f"{head}-dirty"
 
 
 def test_a_tree_without_a_commit_is_told_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(form, "_ROOT", tmp_path)
-    assert form.commit() == f"v{__version__}"  # an installed package
+    monkeypatch.setattr(files, "_ROOT", tmp_path)
+    assert files.commit() == f"v{__version__}"  # an installed package
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert main(["--device", "cpu", "--out", str(tmp_path / "x.json")]) == 2

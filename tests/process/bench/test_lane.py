@@ -15,11 +15,11 @@ import psutil
 import pytest
 import torch
 
-from autotune.bench import form
 from autotune.bench.contenders import Turns, inductor_takes_turns
 from autotune.device import identify
 from autotune.measure.policy import default_policy
 from autotune.measure.timing.quiet import device_lock
+from benchmarks import form
 from benchmarks.fusion import instrument, lane, suite
 from benchmarks.fusion import run as runs
 from benchmarks.fusion.__main__ import main

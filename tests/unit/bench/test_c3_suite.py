@@ -11,13 +11,14 @@ import pytest
 
 from autotune import charts
 from autotune.domains.c3 import named as suite
-from autotune.domains.c3.exhibits import timeline
-from autotune.domains.c3.results import FAMILIES, Isolated, c3_problems
+from autotune.domains.c3.results import Isolated
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program
 from autotune.domains.c3.strategy import BASELINES, Strategy
 from autotune.errors import UserError
 from autotune.task import config_key
 from benchmarks.c3 import families, figure, report
+from benchmarks.c3.case import FAMILIES, c3_problems, timeline
+from benchmarks.c3.run import choose
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -42,13 +43,13 @@ def test_the_projects_list_has_the_scenarios_of_the_paper_and_the_reductions() -
 
 def test_scenarios_are_chosen_by_name_collective_and_class() -> None:
     entries = suite.load()
-    assert len(suite.choose(entries, [])) == 40
-    assert len(suite.choose(entries, ["equal"])) == 20
-    chosen = suite.choose(entries, ["all_to_all.equal", "ag-equal-proj", "a2a-equal-proj"])
+    assert len(choose(entries, [])) == 40
+    assert len(choose(entries, ["equal"])) == 20
+    chosen = choose(entries, ["all_to_all.equal", "ag-equal-proj", "a2a-equal-proj"])
     assert [e.name for e in chosen][:2] == ["ag-equal-proj", "a2a-equal-proj"]  # in the file's order, each once
     assert len(chosen) == 6
     with pytest.raises(UserError, match="did you mean 'ag-equal-proj'"):
-        suite.choose(entries, ["ag-equal-prj"])
+        choose(entries, ["ag-equal-prj"])
     assert suite.find("rs-equal-qkv").collective == "reduce_scatter"
     with pytest.raises(UserError, match="--list"):
         suite.find("whatever")

@@ -15,7 +15,6 @@ import pytest
 from autotune import charts
 from autotune.cli.app import main
 from autotune.domains.c3.scenario import Gemm, Scenario
-from autotune.report import results
 from autotune.report.database import pages as database_pages
 from autotune.report.site import Page, page_id
 from autotune.store import Store
@@ -23,6 +22,7 @@ from autotune.store.records import Key, Measurement
 from autotune.task import Status
 from autotune.tuner.studies import importances
 from autotune.workload import Workload
+from benchmarks import pages
 from tests.support import ROOT
 from tests.support import searched as stored
 from tests.support.rows import ENVIRONMENT
@@ -158,7 +158,7 @@ def distinct(found: Iterator[Page]) -> list[dict[str, Any]]:
 
 def test_every_form_of_chart_is_vega_lite(site: Path) -> None:
     own = [chart for text in pages_of(site).values() for chart in charts_of(text)]
-    committed = distinct(results.pages(ROOT / "benchmarks/results"))
+    committed = distinct(pages.pages(ROOT / "benchmarks/results"))
     assert len(own) > 12
     assert len(committed) >= 8
     for chart in [*own, *committed]:

@@ -1,14 +1,12 @@
-"""Pages from result files: what the programs in ``benchmarks/`` wrote."""
+"""Pages of ``autotune report --results``: what result files have, which the programs of this folder write."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.bench.form import read
 from autotune.charts import Exhibit
-from autotune.domain import known_domain
 from autotune.errors import UserError, pasted_again
 from autotune.report import plots
 from autotune.report.site import (
@@ -23,6 +21,8 @@ from autotune.report.site import (
     time_cell,
 )
 from autotune.words import size
+from benchmarks.c3.case import case_exhibits
+from benchmarks.form import read
 
 _CONTENDERS = {
     "floor_us": "copy floor",
@@ -56,11 +56,9 @@ def pages(folder: Path) -> Iterator[Page]:
 
 def _file(data: Mapping[str, Any], source: str) -> Iterator[Page]:
     suite = data.get("suite")
-    domain = known_domain(suite)
-    own = [domain.case_exhibits(case) for case in data["cases"]] if domain else [None]
-    if None not in own:
-        for case, exhibits in zip(data["cases"], own, strict=True):
-            yield _scenario(case, exhibits or (), data, source)
+    if suite == "c3":
+        for case in data["cases"]:
+            yield _scenario(case, data, source)
     elif suite == "real_models":
         for case in data["cases"]:
             yield from _real_model(case, data, source)
@@ -206,7 +204,7 @@ def _real_model(case: Mapping[str, Any], data: Mapping[str, Any], source: str) -
             Exhibit(
                 "Where the time goes",
                 "Kernels of libraries, kernels of memory-intensive operators, and what is left of the step.",
-                chart=plots.stacks(pieces, list(_PIECES), "microseconds"),
+                chart=_stacks(pieces, list(_PIECES), "microseconds"),
             ),
         ]
         counters = case.get("counters") or {}
@@ -249,6 +247,32 @@ def _model_page(
 _PIECES = ("library", "memory-intensive", "no kernel")
 
 
+def _stacks(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> plots.Chart:
+    """A bar for each ``of``, in pieces one after the other as they come; ``kind`` colours a piece.
+
+    Args:
+        rows: with ``of``, ``kind``, ``name``, ``value``, ``order``.
+        names: kinds, in the legend's order.
+    """
+    return {
+        "data": {"values": list(rows)},
+        "height": 46 * len({row["of"] for row in rows}),
+        "mark": {"type": "bar", "stroke": "#ffffff", "strokeWidth": 0.4},
+        "encoding": {
+            "y": {"field": "of", "type": "nominal", "sort": None, "title": None},
+            "x": {"field": "value", "type": "quantitative", "title": title},
+            "order": {"field": "order", "type": "quantitative"},
+            "color": {
+                "field": "kind",
+                "type": "nominal",
+                "title": None,
+                "scale": {"domain": list(names), "range": ["#3b82f6", "#d97706", "#d1d5db"][: len(names)]},
+            },
+            "tooltip": [{"field": "name"}, {"field": "kind"}, {"field": "value", "format": ".4~g", "title": title}],
+        },
+    }
+
+
 def _time_line(kernels: Mapping[str, Mapping[str, Any]]) -> Exhibit:
     """The parts of each contender's step. Their order in the step is not stored: the longest come first."""
     pieces: list[dict[str, Any]] = []
@@ -267,7 +291,7 @@ def _time_line(kernels: Mapping[str, Mapping[str, Any]]) -> Exhibit:
             add(who, "memory-intensive", short_name(name), us)
         add(who, "memory-intensive", "shorter ones together", memory - sum(shown.values()))
     about = "Kernels of libraries together, then each memory-intensive kernel with all its launches, the longest first."
-    return Exhibit("Kernels of the step", about, chart=plots.stacks(pieces, _PIECES[:2], "microseconds"))
+    return Exhibit("Kernels of the step", about, chart=_stacks(pieces, _PIECES[:2], "microseconds"))
 
 
 def _longest(who: str, found: Mapping[str, Any], most: int = 15) -> Exhibit:
@@ -289,8 +313,8 @@ def short_name(kernel: str, most: int = 70) -> str:
     return kernel if len(kernel) <= most else kernel[: most - 1] + "…"
 
 
-def _scenario(case: Mapping[str, Any], own: Any, data: Mapping[str, Any], source: str) -> Page:
-    """A case whose domain shows it."""
+def _scenario(case: Mapping[str, Any], data: Mapping[str, Any], source: str) -> Page:
+    """A case of the C3 suite."""
     tuned = (case.get("strategies") or {}).get("tuned") or {}
     speedup = case["sequential_ms"] / tuned["ms"] if tuned.get("ms") else None
     facts = [
@@ -317,7 +341,7 @@ def _scenario(case: Mapping[str, Any], own: Any, data: Mapping[str, Any], source
             "of the ideal": Cell(percent(tuned.get("fraction")), tuned.get("fraction")),
         },
         facts=facts,
-        exhibits=own,
+        exhibits=case_exhibits(case),
         speedup=speedup,
     )
 
