@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import UserError
+from autotune.errors import UserError, printable
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
+    from autotune.bench.decide import Decision
     from autotune.measure.pool import CompilePool
     from autotune.measure.worker import Measurer
     from autotune.store import Store
@@ -88,57 +90,67 @@ def search(
                 options.setdefault("notes", {"capture": found.to_json()})
                 counted = found.workloads
             else:
-                args = () if inputs is None else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
-                counted = workloads_of(target, args, dict(kwargs or {}), train=train)
+                counted = workloads_of(target, _positional(inputs), dict(kwargs or {}), train=train)
         options.setdefault("weights", time_weights(counted))
         results = tune_workloads([workload for workload, _ in counted], devices, store, **options)
         given = not isinstance(target, (Workload, Sequence)) or (isinstance(target, str) and ":" in target)
         if step and given and any(r.winner for r in results) and not any(r.interrupted or r.fault for r in results):
-            call, names = (target, inputs, kwargs or {}), {workload.fingerprint for workload, _ in counted}
-            _decide(call, devices[0], store, train, [mode] if isinstance(mode, str) else mode, step_timeout, names)
+            log = logging.getLogger("autotune")
+            decide_target(
+                store,
+                target,
+                inputs,
+                kwargs,
+                device=devices[0],
+                train=train,
+                modes=[mode] if isinstance(mode, str) else mode,
+                limit_s=step_timeout,
+                command="autotune.search",
+                say=lambda line: log.log(logging.WARNING if line.startswith("WARNING") else logging.INFO, "%s", line),
+                searched={workload.fingerprint for workload, _ in counted},
+            )
         return results
 
 
-def _decide(
-    call: tuple[Any, Any, Mapping[str, Any]],
-    device: str,
+def decide_target(
     store: Store,
-    train: bool,
-    modes: Sequence[str],
-    limit_s: float,
-    searched: Collection[str],
-) -> None:
-    """Let a program's step decide what is deployed; what becomes of it is logged."""
-    import logging
+    target: Any,
+    inputs: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    device: str,
+    matmul_precision: str | None = None,
+    command: str,
+    say: Callable[[str], None],
+    **options: Any,
+) -> list[Decision]:
+    """Let a program's step decide what is deployed.
 
+    Args:
+        target, inputs, kwargs: as of :func:`search`.
+        command: to be stored with the verdicts.
+        say: told in one line what was decided, or why nothing was.
+        options: more of :func:`autotune.bench.decide.decide_and_store`.
+    """
     from autotune.bench.decide import decide_and_store
     from autotune.domains.fusion.program_spec import resolve
 
-    log = logging.getLogger("autotune")
-    target, inputs, kwargs = call
     if isinstance(target, str):
-        note = {"target": target, "inputs": inputs or ""}
         try:
-            target, (args, kwargs), _ = resolve(target, inputs, device)
-        except UserError as error:  # what was searched is to be returned
-            log.warning("the step was not timed: %s", error)
-            return
+            fn, (args, given), label = resolve(target, inputs, device, matmul_precision)
+        except UserError as error:  # what was searched is stored, and is to be shown
+            say(f"WARNING: the step was not timed: {error}")
+            return []
+        note = {"target": printable(label), "inputs": printable(inputs or "")}
     else:
+        fn, args, given = target, _positional(inputs), dict(kwargs or {})
         note = {"target": str(getattr(target, "__qualname__", type(target).__qualname__))}
-        args = () if inputs is None else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
-    decide_and_store(
-        store,
-        target,
-        args,
-        dict(kwargs),
-        train=train,
-        device=device,
-        modes=modes,
-        limit_s=limit_s,
-        note={**note, "command": "autotune.search"},
-        say=lambda line: log.log(logging.WARNING if line.startswith("WARNING") else logging.INFO, "%s", line),
-        searched=searched,
-    )
+    note["command"] = command
+    return decide_and_store(store, fn, args, given, device=device, note=note, say=say, **options)
+
+
+def _positional(inputs: Any) -> tuple[Any, ...]:
+    return () if inputs is None else tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 
 def time_weights(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:

@@ -28,10 +28,10 @@ from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.verdict import Family, Trial, base_mode
 from autotune.store.records import BUSY, Verdict
 from autotune.words import microseconds
+from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.store import Store
-    from autotune.workload import Workload
 
 SMALL = 0.05
 """A gain, alone, that a step may not see: families below it are the first to be left out."""

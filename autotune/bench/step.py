@@ -34,6 +34,7 @@ from autotune.bench.contenders import (
 from autotune.bench.kernels import Call, kernels_of
 from autotune.errors import UserError, first_line
 from autotune.measure.policy import Policy, default_policy
+from autotune.runtime.deployment import deployment
 from autotune.workload import Workload
 
 EAGER, COMPILE, AUTOTUNE = "eager", "torch.compile", "autotune"
@@ -229,7 +230,6 @@ def compare(
         UserError: there is nothing to train.
     """
     import autotune
-    from autotune.runtime.deployment import deployment
     from autotune.runtime.inductor.verdict import base_mode
 
     modes = list(dict.fromkeys(base_mode(m) for m in ([mode] if isinstance(mode, str) else mode)))

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune import numerics
 from autotune.cli.options import modes, seconds
 from autotune.cli.output import microseconds, ratio
-from autotune.errors import UserError, printable
+from autotune.device import DeviceIdentity
+from autotune.errors import printable
 from autotune.numerics import Numerics, text
 from autotune.space import is_number
+from autotune.store import named_snapshot
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -53,28 +56,19 @@ def decide_step(
     """
     if searched.interrupted or any(r.fault for r in searched.results) or not any(r.winner for r in searched.results):
         return []
-    from autotune.bench.decide import decide_and_store
-    from autotune.domains.fusion.program_spec import resolve
+    from autotune.api import decide_target
 
-    def say(line: str) -> None:
-        print(f"autotune: {line}", file=sys.stderr, flush=True)
-
-    try:
-        fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device, args.matmul_precision)
-    except UserError as error:  # the search's results are stored, and are printed
-        say(f"WARNING: the step was not timed: {error}")
-        return []
-    return decide_and_store(
+    return decide_target(
         store,
-        fn,
-        inputs,
-        kwargs,
-        train=args.train,
+        args.target,
+        args.inputs,
         device=device,
+        matmul_precision=args.matmul_precision,
+        train=args.train,
         modes=args.mode,
         limit_s=args.step_timeout,
-        note={"target": printable(label), "inputs": printable(args.inputs or ""), "command": printable(command)},
-        say=say,
+        command=printable(command),
+        say=lambda line: print(f"autotune: {line}", file=sys.stderr, flush=True),
         searched=searched.captured,
     )
 
@@ -88,9 +82,22 @@ def steps(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return list(found.values())
 
 
+def verdicts_of(store: Store, args: argparse.Namespace, label: str, where: DeviceIdentity) -> list[Verdict]:
+    """A database's verdicts on a command's target, newest first, taken under the settings of torch's in force.
+
+    Args:
+        args: of a command that has the options of a target.
+        label: of the target.
+        where: the device.
+    """
+    wanted = (printable(label), printable(args.inputs or ""), args.train)
+    under = numerics.read([where.kind])
+    own = (v for v in store.verdicts() if tuple(map(v.record.get, ("target", "inputs", "train"))) == wanted)
+    return [v for v in own if v.device == where.fingerprint and numerics_of(v.record) == under]
+
+
 def verdicts_on(args: argparse.Namespace, label: str, device: str, names: Sequence[str] | None = None) -> list[Verdict]:
-    """The verdicts that the command's database has on its target's step, the newest of each mode, taken under the
-    settings of torch's that are in force.
+    """The newest verdict of each mode that the command's database has on its target's step, for the software at hand.
 
     A snapshot does not hold the programs of its verdicts; without a database there are none.
 
@@ -100,25 +107,18 @@ def verdicts_on(args: argparse.Namespace, label: str, device: str, names: Sequen
         device: "cpu" or "cuda:N".
         names: of the modes; None for all.
     """
-    from autotune import numerics
     from autotune.device import environment, identify
-    from autotune.store import Store, named_snapshot
+    from autotune.store import Store
 
     store = None if named_snapshot(args.db) is not None else Store.attach(args.db, args.db_read)
     if store is None:
         return []
-    identity, loose = identify(device).fingerprint, environment(device).loose
-    own = (printable(label), printable(args.inputs or ""), args.train)
-    under = numerics.read([device])
     with store:
-        every = steps(store.verdicts())
-        known = store.get_environments(v.environment for v in every)
-    found: dict[str, Verdict] = {}
-    for v in every:
-        wanted = (v.record.get("target"), v.record.get("inputs"), v.record.get("train")) == own
-        wanted = wanted and numerics_of(v.record) == under
-        fits = v.environment in known and known[v.environment].loose == loose
-        if wanted and fits and v.device == identity and (names is None or v.mode in names):
+        own = verdicts_of(store, args, label, identify(device))
+        known = store.get_environments(v.environment for v in own)
+    loose, found = environment(device).loose, dict[str, Verdict]()
+    for v in own:
+        if v.environment in known and known[v.environment].loose == loose and (names is None or v.mode in names):
             found.setdefault(v.mode, v)
     return list(found.values())
 

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import numerics
-from autotune.cli.decided import numerics_of
+from autotune.cli.decided import numerics_of, verdicts_of
 from autotune.cli.output import microseconds
-from autotune.errors import UserError, printable
+from autotune.device import DeviceIdentity
+from autotune.errors import UserError
 from autotune.files import check_output, commit
 
 if TYPE_CHECKING:
     from autotune.bench.gate import Change
     from autotune.bench.step import Comparison
-    from autotune.device import DeviceIdentity
     from autotune.store import Verdict
 
 SLOWER = 3
@@ -120,16 +120,8 @@ def _verdicts(args: argparse.Namespace, label: str, where: DeviceIdentity) -> li
 
     if args.gate == "absolute":
         raise UserError("--gate absolute needs samples: give --against a file that --save wrote")
-    wanted = (printable(label), printable(args.inputs or ""), args.train)
-    under = numerics.read([where.kind])
     with Store.open(args.against, migrate=False, readonly=True) as store:
-        own = [
-            v
-            for v in store.verdicts()
-            if v.device == where.fingerprint
-            and tuple(map(v.record.get, ("target", "inputs", "train"))) == wanted
-            and numerics_of(v.record) == under
-        ]
+        own = verdicts_of(store, args, label, where)
     if not any(v.mode in args.mode for v in own):
         raise UserError(_NONE)
     alike = [v for v in own if _timed_alike(v.record, where)]

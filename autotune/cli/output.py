@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from autotune.errors import printable
 from autotune.store.records import BUSY
 from autotune.words import figure_text as figure_text
 from autotune.words import microseconds as microseconds
@@ -70,8 +71,6 @@ def machine_output(enabled: bool) -> Iterator[Emit]:
 def console() -> Console:
     """A console on stdout for tables. Without a terminal it is wide, so that a log or a pipe gets whole lines."""
     from rich.console import Console
-
-    from autotune.errors import printable
 
     class Piped(Console):
         def on_broken_pipe(self) -> None:
@@ -196,7 +195,12 @@ def print_table(answer: Mapping[str, Any]) -> None:
             _deployed(answer),
         )
     console().print(table)
-    if any(_busy(region) for region in regions):
+    print_busy_note(regions)
+
+
+def print_busy_note(regions: Sequence[Region]) -> None:
+    """Say below a table why some of its rows are marked."""
+    if any(map(is_busy, regions)):
         console().print(BUSY_NOTE, highlight=False)
 
 
@@ -206,13 +210,14 @@ def _deployed(answer: Mapping[str, Any]) -> str:
     return "" if latency is None else f"{microseconds(latency)} in all"
 
 
-def _busy(region: Region) -> bool:
+def is_busy(region: Region) -> bool:
+    """Return True where other processes disturbed the final comparison too much to trust it."""
     return (region.get("others_busy") or 0.0) > BUSY
 
 
 def _runs(region: Region) -> str:
     winner = region.get("winner") or "–"
-    return f"{winner} (busy)" if _busy(region) else winner
+    return f"{winner} (busy)" if is_busy(region) else winner
 
 
 def _noise(region: Region) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from autotune.tuner.result import BusyMachine, Result, busy_note
+from autotune.workload import Workload
+
 if TYPE_CHECKING:
     from autotune.store import Store
     from autotune.tuner.cluster.cluster import Cluster, Kind
-    from autotune.tuner.result import Result
-    from autotune.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ def tune(
     """
     from autotune.api import tune_workloads
     from autotune.cli.commands.watch import ProgressDisplay
-    from autotune.tuner.result import BusyMachine, busy_note
 
     with ProgressDisplay(of=len(workloads)) as display, warnings.catch_warnings():
         warnings.simplefilter("ignore", BusyMachine)  # told in our own words, after the display has gone

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.bench.saved import Saved, saved
 from autotune.charts import Exhibit
+from autotune.device import DeviceIdentity
 from autotune.domain import Figure, figure_of, known_domain
 from autotune.errors import pasted_again, printable
 from autotune.report import plots
@@ -30,11 +31,10 @@ from autotune.space import is_number
 from autotune.store.records import Key, Measurement, Schedule
 from autotune.task import Status
 from autotune.words import figure_text, size
+from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.device import DeviceIdentity
     from autotune.store import Overview, Store, Verdict
-    from autotune.workload import Workload
 
 log = logging.getLogger(__name__)
 

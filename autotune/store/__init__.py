@@ -12,7 +12,7 @@ from autotune.store.records import Calibration, Effort, Key, Measurement, Miss, 
 
 if TYPE_CHECKING:
     from autotune.store.connection.faults import LostConnection
-    from autotune.store.opening import attach, attach_named, named_snapshot
+    from autotune.store.opening import attach, attached, named_snapshot
     from autotune.store.reading import Reader
     from autotune.store.snapshots.reader import Snapshot
     from autotune.store.store import Store
@@ -27,13 +27,13 @@ _LAZY = {
     "Snapshot": "autotune.store.snapshots.reader",
     "Store": "autotune.store.store",
     "attach": "autotune.store.opening",
-    "attach_named": "autotune.store.opening",
+    "attached": "autotune.store.opening",
     "named_snapshot": "autotune.store.opening",
     "owner_name": "autotune.store.tables.measurements",
 }
 __all__ = [
     "Activity", "Calibration", "Effort", "Key", "LostConnection", "Measurement", "Miss", "Overview", "Reader", "Run",
-    "Saving", "Schedule", "Snapshot", "Store", "Verdict", "attach", "attach_named", "named_snapshot", "owner_name",
+    "Saving", "Schedule", "Snapshot", "Store", "Verdict", "attach", "attached", "named_snapshot", "owner_name",
 ]  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from autotune.errors import UserError
 from autotune.store.reading import Reader
@@ -45,12 +47,13 @@ def attach(
     return Store.attach(url, replica, timeout_s=timeout_s)
 
 
-def attach_named(
+@contextmanager
+def attached(
     url: str | os.PathLike[str] | None = None, replica: str | os.PathLike[str] | None = None
-) -> Reader | None:
+) -> Iterator[Reader | None]:
     """Open a command's database, as :func:`attach` does.
 
-    Returns:
+    Yields:
         None where no database is named and the default file does not exist.
 
     Raises:
@@ -62,7 +65,11 @@ def attach_named(
         from autotune.store.connection.urls import no_database
 
         raise UserError(no_database(named))
-    return store
+    try:
+        yield store
+    finally:
+        if store is not None:
+            store.close()
 
 
 def pinned_key(key: str | os.PathLike[str] | None) -> str | None:

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from autotune.domains.fusion.task import FusionTask, compositions
+from autotune.domains.fusion.task import FusionTask
 from autotune.task import Artifact, Config
 from tests.support.hostile import normalised, softmax, workload_of
 
@@ -29,6 +29,6 @@ def built(name: str = "softmax") -> tuple[FusionTask, Config, Artifact]:
 def cut() -> tuple[FusionTask, Config, Artifact]:
     """A region under a plan of several launches, with scratch between."""
     task, _, _ = built("both")
-    plan = next(p for p in (task.plan_of({"plan": c.name}) for c in compositions(task, 8)) if p.scratch)
+    plan = next(p for p in (task.plan_of({"plan": c.name}) for c in task.compositions(8)) if p.scratch)
     config = task.joined(plan, [on.default(g.graph) for on, g in task.sides(plan)])
     return task, config, task.build(config)

@@ -11,14 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.cli.options import add_db, add_device, seconds
+from autotune.device import DeviceIdentity
 from autotune.errors import UserError, told
 from autotune.words import plural
-
-if TYPE_CHECKING:
-    from autotune.device import DeviceIdentity
 
 _LOOK_S = 1.0
 """Seconds between looks at the processors, and at whether the program is still there."""

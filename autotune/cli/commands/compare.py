@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,11 @@ from autotune.cli.options import (
 )
 from autotune.cli.output import TUNABLE, machine_output, microseconds, ratio
 from autotune.errors import pasted
+from autotune.ir.precision import asking
+from autotune.measure.policy import default_policy
+from autotune.runtime.deployment import deployment
+from autotune.store import attached
+from autotune.store.records import BUSY
 
 if TYPE_CHECKING:
     from autotune.bench.step import Comparison
@@ -71,15 +78,12 @@ def run(args: argparse.Namespace) -> int:
     """Compare; returns 0, 1 where the step fails, as it is or with autotune, or 3 where it became slower."""
     with machine_output(args.json) as emit:
         from autotune.cli import decided
-        from autotune.store import attach_named
 
-        if (store := attach_named(args.db, args.db_read)) is not None:
-            store.close()  # what cannot be used is told before all else
+        with attached(args.db, args.db_read):  # what cannot be used is told before all else
+            pass
         from autotune.bench.step import AUTOTUNE, NotCompared, compare
         from autotune.device import identify, resolve_device
         from autotune.domains.fusion.program_spec import resolve, training
-        from autotune.ir.precision import asking
-        from autotune.runtime.deployment import deployment
 
         device = resolve_device(args.device)
         check_modes(args.mode)
@@ -120,11 +124,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _policy(rounds: int | None, device: str) -> Any:
     """How to measure: as often as is asked for, however long that takes."""
-    import dataclasses
-    import math
-
-    from autotune.measure.policy import default_policy
-
     policy = default_policy(device)
     return policy if rounds is None else dataclasses.replace(policy, final_rounds=rounds, final_s=math.inf)
 
@@ -294,7 +293,6 @@ def _farthest(found: Comparison, kind: str) -> float | None:
 
 def _timing(found: Comparison, command: str) -> Iterator[str]:
     from autotune.bench.step import AUTOTUNE, COMPILE
-    from autotune.store.records import BUSY
 
     loose = [who for who, s in found.steps.items() if not s.captured]
     if found.device.startswith("cuda") and loose:

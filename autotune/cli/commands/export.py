@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_json
+from autotune.device import DeviceIdentity
 from autotune.errors import UserError
+from autotune.task import module_of
 from autotune.words import plural
+from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.device import DeviceIdentity
     from autotune.store import Schedule, Store
-    from autotune.workload import Workload
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
     from autotune.store.snapshots.writer import export_snapshot
 
     if args.domain is not None:
-        from autotune.task import module_of
-
         module_of(args.domain)  # raises where there is none
     with Store.open(args.db, migrate=False, readonly=True) as store:
         wanted = _wanted(args.device, store) if args.device else lambda device: True

@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_device, add_json, add_replica, add_target, command_of
 from autotune.cli.output import machine_output
-from autotune.errors import UserError
+from autotune.domain import domain_of, place
+from autotune.errors import UserError, printable
+from autotune.runtime.deployment import deployment
+from autotune.runtime.ladder import Level, Outcome, Step, on_other_devices, on_this_device, text
+from autotune.store import attached
 
 if TYPE_CHECKING:
     from autotune.runtime.lookup import LookupResult, RegionMatch
@@ -48,18 +52,14 @@ def run(args: argparse.Namespace) -> int:
     with machine_output(args.json) as emit:
         from autotune.cli.output import print_table
         from autotune.device import environment, resolve_device
-        from autotune.domain import domain_of, place
-        from autotune.runtime.deployment import deployment
-        from autotune.runtime.ladder import Level, Outcome, Step, on_other_devices, on_this_device
         from autotune.runtime.lookup import LookupResult, RegionMatch
-        from autotune.store import attach_named
 
         device = resolve_device(args.device)
         rules = deployment().settings
         how: Any = "strict" if args.strict else rules.environment
         counted = domain_of(args.domain).workloads_of(args.target, args.inputs)
-        store, found = attach_named(args.db, args.db_read), []
-        try:
+        found = []
+        with attached(args.db, args.db_read) as store:
             for workload, count in counted:
                 where, env = place(workload, device), environment(device)
                 name = where.fingerprint
@@ -73,9 +73,6 @@ def run(args: argparse.Namespace) -> int:
                     ladder = (on_this_device(workload, store, where, env, why), elsewhere)
                 tuned = workload if schedule else None
                 found.append(RegionMatch(workload, level, schedule, tuned, why, count, ladder))
-        finally:
-            if store is not None:
-                store.close()
         answer = answer_of(args.target, device, LookupResult(tuple(found), device))
         emit(answer)
         if not args.json:
@@ -86,9 +83,6 @@ def run(args: argparse.Namespace) -> int:
 
 def print_ladders(found: Iterable[RegionMatch]) -> None:
     """The ladder of each region that has one."""
-    from autotune.errors import printable
-    from autotune.runtime.ladder import text
-
     for region in found:
         if region.ladder and region.workload is not None:
             label = region.workload.label or region.workload.fingerprint[:12]

@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.options import add_db, add_json, add_replica, add_target
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output
 from autotune.compiler.schedules.cuda import schemes
-from autotune.errors import UserError
+from autotune.errors import Unsupported, UserError
 from autotune.files import check_output, whole_file
+from autotune.store import attached
+from autotune.task import Config
 from autotune.words import plural, size
+from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.compiler.lower.eager import EagerCost
     from autotune.domains.fusion.anatomy import Anatomy, GroupAnatomy, Operator
     from autotune.domains.fusion.inspection import Outside, Planned
     from autotune.store import Reader
-    from autotune.task import Config
-    from autotune.workload import Workload
 
 WIDTH = 100
 NARROW = 80
@@ -100,16 +101,11 @@ def run(args: argparse.Namespace) -> int:
     """Plan; returns 0."""
     with machine_output(args.json) as emit:
         from autotune.domains.fusion.program_spec import side_of
-        from autotune.store import attach_named
 
         side = side_of(args.device)
         file = _writable(args.svg) if args.svg else None
-        store = attach_named(args.db, args.db_read)
-        try:
+        with attached(args.db, args.db_read) as store:
             regions, found = plan_target(args.target, args.inputs, args.device, store, train=args.train)
-        finally:
-            if store is not None:
-                store.close()
         if not regions and not (args.why and found.why):
             raise UserError(f"{args.target} has no memory-intensive region that this version can tune: {TUNABLE}")
         if file:
@@ -150,7 +146,6 @@ def plan_target(
     from autotune.domains.fusion.inspection import planned
     from autotune.domains.fusion.program_spec import side_of
     from autotune.domains.fusion.task import FusionTask
-    from autotune.errors import Unsupported
 
     side = side_of(device)
     found = planned(target, inputs, device, train=train)
@@ -219,7 +214,8 @@ def _writable(name: str) -> Path:
 
 
 def _draw(file: Path, target: str, device: str, regions: Sequence[RegionPlan]) -> None:
-    from autotune.domains.fusion.picture import Drawing, draw
+    from autotune.domains.fusion.picture import draw
+    from autotune.domains.fusion.svg_layout import Drawing
 
     drawings = [
         Drawing(_title(r), _before(r), _after(r.after), r.after) for r in regions if r.after is not None
@@ -298,7 +294,7 @@ def _counts(operators: Any) -> str:
 
 
 def _launch(number: int, groups: Sequence[GroupAnatomy]) -> Iterator[str]:
-    from autotune.domains.fusion.picture import folded
+    from autotune.domains.fusion.svg_layout import folded
 
     yield f"   launch {number + 1}" + (f", {len(groups)} groups" if len(groups) > 1 else "")
     for group, many in folded(groups):

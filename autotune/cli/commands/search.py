@@ -30,13 +30,13 @@ from autotune.domain import domain_of
 from autotune.errors import UserError, told
 from autotune.tuner.proposals.samplers import DEFAULT as SAMPLER
 from autotune.tuner.proposals.samplers import SAMPLERS
+from autotune.tuner.result import Result
 from autotune.words import plural
+from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.store import Store
     from autotune.tuner.cluster.cluster import Cluster, Kind
-    from autotune.tuner.result import Result
-    from autotune.workload import Workload
 
     Counted = Sequence[tuple[Workload, int]]
     """Workloads, and how often each occurs."""

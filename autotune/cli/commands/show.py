@@ -12,10 +12,11 @@ from autotune.cli.decided import STEP_BUSY_NOTE, steps, to_json
 from autotune.cli.decided import table as table_of_steps
 from autotune.cli.options import add_db, add_json, natural_int
 from autotune.cli.output import BUSY_NOTE, console, figure_text, ratio
+from autotune.domain import Figure, figure_of, has_figures
 from autotune.errors import UserError, pasted
+from autotune.store import named_snapshot
 
 if TYPE_CHECKING:
-    from autotune.domain import Figure
     from autotune.store import Miss, Overview, Snapshot, Store, Verdict
 
     Units = dict[str, Figure]
@@ -39,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
 
 def show(args: argparse.Namespace) -> int:
     """Print one line for each workload and device, newest first, and the misses."""
-    from autotune.store import Store, named_snapshot
+    from autotune.store import Store
 
     if args.saved:
         return _show_saved(args)
@@ -58,7 +59,7 @@ def show(args: argparse.Namespace) -> int:
 def _show_saved(args: argparse.Namespace) -> int:
     """Print what was saved, the newest week first."""
     from autotune.bench.saved import saved
-    from autotune.store import Store, named_snapshot
+    from autotune.store import Store
 
     if named_snapshot(args.db) is not None:
         raise UserError("a snapshot counts no steps: name the database with --db")
@@ -128,8 +129,6 @@ def _frozen(file: str, limit: int | None) -> Frozen:
 
 def _units(rows: list[Overview], source: Store | Snapshot) -> Units:
     """The units of workloads whose domain measures another quantity than time."""
-    from autotune.domain import figure_of, has_figures
-
     kinds = {kind for kind in {row.kind for row in rows} if has_figures(kind)}
     workloads = source.get_workloads({row.workload for row in rows if row.kind in kinds})
     return {name: unit for name, workload in workloads.items() if (unit := figure_of(workload)) is not None}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 from autotune.cli.options import add_db, seconds
 from autotune.cli.output import console, microseconds
 from autotune.errors import UserError, pasted_again, told
+from autotune.tuner.result import Progress as State
 from autotune.words import plural
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from autotune.store import Activity, Store
-    from autotune.tuner.result import Progress as State
 
 PLAIN_EVERY_S = 5.0
 """Seconds between two plain lines, so that a log of an hour's search can be read."""

@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.cli.output import BUSY_NOTE, console, microseconds, ratio
+from autotune.cli.output import console, is_busy, microseconds, print_busy_note, ratio
 from autotune.domains.c3.results import Isolated
-from autotune.store.records import BUSY
+from autotune.domains.c3.strategy import BASELINES, KINDS
 
 
 def strategy_label(config: Mapping[str, Any], side: str) -> str:
     """A strategy in a few words."""
-    from autotune.domains.c3.strategy import KINDS
-
     label: str = KINDS[side].of(config).label
     return label
 
 
 def deployed_config(config: Mapping[str, Any] | None, winner: str, side: str) -> dict[str, Any] | None:
     """The strategy that a schedule stands for, where a baseline may have won."""
-    from autotune.domains.c3.strategy import BASELINES
-
     found = BASELINES[side].get(winner, config)
     return None if found is None else dict(found)
 
@@ -69,7 +65,7 @@ def print_scenario(answer: Mapping[str, Any]) -> None:
         ("ideal speedup", ratio(answer["ideal"])),
         ("sequential", microseconds(answer["sequential_us"])),
         ("naive overlap", microseconds(answer["naive_us"])),
-        ("tuned", f"{microseconds(answer['deployed_us'])}{' (busy)' if _busy(answer) else ''}"),
+        ("tuned", f"{microseconds(answer['deployed_us'])}{' (busy)' if is_busy(answer) else ''}"),
         ("over both alone", ratio(answer["speedup"])),
         ("of the ideal", _percent(answer["fraction"])),
         ("over the longer", ratio(answer["t_over_max"])),
@@ -80,12 +76,7 @@ def print_scenario(answer: Mapping[str, Any]) -> None:
         if text != "–":
             table.add_row(name, text)
     console().print(table, markup=False, highlight=False)
-    if _busy(answer):
-        console().print(BUSY_NOTE, highlight=False)
-
-
-def _busy(answer: Mapping[str, Any]) -> bool:
-    return (answer.get("others_busy") or 0.0) > BUSY
+    print_busy_note([answer])
 
 
 def _percent(value: float | None) -> str:

@@ -13,14 +13,20 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.options import positive_int
 from autotune.cli.output import machine_output
 from autotune.cli.searching import Searched, at, conclude, joined, nodes_told, not_begun, reason, tune
-from autotune.errors import UserError, pasted, told
+from autotune.domain import place
+from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
+from autotune.domains.c3.named import find
+from autotune.domains.c3.scenario import KIND, Compute, Program, Scenario, parse_bytes, parse_gemm
+from autotune.errors import UserError, pasted, printable, told
 from autotune.runtime.deployment import deployment
+from autotune.runtime.ladder import text
+from autotune.space import load_space
+from autotune.store import attached
+from autotune.tuner.result import Result
 
 if TYPE_CHECKING:
-    from autotune.domains.c3.scenario import Compute, Scenario
     from autotune.store import Store
     from autotune.tuner.cluster.cluster import Cluster
-    from autotune.tuner.result import Result
 
 MOST_RANKS = 256
 """Processes that a scenario from a database may ask for."""
@@ -33,7 +39,6 @@ def search(args: argparse.Namespace) -> int:
     _check(args)
     with machine_output(args.json) as emit, joined(args) as cluster:
         from autotune.device import resolve_device
-        from autotune.space import load_space
         from autotune.store import Store
 
         device = cluster.device if cluster else resolve_device(args.device)
@@ -94,8 +99,6 @@ def search_scenarios(
         timeout: seconds for all of them.
         cluster: on whose nodes they are searched, side by side.
     """
-    from autotune.domain import place
-
     workloads = [scenario.workload() for scenario in scenarios]
     many = f"{name}: {len(scenarios)} scenarios" if len(scenarios) > 1 else scenarios[0].label
     if cluster:
@@ -143,8 +146,6 @@ def missed(store: Store, device: str) -> list[Scenario]:
     Others may have written them. What is told and left out: those for which there are too few GPUs, those that are
     damaged, and those whose computation is a program of the user's, which a search would import and call.
     """
-    from autotune.domain import place
-    from autotune.domains.c3.scenario import KIND, Scenario
     from autotune.domains.c3.task import check_devices
 
     found = []
@@ -179,7 +180,6 @@ def check_program(scenario: Scenario) -> None:
     Raises:
         UserError: its computation is neither a GEMM nor a built-in workload; says how to search it by hand.
     """
-    from autotune.domains.c3.scenario import Program
     from autotune.domains.fusion.builtin import BUILTIN
 
     compute = scenario.compute
@@ -246,26 +246,17 @@ def lookup(args: argparse.Namespace) -> int:
     """Look up which strategy a scenario would be deployed with; returns 0 whatever the match."""
     with machine_output(args.json) as emit:
         from autotune.device import environment, resolve_device
-        from autotune.domain import place
         from autotune.domains.c3.answers import figures, print_scenario, strategy_label
-        from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
-        from autotune.errors import printable
-        from autotune.runtime.ladder import text
-        from autotune.store import attach_named
 
         device = resolve_device(args.device)
         side = device.partition(":")[0]
         scenario, name = scenario_of(args, device)
         workload = scenario.workload()
-        store = attach_named(args.db, args.db_read)
-        try:
+        with attached(args.db, args.db_read) as store:
             identity = place(workload, device)
             env = environment(device)
             found = match_scenario(scenario, store, identity, env, strict=args.strict, side=side)
             ladder = explain(scenario, found, store, identity, env) if args.explain else ()
-        finally:
-            if store is not None:
-                store.close()
         measured = found.schedule if found.level is C3Level.EXACT else None  # another scenario's times are not ours
         baselines = measured.rivals if measured else {}
         best = {"config": dict(found.config), "latency_us": measured.latency_us} if measured else None
@@ -331,9 +322,6 @@ def scenario_of(args: argparse.Namespace, device: str) -> tuple[Scenario, str]:
     Raises:
         UserError: it is described twice or not at all, or it cannot be.
     """
-    from autotune.domains.c3.named import find
-    from autotune.domains.c3.scenario import Scenario, parse_bytes
-
     if args.target is not None:
         given = [f"--{name}" for name in (*SCENARIO, "inputs") if name != "dtype" and getattr(args, name) is not None]
         if given:
@@ -400,8 +388,6 @@ def _dtype(device: str) -> str:
 
 
 def _compute(args: argparse.Namespace, dtype: str) -> Compute:
-    from autotune.domains.c3.scenario import Program, parse_gemm
-
     if args.gemm is not None:
         if args.compute is not None or args.inputs is not None:
             raise UserError(f"--gemm and {'--compute' if args.compute is not None else '--inputs'} exclude each other")

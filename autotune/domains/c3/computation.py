@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from autotune.domains.c3.collectives.base import DTYPES
 from autotune.domains.c3.scenario import Compute, Gemm, Program
+from autotune.domains.fusion.program_spec import resolve
 from autotune.errors import UserError, first_line
 from autotune.measure.verify import compare
 from autotune.task import Verdict
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 _BLOCK = 1 << 28  # elements of a reference's operands that are widened at a time
 
 
@@ -92,8 +91,6 @@ class ProgramComputation:
     """
 
     def __init__(self, program: Program, device: torch.device) -> None:
-        from autotune.domains.fusion.program_spec import resolve
-
         self._fn, (self._args, self._kwargs), self._label = resolve(program.name, program.inputs or None, str(device))
         if ":" not in program.name:
             from autotune.runtime.backend import deploy_backend

@@ -6,17 +6,19 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune.charts import Exhibit
+from autotune.device import DeviceIdentity
 from autotune.domain import Command, Domain, Missed
+from autotune.domains.c3.named import load
+from autotune.domains.c3.scenario import Scenario
 from autotune.errors import Unsupported, UserError
+from autotune.measure.policy import Policy
+from autotune.task import Bench
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.charts import Exhibit
-    from autotune.device import DeviceIdentity
     from autotune.domains.c3.task import C3Task
-    from autotune.measure.policy import Policy
     from autotune.measure.worker import Measurer
-    from autotune.task import Bench
 
 
 class C3(Domain):
@@ -51,13 +53,10 @@ class C3(Domain):
         return int(workload.spec["ranks"])
 
     def bytes_held(self, workload: Workload) -> int:
-        from autotune.domains.c3.scenario import Scenario
-
         return Scenario.from_json(workload.spec).bytes_held
 
     def damage(self, workload: Workload) -> str | None:
         from autotune.domains.c3.cli import check_program
-        from autotune.domains.c3.scenario import Scenario
 
         try:
             check_program(Scenario.from_json(workload.spec))
@@ -66,8 +65,6 @@ class C3(Domain):
         return None
 
     def targets(self) -> Mapping[str, str]:
-        from autotune.domains.c3.named import load
-
         return {name: entry.label for name, entry in load().items()}
 
     def add_arguments(self, command: str, parser: argparse.ArgumentParser) -> None:

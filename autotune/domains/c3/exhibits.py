@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.charts import Exhibit
+from autotune.device import DeviceIdentity
 from autotune.domains.c3.results import Isolated
-
-if TYPE_CHECKING:
-    from autotune.device import DeviceIdentity
-    from autotune.store.records import Schedule
-    from autotune.workload import Workload
+from autotune.store.records import Schedule
+from autotune.workload import Workload
 
 Chart = dict[str, Any]
 COLOURS = {

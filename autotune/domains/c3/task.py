@@ -12,17 +12,17 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
+from autotune.device import DeviceIdentity
 from autotune.domains.c3.scenario import Scenario
 from autotune.domains.c3.strategy import BASELINES, Strategy, by_rule, improper, kernel_of, normalize, reject
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.measure.policy import MIB, Policy
+from autotune.space import Space, load_space
 from autotune.task import Artifact, Choice, Config, Task, config_key
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.device import DeviceIdentity
     from autotune.measure.worker import Measurer
-    from autotune.space import Space
 
 _GENERATOR = "c3-1"
 _JOINED = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
@@ -46,8 +46,6 @@ class C3Task(Task):
         return _target(self.device)[1] if self.side == "cuda" else 0
 
     def space(self, file: str | None = None) -> Space:
-        from autotune.space import load_space
-
         space = load_space("c3", self.side, file)
         if self.side == "cpu":
             return space.restrict("threads", [c for c in space["threads"].choices if self._fits(c)] or [0])

@@ -6,7 +6,7 @@ plan`` shows it as text and :mod:`autotune.domains.fusion.picture` draws it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
@@ -46,10 +46,6 @@ class Tensor:
     def label(self) -> str:
         """Such as ``x0 bf16 8192x4096``."""
         return f"{self.name} {SHORT[self.dtype]} {'x'.join(map(str, self.extents)) or '1'}"
-
-    def to_json(self) -> dict[str, Any]:
-        """For ``--json``."""
-        return {"name": self.name, "dtype": self.dtype, "extents": list(self.extents), "bytes": self.bytes}
 
 
 @dataclass(frozen=True)
@@ -139,8 +135,8 @@ class GroupAnatomy:
             "bytes": self.bytes,
             "private_bytes": self.private_bytes,
             "cost": self.cost,
-            "reads": [t.to_json() for t in self.reads],
-            "writes": [t.to_json() for t in self.writes],
+            "reads": [asdict(t) for t in self.reads],
+            "writes": [asdict(t) for t in self.writes],
             "operators": [o.to_json() for o in self.operators],
         }
 

@@ -3,22 +3,31 @@ the program that the user had."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import fx
+from torch._prims_common import compute_required_storage_length
 
+from autotune.compiler.regions import aten
+from autotune.compiler.regions.symbols import traced
+from autotune.domains.fusion.inspection import check_source, results_of
 from autotune.errors import BuildError
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
-from autotune.task import Artifact, Bench, Config, Verdict
+from autotune.ir.oracle import conditioning
+from autotune.ir.oracle.conditioning import from_float, may_explain
+from autotune.ir.oracle.inputs import index_bounds, make_inputs
+from autotune.ir.oracle.interpret import interpret
+from autotune.measure.verify import compare
+from autotune.runtime.inductor.index_check import index_arguments
+from autotune.runtime.launch.executor import load_executor
+from autotune.runtime.launch.prepared import TensorSpec
+from autotune.store.records import Key, Schedule
+from autotune.task import Artifact, Bench, Config, Runnable, Verdict
 from autotune.workload import Workload
 
-if TYPE_CHECKING:
-    import torch
-
-    from autotune.task import Runnable
 _KEPT_BYTES = 1 << 31
 """What the oracle's results of one seed may take to be kept for the next candidate."""
 _KEPT_SHARE = 0.2
@@ -28,7 +37,6 @@ _FOLLOWED = frozenset(
     # What the last ones pick is where their result points.
     [*_VIEWS, "convert_element_type", "gather", "index", "index_select"]
 )
-__all__ = ["positions"]
 
 
 class Runs(Protocol):
@@ -86,8 +94,6 @@ class _Expectation:
 
     def slack(self, graph: Graph) -> list[torch.Tensor | None]:
         if self._slack is None:
-            from autotune.ir.oracle import conditioning
-
             self._slack = conditioning.slack(graph, self.inputs, self.want, self.inputs[0].device)
         return self._slack
 
@@ -96,10 +102,6 @@ class FusionBench(Bench):
     """A region's inputs, oracle and baselines on one device; see ``autotune.task.Bench``."""
 
     def __init__(self, workload: Workload, device: str) -> None:
-        import torch
-
-        from autotune.ir.oracle.inputs import make_inputs
-
         self.workload, self.graph = workload, Graph.from_json(workload.spec)
         self.device = torch.device(device)
         self.inputs: list[torch.Tensor] = make_inputs(self.graph, 0, self.device, within=self._within)
@@ -110,8 +112,6 @@ class FusionBench(Bench):
 
     @cached_property
     def _kept_bytes(self) -> int:
-        import torch
-
         if self.device.type != "cuda":
             return _KEPT_BYTES
         return max(_KEPT_BYTES, int(_KEPT_SHARE * torch.cuda.mem_get_info(self.device)[1]))
@@ -122,16 +122,11 @@ class FusionBench(Bench):
     @cached_property
     def doubt(self) -> str:
         """Why the workload's program, which may come from a database, is not run; "" where it is what it should be."""
-        from autotune.domains.fusion.inspection import check_source
-
         return check_source(self.workload)
 
     @cached_property
     def _within(self) -> dict[int, int]:
         """Bounds on slots that the program uses as positions, where the graph has integers of which it says none."""
-        from autotune.compiler.regions.symbols import traced
-        from autotune.ir.oracle.inputs import index_bounds
-
         said = index_bounds(self.graph)
         if not any(name in ("int32", "int64") and k not in said for k, name in enumerate(self.graph.inputs)):
             return {}
@@ -159,12 +154,6 @@ class FusionBench(Bench):
 
     def executor(self, config: Config, artifact: Artifact) -> Runs:
         """What runs a candidate; another target's bench is this one with a method of its own here."""
-        import torch
-
-        from autotune.runtime.launch.executor import load_executor
-        from autotune.runtime.launch.prepared import TensorSpec
-        from autotune.store.records import Key, Schedule
-
         schedule = Schedule(Key("", "", "", ""), config, 0.0, {}, artifact)
         inputs = [TensorSpec((t.numel(),), (1,), t.dtype) for t in self.inputs]
         outputs = [
@@ -187,11 +176,6 @@ class FusionBench(Bench):
         return Verdict(True, worst)
 
     def _verify(self, run: _Candidate, seed: int, special: bool) -> Verdict:
-        import torch
-
-        from autotune.ir.oracle.conditioning import from_float, may_explain
-        from autotune.measure.verify import compare
-
         expected = self._expectation(seed, special)
         outputs = [
             _poison(torch.empty(self.graph.output_numel(k), dtype=getattr(torch, o.dtype), device=self.device))
@@ -230,10 +214,6 @@ class FusionBench(Bench):
         if expected.lost is None:
             expected.lost = [None] * len(self.graph.outputs)
             if self.source:
-                from torch._prims_common import compute_required_storage_length
-
-                from autotune.domains.fusion.inspection import results_of
-
                 results = self._module().forward(*source_inputs(self.source, expected.inputs, self.device))
                 results = results if isinstance(results, (tuple, list)) else [results]
                 for k, (o, r) in enumerate(zip(self.graph.outputs, results_of(self.workload), strict=True)):
@@ -246,9 +226,6 @@ class FusionBench(Bench):
 
     def _expectation(self, seed: int, special: bool) -> _Expectation:
         """Inputs and what the oracle makes of them; those of the last seeds are kept where they are not too large."""
-        from autotune.ir.oracle.inputs import make_inputs
-        from autotune.ir.oracle.interpret import interpret
-
         found = self._expected.get((seed, special))
         if found is None:
             inputs = make_inputs(self.graph, seed, self.device, special, self._within)
@@ -262,24 +239,14 @@ class FusionBench(Bench):
     def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
         if not self.workload.source:
             return {}
-        return {
-            "eager": self._eager,
-            "inductor": self._inductor,
-        }
+        return {"eager": lambda: _Baseline(self._module().forward, self), "inductor": self._inductor}
 
     def _module(self) -> Any:
-        from autotune.compiler.regions import aten
-
         if self.doubt:
             raise BuildError(self.doubt)
         return aten.from_json(self.source, self.device.type)
 
-    def _eager(self) -> Runnable:
-        return _Baseline(self._module().forward, self)
-
     def _inductor(self) -> Runnable:
-        import torch
-
         if self.device.type == "cpu":
             from autotune.runtime.backend import compile_bare
 
@@ -295,9 +262,6 @@ def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], devic
 
     An input that no slot reads (only its shape matters) gets fresh memory.
     """
-    import torch
-    from torch._prims_common import compute_required_storage_length
-
     slot_of = {int(i): slot for slot, i in enumerate(source["slots"])}
     out = []
     for i, spec in enumerate(source["inputs"]):
@@ -334,7 +298,7 @@ def positions(program: fx.GraphModule) -> dict[int, int]:
     bounds: dict[int, int] = {}
     for node in program.graph.nodes:
         for index, bound in _indexed(node):
-            source = index
+            source: Any = index
             while source.op == "call_function" and _name(source) in _FOLLOWED:
                 source = source.args[0]
             if source in inputs:
@@ -343,22 +307,17 @@ def positions(program: fx.GraphModule) -> dict[int, int]:
     return bounds
 
 
-def _indexed(node: fx.Node) -> list[tuple[Any, int]]:
+def _indexed(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
     """The index arguments of a call, and the extent that each points into."""
-    name, args = _name(node), node.args
-    if name == "embedding":
-        return [(args[1], _shape(args[0])[0])]
-    if name in ("gather", "index_select") or name.startswith(("scatter", "index_add", "index_fill")):
-        return [(args[2], _shape(args[0])[args[1]])] if len(args) > 2 and isinstance(args[2], fx.Node) else []
-    if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put"):
-        return [(i, n) for i, n in zip(args[1], _shape(args[0]), strict=False) if i is not None]  # type: ignore[arg-type]
-    return []
+    name = _name(node).removeprefix("_unsafe_")
+    if name.startswith(("index_select", "index_fill", "scatter", "index_add")):
+        name = "scatter"
+    for index, dim, _ in index_arguments(name, node):
+        table: Any = node.args[0]
+        if isinstance(index, fx.Node):
+            yield index, table.meta["val"].shape[dim]
 
 
 def _name(node: fx.Node) -> str:
     target = node.target
     return str(target.overloadpacket.__name__) if isinstance(target, torch._ops.OpOverload) else ""
-
-
-def _shape(node: Any) -> Any:
-    return node.meta["val"].shape

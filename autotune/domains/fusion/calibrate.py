@@ -25,12 +25,12 @@ from autotune.ir.forms.canonical import canonicalize, to_workload
 from autotune.ir.forms.simplify import simplify
 from autotune.ir.graph import Graph, Output, Value
 from autotune.ir.ops import POINTWISE
-from autotune.task import Config, Status
+from autotune.store.records import Measurement
+from autotune.task import Config, Status, config_key
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.measure.worker import Measurer
-    from autotune.store.records import Measurement
     from autotune.store.store import Store
 
 MIB = 1 << 20
@@ -215,51 +215,17 @@ def _cost(ops: Sequence[str], times: int) -> int:
     return times * sum(POINTWISE[op].cost for op in ops)
 
 
-@dataclass(frozen=True)
-class WorkloadRanks:
-    """One workload's schedules: how many there are with a prediction, and the correlation."""
-
-    label: str
-    schedules: int
-    spearman: float
-
-
-@dataclass(frozen=True)
-class Report:
-    """Rank correlations on one device; None where too little was measured.
-
-    Attributes:
-        latency: the latency-evaluator's: median over workloads of the correlation among their schedules.
-        delta: the delta-evaluator's over the best of every workload; ``plans`` among the plans of regions that have
-            several, ``ordered`` pairs of them of which ``right`` are in the right order.
-        calibrated: whether the device has a calibration.
-    """
-
-    calibrated: bool
-    latency: float | None
-    workloads: tuple[WorkloadRanks, ...]
-    delta: float | None
-    compared: int
-    ordered: int
-    right: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "calibrated": self.calibrated,
-            "latency_spearman": self.latency,
-            "workloads": [{"label": w.label, "schedules": w.schedules, "spearman": w.spearman} for w in self.workloads],
-            "delta_spearman": self.delta,
-            "workloads_compared": self.compared,
-            "plan_pairs": self.ordered,
-            "plan_pairs_right": self.right,
-        }
-
-
-def report(store: Store, device: str) -> Report:
+def report(store: Store, device: str) -> dict[str, Any]:
     """Compare the models with everything measured on a device.
 
     Args:
         device: fingerprint; it needs not be this machine's.
+
+    Returns:
+        Rank correlations for ``--json``, null where too little was measured: ``latency_spearman``, the
+        latency-evaluator's, is the median over ``workloads`` of the correlation among their schedules, and
+        ``delta_spearman``, the delta-evaluator's, is over the best of every workload. ``plan_pairs`` are pairs of plans
+        of one region, of which ``plan_pairs_right`` are in the right order.
     """
     identity = store.get_device(device)
     found = store.get_calibration(device, "fusion")
@@ -268,7 +234,7 @@ def report(store: Store, device: str) -> Report:
     for m in store.measurements(device=device, status=Status.OK):
         if m.stage != "final" and m.latency_us is not None:
             measured.setdefault(m.key.workload, []).append(m)
-    ranks: list[WorkloadRanks] = []
+    ranks: list[dict[str, Any]] = []
     best: list[tuple[float, float]] = []
     ordered = right = 0
     for fingerprint, several in measured.items():
@@ -281,7 +247,7 @@ def report(store: Store, device: str) -> Report:
             continue
         pairs = [(us, m.latency_us or 0.0) for m in _latest(several) if (us := task.predict(m.config)) is not None]
         if len(pairs) >= FEWEST:
-            ranks.append(WorkloadRanks(workload.label, len(pairs), spearman(pairs)))
+            ranks.append({"label": workload.label, "schedules": len(pairs), "spearman": spearman(pairs)})
         plans = _plans(task, several)
         if plans:
             best.append(min(plans, key=lambda p: p[1]))
@@ -289,15 +255,15 @@ def report(store: Store, device: str) -> Report:
             for b in plans[:i]:
                 ordered += 1
                 right += (a[0] < b[0]) == (a[1] < b[1])
-    return Report(
-        calibrated=found is not None,
-        latency=statistics.median(r.spearman for r in ranks) if ranks else None,
-        workloads=tuple(sorted(ranks, key=lambda r: r.spearman)),
-        delta=spearman(best) if len(best) >= FEWEST else None,
-        compared=len(best),
-        ordered=ordered,
-        right=right,
-    )
+    return {
+        "calibrated": found is not None,
+        "latency_spearman": statistics.median(r["spearman"] for r in ranks) if ranks else None,
+        "workloads": sorted(ranks, key=lambda r: r["spearman"]),
+        "delta_spearman": spearman(best) if len(best) >= FEWEST else None,
+        "workloads_compared": len(best),
+        "plan_pairs": ordered,
+        "plan_pairs_right": right,
+    }
 
 
 def _task(workload: Workload, identity: DeviceIdentity, figures: Mapping[str, float]) -> FusionTask:
@@ -309,8 +275,6 @@ def _task(workload: Workload, identity: DeviceIdentity, figures: Mapping[str, fl
 
 def _latest(several: Iterable[Measurement]) -> list[Measurement]:
     """One measurement for each schedule, the repeated one where there is one."""
-    from autotune.task import config_key
-
     found: dict[str, Measurement] = {}
     for m in sorted(several, key=lambda m: m.stage == "repeat"):
         found[config_key(m.config)] = m
@@ -336,10 +300,10 @@ def _plans(task: FusionTask, several: Iterable[Measurement]) -> list[tuple[float
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
     """Spearman's rank correlation, equal values sharing the mean of their ranks; 0 where one side is all equal."""
     a, b = (_ranks([p[k] for p in pairs]) for k in (0, 1))
-    mean = (len(pairs) - 1) / 2
-    top = sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True))
-    bottom = (sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)) ** 0.5
-    return top / bottom if bottom else 0.0
+    try:
+        return statistics.correlation(a, b)
+    except statistics.StatisticsError:
+        return 0.0
 
 
 def _ranks(values: Sequence[float]) -> list[float]:

@@ -18,14 +18,17 @@ from autotune.cli.options import check_modes, positive_int
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output, microseconds
 from autotune.compiler.planner.methods import ABLATIONS, PLANS
 from autotune.errors import UserError
-from autotune.ir.precision import PRECISIONS
+from autotune.ir.precision import PRECISIONS, asking
 from autotune.measure.policy import CACHES, default_policy
+from autotune.runtime.deployment import deployment
+from autotune.space import load_space
+from autotune.store import attached
+from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.cli.searching import Searched
     from autotune.domains.fusion.program_spec import Captured
     from autotune.store import Store, Verdict
-    from autotune.workload import Workload
 
 _TRAIN = {
     "search": "search the forward and the backward pass of TARGET, whether or not something of it requires a gradient",
@@ -93,8 +96,6 @@ class FusionSteps(Steps):
     """The steps of a search of a program's regions."""
 
     def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
-        from autotune.space import load_space
-
         if args.rows and args.missed:
             raise UserError("--rows goes with a target: what was missed has its own numbers of rows")
         if args.mode != ["default"]:
@@ -160,7 +161,6 @@ def captured_target(args: argparse.Namespace, device: str, store: Store, rows: i
     """
     from autotune.domains.fusion.inspection import check_graph, check_source
     from autotune.domains.fusion.program_spec import captured
-    from autotune.ir.precision import asking
 
     def known(signature: str) -> list[tuple[Workload, int]] | None:
         """The workloads that an earlier run captured, if the database still has them unchanged."""
@@ -190,13 +190,10 @@ def lookup(args: argparse.Namespace) -> int:
     with machine_output(args.json) as emit:
         from autotune.cli.output import print_table
         from autotune.device import resolve_device
-        from autotune.ir.precision import asking
-        from autotune.runtime.deployment import deployment
         from autotune.runtime.lookup import ID, lookup, lookup_stored
-        from autotune.store import attach_named
 
-        if (store := attach_named(args.db, args.db_read)) is not None:
-            store.close()
+        with attached(args.db, args.db_read):  # what cannot be used is told before all else
+            pass
         device = resolve_device(args.device)
         if ID.fullmatch(args.target) and args.inputs is None:
             if args.train:
@@ -239,13 +236,16 @@ def calibrate(args: argparse.Namespace) -> int:
     """
     with machine_output(args.json) as emit:
         from autotune.device import identify, resolve_device
+        from autotune.domains.fusion.calibrate import report
         from autotune.store import Store
 
         device = resolve_device(args.device)
         with Store.open(args.db) as store:
             fingerprint = store.put_device(identify(device))
             if args.report:
-                answer = _report(store, fingerprint)
+                answer = report(store, fingerprint)
+                if not answer["workloads"] and not answer["workloads_compared"]:
+                    raise UserError(f"{store.name} has no fusion measurements of this device: run a search first")
             else:
                 answer = {"device": identify(device).label, "figures": _measure(store, device, fingerprint)}
             emit(answer)
@@ -257,7 +257,6 @@ def calibrate(args: argparse.Namespace) -> int:
 def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
     from autotune.domains.fusion.calibrate import calibrate
     from autotune.domains.fusion.task import FusionTask
-    from autotune.measure.policy import default_policy
     from autotune.measure.worker import Measurer, Worker
     from autotune.store import Calibration
 
@@ -281,15 +280,6 @@ def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
     if figures:
         store.put_calibration(Calibration(fingerprint, "fusion", figures))
     return figures
-
-
-def _report(store: Any, fingerprint: str) -> dict[str, Any]:
-    from autotune.domains.fusion.calibrate import report
-
-    found = report(store, fingerprint)
-    if not found.workloads and not found.compared:
-        raise UserError(f"{store.name} has no fusion measurements of this device: run a search first")
-    return found.to_json()
 
 
 _ABOUT = {

@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune.charts import Exhibit
+from autotune.device import DeviceIdentity
 from autotune.domain import Command, Domain
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.charts import Exhibit
-    from autotune.device import DeviceIdentity
     from autotune.domains.fusion.bench import FusionBench
     from autotune.domains.fusion.task import FusionTask
 

@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.lower.eager import moved_bytes
 from autotune.compiler.lower.facts import UNKNOWN_BYTES, GraphFacts
-from autotune.compiler.regions.find import Region, outside, regions_from
+from autotune.compiler.regions.find import Binding, Region, outside, regions_from, workload_of
+from autotune.compiler.regions.symbols import traced
 from autotune.domains.fusion.builtin import BUILTIN
 from autotune.domains.fusion.program_spec import (
     Call,
@@ -34,6 +35,7 @@ from autotune.domains.fusion.program_spec import (
     side_of,
 )
 from autotune.errors import Unsupported, UserError
+from autotune.ir.graph import Graph
 from autotune.workload import Workload
 
 _SIDES = ("cpu", "cuda")
@@ -177,14 +179,8 @@ def _option(region: Region, side: str) -> str:
     return next((f"option {one.partition(' ')[0]} of Inductor" for one in requirements(side, precision)), "")
 
 
-if TYPE_CHECKING:
-    from autotune.compiler.regions.find import Binding
-
-
 def check_graph(workload: Workload) -> str:
     """Why a stored workload has no graph that kernels could be made of; "" where it has."""
-    from autotune.ir.graph import Graph
-
     try:
         Graph.from_json(workload.spec)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -235,9 +231,6 @@ def results_of(workload: Workload) -> tuple[int, ...]:
 
 def rederived(workload: Workload, side: str) -> tuple[str, Binding]:
     """Fingerprint of the graph of a workload's program, and how the program's tensors meet that. Computes nothing."""
-    from autotune.compiler.regions.find import workload_of
-    from autotune.compiler.regions.symbols import traced
-
     module = traced(workload.source, side)
     made, binding = workload_of(module, str(workload.spec.get("precision", "")), dict(workload.source))
     return made.fingerprint, binding

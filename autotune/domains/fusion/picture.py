@@ -7,10 +7,11 @@ shows where the value lives between two operators. :mod:`autotune.domains.fusion
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.sax.saxutils import escape
 
 from autotune.charts import Exhibit
+from autotune.device import DeviceIdentity
 from autotune.domains.fusion.anatomy import Anatomy, dissect
 from autotune.domains.fusion.svg_layout import (
     FONT,
@@ -20,13 +21,14 @@ from autotune.domains.fusion.svg_layout import (
     Box,
     Drawing,
     Edge,
-    folded,
     lay_out,
     text_width,
 )
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
+from autotune.store.records import Schedule
 from autotune.words import plural
+from autotune.workload import Workload
 
 _HOMES = {
     "thread": ("#6b7280", "registers of a thread"),
@@ -67,7 +69,6 @@ _DARK = {
     "#2563eb": "#60a5fa", "#d97706": "#f59e0b", "#15803d": "#22c55e", "#dc2626": "#f87171", "#7c3aed": "#a78bfa",
 }  # fmt: skip
 """What a dark page shows instead: a viewer of the picture says by itself which it is."""
-__all__ = ["Drawing", "draw", "folded"]
 _OPERATORS = 400
 """Operators beyond which a plan is a table only: its picture would be unreadable."""
 
@@ -185,12 +186,6 @@ def _legend(x: float, y: float) -> tuple[list[str], float, float]:
         at += width
         right = max(right, at)
     return out, right, 40.0 + 2 * LINE
-
-
-if TYPE_CHECKING:
-    from autotune.device import DeviceIdentity
-    from autotune.store.records import Schedule
-    from autotune.workload import Workload
 
 
 def exhibits(

@@ -12,7 +12,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from autotune.compiler.assemble import graph_ops
 from autotune.compiler.lower.op_names import form
@@ -29,12 +28,9 @@ from autotune.device import describe_cuda, usable_processors
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.forms.canonical import to_workload
 from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.space import Parameter, Space, load_space
 from autotune.task import Artifact, Composition, Config, Kernel, Ranked, Task
 from autotune.workload import Workload
-
-if TYPE_CHECKING:
-    from autotune.space import Space
-
 
 _TRIES = 48  # ways to combine the groups' candidates that are looked at
 
@@ -77,15 +73,46 @@ class FusionTask(Task):
         return made
 
     def compositions(self, limit: int) -> Sequence[Composition]:
-        """Plans worth tuning, as compositions of their groups' workloads."""
-        return compositions(self, limit)
+        """Plans under the task's method, as compositions of their groups' workloads, the most promising first.
+
+        Empty where the only plan is one group: the region itself.
+        """
+        from autotune.compiler.planner.beam import shapes
+
+        figures = self.estimates
+        out = []
+        for shape in shapes(self.graph, self.side, self.method, figures, limit):
+            try:
+                plan = make_plan(self.graph, self.side, shape)
+            except Unsupported:
+                continue
+            if all(_alone(g, self.side) for g in plan.groups):
+                made = composition(self, plan, figures)
+                if not self.method.model:  # then it may not keep a plan from being measured, nor share out the time
+                    made = replace(made, weights=(1.0,) * len(made.parts), expected_us=0.0)
+                out.append(made)
+        if len(out) == 1 and len(out[0].parts) == 1 and out[0].parts[0] == self.workload:
+            return []
+        return out
 
     def predict(self, config: Config) -> float | None:
         """Microseconds by the latency-evaluator; None where a group's scheme has no model, or the method has none."""
         if not self.method.model:
             return None
+        figures, times = self.estimates, list[float]()
         try:
-            return plan_prediction(self, self.plan_of(config), config)
+            plan = self.plan_of(config)
+            for group, part in zip(plan.groups, group_configs(plan, config), strict=True):
+                if self.side == "cpu":
+                    us = predict_cpu(group.graph, part, figures)
+                else:
+                    us = predict_cuda(group.graph, part, figures, self.target()[0])
+                if us is None:
+                    return None
+                times.append(us)
+            if len(times) == 1:
+                return times[0]
+            return whole_us(plan, [group_cost(g, figures) for g in plan.groups], times, figures)
         except (Unsupported, KeyError):
             return None
 
@@ -142,8 +169,6 @@ class FusionTask(Task):
         return self._space(self.plan_of(config), file)
 
     def _space(self, plan: Plan, file: str | None) -> Space:
-        from autotune.space import Parameter, load_space
-
         base = load_space("fusion", self.side, file)
         space = join_spaces([on.space_of(g.graph, base) for on, g in self.sides(plan)], plan.leaders)
         fixed = tuple(Parameter(name, (text,), "how the region is cut") for name, text in self._named(plan).items())
@@ -238,30 +263,6 @@ class FusionTask(Task):
         make_launches(plan, join_configs(parts))
 
 
-def compositions(task: FusionTask, limit: int) -> list[Composition]:
-    """Plans of the task's region under its method, the most promising first.
-
-    Empty where the only plan is one group: the region itself.
-    """
-    from autotune.compiler.planner.beam import shapes
-
-    figures = task.estimates
-    out = []
-    for shape in shapes(task.graph, task.side, task.method, figures, limit):
-        try:
-            plan = make_plan(task.graph, task.side, shape)
-        except Unsupported:
-            continue
-        if all(_alone(g, task.side) for g in plan.groups):
-            made = composition(task, plan, figures)
-            if not task.method.model:  # then it may not keep a plan from being measured, nor share out the time
-                made = replace(made, weights=(1.0,) * len(made.parts), expected_us=0.0)
-            out.append(made)
-    if len(out) == 1 and len(out[0].parts) == 1 and out[0].parts[0] == task.workload:
-        return []
-    return out
-
-
 def composition(task: FusionTask, plan: Plan, figures: Figures) -> Composition:
     """One plan as a composition of its groups' workloads; groups of one family are tuned as their leader is."""
     leaders = sorted(set(plan.leaders))
@@ -280,7 +281,7 @@ def composition(task: FusionTask, plan: Plan, figures: Figures) -> Composition:
     scale = tuple(us / max(own[k], 1e-3) for us, k in zip(own, plan.leaders, strict=True))
     weights = [figures.next_us + sum(us for us, p in zip(own, which, strict=True) if p == n) for n in range(len(parts))]
     made = Combined(task, plan, figures, which, scale, costs)
-    expected = made.whole_us([us + figures.first_us for us in own])
+    expected = whole_us(plan, costs, [us + figures.first_us for us in own], figures)
     return Composition(plan.text, tuple(parts), tuple(weights), expected, made)
 
 
@@ -311,14 +312,10 @@ class Combined:
             if self.task.reject(config) is not None:
                 continue
             times = [picked[p][1] * scale for p, scale in zip(self.which, self.scale, strict=True)]
-            found.append((config, self.whole_us(times)))
+            found.append((config, whole_us(self.plan, self.costs, times, self.figures)))
             if len(found) == 3:
                 break
         return sorted(found, key=lambda r: r[1])
-
-    def whole_us(self, times: Sequence[float]) -> float:
-        """See :func:`whole_us`."""
-        return whole_us(self.plan, self.costs, times, self.figures)
 
 
 def whole_us(plan: Plan, costs: Sequence[GroupCost], times: Sequence[float], f: Figures) -> float:
@@ -334,23 +331,6 @@ def whole_us(plan: Plan, costs: Sequence[GroupCost], times: Sequence[float], f: 
         saved = cached / 1e3 * (1 / f.copy_gbs - 1 / f.l2_gbs)
         inner.append(max(us - f.first_us - max(saved, 0.0), 0.1 * us))
     return plan_us(inner, len(plan.launches), f)
-
-
-def plan_prediction(task: FusionTask, plan: Plan, config: Config) -> float | None:
-    """The latency-evaluator's microseconds of a plan under a configuration; None where a group has no model."""
-    figures = task.estimates
-    times: list[float] = []
-    for group, part in zip(plan.groups, group_configs(plan, config), strict=True):
-        if task.side == "cpu":
-            us = predict_cpu(group.graph, part, figures)
-        else:
-            us = predict_cuda(group.graph, part, figures, task.target()[0])
-        if us is None:
-            return None
-        times.append(us)
-    if len(times) == 1:
-        return times[0]
-    return whole_us(plan, [group_cost(g, figures) for g in plan.groups], times, figures)
 
 
 def group_cost(group: Group, figures: Figures) -> GroupCost:

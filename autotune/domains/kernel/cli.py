@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,20 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.commands.lookup import check_target
 from autotune.cli.commands.search import Steps
 from autotune.cli.commands.search import search as search_with
-from autotune.cli.output import BUSY_NOTE, console, machine_output, microseconds, ratio
+from autotune.cli.output import console, figure_text, is_busy, machine_output, print_busy_note, ratio
+from autotune.domain import figure_of, place
+from autotune.domains.kernel.declare import read_shapes
+from autotune.domains.kernel.kernel import Kernel, words
 from autotune.domains.kernel.space import config_words
+from autotune.domains.kernel.task import is_declared, resolve
+from autotune.domains.kernel.tunable import find
 from autotune.errors import UserError
-from autotune.store.records import BUSY
+from autotune.store import attached
+from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.cli.searching import Searched
-    from autotune.domains.kernel.kernel import Kernel, Objective
     from autotune.store import Store
-    from autotune.workload import Workload
 
 
 def search(args: argparse.Namespace) -> int:
@@ -41,15 +46,11 @@ class KernelSteps(Steps):
 
     def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
         if args.shapes:  # a mistake in the file is told before anything is started
-            from autotune.domains.kernel.declare import read_shapes
-
             read_shapes(args.shapes)
 
     def capture(
         self, args: argparse.Namespace, device: str, store: Store
     ) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
-        from autotune.domains.kernel.declare import read_shapes
-        from autotune.domains.kernel.task import is_declared, resolve
         from autotune.domains.kernel.workloads import workloads_of
 
         declared = is_declared(args.target)
@@ -73,7 +74,6 @@ class KernelSteps(Steps):
 
 def _missed(kernel: Kernel, store: Store, device: str) -> tuple[list[dict[str, Any]], list[int]]:
     """The shapes of keys that calls looked up in vain, and how often: a key's names are the factory's arguments."""
-    import inspect
 
     from autotune.device import identify
 
@@ -103,20 +103,13 @@ def lookup(args: argparse.Namespace) -> int:
     check_target(args)
     with machine_output(args.json) as emit:
         from autotune.device import environment, resolve_device
-        from autotune.domain import place
-        from autotune.domains.kernel.declare import read_shapes
-        from autotune.domains.kernel.kernel import words
-        from autotune.domains.kernel.task import is_declared, resolve
-        from autotune.domains.kernel.tunable import find
         from autotune.domains.kernel.workloads import workloads_of
-        from autotune.store import attach_named
 
         device = resolve_device(args.device)
         kernel = resolve(args.target, "" if is_declared(args.target) else args.space or "")
         shapes = read_shapes(args.shapes) if args.shapes else None
         workloads, found = workloads_of(kernel, args.target, shapes, device, reference=False), []
-        store = attach_named(args.db, args.db_read)
-        try:
+        with attached(args.db, args.db_read) as store:
             for workload in workloads:
                 where, key = place(workload, device), dict(workload.spec["key"])
                 match = find(kernel, key, store, where, environment(device), strict=args.strict)
@@ -131,36 +124,18 @@ def lookup(args: argparse.Namespace) -> int:
                         "tuned_words": words(match.tuned or {}),
                         "distance": match.distance,
                         "latency_us": None if kernel.objective else match.latency_us,
-                        "figure": figure_text(kernel.objective, match.latency_us),
+                        "figure": figure_text(figure_of(workload), match.latency_us),
                         "winner": match.schedule.winner if match.schedule else None,
                         "baselines": dict(match.schedule.baselines) if match.schedule else {},
                         "changed": match.changed,
                         "reason": match.reason,
                     }
                 )
-        finally:
-            if store is not None:
-                store.close()
         answer: dict[str, Any] = {"target": args.target, "kernel": kernel.name, "device": device, "keys": found}
         emit(answer)
         if not args.json:
             print_lookup(answer)
     return 0
-
-
-def objective_of(spec: Mapping[str, Any]) -> Objective | None:
-    """What a stored workload is tuned for in the place of time."""
-    from autotune.domains.kernel.kernel import Objective
-
-    told = spec.get("objective")
-    return Objective(lambda call: 0.0, told["unit"], told["direction"], told["name"]) if told else None
-
-
-def figure_text(objective: Objective | None, cost: float | None) -> str:
-    """What was measured, in its unit."""
-    if objective is None or cost is None:
-        return microseconds(cost)
-    return f"{objective.figure(cost):.4g} {objective.unit}"
 
 
 def with_figures(answer: Mapping[str, Any], target: str, store: Store) -> dict[str, Any]:
@@ -169,12 +144,12 @@ def with_figures(answer: Mapping[str, Any], target: str, store: Store) -> dict[s
     for region in answer["workloads"]:
         workload = store.get_workload(region["workload"])
         spec = workload.spec if workload is not None else {}
-        objective = objective_of(spec)
+        unit = figure_of(workload) if workload is not None else None
         default = region["baselines"].get("default", {}).get("latency_us") or region["default_us"]
         costs = {"best": region["deployed_us"] or (region["best"] or {}).get("latency_us"), "default": default}
-        figures = {name: figure_text(objective, cost) for name, cost in costs.items()}
+        figures = {name: figure_text(unit, cost) for name, cost in costs.items()}
         more = {"key": spec.get("key"), "figures": figures}
-        if objective is not None:
+        if unit is not None:
             more["objective"] = spec["objective"]
         regions.append({**region, **more})
     return {**answer, "target": target, "workloads": regions}
@@ -206,8 +181,7 @@ def print_search(answer: Mapping[str, Any]) -> None:
             _runs(region),
         )
     console().print(table)
-    if any((region.get("others_busy") or 0.0) > BUSY for region in answer["workloads"]):
-        console().print(BUSY_NOTE, highlight=False)
+    print_busy_note(answer["workloads"])
 
 
 def _runs(region: Mapping[str, Any]) -> str:
@@ -215,8 +189,7 @@ def _runs(region: Mapping[str, Any]) -> str:
         return "default (nothing could be measured)"
     if region["winner"] == "default":
         return "default"
-    busy = " (busy)" if (region.get("others_busy") or 0.0) > BUSY else ""
-    return config_words(region["best"]["config"]) + busy
+    return config_words(region["best"]["config"]) + (" (busy)" if is_busy(region) else "")
 
 
 def print_lookup(answer: Mapping[str, Any]) -> None:

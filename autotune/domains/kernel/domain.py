@@ -41,10 +41,8 @@ class Kernels(Domain):
         return [space.space.fingerprint, space.default, list(space.points), told, workload.source.get("left")]
 
     def figure(self, workload: Workload, cost: float) -> tuple[float, str] | None:
-        from autotune.domains.kernel.cli import objective_of
-
-        objective = objective_of(workload.spec)
-        return None if objective is None else (objective.figure(cost), objective.unit)
+        told = workload.spec.get("objective")
+        return (cost if told["direction"] == "min" else 1 / cost, str(told["unit"])) if told else None
 
     def damage(self, workload: Workload) -> str | None:
         from autotune.domains.kernel.task import refused

@@ -8,14 +8,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from autotune.domains.kernel.kernel import Kernel
 from autotune.errors import UserError, first_line
 from autotune.task import Config, config_key
-
-if TYPE_CHECKING:
-    from autotune.domains.kernel.kernel import Kernel
-
 
 META = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Parameters of every Triton kernel's launch."""

@@ -18,19 +18,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.device import DeviceIdentity, Environment
 from autotune.domains.kernel.declare import file_of, from_converted, from_file, make_kernel
-from autotune.domains.kernel.identity import kernel_name
+from autotune.domains.kernel.identity import kernel_name, target_of
 from autotune.domains.kernel.kernel import DEFAULT, Call, Kernel, Objective, device_of, log_distance, words
 from autotune.domains.kernel.triton import Converted, converted, is_autotuner
 from autotune.errors import UserError, first_line
+from autotune.runtime.deployment import deployment
+from autotune.store.reading import Reader
+from autotune.store.records import Schedule
 from autotune.task import Config
+from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.device import DeviceIdentity, Environment
-    from autotune.store.reading import Reader
-    from autotune.store.records import Schedule
     from autotune.tuner.result import Result
-    from autotune.workload import Workload
 
 _KEPT = 1 << 16
 """Keys that a kernel remembers at most."""
@@ -130,7 +131,6 @@ class Tunable:
         """
         from autotune.api import tune_workloads
         from autotune.device import resolve_devices
-        from autotune.domains.kernel.identity import target_of
         from autotune.domains.kernel.workloads import workloads_of
         from autotune.store import Store
 
@@ -148,8 +148,6 @@ class Tunable:
     def _decide(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Config:
         """Look a call's key up, and keep what was found; never fails for what is wrong with the database."""
         from autotune.device import environment, identify
-        from autotune.errors import UserError
-        from autotune.runtime.deployment import deployment
 
         raw = self._raw(args, kwargs)
         key, device = self.kernel.reader.read(args, kwargs), device_of(args, kwargs)

@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.domains.kernel.kernel import Kernel
 from autotune.domains.kernel.task import allow, resolve
+from autotune.domains.kernel.triton import described
 from autotune.errors import UserError, first_line
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.measure.wire import Link, serve
@@ -149,8 +150,6 @@ def _answer(link: Link, message: dict[str, Any], blob: bytes) -> None:
 
 def _look(link: Link, message: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     from autotune.domains.kernel.bench import make
-    from autotune.domains.kernel.task import resolve
-    from autotune.domains.kernel.triton import described
 
     kernel = resolve(message["target"], message["file"])
     if message["device"].startswith("cuda"):

@@ -64,7 +64,7 @@ def indices_of(facts: GraphFacts, region: Region, origin: Mapping[fx.Node, fx.No
     """
     for n in region.nodes:
         node = origin.get(n, n)
-        for index, dim, negative in _indices(facts[n].operator, node):
+        for index, dim, negative in index_arguments(facts[n].operator, node):
             if index.meta["val"].dtype not in (torch.int32, torch.int64):
                 continue  # a mask
             shape = _argument(node, 0).meta["val"].shape
@@ -73,7 +73,7 @@ def indices_of(facts: GraphFacts, region: Region, origin: Mapping[fx.Node, fx.No
             yield Indexed(index, -extent if negative else 0, extent, operand)
 
 
-def _indices(name: str, node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
+def index_arguments(name: str, node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
     """The index tensors of a call of operator ``name``, the dimension of each, and whether it may be negative."""
     if name in _ALONG:
         yield _argument(node, 2), _argument(node, 1), False

@@ -11,7 +11,7 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.collectives.base import Spec, dtype_of
+from autotune.domains.c3.collectives.base import DTYPES, Spec
 from autotune.domains.c3.collectives.dma import CopyCollective
 from autotune.domains.c3.collectives.symmetric import new_stream
 from autotune.domains.c3.group import Group
@@ -64,7 +64,7 @@ class _Job:
 
     def value(self, rank: int, numel: int, call: int) -> torch.Tensor:
         """What rank ``rank`` puts in at the ``call``-th call of the soak."""
-        return ((self.offsets[:numel] * 5 + rank * 3 + call * 7) % _MODULUS).to(dtype_of("bf16"))
+        return ((self.offsets[:numel] * 5 + rank * 3 + call * 7) % _MODULUS).to(DTYPES["bf16"])
 
     def fill(self, call: int) -> None:
         c = self.collective

@@ -176,7 +176,7 @@ def test_a_rank_killed_while_it_is_timed_costs_one_candidate(shared: Ranks) -> N
 def test_a_rank_killed_between_two_candidates_costs_none(shared: Ranks) -> None:
     assert measure(shared, how="good").ok
     assert shared._crew is not None
-    os.kill(shared._crew.pids[2], signal.SIGKILL)
+    os.kill(shared._crew._seats[2].child.pid, signal.SIGKILL)
     assert measure(shared, how="good").ok
 
 
@@ -241,7 +241,7 @@ def test_closing_leaves_no_process_and_no_file_behind() -> None:
         answers = ranks.call(f"{BENCH}:whoami", {"word": "x"}, 600)
         assert [a["opened"] for a in answers] == [0, 0]  # no scenario, no bench
         assert ranks._crew is not None
-        pids, folder = ranks._crew.pids, Path(ranks._crew._folder)
+        pids, folder = [seat.child.pid for seat in ranks._crew._seats], Path(ranks._crew._folder)
         assert folder.is_dir()
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert not folder.exists()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from autotune.domains.c3.collectives.base import Collective, Spec, dtype_of
+from autotune.domains.c3.collectives.base import DTYPES, Collective, Spec
 from autotune.domains.c3.collectives.dma import _DONE, _READY, CopyCollective
 from autotune.domains.c3.collectives.sm import SmCollective
 from autotune.domains.c3.strategy import Strategy
@@ -33,7 +33,7 @@ class Party:
     """
 
     def __init__(self, world: World, op: str, part: int, dtype: str = "f32", **strategy: Any) -> None:
-        self.world, self.op, self.dtype = world, op, dtype_of(dtype)
+        self.world, self.op, self.dtype = world, op, DTYPES[dtype]
         numel = part * world.ranks
         self.spec = Spec(op, numel - 1 if op == "all_reduce" else numel, dtype)
         self.part = self.spec.part(world.ranks)

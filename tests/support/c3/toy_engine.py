@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.domains.c3.collectives.base import Spec, dtype_of
+from autotune.domains.c3.collectives.base import DTYPES, Spec
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.strategy import ENGINES, HostStrategy
 from autotune.task import Artifact
@@ -22,8 +22,8 @@ class SendCollective:
     def __init__(self, spec: Spec, group: Group, strategy: HostStrategy, artifact: Artifact | None = None) -> None:
         self.spec, self.group = spec, group
         part, n = spec.part(group.ranks), spec.numel
-        self.input = torch.zeros(part if spec.op == "all_gather" else n, dtype=dtype_of(spec.dtype))
-        self.output = torch.zeros(part if spec.op == "reduce_scatter" else n, dtype=dtype_of(spec.dtype))
+        self.input = torch.zeros(part if spec.op == "all_gather" else n, dtype=DTYPES[spec.dtype])
+        self.output = torch.zeros(part if spec.op == "reduce_scatter" else n, dtype=DTYPES[spec.dtype])
 
     def enqueue(self, stream: Any = None) -> None:
         ranks, part = self.group.ranks, self.spec.part(self.group.ranks)

@@ -21,16 +21,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import torch
+
+from autotune.domains.c3.group import Group
 from autotune.domains.c3.strategy import ENGINES, KINDS
-from autotune.task import Choice
+from autotune.task import Artifact, Choice
 
-if TYPE_CHECKING:
-    import torch
-
-    from autotune.domains.c3.group import Group
-    from autotune.task import Artifact
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+"""torch's types by the names that scenarios have for them."""
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,3 @@ def open_collective(
     module, _, name = ENGINES[side][strategy.engine].partition(":")
     made: Collective = getattr(importlib.import_module(module), name)(spec, group, strategy, artifact)
     return made
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """The torch dtype of "bf16", "f16" or "f32"."""
-    import torch
-
-    return {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[name]

@@ -13,17 +13,17 @@ reduce_scatter and all_reduce exchange by copies what a small kernel adds, each 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autotune.domains.c3.collectives.base import Spec, dtype_of
+import torch
+
+from autotune.domains.c3.collectives.base import DTYPES, Spec
 from autotune.domains.c3.collectives.sm import launch
 from autotune.domains.c3.collectives.symmetric import Copies, Copy, Flags, give, new_event, new_stream, take
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
 from autotune.domains.c3.strategy import Strategy
-
-if TYPE_CHECKING:
-    from autotune.task import Artifact
+from autotune.task import Artifact
 
 _READY, _DONE, _CHUNKS = 0, 1, 2
 _LINE = 128
@@ -41,10 +41,8 @@ class CopyCollective:
     met = None
 
     def __init__(self, spec: Spec, group: Group, strategy: Strategy, artifact: Artifact | None = None) -> None:
-        import torch
-
         self.spec, self.group, self.strategy = spec, group, strategy
-        dtype, ranks, me = dtype_of(spec.dtype), group.ranks, group.rank
+        dtype, ranks, me = DTYPES[spec.dtype], group.ranks, group.rank
         reducing = spec.op in REDUCING
         chunks = strategy.chunks if reducing else 1
         self._part = spec.part(ranks)
@@ -88,8 +86,6 @@ class CopyCollective:
         self._own_last = strategy.order == "gemm_first"
 
     def enqueue(self, stream: Any = None) -> None:
-        import torch
-
         stream = stream or torch.cuda.current_stream()
         raw = stream.cuda_stream
         if not self._own_last:
@@ -147,8 +143,6 @@ class CopyCollective:
 
     def close(self) -> None:
         """Give buffers and flags back. A collective call; no call may be under way."""
-        import torch
-
         torch.cuda.synchronize(self.group.device)
         self.group.barrier()
         self._flags.close()

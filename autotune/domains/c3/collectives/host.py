@@ -17,22 +17,19 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from autotune.domains.c3.collectives.base import Spec, dtype_of
+from autotune.domains.c3.collectives.base import DTYPES, Spec
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
 from autotune.domains.c3.strategy import HostStrategy
 from autotune.errors import Unsupported
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from autotune.task import Artifact
+from autotune.task import Artifact
 
 # torch 2.13 renamed what 2.11 has.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -60,8 +57,8 @@ class GlooCollective:
         part, n = spec.part(group.ranks), spec.numel
         self.spec, self.group = spec, group
         self._number: int | None = group.borrow()
-        self.input = torch.zeros(part if spec.op == "all_gather" else n, dtype=dtype_of(spec.dtype))
-        self.output = torch.zeros(part if spec.op == "reduce_scatter" else n, dtype=dtype_of(spec.dtype))
+        self.input = torch.zeros(part if spec.op == "all_gather" else n, dtype=DTYPES[spec.dtype])
+        self.output = torch.zeros(part if spec.op == "reduce_scatter" else n, dtype=DTYPES[spec.dtype])
 
     def enqueue(self, stream: Any = None) -> None:
         if self._number is None:
@@ -96,7 +93,7 @@ class HostCopy:
     met = None
 
     def __init__(self, spec: Spec, group: Group, strategy: HostStrategy, artifact: Artifact | None = None) -> None:
-        ranks, dtype, size = group.ranks, dtype_of(spec.dtype), ITEMSIZE[spec.dtype]
+        ranks, dtype, size = group.ranks, DTYPES[spec.dtype], ITEMSIZE[spec.dtype]
         self.spec, self.group, self.timeout_s = spec, group, 300.0
         self._part, self._calls = spec.part(ranks), 0
         self._pieces = pieces(self._part, strategy.copies)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autotune.domains.c3.collectives.base import Spec, dtype_of
+import torch
+import torch.distributed as dist
+
+from autotune.domains.c3.collectives.base import DTYPES, Spec
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.strategy import Strategy
-
-if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
-
-    from autotune.task import Artifact
+from autotune.task import Artifact
 
 
 def communicator(group: Group, ctas: int) -> dist.ProcessGroup:
@@ -25,9 +23,6 @@ def communicator(group: Group, ctas: int) -> dist.ProcessGroup:
         return group.data
 
     def make() -> dist.ProcessGroup:
-        import torch
-        import torch.distributed as dist
-
         options: Any = dist.ProcessGroupNCCL.Options()
         options.config.min_ctas = options.config.max_ctas = ctas
         members = dist.get_process_group_ranks(group.data)
@@ -49,14 +44,12 @@ class NcclCollective:
     met = None
 
     def __init__(self, spec: Spec, group: Group, strategy: Strategy, artifact: Artifact | None = None) -> None:
-        import torch
-
         part, n = spec.part(group.ranks), spec.numel
         self.spec = spec
         self._comm = communicator(group, strategy.ctas)
 
         def buffer(numel: int) -> torch.Tensor:
-            return torch.empty(numel, dtype=dtype_of(spec.dtype), device=group.device)
+            return torch.empty(numel, dtype=DTYPES[spec.dtype], device=group.device)
 
         self.output = buffer(part if spec.op == "reduce_scatter" else n)
         if spec.op == "all_gather":
@@ -65,9 +58,6 @@ class NcclCollective:
             self.input = self.output if spec.op == "all_reduce" else buffer(n)
 
     def enqueue(self, stream: Any = None) -> None:
-        import torch
-        import torch.distributed as dist
-
         with torch.cuda.stream(stream or torch.cuda.current_stream()):
             if self.spec.op == "all_gather":
                 dist.all_gather_into_tensor(self.output, self.input, group=self._comm)

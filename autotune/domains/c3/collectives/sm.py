@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.collectives.base import Spec, dtype_of
+import torch
+
+from autotune.domains.c3.collectives.base import DTYPES, Spec
 from autotune.domains.c3.collectives.symmetric import Copies, Flags, give, new_event, take
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
@@ -53,8 +55,6 @@ class SmCollective:
     engine = "sm"
 
     def __init__(self, spec: Spec, group: Group, strategy: Strategy, artifact: Artifact | None = None) -> None:
-        import torch
-
         if spec.op not in REDUCING:
             raise Superseded(f"{spec.op} by kernels that only move data, which this autotune lacks")
         found = [k for k in (artifact.kernels if artifact else ()) if k.launch.get("op") == "reduce"]
@@ -62,7 +62,7 @@ class SmCollective:
             raise Unsupported(f"the kernel of {spec.op} is not there")
         self.spec, self.group, self.strategy, self._kernel = spec, group, strategy, found[0]
         self.met = new_event()
-        dtype, ranks = dtype_of(spec.dtype), group.ranks
+        dtype, ranks = DTYPES[spec.dtype], group.ranks
         part = spec.part(ranks)
         self._bytes = part * ITEMSIZE[spec.dtype]
         self._flags = Flags(group, 2)
@@ -81,8 +81,6 @@ class SmCollective:
             self._spread = Copies(self._result.to_peers(self._flags.peers, self._own, self._bytes))
 
     def enqueue(self, stream: Any = None) -> None:
-        import torch
-
         stream = stream or torch.cuda.current_stream()
         raw = stream.cuda_stream
         self._tell[_READY](raw)
@@ -98,8 +96,6 @@ class SmCollective:
 
     def close(self) -> None:
         """Give buffers and flags back. A collective call; no call may be under way."""
-        import torch
-
         torch.cuda.synchronize(self.group.device)
         self.group.barrier()
         self._flags.close()

@@ -14,14 +14,14 @@ import ctypes
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed._symmetric_memory as symmetric
 
 from autotune.domains.c3.group import Group
 from autotune.errors import Unsupported
 from autotune.runtime.launch.cuda import LaunchError, driver
-
-if TYPE_CHECKING:
-    import torch
 
 FLAGS = 1 << 16
 """Words for flags that a group has; a collective takes 2 to 20 times as many as there are ranks."""
@@ -49,8 +49,6 @@ def check(code: int, doing: str) -> None:
 
 def new_stream(device: torch.device, *, high: bool = False) -> Any:
     """A stream of the lowest priority, or of the highest."""
-    import torch
-
     cuda: Any = torch.cuda
     least, greatest = cuda.Stream.priority_range()
     return cuda.Stream(device, priority=greatest if high else least)
@@ -58,8 +56,6 @@ def new_stream(device: torch.device, *, high: bool = False) -> Any:
 
 def new_event(*, timing: bool = False) -> Any:
     """An event, with timing or without."""
-    import torch
-
     cuda: Any = torch.cuda
     return cuda.Event(enable_timing=timing)
 
@@ -140,7 +136,6 @@ class Buffer:
 
 def check_access(group: Group) -> None:
     """Raise Unsupported, on every rank alike, where some device cannot reach the memory of another."""
-    import torch
 
     def found() -> str:
         here, mine = socket.gethostname(), group.device.index or 0
@@ -165,9 +160,6 @@ def take(group: Group, nbytes: int) -> Buffer:
     Raises:
         Unsupported: see :func:`check_access`.
     """
-    import torch
-    import torch.distributed._symmetric_memory as symmetric
-
     check_access(group)
     size = max(_ALIGN, -(-nbytes // _ALIGN) * _ALIGN)
     free: list[Buffer] = group.keep(_POOL, list)
@@ -203,8 +195,6 @@ class Flags:
 
     def __init__(self, group: Group, slots: int) -> None:
         def make() -> tuple[Buffer, list[int]]:
-            import torch
-
             buffer = take(group, 4 * FLAGS)
             buffer.memory.zero_()
             torch.cuda.synchronize()

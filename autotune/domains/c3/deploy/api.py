@@ -5,9 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from autotune.domains.c3.deploy.caller import (
     NAMES,
@@ -26,12 +29,8 @@ from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.scenario import COLLECTIVES, REDUCING, Compute, Gemm, Program, Scenario, parse_gemm
 from autotune.errors import UserError
 
-if TYPE_CHECKING:
-    import torch.distributed as dist
-    from torch import Tensor
-
 Shape = Gemm | str | tuple[int, int, int]
-Result = tuple[Any, "Tensor"]
+Result = tuple[Any, Tensor]
 
 
 def overlap(
@@ -283,12 +282,7 @@ def _positional(inputs: Any) -> Args:
 
 def _used_here(result: Any) -> None:
     """Tell the allocator that the caller's stream uses what was allocated on the strategy's."""
-    from torch.utils._pytree import tree_leaves
-
     stream = torch.cuda.current_stream()
     for leaf in tree_leaves(result):
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:
             leaf.record_stream(stream)
-
-
-__all__ = ["Captured", "Overlapped", "overlap"]

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.c3.scenario import LAYOUTS, Gemm, Scenario
@@ -32,12 +32,10 @@ from autotune.runtime.ladder import (
 )
 from autotune.store.damage import BROKEN
 from autotune.store.reading import Match as How
+from autotune.store.reading import Reader
 from autotune.store.records import Schedule
 from autotune.task import Artifact, Choice, Config
 from autotune.workload import Workload
-
-if TYPE_CHECKING:
-    from autotune.store import Reader
 
 NEAR = 1.0
 """Largest distance over which a stored strategy is taken for another scenario: a factor of two, as ``|log2|``, in an
@@ -96,21 +94,6 @@ class C3Match:
     def latency_us(self) -> float | None:
         """Measured time of both together, in microseconds; at ``nearest`` that of :attr:`tuned`."""
         return self.schedule.latency_us if self.schedule else None
-
-    def to_json(self) -> dict[str, Any]:
-        """For ``--json``."""
-        schedule = self.schedule
-        return {
-            "match": str(self.level),
-            "strategy": self.config,
-            "label": self.label,
-            "tuned": self.tuned.to_json() if self.tuned else None,
-            "distance": self.distance,
-            "winner": schedule.winner if schedule else None,
-            "latency_us": self.latency_us,
-            "baselines": dict(schedule.baselines) if schedule else {},
-            "reason": self.reason,
-        }
 
 
 def match_scenario(
@@ -286,6 +269,3 @@ def _ratios(a: Scenario, b: Scenario) -> list[float]:
     if isinstance(a.compute, Gemm) and isinstance(b.compute, Gemm):
         pairs += [(a.compute.m, b.compute.m), (a.compute.n, b.compute.n), (a.compute.k, b.compute.k)]
     return [abs(math.log2(x / y)) for x, y in pairs]
-
-
-__all__ = ["NEAR", "C3Level", "C3Match", "explain", "match_scenario"]

@@ -11,13 +11,16 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from autotune.device import environment
 from autotune.domain import place
 from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
 from autotune.domains.c3.deploy.caller import Buffers, CallerComputation, Shapes
 from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario, without_search
+from autotune.domains.c3.group import Group
 from autotune.domains.c3.overlap import CudaOverlap, HostOverlap, open_overlap
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError, first_line
@@ -25,11 +28,6 @@ from autotune.measure.wire import artifact_from_wire, artifact_to_wire
 from autotune.runtime.deployment import deployment
 from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Config
-
-if TYPE_CHECKING:
-    import torch
-
-    from autotune.domains.c3.group import Group
 
 log = logging.getLogger("autotune")
 Overlap = CudaOverlap | HostOverlap

@@ -12,20 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
 from autotune.domains.c3.computation import Computation, open_compute
 from autotune.domains.c3.group import Group
-from autotune.domains.c3.overlap import open_overlap
+from autotune.domains.c3.overlap import CudaOverlap, HostOverlap, open_overlap
 from autotune.domains.c3.scenario import Scenario
 from autotune.domains.c3.strategy import BASELINES, ENGINES, KINDS, HostStrategy, Strategy, normalize, reject
 from autotune.task import Artifact, Config, Verdict
-
-if TYPE_CHECKING:
-    from autotune.domains.c3.overlap import CudaOverlap, HostOverlap
 
 _LATE_S = 0.002  # by so much one rank comes later than the others to the second call of a check
 

@@ -101,11 +101,6 @@ class Crew:
             raise
 
     @property
-    def pids(self) -> list[int]:
-        """Of the ranks' processes, in their order."""
-        return [seat.child.pid for seat in self._seats]
-
-    @property
     def alive(self) -> bool:
         return self._failed is None and all(seat.child.alive for seat in self._seats)
 

@@ -109,13 +109,13 @@ def test_the_report_compares_models_with_measurements(tmp_path: Path) -> None:
             for config in different.values():
                 _measured(store, work, config, 1.7 * (t.predict(config) or 0.0))
         found = report(store, H200.fingerprint)
-        assert not found.calibrated
-        assert found.latency == pytest.approx(1)
-        assert len(found.workloads) == 8
-        assert found.delta == pytest.approx(1)
-        assert found.compared == 8
+        assert not found["calibrated"]
+        assert found["latency_spearman"] == pytest.approx(1)
+        assert len(found["workloads"]) == 8
+        assert found["delta_spearman"] == pytest.approx(1)
+        assert found["workloads_compared"] == 8
         store.put_calibration(Calibration(H200.fingerprint, "fusion", {"copy_gbs": 4150.0}))
-        assert report(store, H200.fingerprint).calibrated
+        assert report(store, H200.fingerprint)["calibrated"]
 
 
 def test_plans_of_a_region_are_compared_in_pairs(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_plans_of_a_region_are_compared_in_pairs(tmp_path: Path) -> None:
             _measured(store, work, {"plan": text}, 40.0 + k)
         found = report(store, H200.fingerprint)
         pairs = len(texts) * (len(texts) - 1) // 2
-        assert (found.ordered, found.right) == (pairs, pairs)
+        assert (found["plan_pairs"], found["plan_pairs_right"]) == (pairs, pairs)
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

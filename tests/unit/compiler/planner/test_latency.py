@@ -13,7 +13,7 @@ import pytest
 from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.latency import Work, _work
 from autotune.compiler.program.passes import build_program
-from autotune.domains.fusion.task import FusionTask, compositions
+from autotune.domains.fusion.task import FusionTask
 from autotune.ir.forms.canonical import canonicalize, to_workload
 from autotune.ir.forms.simplify import simplify
 from autotune.ir.graph import Graph
@@ -170,7 +170,7 @@ def test_compositions_combine_their_parts(name: str, device: str) -> None:
     """Parts plan to one group each; what is combined of their schedules is a configuration of the region."""
     for work in workloads(name):
         t = task(work, device)
-        found = compositions(t, 4)
+        found = t.compositions(4)
         for c in found:
             parts = [task(p, device) for p in c.parts]
             assert all(len(p.plan.groups) == 1 for p in parts if p.workload != work)
@@ -188,7 +188,7 @@ def test_compositions_combine_their_parts(name: str, device: str) -> None:
             assert t.plan_of(made[0][0]).text == c.name
         if found:
             assert {p.fingerprint for c in found for p in c.parts} <= {
-                p.fingerprint for c in compositions(task(work, device), 4) for p in c.parts
+                p.fingerprint for c in task(work, device).compositions(4) for p in c.parts
             }
 
 
@@ -203,7 +203,7 @@ def test_equal_groups_of_different_regions_are_one_part() -> None:
             b.out(b.reduce("sum", b.exp(b.load("float32", 0, 1)), 1), "float32")
         return to_workload(canonicalize(simplify(b.graph()))[0])
 
-    plain, more = (compositions(task(region(extra)), 4) for extra in (False, True))
+    plain, more = (task(region(extra)).compositions(4) for extra in (False, True))
     assert {p for c in plain for p in c.parts} & {p for c in more for p in c.parts}
 
 
