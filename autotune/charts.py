@@ -12,9 +12,6 @@ from typing import Any
 
 from autotune.errors import UserError
 
-SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-"""Names the version of Vega-Lite in a specification; nothing is fetched from there."""
-
 VERSION = "6.1"
 """Of Vega-Lite, as vl-convert counts them."""
 
@@ -78,25 +75,6 @@ def scale(names: list[str]) -> dict[str, Any]:
     return {"domain": names, "range": [COLOURS.get(name) or next(spare) for name in names]}
 
 
-def svg(chart: Mapping[str, Any]) -> str:
-    """A chart as the text of an SVG document, on white.
-
-    Raises:
-        UserError: the package that draws is missing.
-    """
-    made = {"$schema": SCHEMA, **chart, "config": {**theme(), **chart.get("config", {})}}
-    return str(_library().vegalite_to_svg(made, vl_version=VERSION))
-
-
-def compiled(chart: Mapping[str, Any]) -> dict[str, Any]:
-    """A chart as Vega, which fails where it is no Vega-Lite.
-
-    Raises:
-        ValueError: what is wrong with it.
-    """
-    return dict(_library().vegalite_to_vega({"$schema": SCHEMA, **chart}, vl_version=VERSION))
-
-
 def javascript() -> str:
     """Vega, Vega-Lite and vega-embed as one script of 0.9 MB, for a page that loads nothing from elsewhere.
 
@@ -104,17 +82,11 @@ def javascript() -> str:
         UserError: the package that has it is missing.
     """
     # The bundle declares constants at its top: a function around them keeps them from the page's own names.
-    return f"(() => {{\n{_library().javascript_bundle(vl_version=VERSION)}\n}})();\n"
+    return f"(() => {{\n{library().javascript_bundle(vl_version=VERSION)}\n}})();\n"
 
 
-def installed() -> bool:
-    """Whether charts can be drawn here."""
-    from importlib.util import find_spec
-
-    return find_spec("vl_convert") is not None
-
-
-def _library() -> Any:
+def library() -> Any:
+    """The package that draws and has the scripts; raises UserError where it is missing."""
     try:
         import vl_convert
     except ImportError:

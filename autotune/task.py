@@ -40,6 +40,10 @@ class Status(StrEnum):
     CRASHED = "crashed"
 
 
+FAILURES = (Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.WRONG_RESULT, Status.TIMEOUT, Status.CRASHED)
+"""Failures that can be forgotten. An ok measurement is none, and an invalid candidate is one on every machine."""
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One launch of an artifact.

@@ -1,6 +1,6 @@
 """The command ``autotune``: argument parsing, and what a command's errors look like to the user.
 
-A command is a module with ``add_parser(subparsers)`` that sets ``run``, a function from the parsed arguments to the
+A command is a module with ``add_parser(subparsers)``, which sets ``run``, a function from the parsed arguments to the
 exit code. Exit codes: 0 done, 1 the work failed (nothing could be measured), 2 the user's mistake, 130 interrupted.
 These modules import what is heavy (torch, SQLAlchemy, rich) inside ``run``, so that ``--help`` answers at once.
 """
@@ -22,8 +22,7 @@ from autotune.cli.commands import (
     calibrate,
     compare,
     db,
-    export,
-    import_,
+    exchange,
     lookup,
     plan,
     run,
@@ -36,20 +35,20 @@ from autotune.cli.options import DEFAULT, every_domain, named_domain
 from autotune.errors import UserError, told
 
 COMMANDS = (
-    search,
-    lookup,
-    compare,
-    plan,
-    run,
-    show,
-    watch,
-    background,
-    browser,
-    workloads,
-    calibrate,
-    export,
-    import_,
-    db,
+    search.add_parser,
+    lookup.add_parser,
+    compare.add_parser,
+    plan.add_parser,
+    run.add_parser,
+    show.add_parser,
+    watch.add_parser,
+    background.add_parser,
+    browser.add_parser,
+    workloads.add_parser,
+    calibrate.add_parser,
+    exchange.add_export,
+    exchange.add_import,
+    db.add_parser,
 )
 
 
@@ -94,8 +93,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"autotune {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(subparsers)
+    for add_parser in COMMANDS:
+        add_parser(subparsers)
     return parser
 
 

@@ -116,7 +116,8 @@ def verdicts_on(args: argparse.Namespace, label: str, device: str, names: Sequen
     with store:
         own = verdicts_of(store, args, label, identify(device))
         known = store.get_environments(v.environment for v in own)
-    loose, found = environment(device).loose, dict[str, Verdict]()
+    loose = environment(device).loose
+    found: dict[str, Verdict] = {}
     for v in own:
         if v.environment in known and known[v.environment].loose == loose and (names is None or v.mode in names):
             found.setdefault(v.mode, v)

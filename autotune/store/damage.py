@@ -88,13 +88,14 @@ def moment(value: Any, what: str = "time") -> float:
 
 def text(value: Any, what: str) -> str:
     """``value`` as a text that can be written as UTF-8; raises Damaged."""
-    if not isinstance(value, str) or (not value.isascii() and _unpaired(value)):
+    if not isinstance(value, str) or (unpaired(value)):
         raise Damaged(f"its {what} is {_short(value)}")
     return value
 
 
-def _unpaired(value: str) -> bool:
-    return any("\ud800" <= ch <= "\udfff" for ch in value)
+def unpaired(value: str) -> bool:
+    """Return True for a text with half of a character, which UTF-8 cannot encode."""
+    return not value.isascii() and any("\ud800" <= ch <= "\udfff" for ch in value)
 
 
 def whole(value: Any, what: str, least: int = -(2**63)) -> int:

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from autotune.store.damage import Damaged
+from autotune.store.damage import Damaged, unpaired
 
 TABLE_PREFIX = "autotune_"
 VERSION_TABLE = "autotune_alembic_version"
@@ -296,5 +296,5 @@ def fits(model: type[Base], row: Mapping[str, Any]) -> None:
             raise Damaged(f"its {column.name} is no text")
         if kind.length is not None and len(value) > kind.length:
             raise Damaged(f"its {column.name} is longer than {kind.length} characters")
-        if "\0" in value or any("\ud800" <= ch <= "\udfff" for ch in value):
+        if "\0" in value or unpaired(value):
             raise Damaged(f"its {column.name} holds a character that no database takes")

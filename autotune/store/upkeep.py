@@ -38,12 +38,10 @@ from autotune.store.tables.measurements import WORKLOAD_COLUMNS
 from autotune.store.tables.runs import effort_from, miss_from, run_from
 from autotune.store.tables.savings import saving_from
 from autotune.store.tables.schedules import DEPLOYED, TOUCH, artifact_of
-from autotune.task import Status
+from autotune.task import FAILURES, Status
 
 _M, _S = MeasurementRow, ScheduleRow
 _LOCKED = "autotune_configs, autotune_measurements, autotune_schedules, autotune_artifacts, autotune_blobs"
-FAILURES = (Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.WRONG_RESULT, Status.TIMEOUT, Status.CRASHED)
-"""Failures that can be forgotten. An ok measurement is none, and an invalid candidate is one on every machine."""
 
 
 def damage(store: Store) -> Iterator[str]:

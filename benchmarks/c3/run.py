@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune import charts
 from autotune.domains.c3 import named as suite
 from autotune.domains.c3.scenario import Scenario
 from autotune.errors import UserError, first_line
-from benchmarks import form
+from benchmarks import form, pictures
 from benchmarks.c3 import figure, report
 from benchmarks.c3.case import SCHEMA, timeline
 from benchmarks.c3.measure import Case, Means, NotMeasured, say
@@ -223,12 +222,12 @@ def _write(settings: Settings, device: str, order: Sequence[str], done: Mapping[
     )
     settings.out.with_suffix(".md").write_text(report.render(data))
     stem = settings.out.with_suffix("")
-    if not charts.installed():
+    if not pictures.installed():
         return data  # said when the run began
-    Path(f"{stem}-bars.svg").write_text(charts.svg(figure.bars(data)))
+    Path(f"{stem}-bars.svg").write_text(pictures.svg(figure.bars(data)))
     pictured = next((case for case in cases if case.get("timeline")), None)
     if pictured is not None:
-        Path(f"{stem}-timeline.svg").write_text(charts.svg(figure.picture(timeline(pictured))))
+        Path(f"{stem}-timeline.svg").write_text(pictures.svg(figure.picture(timeline(pictured))))
     return data
 
 

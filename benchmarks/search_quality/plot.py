@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune import charts
+from benchmarks import pictures
 from benchmarks.form import read
 from benchmarks.replay.regret import geometric
 
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("figures", type=Path)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
-    args.out.write_text(charts.svg(chart(read(args.figures))) + "\n")
+    args.out.write_text(pictures.svg(chart(read(args.figures))) + "\n")
 
 
 if __name__ == "__main__":

@@ -106,9 +106,7 @@ def checksum(file: IO[bytes], length: int, form: int = VERSION) -> bytes:
     return total.digest()
 
 
-def kind_of(
-    path: str | os.PathLike[str],
-) -> Literal["snapshot", "database", "bundle", "other", "missing", "unreadable"]:
+def kind_of(path: str | os.PathLike[str]) -> Kind:
     """The form of a file, by its first bytes: a snapshot of any form, damaged or not, another SQLite file, or a zip
     archive, as the bundles of earlier versions are."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -88,15 +89,8 @@ class Workloads(Database):
         match = WorkloadRow.fingerprint.startswith(text.lower(), autoescape=True) | WorkloadRow.label.icontains(
             text, autoescape=True
         )
-        return self._workloads(match, *([WorkloadRow.kind == kind] if kind is not None else []))
-
-    def family(self, family: str) -> list[Workload]:
-        """Every workload of a family, oldest first; none for the empty family."""
-        return self._workloads(WorkloadRow.family == family) if family else []
-
-    def _workloads(self, *where: sa.ColumnElement[bool]) -> list[Workload]:
-        query = sa.select(*WORKLOAD_COLUMNS).where(*where).order_by(WorkloadRow.created, WorkloadRow.fingerprint)
-        return self.made(query, workload_from, _workload)
+        query = sa.select(*WORKLOAD_COLUMNS).where(match, *([WorkloadRow.kind == kind] if kind is not None else []))
+        return self.made(query.order_by(WorkloadRow.created, WorkloadRow.fingerprint), workload_from, _workload)
 
     def put_device(self, device: DeviceIdentity) -> str:
         """Store a device's identity; returns its fingerprint."""
@@ -107,7 +101,8 @@ class Workloads(Database):
 
     def get_devices(self, fingerprints: Iterable[str]) -> dict[str, DeviceIdentity]:
         rows = self._each(sa.select(DeviceRow.fingerprint, DeviceRow.identity), DeviceRow.fingerprint, fingerprints)
-        return {d.fingerprint: d for d in self.sound(rows, lambda r: device_from(r.fingerprint, r.identity), _device)}
+        made = self.sound(rows, lambda r: device_from(r.fingerprint, r.identity), functools.partial(_named, "device"))
+        return {d.fingerprint: d for d in made}
 
     def put_environment(self, environment: Environment) -> str:
         """Store an environment; returns its (strict) fingerprint."""
@@ -119,9 +114,8 @@ class Workloads(Database):
     def get_environments(self, fingerprints: Iterable[str]) -> dict[str, Environment]:
         columns = (EnvironmentRow.fingerprint, EnvironmentRow.versions)
         rows = self._each(sa.select(*columns), EnvironmentRow.fingerprint, fingerprints)
-        return {
-            e.strict: e for e in self.sound(rows, lambda r: environment_from(r.fingerprint, r.versions), _environment)
-        }
+        named = functools.partial(_named, "environment")
+        return {e.strict: e for e in self.sound(rows, lambda r: environment_from(r.fingerprint, r.versions), named)}
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
@@ -134,9 +128,5 @@ def _workload(row: Any) -> str:
     return f"workload {str(row.w_fingerprint)[:12]}"
 
 
-def _device(row: Any) -> str:
-    return f"device {str(row.fingerprint)[:12]}"
-
-
-def _environment(row: Any) -> str:
-    return f"environment {str(row.fingerprint)[:12]}"
+def _named(kind: str, row: Any) -> str:
+    return f"{kind} {str(row.fingerprint)[:12]}"

@@ -74,7 +74,7 @@ def hours(patience: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
             return all(not seat.busy or seat is stuck or seat.phase == stuck.phase == "time" for seat in self._seats)
 
         patience.settled = settled
-        patience.awaited(*self.pids)
+        patience.awaited(*(seat.child.pid for seat in self._seats))
         try:
             return hear(self, *given)
         finally:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from autotune import charts
 from autotune.domains.c3 import named as suite
 from autotune.domains.c3.results import Isolated
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program
 from autotune.domains.c3.strategy import BASELINES, Strategy
 from autotune.errors import UserError
 from autotune.task import config_key
+from benchmarks import pictures
 from benchmarks.c3 import families, figure, report
 from benchmarks.c3.case import FAMILIES, c3_problems, timeline
 from benchmarks.c3.run import choose
@@ -243,7 +243,7 @@ def marks(picture: str, role: str) -> list[str]:
 
 
 def test_bars_are_drawn_for_what_was_measured() -> None:
-    picture = charts.svg(figure.bars(data()))
+    picture = pictures.svg(figure.bars(data()))
     told = marks(picture, "bar")
     assert len(told) == 4 * 6  # partition is missing
     assert [t for t in told if "scenario: a;" in t and "family: tuned" in t and "speedup: 2.1" in t]
@@ -255,7 +255,7 @@ def test_a_timeline_has_a_row_for_each_means_on_one_scale() -> None:
              {"row": "nccl", "name": "ncclKernel", "start_us": 1000.0, "us": 1000.0}]  # fmt: skip
     copies = [spans[0], {"row": "copies", "name": "Memcpy PtoP", "start_us": 10.0, "us": 900.0}]
     runs = {"naive": {"us": 2000.0, "spans": spans}, "tuned": {"us": 1000.0, "spans": copies}}
-    picture = charts.svg(figure.picture(timeline({**CASES[0], "timeline": runs})))
+    picture = pictures.svg(figure.picture(timeline({**CASES[0], "timeline": runs})))
     words = [t.text for t in ET.fromstring(picture).iter(f"{SVG}text")]
     assert [w for w in words if w in ("computation", "NCCL kernels", "copies")] == [
         "computation", "NCCL kernels", "computation", "copies"]  # fmt: skip

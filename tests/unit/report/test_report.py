@@ -22,7 +22,7 @@ from autotune.store.records import Key, Measurement
 from autotune.task import Status
 from autotune.tuner.studies import importances
 from autotune.workload import Workload
-from benchmarks import pages
+from benchmarks import pages, pictures
 from tests.support import ROOT
 from tests.support import searched as stored
 from tests.support.rows import ENVIRONMENT
@@ -162,7 +162,7 @@ def test_every_form_of_chart_is_vega_lite(site: Path) -> None:
     assert len(own) > 12
     assert len(committed) >= 8
     for chart in [*own, *committed]:
-        assert charts.compiled({**chart, "config": charts.theme(dark=True)})["marks"]
+        assert pictures.compiled({**chart, "config": charts.theme(dark=True)})["marks"]
 
 
 def test_the_repositorys_own_results_have_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""``autotune export``, or ``autotune db export``: a snapshot of the database."""
+"""``autotune export`` and ``autotune import``, also of ``autotune db``: a snapshot of the database, and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from autotune.store import Schedule, Store
 
 
-def add_parser(subparsers: Any) -> None:
+SHOWN = 20
+"""Conflicts that are printed; ``--json`` lists all."""
+
+
+def add_export(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "export",
@@ -45,10 +49,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--sign", metavar="KEYFILE", help=about)
     add_db(parser)
     add_json(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=export)
 
 
-def run(args: argparse.Namespace) -> int:
+def export(args: argparse.Namespace) -> int:
     """Export; returns 0."""
     from autotune.store import Store
     from autotune.store.snapshots.writer import export_snapshot
@@ -113,3 +117,43 @@ def _refuse(schedule: Schedule, workload: Workload, device: DeviceIdentity) -> s
     from autotune.runtime.fitting import unfit
 
     return unfit(schedule, workload, device)
+
+
+def add_import(subparsers: Any) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "import",
+        help="add a snapshot to the database",
+        description="Add what a snapshot (autotune export) holds to the database: all of it, or nothing where the file "
+        "is damaged. Where both have a schedule for the same workload, device, software and way of measuring, the "
+        "faster stays, and the other's latency is kept as a measurement. Their code will run here: import only what "
+        "comes from someone whose programs you would run.",
+    )
+    parser.add_argument("file", metavar="FILE", help="the snapshot")
+    about = "public key (PEM) that a snapshot must be signed with (default: $AUTOTUNE_KEY, else none)"
+    parser.add_argument("--key", metavar="KEYFILE", help=about)
+    add_db(parser)
+    add_json(parser)
+    parser.set_defaults(run=import_)
+
+
+def import_(args: argparse.Namespace) -> int:
+    """Import; returns 0."""
+    from autotune.store import Store
+    from autotune.store.connection.urls import parse_url, show_url
+    from autotune.store.merge import checked
+    from autotune.store.opening import pinned_key
+
+    # The file first: one that is refused makes no database.
+    incoming = checked(args.file, key=pinned_key(args.key))
+    found, name = Store.fill(args.db, incoming.into), show_url(parse_url(args.db))
+    if args.json:
+        counts = {"schedules": incoming.schedules, "stored": found.rows["schedules"]}
+        print(json.dumps({"file": args.file, "database": name, **counts, "conflicts": found.conflicts}))
+        return 0
+    print(f"{args.file}: {plural(incoming.schedules, 'schedule')}, {found.rows['schedules']} stored in {name}")
+    for line in found.conflicts[:SHOWN]:
+        print(f"conflict: {line}")
+    if len(found.conflicts) > SHOWN:
+        print(f"and {len(found.conflicts) - SHOWN} more conflicts: --json lists them")
+    return 0
