@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from autotune import __version__
 from autotune.errors import UserError, first_line
+from autotune.words import closest
 
 _LARGEST = 4 << 20  # bytes of a TOML file
 _ROOT = Path(__file__).resolve().parent.parent
@@ -192,6 +193,17 @@ def import_module(name: str, spec: str) -> ModuleType:
         raise
     except BaseException as error:  # a script without a guard ends in sys.exit
         raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
+
+
+def import_object(module: str, path: str, spec: str) -> Any:
+    """The object at ``path``, attributes by dots, of a module; raises UserError as :func:`import_module`."""
+    found: Any = import_module(module, spec)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            hint = closest(path, (name for name in dir(found) if not name.startswith("_")))
+            raise UserError(f"{module} has no {path!r}{f', {hint}' if hint else ''} (asked for by {spec})")
+        found = getattr(found, part)
+    return found
 
 
 def _named_by_file(name: str, spec: str) -> str:

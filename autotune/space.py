@@ -6,7 +6,6 @@ choices; a task then drops what makes no sense on its workload with :meth:`Space
 
 from __future__ import annotations
 
-import difflib
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any, Protocol, TypeGuard
 
 from autotune.errors import UserError
 from autotune.files import read_toml, resource_dir
+from autotune.words import closest
 from autotune.workload import digest
 
 VERSION = 1
@@ -249,9 +249,8 @@ def _narrow(file: str, section: str, name: str, entry: object, base: Mapping[str
 
 def _known(wrong: object, known: Iterable[object]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(str(wrong), [str(n) for n in names if isinstance(n, str)], n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}there is {_list(names)}"
+    hint = closest(str(wrong), (n for n in names if isinstance(n, str)))
+    return f"{hint} there is {_list(names)}".lstrip()
 
 
 def _list(values: Iterable[object]) -> str:

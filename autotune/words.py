@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 
 
 def plural(n: int, what: str) -> str:
@@ -41,3 +42,9 @@ def figure_text(unit: Callable[[float], tuple[float, str]] | None, cost: float |
         return microseconds(cost, us)
     value, name = unit(cost)
     return f"{value:.4g} {name}"
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """The question whether a name of nearly this spelling is meant; "" without one."""
+    found = difflib.get_close_matches(name, list(names), 1)
+    return f"did you mean {found[0]!r}?" if found else ""

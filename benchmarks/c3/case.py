@@ -37,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.charts import Exhibit
-from autotune.domains.c3.exhibits import Chart, against_ideal
+from autotune.domains.c3.results import Chart, against_ideal
 
 SCHEMA = 2
 FAMILIES = ("naive", "naive_swapped", "order", "partition", "copy_engine", "tuned")

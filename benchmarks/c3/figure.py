@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.domains.c3.exhibits import COLOURS, RED, Chart
+from autotune.domains.c3.results import COLOURS, RED, Chart
 from benchmarks.c3.case import over_sequential, speedups
 
 _WIDE = 760

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from autotune.charts import Exhibit
 from autotune.device import DeviceIdentity
 from autotune.domain import Command, Domain, Missed
+from autotune.domains.c3 import task
 from autotune.domains.c3.named import load
+from autotune.domains.c3.results import exhibits
 from autotune.domains.c3.scenario import Scenario
 from autotune.errors import Unsupported, UserError
 from autotune.measure.policy import Policy
@@ -17,7 +19,6 @@ from autotune.task import Bench
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.domains.c3.task import C3Task
     from autotune.measure.worker import Measurer
 
 
@@ -26,27 +27,19 @@ class C3(Domain):
 
     own_missed = True
 
-    def open_task(self, workload: Workload, device: str) -> C3Task:
-        from autotune.domains.c3.task import C3Task
-
-        return C3Task(workload, device)
+    def open_task(self, workload: Workload, device: str) -> task.C3Task:
+        return task.C3Task(workload, device)
 
     def open_bench(self, workload: Workload, device: str) -> Bench:
         raise Unsupported("a C3 scenario is measured by several ranks: see autotune.domains.c3.measuring.ranks")
 
     def open_measurer(self, workload: Workload, device: str, policy: Policy) -> Measurer:
-        from autotune.domains.c3 import task
-
         return task.open_measurer(workload, device, policy)
 
     def policy(self, device: str) -> Policy:
-        from autotune.domains.c3 import task
-
         return task.policy(device)
 
     def place(self, workload: Workload, device: str) -> DeviceIdentity:
-        from autotune.domains.c3 import task
-
         return task.place(workload, device)
 
     def devices(self, workload: Workload) -> int:
@@ -95,9 +88,7 @@ class C3(Domain):
         return serves()
 
     def exhibits(self, workload: Workload, config: Any, schedule: Any, device: DeviceIdentity) -> Sequence[Exhibit]:
-        from autotune.domains.c3 import exhibits
-
-        return exhibits.exhibits(workload, config, schedule, device)
+        return exhibits(workload, config, schedule)
 
 
 DOMAIN = C3()

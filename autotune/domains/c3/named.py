@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from autotune.domains.c3.scenario import COLLECTIVES, Compute, Gemm, Program, Scenario, parse_bytes, parse_gemm
 from autotune.errors import UserError
 from autotune.files import read_toml, resource_dir
+from autotune.words import closest
 
 CLASSES = ("compute", "equal", "communication")
 """Which side was expected to take longer when a list was made."""
@@ -55,18 +55,13 @@ class Entry:
             raise UserError(f"{self.name}: {error}") from None
 
 
-def default_file() -> Path:
-    """The project's own list."""
-    return resource_dir("benchmarks") / "c3_scenarios.toml"
-
-
 def load(file: str | Path | None = None) -> dict[str, Entry]:
     """The scenarios of ``file``, by name, in its order; None for the project's own.
 
     Raises:
         UserError: the file cannot be read, or is not of the form; one line that says where.
     """
-    path = default_file() if file is None else Path(file).expanduser()
+    path = resource_dir("benchmarks") / "c3_scenarios.toml" if file is None else Path(file).expanduser()
     data = read_toml(path, "file of scenarios")
     if data.pop("version", VERSION) != VERSION:
         raise UserError(f"{path}: this autotune reads version {VERSION}")
@@ -97,8 +92,7 @@ def find(name: str) -> Entry:
 
 def hint(name: str, entries: Mapping[str, Entry]) -> str:
     """A scenario of nearly that name, or where they are listed."""
-    close = difflib.get_close_matches(name, entries, 1)
-    return f"did you mean {close[0]!r}?" if close else "`python -m benchmarks.c3 --list` lists them"
+    return closest(name, entries) or "`python -m benchmarks.c3 --list` lists them"
 
 
 def _entry(where: str, name: str, collective: str, expected: str, entry: object, dtype: object) -> Entry:

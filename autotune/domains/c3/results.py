@@ -1,4 +1,4 @@
-"""The metrics of a scenario's times.
+"""The metrics of a scenario's times, and their charts in a report (:mod:`autotune.charts`).
 
 After ConCCL: with the computation and the collective each timed alone, on all devices, the ideal speedup
 over doing one after the other is ``(T_gemm + T_comm) / max(T_gemm, T_comm)``. A strategy that takes ``T_c3`` has the
@@ -7,16 +7,31 @@ speedup ``(T_gemm + T_comm) / T_c3``, and realises ``(speedup - 1) / (ideal - 1)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.charts import Exhibit
 from autotune.domains.c3.scenario import LONG
+from autotune.store.records import Schedule
 from autotune.task import REFERENCE
+from autotune.workload import Workload
 
 COMPUTE = "compute"
 COMM = "comm:"
 """Names of the isolated times: "compute", and "comm:ENGINE" for each engine."""
+
+Chart = dict[str, Any]
+COLOURS = {
+    "sequential": "#d1d5db",
+    "naive": "#9ca3af",
+    "naive swapped": "#6b7280",
+    "order": "#93c5fd",
+    "partition": "#c4b5fd",
+    "copy engine": "#fcd34d",
+    "tuned": "#16a34a",
+}
+RED = "#dc2626"
 
 
 @dataclass(frozen=True)
@@ -81,3 +96,53 @@ class Isolated:
             "fraction": None if fraction is None else round(fraction, 4),
             "t_over_max": round(time / self.longest, 4),
         }
+
+
+def exhibits(workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None) -> Sequence[Exhibit]:
+    """Sections of a report about a scenario that was searched; see ``autotune.domain.Domain``."""
+    alone = Isolated.of(schedule.references) if schedule else None
+    if schedule is None or alone is None:
+        return ()
+    found = {name: alone.speedup(us) for name, us in sorted(schedule.rivals.items(), key=lambda item: -item[1])}
+    if schedule.winner == "autotune":
+        found["tuned"] = alone.speedup(schedule.latency_us)
+    longer = alone.kind if alone.kind != "equal" else "neither"
+    about = f"The line is the ideal, {alone.ideal:.3f}: the shorter side wholly hidden. Longer is: {longer}."
+    shown = [Exhibit("Against the ideal", about, chart=against_ideal(found, alone.ideal))]
+    times = {"computation": alone.compute, **{f"collective by {name}": us for name, us in alone.engines.items()}}
+    shown.append(Exhibit("Each side alone", heads=("side", "µs"), rows=list(times.items())))
+    if config:
+        rows = [(str(name), str(value)) for name, value in config.items()]
+        shown.append(Exhibit("Strategy", heads=("parameter", "value"), rows=rows))
+    return shown
+
+
+def against_ideal(found: Mapping[str, float], ideal: float) -> Chart:
+    """One scenario's speedups as bars, and a line at the ideal.
+
+    Args:
+        found: family, or baseline, to speedup over one after the other.
+    """
+    spare = dict.fromkeys(found, "#0891b2") | COLOURS
+    x = {"field": "speedup", "type": "quantitative", "title": "speedup over one after the other"}
+    bar = {
+        "data": {"values": [{"family": name, "speedup": round(value, 4)} for name, value in found.items()]},
+        "mark": {"type": "bar", "cornerRadiusEnd": 2, "height": {"band": 0.75}},
+        "encoding": {
+            "y": {"field": "family", "type": "nominal", "sort": None, "title": None},
+            "x": x,
+            "color": {
+                "field": "family",
+                "type": "nominal",
+                "legend": None,
+                "scale": {"domain": list(found), "range": [spare[name] for name in found]},
+            },
+            "tooltip": [{"field": "family"}, {"field": "speedup", "format": ".3f"}],
+        },
+    }
+    line = {
+        "data": {"values": [{"family": "ideal", "speedup": round(ideal, 4)}]},
+        "mark": {"type": "rule", "strokeWidth": 2, "color": RED, "tooltip": True},
+        "encoding": {"x": x, "tooltip": [{"field": "family"}, {"field": "speedup", "format": ".3f"}]},
+    }
+    return {"height": 24 * len(found), "layer": [bar, line]}

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from autotune.domains.c3.scenario import REDUCING, Scenario
+from autotune.space import load_space
 from autotune.task import Config
 
 SM_BLOCKS = 16
@@ -90,25 +92,13 @@ BASELINES: Mapping[str, Mapping[str, Config]] = {
 """What a user has without a tuner: the computation, then NCCL's or gloo's collective; and both on two streams, the
 computation enqueued first (on a CPU: gloo's asynchronous call, then the computation)."""
 
-Range = tuple[int, int] | tuple[str, ...]
-LIMITS: Mapping[str, Mapping[str, Range]] = {
-    "cuda": {
-        "order": ("sequential", "comm_first", "gemm_first"),
-        "engine": tuple(ENGINES["cuda"]),
-        "priority": ("equal", "comm"),
-        "reserve": (0, 128),
-        "ctas": (0, 256),
-        "chunks": (1, 64),
-    },
-    "cpu": {
-        "order": ("sequential", "comm_first", "gemm_first"),
-        "engine": tuple(ENGINES["cpu"]),
-        "threads": (0, 64),
-        "copies": (1, 32),
-    },
-}
-"""For each side, its parameters: the words there are, or the smallest and the largest number. No strategy that a search
-tries lies outside."""
+
+@lru_cache(maxsize=2)
+def limits(side: str) -> Mapping[str, tuple[int | str, ...]]:
+    """The parameters of a side: the words there are, or the smallest and the largest number of a stored strategy."""
+    return {p.name: p.bounds or tuple(map(str, p.choices)) for p in load_space("c3", side)}
+
+
 EARLIER: Mapping[str, frozenset[str]] = {
     "cuda": frozenset({"launch", "panels", "streams", "direction", "batch"}),
     "cpu": frozenset({"chunks", "panels"}),
@@ -127,16 +117,17 @@ def current(config: Mapping[str, Any], side: str) -> Config:
 
 def improper(config: Mapping[str, Any], side: str) -> str:
     """The reason why a stored strategy cannot be one of this version, whoever wrote the database; "" if it can."""
+    every = limits(side)
     for name, value in current(config, side).items():
-        if name not in LIMITS[side]:
+        if name not in every:
             return f"it has a parameter {name[:40]!r}, which this autotune lacks"
-        limits = LIMITS[side][name]
-        if isinstance(limits[0], str):
-            fits = type(value) is str and value in limits
+        known = every[name]
+        if isinstance(known[0], str):
+            fits = type(value) is str and value in known
             if not fits and type(value) is str:
                 return f"this autotune has no {name} {value[:40]!r}"
         else:
-            fits = type(value) is int and int(limits[0]) <= value <= int(limits[1])
+            fits = type(value) is int and int(known[0]) <= value <= int(known[1])
         if not fits:
             return f"{name} = {repr(value)[:40]} is out of range"
     return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import difflib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -22,8 +21,9 @@ from autotune.compiler.capture.signature import signature
 from autotune.compiler.regions.find import find_regions
 from autotune.domains.fusion.builtin import BUILTIN
 from autotune.errors import UserError, first_line
-from autotune.files import import_module
+from autotune.files import import_object
 from autotune.runtime.deployment import deployment
+from autotune.words import closest
 from autotune.workload import Workload
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -59,7 +59,7 @@ def _resolved(target: str, inputs: str | None, device: str) -> tuple[Callable[..
     _check_device(device)
     if ":" not in target:
         if target not in BUILTIN:
-            hint = _closest(target, BUILTIN)
+            hint = f", {near}" if (near := closest(target, BUILTIN)) else ""
             raise UserError(
                 f"unknown workload {target!r}{hint}; `autotune workloads` lists the built-in ones, your own are named"
                 " package.module:callable"
@@ -335,14 +335,7 @@ def _load(spec: str, what: str) -> tuple[Any, Call | None]:
         path, call = _parsed(path, spec, what)
     if not module_name or not path:
         raise UserError(f"{what} {spec!r} is not of the form package.module:callable")
-    module = import_module(module_name, spec)
-    found: Any = module
-    for part in path.split("."):
-        if not hasattr(found, part):
-            names = [n for n in dir(found) if not n.startswith("_")]
-            raise UserError(f"{module_name} has no {path!r}{_closest(path, names)} (asked for by {spec})")
-        found = getattr(found, part)
-    return found, call
+    return import_object(module_name, path, spec), call
 
 
 def _parsed(text: str, spec: str, what: str) -> tuple[str, Call]:
@@ -444,8 +437,3 @@ def _call(fn: Callable[..., Any], problem: str, *args: Any, **kwargs: Any) -> An
         raise
     except BaseException as error:
         raise UserError(f"{problem}: {first_line(error)}") from error
-
-
-def _closest(name: str, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, list(names), 1)
-    return f", did you mean {found[0]!r}?" if found else ""

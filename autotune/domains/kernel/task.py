@@ -17,7 +17,7 @@ from autotune.domains.kernel.kernel import Kernel
 from autotune.domains.kernel.space import KernelSpace
 from autotune.domains.kernel.triton import Converted, compile_ahead, is_autotuner
 from autotune.errors import UserError
-from autotune.files import import_module
+from autotune.files import import_object
 from autotune.space import Space
 from autotune.task import Artifact, Config, Task
 from autotune.task import Kernel as Launch
@@ -123,12 +123,7 @@ def load(target: str) -> Any:
     module_name, _, path = target.partition(":")
     if not module_name or not path or not all(part.isidentifier() for part in path.split(".")):
         raise UserError(f"TARGET {target!r} is not of the form package.module:function")
-    found = import_module(module_name, target)
-    for part in path.split("."):
-        if not hasattr(found, part):
-            raise UserError(f"{module_name} has no {path!r} (asked for by {target})")
-        found = getattr(found, part)
-    return found
+    return import_object(module_name, path, target)
 
 
 def allow(target: str, file: str) -> None:

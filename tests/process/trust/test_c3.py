@@ -19,7 +19,7 @@ from autotune.domain import place
 from autotune.domains.c3 import cli as c3_search
 from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario
 from autotune.domains.c3.scenario import Gemm, Program, Scenario
-from autotune.domains.c3.strategy import BASELINES, LIMITS, HostStrategy, Strategy, improper
+from autotune.domains.c3.strategy import BASELINES, HostStrategy, Strategy, improper, limits
 from autotune.space import load_space
 from autotune.store import Key, Schedule, Store
 from autotune.task import Artifact
@@ -113,7 +113,7 @@ def test_mutated_strategies_are_defaults_or_in_range(side: str, store: Store) ->
             put(store, {**plain, name: value}, identity)
             found = find(store, identity)
             assert improper(found.config, side) == ""
-            low = LIMITS[side][name]
+            low = limits(side)[name]
             harmless = not isinstance(low[0], str) and type(value) is int and low[0] <= value <= low[1]
             assert (found.level is C3Level.EXACT) == harmless, (name, value, found.reason)
 

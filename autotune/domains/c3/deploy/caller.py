@@ -58,8 +58,9 @@ def product_of(compute: object, args: Args, kwargs: Kwargs) -> Product | None:
     if isinstance(compute, Gemm) and len(args) == 2:
         a, b = (t if stored == "n" else t.t() for t, stored in zip(args, compute.layout, strict=True))
         return Product(a, b, compute.layout) if _fits(a, b) else None
-    if type(compute) is torch.nn.Linear and len(args) == 1 and not _hooked(compute):
-        return _linear(args[0], compute.weight)
+    if type(compute) is torch.nn.Linear and len(args) == 1:
+        hooked = compute._forward_hooks or compute._forward_pre_hooks
+        return None if hooked else _linear(args[0], compute.weight)
     if compute is F.linear and len(args) in (2, 3):
         return _linear(args[0], args[1])
     if compute in _PRODUCTS and len(args) == 2 and _fits(*args):
@@ -79,11 +80,6 @@ def _fits(a: Tensor, b: Tensor) -> bool:
 
 def _stored(matrix: Tensor) -> str:
     return "t" if matrix.stride(-1) != 1 and matrix.stride(-2) == 1 else "n"
-
-
-def _hooked(module: torch.nn.Module) -> bool:
-    hooks: Any = module
-    return bool(hooks._forward_hooks or hooks._forward_pre_hooks)
 
 
 def known_as(compute: object, args: Args, kwargs: Kwargs) -> Compute:

@@ -73,15 +73,12 @@ class RankBench:
         self.computation: Computation = open_compute(scenario.compute, group.device, seed=group.rank)
         self._open: list[Run] = []
 
-    def load(self, config: Config, artifact: Artifact) -> Run:
-        """A strategy, ready to be verified.
+    def load(self, config: Config, artifact: Artifact | None, *, compute: bool = True, comm: bool = True) -> Run:
+        """A strategy, ready to be verified; without ``compute`` or ``comm`` the other part alone.
 
         Raises:
             Unsupported: the devices cannot do it; one line.
         """
-        return self._load(config, artifact)
-
-    def _load(self, config: Config, artifact: Artifact | None, *, compute: bool = True, comm: bool = True) -> Run:
         self._open = [run for run in self._open if not run.closed]
         collective = open_collective(self.spec, self.group, config, artifact) if comm else None
         run = Run(self.computation if compute else None, collective)
@@ -124,13 +121,13 @@ class RankBench:
 
     def baselines(self) -> Mapping[str, Callable[[], Run]]:
         """Runs without a tuner: one after the other, and on two streams in the order of a program."""
-        return {name: partial(self._load, config, None) for name, config in BASELINES[self.device.type].items()}
+        return {name: partial(self.load, config, None) for name, config in BASELINES[self.device.type].items()}
 
     def references(self) -> Mapping[str, Callable[[], Run]]:
         """The parts alone, by which the ideal is known: "compute", and "comm:ENGINE" for each engine, which raises
         Unsupported where it does not work here."""
         plain = BASELINES[self.device.type]["sequential"]
-        found: dict[str, Callable[[], Run]] = {"compute": partial(self._load, plain, None, comm=False)}
+        found: dict[str, Callable[[], Run]] = {"compute": partial(self.load, plain, None, comm=False)}
         for strategy in self._isolated():
             found[f"comm:{strategy.engine}"] = partial(self._alone, strategy.config())
         return found
@@ -145,7 +142,7 @@ class RankBench:
         from autotune.domains.c3.task import build
 
         config = normalize(config, self.scenario, self.device.type)
-        return self._load(config, build(self.scenario, config, str(self.device)), compute=False)
+        return self.load(config, build(self.scenario, config, str(self.device)), compute=False)
 
     def bytes_moved(self) -> int:
         """Bytes of the computation's and the collective's inputs and outputs."""

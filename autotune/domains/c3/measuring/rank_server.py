@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from autotune.domains.c3.group import Group, join, take_share
+from autotune.domains.c3.measuring.bench import RankBench, Run
 from autotune.domains.c3.measuring.timing import own_stream, time_ranks
 from autotune.domains.c3.scenario import Scenario
 from autotune.measure.outcome import Outcome, blame, one_line
@@ -27,24 +28,12 @@ from autotune.measure.policy import Policy
 from autotune.measure.server import classify, explain
 from autotune.measure.timing.quiet import Meter, device_lock, wait_for_quiet
 from autotune.measure.wire import Link, artifact_from_wire, serve
-from autotune.task import REFERENCE, Bench, Runnable, Status
+from autotune.task import REFERENCE, Status
 from autotune.workload import Workload
 
 T = TypeVar("T")
 FINE: dict[str, Any] = {**Outcome(Status.OK).to_json(), "restart": False}
 """How a step went that went well."""
-
-
-class RankBench(Bench):
-    """The bench of ``open_bench(scenario, group)``; every method is a collective call.
-
-    A run may have a ``close()``, which all ranks call at its end. The bench may have one too: it closes what is still
-    open, and the bench can be used again.
-    """
-
-    def references(self) -> Mapping[str, Callable[[], Runnable]]:
-        """Named factories of what is timed beside the baselines, but cannot be deployed: each part alone."""
-        raise NotImplementedError
 
 
 class RankServer:
@@ -125,7 +114,7 @@ class RankServer:
 
     def _prepare(
         self, who: str, item: Mapping[str, Any], blob: bytes, seed: int, talk: Talk
-    ) -> tuple[Runnable | None, dict[str, Any]]:
+    ) -> tuple[Run | None, dict[str, Any]]:
         """Load and verify. Returns what runs, or None, and the verdict of all ranks."""
         talk.phase("load", who)
         run, verdict = attempt(
@@ -141,7 +130,7 @@ class RankServer:
             return None, verdict
         return run, verdict
 
-    def _verify(self, run: Runnable, seed: int) -> dict[str, Any]:
+    def _verify(self, run: Run, seed: int) -> dict[str, Any]:
         try:
             verdict = self.bench.verify(run, seed)
         except Exception as problem:
@@ -154,7 +143,7 @@ class RankServer:
 
     def _compare(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
         """Candidates, baselines and references, interleaved. Answers one outcome for each name."""
-        runs: dict[str, Runnable] = {}
+        runs: dict[str, Run] = {}
         outcomes: dict[str, dict[str, Any]] = {}
         errors: dict[str, float | None] = {}
         at = 0
@@ -201,12 +190,12 @@ class RankServer:
         restart = restart or any(o["restart"] for o in outcomes.values())
         return {"outcomes": outcomes, "others": busy, "restart": restart}
 
-    def _others(self) -> Iterator[tuple[str, Callable[[], Runnable]]]:
+    def _others(self) -> Iterator[tuple[str, Callable[[], Run]]]:
         yield from self.bench.baselines().items()
         for name, factory in self.bench.references().items():
             yield REFERENCE + name, factory
 
-    def _once(self, factory: Callable[[], Runnable]) -> Runnable:
+    def _once(self, factory: Callable[[], Run]) -> Run:
         """Make a contender and run it, so that what is wrong with it shows."""
         run = factory()
         run()
@@ -239,7 +228,7 @@ class RankServer:
                 group.barrier()
             yield
 
-    def _finish(self, runs: Mapping[str, Runnable], talk: Talk) -> bool:
+    def _finish(self, runs: Mapping[str, Run], talk: Talk) -> bool:
         """Close what ran, and what never came to run; returns whether that failed, and the ranks are not to be trusted
         any more."""
         try:
@@ -254,6 +243,7 @@ class RankServer:
 
 
 def _close(thing: object) -> None:
+    """Close a run or a bench, if it has that."""
     close = getattr(thing, "close", None)
     if close is not None:
         close()

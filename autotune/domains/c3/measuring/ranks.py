@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 from autotune.domains.c3.measuring.agents import Agents, torchrun_agents
@@ -43,6 +42,7 @@ class Ranks:
         bench: the module whose ``open_bench(scenario, group)`` makes each rank's bench.
 
     Attributes:
+        ranks: number of processes.
         restarts: how often the processes had to be replaced so far.
         restart_s: seconds spent waiting for processes to start.
         others: processors that other processes kept busy during the last comparison; None before one, and on GPUs.
@@ -65,7 +65,7 @@ class Ranks:
         self._policy = policy
         self._bench = bench
         self._agents: Agents | None = torchrun_agents()
-        self._ranks = self._admit(ranks)
+        self.ranks = self._admit(ranks)
         self._crew: Crew | None = None
         self._oracle_s: float | None = None
         self.restarts = 0
@@ -78,15 +78,8 @@ class Ranks:
     def __enter__(self) -> Ranks:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return self._ranks
 
     def open(self, workload: Workload) -> None:
         """Turn to another scenario; to other processes where its number of ranks differs. Takes effect with the next
@@ -97,9 +90,9 @@ class Ranks:
         self._workload, self._oracle_s = workload, None
         if self._crew is not None:
             self._crew.opened = False
-        if ranks != self._ranks:
+        if ranks != self.ranks:
             self.close()
-            self._ranks = ranks
+            self.ranks = ranks
 
     def measure(
         self, config: Config, artifact: Artifact, *, stage: str, seed: int, limit_us: float | None = None
@@ -187,8 +180,13 @@ class Ranks:
         Raises:
             Lost: the job failed.
         """
+
+        def passed(phase: str, seconds: float) -> None:
+            if phase == "verify":  # mostly the oracle's time
+                self._oracle_s = max(self._oracle_s or 0.0, seconds)
+
         try:
-            answers = self._ready().ask(message, blob, limit or self._limit, self._passed)
+            answers = self._ready().ask(message, blob, limit or self._limit, passed)
         except Lost as lost:
             self._restart()
             if lost.idle and not again:  # a rank was killed since the last job
@@ -197,10 +195,6 @@ class Ranks:
         if any(answer["restart"] for answer in answers):
             self._restart()
         return answers
-
-    def _passed(self, phase: str, seconds: float) -> None:
-        if phase == "verify":  # mostly the oracle's time
-            self._oracle_s = max(self._oracle_s or 0.0, seconds)
 
     def _limit(self, phase: str) -> float:
         """Seconds that a step of a job may take."""
@@ -223,7 +217,7 @@ class Ranks:
         return ranks
 
     def _spawn(self) -> None:
-        self._crew = Crew(self._ranks, self._device, self._agents, 2 * self._policy.lock_s + _CALL_S)
+        self._crew = Crew(self.ranks, self._device, self._agents, 2 * self._policy.lock_s + _CALL_S)
 
     def _restart(self) -> None:
         self.close()
@@ -250,7 +244,7 @@ class Ranks:
             finally:
                 self.restart_s += time.monotonic() - begin
             self.close()
-        raise WorkerFault(f"{self._ranks} ranks on {self._device} do not start: {problem}")
+        raise WorkerFault(f"{self.ranks} ranks on {self._device} do not start: {problem}")
 
     def _open(self, crew: Crew, deadline: float) -> None:
         message = {
@@ -263,7 +257,7 @@ class Ranks:
         answers = crew.ask(message, b"", lambda phase: left)
         if answers[0]["status"] != Status.OK:
             self.close()
-            where = f"on {self._ranks} ranks of {self._device}"
+            where = f"on {self.ranks} ranks of {self._device}"
             raise WorkerFault(f"the workload cannot be opened {where}: {answers[0]['reason']}")
         self.bytes_moved = int(answers[0]["bytes"])
         crew.opened = True
