@@ -161,6 +161,3 @@ def _reduction(owner: Any, name: str) -> _Access:
         return allowed if split else [allowed, split]
 
     return get, lambda value: setattr(owner, name, tuple(value) if isinstance(value, list) else value)
-
-
-__all__ = ["MATMUL", "Numerics", "read", "restore", "set_matmul", "text"]

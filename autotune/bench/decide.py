@@ -433,6 +433,3 @@ def _gains(
             taken = sum(us[entry] for entry in set(f.entries))
         gains[name] = None if f.inductor_us is None else counts[name] * f.inductor_us - taken
     return gains, frozenset(in_step)
-
-
-__all__ = ["Decision", "decide", "decide_and_store"]

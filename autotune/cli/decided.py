@@ -41,11 +41,6 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-timeout", type=seconds, default=LIMIT_S, metavar="S", help=about)
 
 
-def is_decided(args: argparse.Namespace) -> bool:
-    """Return True where the command ends with its target's step: for a program of the user's, not a built-in one."""
-    return not args.no_step and not args.missed and ":" in args.target
-
-
 def decide_step(
     args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str
 ) -> list[Decision]:

@@ -183,10 +183,6 @@ def _against(verdicts: list[Verdict], found: Comparison, tolerance: float) -> li
     return changes
 
 
-def to_json(changes: Sequence[Change]) -> dict[str, Any]:
-    return {"against": [change.to_json() for change in changes]} if changes else {}
-
-
 def lines(args: argparse.Namespace, changes: Sequence[Change]) -> list[str]:
     """The short table, and what it means."""
     from autotune.bench.gate import ALPHA
@@ -204,7 +200,3 @@ def lines(args: argparse.Namespace, changes: Sequence[Change]) -> list[str]:
         table.append("  ".join(cells).rstrip())
     allowed = f"an alarm is a change of at least {changes[0].tolerance:.0%}, at {ALPHA:.0%} of false alarms"
     return [*table, allowed, *([f"saved in {args.save}"] if args.save else [])]
-
-
-def exit_code(changes: Sequence[Change]) -> int:
-    return SLOWER if any(change.slower for change in changes) else 0

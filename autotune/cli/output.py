@@ -107,6 +107,7 @@ def total(target: str, device: str, regions: Sequence[Region]) -> dict[str, Any]
     for region in regions:
         failed.update(region.get("failed", {}))
     best = _sum(regions, [_latency(region["best"]) for region in regions])
+    config = regions[0]["best"]["config"] if best is not None and len(regions) == 1 else None
     deployed = _sum(regions, [region["deployed_us"] for region in regions])
     names = dict.fromkeys(name for region in regions for name in region["baselines"])
     baselines = {name: _baseline(regions, name) for name in names}
@@ -118,16 +119,12 @@ def total(target: str, device: str, regions: Sequence[Region]) -> dict[str, Any]
         "measured": sum(region.get("measured", 0) for region in regions),
         "reused": sum(region.get("reused", 0) for region in regions),
         "failed": dict(failed),
-        "best": None if best is None else {"config": _config(regions), "latency_us": best},
+        "best": None if best is None else {"config": config, "latency_us": best},
         "baselines": baselines,
         "deployed_us": deployed,
         "speedup": fastest / deployed if fastest and deployed else None,
         "workloads": [dict(region) for region in regions],
     }
-
-
-def _config(regions: Sequence[Region]) -> Any:
-    return regions[0]["best"]["config"] if len(regions) == 1 else None
 
 
 def _baseline(regions: Sequence[Region], name: str) -> dict[str, Any]:
@@ -176,7 +173,7 @@ def print_table(answer: Mapping[str, Any]) -> None:
             region["match"],
             *baselines,
             microseconds(_latency(region["best"])),
-            *(_noise(region) for _ in noisy),
+            *("–" if region.get("noise") is None else f"{region['noise']:.0%}" for _ in noisy),
             ratio(region["speedup"]),
             _runs(region),
         )
@@ -218,8 +215,3 @@ def is_busy(region: Region) -> bool:
 def _runs(region: Region) -> str:
     winner = region.get("winner") or "–"
     return f"{winner} (busy)" if is_busy(region) else winner
-
-
-def _noise(region: Region) -> str:
-    noise = region.get("noise")
-    return "–" if noise is None else f"{noise:.0%}"

@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> int:
         verdicts = decided.verdicts_on(args, label, device, found.modes)
         answer = _answer(args, label, device, where.label, found)
         judged = gated.judged(args, label, where, found, record)
-        emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts], **gated.to_json(judged)})
+        against = {"against": [change.to_json() for change in judged]} if judged else {}
+        emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts], **against})
     if not args.json:
         step = "a training step" if args.train else "a forward step"
         named_modes = f"mode{'s' if len(args.mode) > 1 else ''} {', '.join(args.mode)}"
@@ -119,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"with {numerics.text(under)}")
         told = [line for verdict in verdicts for line in decided.lines(verdict)]
         print("\n".join([*table(found), *notes(found, search_command(args)), *told, *gated.lines(args, judged)]))
-    return 1 if found.fastest(AUTOTUNE) is None else gated.exit_code(judged)
+    return 1 if found.fastest(AUTOTUNE) is None else (gated.SLOWER if any(change.slower for change in judged) else 0)
 
 
 def _policy(rounds: int | None, device: str) -> Any:
@@ -130,20 +131,16 @@ def _policy(rounds: int | None, device: str) -> Any:
 
 def search_command(args: argparse.Namespace) -> str:
     """The search that goes on with what has no schedule, to be copied; a URL with a password is left to fill in."""
+    from autotune.store.connection.urls import for_command
+
     words = ["autotune", "search", args.domain, args.target]
     words += ["--inputs", args.inputs] if args.inputs else []
     words += ["--train"] if args.train else []
     words += ["--precision", args.precision] if args.precision else []
     words += ["--matmul-precision", args.matmul_precision] if args.matmul_precision else []
     words += ["--device", args.device] if args.device != "auto" else []
-    words += ["--db", _database(args.db)] if args.db else []
+    words += ["--db", for_command(args.db)] if args.db else []
     return pasted(*words)
-
-
-def _database(url: str) -> str:
-    from autotune.store.connection.urls import for_command
-
-    return for_command(url)
 
 
 def _answer(args: argparse.Namespace, label: str, device: str, name: str, found: Comparison) -> dict[str, Any]:

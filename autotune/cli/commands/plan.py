@@ -322,7 +322,8 @@ def _group(group: GroupAnatomy, many: int) -> Iterator[str]:
         writes = [stored[o.value] for o in ops if o.value in stored and not _finished(o)]
         if writes:
             parts.append("write " + ", ".join(writes))
-        waits = [o for o in ops if o.kind != "reduction" and _waits(group, o.value, step)]
+        late = {value for o in group.operators if o.step > step for value in o.args}
+        waits = [o for o in ops if o.kind != "reduction" and o.value in late]
         for home in dict.fromkeys(o.home for o in waits):
             values = plural(sum(o.home == home for o in waits), "value")
             parts.append(f"{values} made again later" if home == "again" else f"keep {values} in {PLACES[home]}")
@@ -337,10 +338,6 @@ def _group(group: GroupAnatomy, many: int) -> Iterator[str]:
 def _finished(o: Operator) -> bool:
     """Whether a result is known only when all blocks are done."""
     return o.kind == "reduction" and o.home == "grid"
-
-
-def _waits(group: GroupAnatomy, value: int, step: int) -> bool:
-    return any(value in o.args and o.step > step for o in group.operators)
 
 
 def schedule_words(group: GroupAnatomy) -> str:

@@ -7,13 +7,7 @@ from typing import Any
 
 from autotune.cli.output import console, is_busy, microseconds, print_busy_note, ratio
 from autotune.domains.c3.results import Isolated
-from autotune.domains.c3.strategy import BASELINES, KINDS
-
-
-def strategy_label(config: Mapping[str, Any], side: str) -> str:
-    """A strategy in a few words."""
-    label: str = KINDS[side].of(config).label
-    return label
+from autotune.domains.c3.strategy import BASELINES
 
 
 def deployed_config(config: Mapping[str, Any] | None, winner: str, side: str) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from autotune.domain import place
 from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
 from autotune.domains.c3.named import find
 from autotune.domains.c3.scenario import KIND, Compute, Program, Scenario, parse_bytes, parse_gemm
+from autotune.domains.c3.strategy import KINDS
 from autotune.errors import UserError, pasted, printable, told
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import text
@@ -208,7 +209,7 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _one(store: Store, result: Result, scenario: Scenario, device: str) -> dict[str, Any]:
-    from autotune.domains.c3.answers import deployed_config, figures, strategy_label
+    from autotune.domains.c3.answers import deployed_config, figures
 
     side = device.partition(":")[0]
     config = deployed_config(result.best, result.winner, side)
@@ -219,7 +220,7 @@ def _one(store: Store, result: Result, scenario: Scenario, device: str) -> dict[
         "scenario": scenario.to_json(),
         "match": "exact" if result.winner else "none",
         "strategy": config,
-        "strategy_label": None if config is None else strategy_label(config, side),
+        "strategy_label": None if config is None else KINDS[side].of(config).label,
         **figures(result.baselines, result.references, result.deployed_us),
         "error": "" if result.ok else reason(store, result),
     }
@@ -246,7 +247,7 @@ def lookup(args: argparse.Namespace) -> int:
     """Look up which strategy a scenario would be deployed with; returns 0 whatever the match."""
     with machine_output(args.json) as emit:
         from autotune.device import environment, resolve_device
-        from autotune.domains.c3.answers import figures, print_scenario, strategy_label
+        from autotune.domains.c3.answers import figures, print_scenario
 
         device = resolve_device(args.device)
         side = device.partition(":")[0]
@@ -271,7 +272,7 @@ def lookup(args: argparse.Namespace) -> int:
             "baselines": {name: {"latency_us": us} for name, us in baselines.items()},
             "winner": found.schedule.winner if found.schedule else "",
             "strategy": dict(found.config),
-            "strategy_label": strategy_label(found.config, side),
+            "strategy_label": found.label,
             "tuned": found.tuned.to_json() if found.tuned else None,
             "tuned_label": found.tuned.label if found.tuned else None,
             "distance": found.distance,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from autotune.device import DeviceIdentity
+from autotune.device import DeviceIdentity, describe_cuda
 from autotune.domains.c3.scenario import Scenario
 from autotune.domains.c3.strategy import BASELINES, Strategy, by_rule, improper, kernel_of, normalize, reject
 from autotune.errors import BuildError, Unsupported, UserError
@@ -43,7 +43,7 @@ class C3Task(Task):
     @cached_property
     def sms(self) -> int:
         """Streaming multiprocessors of the device; 0 on a CPU."""
-        return _target(self.device)[1] if self.side == "cuda" else 0
+        return describe_cuda(self.device)[1] if self.side == "cuda" else 0
 
     def space(self, file: str | None = None) -> Space:
         space = load_space("c3", self.side, file)
@@ -97,12 +97,6 @@ def side_of(device: str) -> str:
     return device.partition(":")[0]
 
 
-def _target(device: str) -> tuple[str, int]:
-    from autotune.device import describe_cuda
-
-    return describe_cuda(device)
-
-
 def build(scenario: Scenario, config: Config, device: str) -> Artifact:
     """The kernel that a strategy needs, if any.
 
@@ -113,7 +107,7 @@ def build(scenario: Scenario, config: Config, device: str) -> Artifact:
         raise BuildError(why)
     if side_of(device) == "cpu":
         return Artifact("cpu", (), generator=_GENERATOR)
-    target = _target(device)[0]
+    target = describe_cuda(device)[0]
     if not kernel_of(config, scenario.collective):
         return Artifact(target, (), generator=_GENERATOR)
     from autotune.domains.c3.collectives.sm import build_sum

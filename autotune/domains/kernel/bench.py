@@ -89,8 +89,13 @@ class KernelBench(Bench):
             DEFAULT: lambda: Candidate(self.kernel, self.kernel.space.default, self.arguments)
         }
         if self.kernel.reference is not None and self._reference_s < _REFERENCE_S:
-            found[f"{REFERENCE}reference"] = lambda: _Reference(self.kernel, self.arguments)
+            found[f"{REFERENCE}reference"] = lambda: self._refer
         return found
+
+    def _refer(self, given: Arguments | None = None) -> Any:
+        assert self.kernel.reference is not None
+        a = given or self.arguments
+        return self.kernel.reference(*a.args, **a.kwargs)
 
     def bytes_moved(self) -> int:
         return max(self.arguments.nbytes, 1)
@@ -136,18 +141,6 @@ def _figure(function: Callable[[Call], float], call: Call, what: str) -> float:
     if not math.isfinite(found):
         raise UserError(f"{what} is {found}: give a finite number")
     return found
-
-
-class _Reference:
-    """The user's reference as something to be timed."""
-
-    def __init__(self, kernel: Kernel, arguments: Arguments) -> None:
-        assert kernel.reference is not None
-        self.reference, self.arguments = kernel.reference, arguments
-
-    def __call__(self, given: Arguments | None = None) -> Any:
-        a = given or self.arguments
-        return self.reference(*a.args, **a.kwargs)
 
 
 class _Oracle:

@@ -32,7 +32,7 @@ def plain_function(fn: Any) -> Any:
     """The Python function under the decorators of Numba, Triton, functools and this package; ``fn`` where there is
     none."""
     for _ in range(16):
-        inner = next((found for name in _INSIDE if (found := vars_of(fn, name)) is not None), None)
+        inner = next((found for name in _INSIDE if callable(found := getattr(fn, name, None))), None)
         if inner is None or (isinstance(fn, FunctionType) and not hasattr(fn, "__wrapped__")):
             return fn
         fn = inner
@@ -41,12 +41,6 @@ def plain_function(fn: Any) -> Any:
 
 _INSIDE = ("py_func", "fn", "func", "__wrapped__")
 """Where Numba's dispatchers, Triton's kernels, ``functools.partial`` and ``functools.wraps`` keep what they wrap."""
-
-
-def vars_of(fn: Any, name: str) -> Any:
-    """An attribute that is a callable; None otherwise."""
-    found = getattr(fn, name, None)
-    return found if callable(found) else None
 
 
 def module_of(fn: Any) -> str:

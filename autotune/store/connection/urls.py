@@ -54,7 +54,7 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
     if "://" not in text:
         if text.startswith("sqlite:") or text == ":memory:" or not text.strip():
             raise UserError(f"{veil(text)!r} names no database: {EXAMPLES}")
-        if (_SERVERS.match(text) or _CREDENTIAL.search(text)) and not _is_there(text):
+        if (_SERVERS.match(text) or _CREDENTIAL.search(text)) and not os.path.lexists(text):
             raise UserError(f"what is given for the database looks like a URL, but is none: {EXAMPLES}")
         return _sqlite_url(text)
     try:
@@ -85,13 +85,6 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
 def is_missing(parsed: sa.URL) -> bool:
     """True for an SQLite file that is not there."""
     return parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists()
-
-
-def _is_there(path: str) -> bool:
-    try:
-        return os.path.lexists(path)
-    except ValueError:
-        return False
 
 
 def _sqlite_url(path: str) -> sa.URL:

@@ -19,7 +19,7 @@ import torch
 
 from autotune.domains.c3.collectives.base import DTYPES, Spec
 from autotune.domains.c3.collectives.sm import launch
-from autotune.domains.c3.collectives.symmetric import Copies, Copy, Flags, give, new_event, new_stream, take
+from autotune.domains.c3.collectives.symmetric import Copies, Copy, Flags, give_all, new_event, new_stream, take
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
 from autotune.domains.c3.strategy import Strategy
@@ -143,10 +143,7 @@ class CopyCollective:
 
     def close(self) -> None:
         """Give buffers and flags back. A collective call; no call may be under way."""
-        torch.cuda.synchronize(self.group.device)
-        self.group.barrier()
-        self._flags.close()
-        give(self.group, self._shared, *([self._result] if self._result is not None else []))
+        give_all(self.group, self._flags, self._shared, self._result)
 
 
 def cuts(nbytes: int, chunks: int) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.domains.c3.collectives.base import DTYPES, Spec
-from autotune.domains.c3.collectives.symmetric import Copies, Flags, give, new_event, take
+from autotune.domains.c3.collectives.symmetric import Copies, Flags, give_all, new_event, take
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
 from autotune.domains.c3.strategy import Strategy
@@ -96,10 +96,7 @@ class SmCollective:
 
     def close(self) -> None:
         """Give buffers and flags back. A collective call; no call may be under way."""
-        torch.cuda.synchronize(self.group.device)
-        self.group.barrier()
-        self._flags.close()
-        give(self.group, self._shared, *([self._result] if self._result is not None else []))
+        give_all(self.group, self._flags, self._shared, self._result)
 
 
 # ---- the kernel -----------------------------------------------------------------------------------------------------

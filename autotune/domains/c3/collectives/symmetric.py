@@ -238,6 +238,14 @@ class Flags:
         self._free.append(self._first)
 
 
+def give_all(group: Group, flags: Flags, *buffers: Buffer | None) -> None:
+    """Give a collective's flags and buffers back, once all ranks are through with it. A collective call."""
+    torch.cuda.synchronize(group.device)
+    group.barrier()
+    flags.close()
+    give(group, *(buffer for buffer in buffers if buffer is not None))
+
+
 class DeviceBarrier:
     """All ranks meet on their streams. Two sets of flags take turns: a rank may be one meeting ahead of another."""
 
