@@ -236,7 +236,6 @@ def decide(
     device: str,
     mode: str = "default",
     limit_s: float = 120.0,
-    policy: Policy | None = None,
 ) -> Decision | None:
     """Find by timing the whole step which families of regions are to be left to Inductor; nothing is stored.
 
@@ -246,7 +245,6 @@ def decide(
         fn, args, kwargs, train: as of :func:`autotune.bench.step.compare`.
         mode: of ``torch.compile``.
         limit_s: no further try is begun that would likely end later.
-        policy: of the comparisons; None leaves the caches as the step before leaves them.
 
     Returns:
         None where no stored kernel is used.
@@ -255,7 +253,7 @@ def decide(
         UserError: there is nothing to train, or the step fails under a compiler.
     """
     begin = time.monotonic()
-    policy = policy or default_policy(device, "warm")
+    policy = default_policy(device, "warm")  # leaves the caches as the step before leaves them
     policy = replace(policy, final_s=min(policy.final_s, limit_s / 10), quiet_s=min(policy.quiet_s, limit_s / 20))
     if device.startswith("cuda"):
         torch.cuda.set_device(device)

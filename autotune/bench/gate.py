@@ -70,7 +70,7 @@ Samples = Sequence[Sequence[float]]
 _Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def bounded(record: Samples, now: Samples, *, seed: int = 0) -> tuple[float, float]:
+def bounded(record: Samples, now: Samples) -> tuple[float, float]:
     """The relative change of the lower quartile, and its lower bound.
 
     Raises:
@@ -80,7 +80,7 @@ def bounded(record: Samples, now: Samples, *, seed: int = 0) -> tuple[float, flo
     fewest = min(then.shape[1], later.shape[1])
     if fewest < FEWEST:
         raise UserError(f"{fewest} samples are too few to tell: give more --rounds")
-    chance = np.random.default_rng(seed)
+    chance = np.random.default_rng(0)
     moved = _resampled(later, chance) - _resampled(then, chance)
     change = float(_level(later) - _level(then))
     return math.expm1(change), math.expm1(float(np.quantile(moved, ALPHA)))

@@ -18,36 +18,25 @@ _BAR = 22  # pixels of a bar with its gap
 _LABELS = 200  # the widest a bar's name may be
 
 
-def bars(values: Mapping[str, float], title: str, *, mark: tuple[str, float] | None = None) -> Chart:
+def bars(values: Mapping[str, float], title: str) -> Chart:
     """Named numbers as horizontal bars in their order, each coloured by its name.
 
     Args:
         title: of the axis, with the unit.
-        mark: name and place of a line across all bars.
     """
     names = list(values)
     y = {"field": "name", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": _LABELS}}
-    x = {"field": "value", "type": "quantitative", "title": title}
-    plot: Chart = {
+    return {
         "data": {"values": [{"name": n, "value": _short(v)} for n, v in values.items()]},
         "mark": {"type": "bar", "cornerRadiusEnd": 2, "height": {"band": 0.75}},
         "encoding": {
             "y": y,
-            "x": x,
+            "x": {"field": "value", "type": "quantitative", "title": title},
             "color": {"field": "name", "type": "nominal", "scale": scale(names), "legend": None},
             "tooltip": [{"field": "name"}, {"field": "value", "type": "quantitative", "title": title}],
         },
+        "height": _BAR * len(values),
     }
-    height = {"height": _BAR * len(values)}
-    if mark is None:
-        return {**plot, **height}
-    name, place = mark
-    line = {
-        "data": {"values": [{"name": name, "value": _short(place)}]},
-        "mark": {"type": "rule", "strokeWidth": 2, "strokeDash": [4, 3], "color": "#dc2626", "tooltip": True},
-        "encoding": {"x": x, "tooltip": [{"field": "name"}, {"field": "value", "type": "quantitative"}]},
-    }
-    return {"layer": [plot, line], **height}
 
 
 def history(

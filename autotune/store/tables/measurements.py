@@ -127,18 +127,13 @@ class Measurements(Database):
         with self.reading() as c:
             return [Key(*row) for row in c.execute(query)]
 
-    def best(self, key: Key, stage: str | None = None, n: int = 1) -> list[Measurement]:
+    def best(self, key: Key, n: int = 1) -> list[Measurement]:
         """The ``n`` fastest ok candidates, fastest first, each once. One that failed at any stage does not count.
 
-        Args:
-            stage: compare latencies of this stage only. With None each candidate counts with its latest stage, so that
-                a lucky first timing does not outlive the repetition that corrected it.
+        Each counts with its latest stage: a lucky first timing does not outlive the repetition that corrected it.
         """
-        where = [*_key_is(key), *sound()]
-        if stage is not None:
-            where.append(_M.stage == stage)
         rank = sa.func.row_number().over(partition_by=_M.config, order_by=(STAGE_RANK, _M.latency_us)).label("place")
-        ranked = sa.select(_M.id, rank).where(*where).subquery()
+        ranked = sa.select(_M.id, rank).where(*_key_is(key), *sound()).subquery()
         best = _joined().join(ranked, ranked.c.id == _M.id).where(ranked.c.place == 1)
         with self.reading() as c:
             rows = c.execute(best.order_by(_M.latency_us, _M.id).limit(n + _SPARE)).all()

@@ -256,14 +256,10 @@ class Overviews(Runs):
             return sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")) if p.exists())
         return sum(int(c.scalar(sa.select(sa.func.pg_total_relation_size(t))) or 0) for t in tables)
 
-    def activity(self, newest: int = 20) -> list[Activity]:
-        """Runs that are running, newest first; where there are none, the newest run.
-
-        Args:
-            newest: at most so many.
-        """
+    def activity(self) -> list[Activity]:
+        """Runs that are running, newest first; where there are none, the newest run."""
         running = sa.case((RunRow.state == "running", 0), else_=1)
-        found = self._runs(self._activity, newest, running, RunRow.started.desc())
+        found = self._runs(self._activity, 20, running, RunRow.started.desc())
         return [a for a in found if a.state == "running"] or found[:1]
 
     def _activity(self, row: Any) -> Activity:

@@ -84,12 +84,12 @@ class Workloads(Database):
                 rows = c.execute(query.where(column.in_(part))).all()
             yield from rows
 
-    def find_workloads(self, text: str = "", *, kind: str | None = None) -> list[Workload]:
+    def find_workloads(self, text: str = "") -> list[Workload]:
         """Workloads whose fingerprint begins with ``text`` or whose label contains it, oldest first; "" finds all."""
         match = WorkloadRow.fingerprint.startswith(text.lower(), autoescape=True) | WorkloadRow.label.icontains(
             text, autoescape=True
         )
-        query = sa.select(*WORKLOAD_COLUMNS).where(match, *([WorkloadRow.kind == kind] if kind is not None else []))
+        query = sa.select(*WORKLOAD_COLUMNS).where(match)
         return self.made(query.order_by(WorkloadRow.created, WorkloadRow.fingerprint), workload_from, _workload)
 
     def put_device(self, device: DeviceIdentity) -> str:

@@ -53,7 +53,7 @@ def test_a_kernel_is_searched_stored_and_found_again(tmp_path: Path, monkeypatch
     (again,) = kernels.scale.search(device="cpu", db=db, policy=QUICK, sampler="brute", trials=8)
     assert (again.measured, again.best, set(again.metrics)) == (0, result.best, {"MB/s"})
     with Store.open(db) as store:
-        (workload,) = store.find_workloads("scale", kind="kernel")
+        (workload,) = store.find_workloads("scale")
         assert workload.label == "kernels:scale x=256 float32"
         measured = store.measurements(workload.fingerprint)
     assert {m.status for m in measured} == {Status.OK, Status.INVALID}
@@ -112,7 +112,7 @@ def test_what_a_bad_kernel_does_costs_one_candidate(tmp_path: Path) -> None:
     assert (result.measured, result.best, result.fault, result.error) == (7, {"how": "good"}, False, "")
     assert dict(result.failed) == {"wrong_result": 2, "launch_error": 1, "crashed": 2, "timeout": 1}
     with Store.open(db) as store:
-        (workload,) = store.find_workloads("odd", kind="kernel")
+        (workload,) = store.find_workloads("odd")
         found = {m.config["how"]: m for m in store.measurements(workload.fingerprint) if m.stage == "screen"}
     for how, said in (
         ("wrong", "result: "),

@@ -160,7 +160,6 @@ def test_best_takes_each_candidates_latest_stage(store: Store, key: Key) -> None
         ({"steady": 1}, 5.1), ({"lucky": 1}, 9.0), ({"slow": 1}, 20.0),
     ]  # fmt: skip
     assert [m.latency_us for m in store.best(key)] == [5.1]
-    assert [m.latency_us for m in store.best(key, stage="screen", n=2)] == [1.0, 5.0]
     assert store.best(put_key(store, workload(3))) == []
 
 
@@ -169,7 +168,6 @@ def test_best_leaves_out_what_failed_at_any_stage(store: Store, key: Key) -> Non
     store.add_measurement(failed(key, {"a": 1}, Status.WRONG_RESULT, "repeat"))
     store.add_measurement(ok(key, {"b": 1}, 2.0))
     assert [m.config for m in store.best(key, n=5)] == [{"b": 1}]
-    assert [m.config for m in store.best(key, "screen", n=5)] == [{"b": 1}]
 
 
 def test_status_counts_candidates_once(store: Store, key: Key) -> None:
