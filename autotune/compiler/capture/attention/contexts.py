@@ -86,7 +86,9 @@ class Contexts:
 
 
 def _changes_state(node: fx.Node) -> bool:
-    """Return True if a call neither takes a tensor nor makes a value."""
+    """Return True if a call neither takes a tensor nor makes a value, and is not one of torch's notes of its use."""
+    if _name(node) == "_log_api_usage_once":
+        return False
     if node.op not in ("call_function", "call_method") or node.meta.get("example_value") is not None:
         return False
     return not any(isinstance(n.meta.get("example_value"), torch.Tensor) for n in node.all_input_nodes)

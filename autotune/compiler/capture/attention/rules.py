@@ -27,13 +27,17 @@ from typing import Any, Literal
 
 import torch
 from torch import fx
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils import _pytree as pytree
 
 from autotune.compiler.capture.attention.constants import Constants
 from autotune.compiler.capture.attention.contexts import Contexts
 from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, Formulas
+from autotune.compiler.capture.attention.kernels import kernel_of
+from autotune.compiler.capture.attention.padding import Padding, padding_of
 from autotune.compiler.capture.attention.results import (
     copies,
     fake,
@@ -141,6 +145,8 @@ class _Walk:
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
         """By a mask and how many keys it is for: the call before which it was made contiguous, and what that made."""
+        self._bounds: dict[tuple[fx.Node, bool, int], tuple[fx.Node, tuple[fx.Node, ...]]] = {}
+        """By a mask of keys, its structure and the queries: the first call for which bounds were made, and these."""
 
     def visit(self, node: fx.Node) -> bool:
         """Rewrite one call; whether anything changed."""
@@ -158,6 +164,9 @@ class _Walk:
         if copied and not (is_static(node) and old.is_contiguous()):
             return False
         with self._graph.inserting_before(node):
+            if (padded := self._padded(node, call)) is not None:
+                self._replace(node, padded, copied)
+                return True
             new = self._with_groups(node, self._with_mask(node, call))
         if new == call:
             return False
@@ -287,14 +296,91 @@ class _Walk:
             whole = self._method(node, "expand", whole, -1, -1, -1, keys)
         return self._method(node, "contiguous", whole)
 
+    # Masks that come with the data
+
+    def _padded(self, node: fx.Node, call: _Call) -> fx.Node | None:
+        """The call by the lengths of a mask of keys; None where the mask is another, or no kernel takes the call."""
+        mask, value = call.attn_mask, fake(node)
+        if mask is None or call.is_causal is not False or not self._is_plain(node, call):
+            return None
+        queries, keys = fake(call.query).shape[-2], fake(call.key).shape[-2]
+        found = padding_of(mask, queries, keys, self._constants)
+        if found is None or not self._contexts.alike(node, *found.passed):
+            return None
+        if any(self._written(found.valid, one, node) for one in found.passed):
+            return None
+        call = self._once_a_group(node, call)
+        query, key, value_ = (self._of_type(node, n, value.dtype) for n in (call.query, call.key, call.value))
+        scale = fake(query).shape[-1] ** -0.5 if call.scale is None else float(call.scale)
+        kernel = kernel_of(fake(query), fake(key), fake(value_), found.causal, found.window, call.dropout_p, scale)
+        if kernel is None:
+            return None
+        valid, *bounds = self._bounds_of(node, found, fake(query).shape[0], queries)
+        how = found.causal, found.window, float(call.dropout_p), scale, kernel
+        return self._function(
+            node, torch.ops.autotune.padded_attention.default, query, key, value_, valid, *bounds, *how
+        )
+
+    def _is_plain(self, node: fx.Node, call: _Call) -> bool:
+        """Whether a call has four axes of numbers, one batch, and no transformation of ``torch.func`` around it."""
+        given = [fake(n) for n in (call.query, call.key, call.value)]
+        if not all(map(is_static, (node, call.query, call.key, call.value))) or call.attn_mask is None:
+            return False
+        if any(t.ndim != 4 or is_functorch_wrapped_tensor(t) for t in (*given, fake(call.attn_mask))):
+            return False
+        if type(call.dropout_p) not in (int, float) or not isinstance(call.scale, float | int | None):
+            return False
+        return len({t.shape[0] for t in given}) == 1 and len({t.shape[-1] for t in given}) == 1
+
+    def _bounds_of(self, node: fx.Node, found: Padding, batch: int, queries: int) -> tuple[fx.Node, ...]:
+        """The mask of keys as ``[B, keys]``, and what :mod:`.padded` finds of it once for all calls."""
+        known = found.valid, found.causal, queries
+        made = self._bounds.get(known)
+        if made is None or not self._contexts.alike(made[0], node) or self._writes.between([known[0]], made[0], node):
+            seen = self._method(node, "flatten", found.valid, 1)
+            if fake(seen).shape[0] != batch:
+                seen = self._method(node, "expand", seen, batch, -1)
+            bounds = self._function(node, torch.ops.autotune.mask_bounds.default, seen, queries, found.causal)
+            parts = [self._function(node, operator.getitem, bounds, place) for place in range(3)]
+            made = self._bounds[known] = node, (seen, *parts)
+        return made[1]
+
+    def _of_type(self, where: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """``node`` in the type that autocast would have given it."""
+        return node if fake(node).dtype == dtype else self._method(where, "to", node, dtype)
+
+    def _function(self, where: fx.Node, function: Any, *args: Any) -> fx.Node:
+        """A call of a function in the context of ``where``."""
+        made = self._graph.call_function(function, args)
+        given = fx.node.map_arg(args, lambda n: n.meta["example_value"])
+        with next(t.fake_mode for t in pytree.tree_leaves(given) if isinstance(t, FakeTensor)):
+            made.meta["example_value"] = function(*given)
+        self._contexts.put(made, where)
+        return made
+
+    def _replace(self, node: fx.Node, padded: fx.Node, copied: bool) -> None:
+        """Put the first result of ``padded`` in the place of a call."""
+        with self._graph.inserting_before(node):
+            result = self._function(node, operator.getitem, padded, 0)
+            if copied:
+                result = self._method(node, "contiguous", result)
+        made = () if copied else copies(node)
+        node.replace_all_uses_with(result)
+        self._graph.erase_node(node)
+        for one in made:
+            if one.target != "contiguous":
+                with self._graph.inserting_after(one):
+                    self._after(one, "contiguous")
+
     # Groups of queries
 
-    def _with_groups(self, node: fx.Node, call: _Call) -> _Call:
-        query, mask = fake(call.query), call.attn_mask
+    def _once_a_group(self, node: fx.Node, call: _Call) -> _Call:
+        """The call with keys and values that a group of queries shares handed over once, where they are repeated."""
+        query = fake(call.query)
         key, value = _unrepeated(call.key), _unrepeated(call.value)
         if key is None or value is None or call.enable_gqa is not False or query.ndim != 4:
             return call
-        if not all(map(is_static, (call.query, key, value))) or call.is_causal not in (False, True):
+        if not all(map(is_static, (call.query, key, value))):
             return call
         (batch, few), heads = fake(key).shape[:2], query.shape[1]
         if fake(value).shape[:2] != (batch, few) or query.shape[0] != batch or heads % few:
@@ -303,7 +389,14 @@ class _Walk:
             return call
         if not self._contexts.alike(node, *_path(call.key, key), *_path(call.value, value)):
             return call
-        grouped = replace(call, key=key, value=value, enable_gqa=True)
+        return replace(call, key=key, value=value, enable_gqa=True)
+
+    def _with_groups(self, node: fx.Node, call: _Call) -> _Call:
+        grouped = self._once_a_group(node, call)
+        if grouped is call or call.is_causal not in (False, True):
+            return call
+        query, mask = fake(call.query), call.attn_mask
+        (batch, few), heads = fake(grouped.key).shape[:2], query.shape[1]
         if _fused_takes(grouped):
             return grouped
         if query.shape[-2] > 1 or call.is_causal is not False:
@@ -313,7 +406,7 @@ class _Walk:
         turned = self._method(node, "reshape", call.query, batch, few, heads // few, query.shape[-1])
         if mask is not None:
             mask = self._method(node, "expand", mask, -1, -1, heads // few, -1)
-        return replace(call, query=turned, key=key, value=value, attn_mask=mask)
+        return replace(grouped, query=turned, attn_mask=mask, enable_gqa=False)
 
 
 def _fused_takes(call: _Call) -> bool:

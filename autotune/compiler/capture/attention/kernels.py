@@ -1,0 +1,44 @@
+"""The fused kernel for attention with a mask of keys, by what was measured."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH
+
+_HALF = (torch.bfloat16, torch.float16)
+_LARGEST_HEAD = 128
+"""Above it the kernels of :mod:`.rows` would spill."""
+
+
+def kernel_of(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int, dropout: float, scale: float
+) -> str | None:
+    """The fused kernel of a call without its mask of keys; None where the call stays as it is written.
+
+    On one H100 flash attention by lengths was faster than cuDNN with a mask in every case, and cuDNN without one faster
+    than flash attention (`decision 026 <../decisions/026-masks-that-come-with-the-data.md>`_). Other devices were not
+    measured.
+    """
+    if query.device.type != "cuda" or query.dtype not in _HALF or torch.are_deterministic_algorithms_enabled():
+        return None
+    if query.shape[-1] % 8 or query.shape[-1] > _LARGEST_HEAD or any(t.stride(-1) != 1 for t in (query, key, value)):
+        return None
+    if torch.cuda.get_device_capability(query.device) != (9, 0) or not _has_triton():
+        return None
+    cuda = torch.backends.cuda
+    told = cuda.SDPAParams(query, key, value, None, float(dropout), causal, True)
+    if causal and not window and cuda.can_use_cudnn_attention(told, False):
+        return CUDNN
+    if not cuda.can_use_flash_attention(told, False):
+        return None
+    return FLASH if causal else BY_LENGTHS
+
+
+def _has_triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,215 @@
+"""Attention with a mask of keys that comes with the data, as operators that choose nothing on the host.
+
+A mask ``valid[b, key]`` beside a structure that is known (everything, what is not later, a window) needs no dense mask
+in most batches. :func:`_bounds` finds the lengths on the device, once for all layers. Then
+
+- without a structure, flash attention runs by lengths. Each batch row is two sequences: the keys that are seen with all
+  queries, and the padding without queries. So nothing is gathered, and gradients of padding are zeros;
+- with a structure, the fused kernel runs as if nothing else were hidden;
+- :mod:`.rows` computes the rows for which that is wrong: those of a mask with holes, and behind the first hidden key of
+  a causal one. Where there are none, its kernels return at once.
+
+A query that sees no key gets zeros, as in torch's formula.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+BY_LENGTHS, CUDNN, FLASH = "lengths", "cudnn", "flash"
+"""The fused kernels: flash attention by lengths, and two of a structure. Only flash attention has windows."""
+
+_library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define("mask_bounds(Tensor valid, SymInt queries, bool causal) -> (Tensor, Tensor, Tensor)")
+_ARGUMENTS = "bool causal, int window, float dropout, float scale, str kernel"
+_library.define(
+    "padded_attention(Tensor query, Tensor key, Tensor value, Tensor valid, Tensor bounds, Tensor cum_query, "
+    f"Tensor cum_key, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+_library.define(
+    "padded_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor valid, Tensor bounds, "
+    "Tensor cum_query, Tensor cum_key, Tensor output, Tensor logsumexp, Tensor own, Tensor seed, Tensor offset, "
+    f"{_ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """What a mask of keys hides, without a synchronisation.
+
+    Args:
+        valid: bool [B, keys], True where a key is seen.
+        queries: the number of query rows.
+        causal: a query sees no later key, so that only rows behind a hidden key differ from those without a mask.
+
+    Returns:
+        int32 ``[B, 3]``: the first query row that :mod:`.rows` computes, the first key that is seen, and the end of
+        these. int32 ``[2 B + 1]`` twice: the first query and the first key of each sequence, and their numbers.
+    """
+    batch, keys = valid.shape
+    place = torch.arange(keys, device=valid.device, dtype=torch.int32)
+    low = torch.where(valid, place, keys).amin(1)
+    high = torch.where(valid, place + 1, 0).amax(1)
+    if causal:
+        first = torch.where(valid, keys, place).amin(1)
+    else:
+        seen = valid.sum(1, dtype=torch.int32)
+        one_side = (seen == 0) | ((seen == high - low) & ((low == 0) | (high == keys)))
+        first = torch.where(one_side, queries, 0)
+    # The first of a batch row's two sequences has the padding on the left, or all queries.
+    is_left = (low > 0) & (high > 0)
+    row = torch.arange(batch, device=valid.device, dtype=torch.int32)
+    starts_of_queries = torch.stack([row * queries, torch.where(is_left, row, row + 1) * queries], 1).flatten()
+    starts_of_keys = torch.stack([row * keys, row * keys + torch.where(is_left, low, high)], 1).flatten()
+    ends = (torch.full_like(row[:1], batch * n) for n in (queries, keys))
+    cumulative = [torch.cat([s, e]).int() for s, e in zip((starts_of_queries, starts_of_keys), ends, strict=True)]
+    return torch.stack([first, low, high], 1).int(), cumulative[0], cumulative[1]
+
+
+def _flat(x: Tensor) -> Tensor:
+    """[B, H, S, D] as [B S, H, D], without a copy where rows lie so."""
+    return x.transpose(1, 2).flatten(0, 1)
+
+
+def _as_rows(x: Tensor, batch: int) -> Tensor:
+    return x.unflatten(0, (batch, -1)).transpose(1, 2)
+
+
+def _fused(
+    q: Tensor, k: Tensor, v: Tensor, cums: tuple[Tensor, Tensor], causal: bool, window: int, p: float, scale: float,
+    kernel: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Output [B, H, S, D], logsumexp and the two numbers of dropout, as a fused kernel gives them."""
+    queries, keys = q.shape[2], k.shape[2]
+    if kernel == BY_LENGTHS:
+        out, lse, seed, offset, _ = aten._flash_attention_forward(
+            _flat(q), _flat(k), _flat(v), *cums, queries, keys, p, False, False, scale=scale
+        )
+        return _as_rows(out, q.shape[0]), lse, seed, offset
+    if kernel == CUDNN:
+        found = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, p, causal, False, scale=scale)
+        return found[0], found[1], found[6], found[7]
+    out, lse, seed, offset, _ = aten._flash_attention_forward(
+        *(x.transpose(1, 2) for x in (q, k, v)), None, None, queries, keys, p, causal, False, scale=scale,
+        **_sides(window),
+    )  # fmt: skip
+    return out.transpose(1, 2), lse, seed, offset
+
+
+def _fused_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, cums: tuple[Tensor, Tensor], out: Tensor, lse: Tensor,
+    seed: Tensor, offset: Tensor, causal: bool, window: int, p: float, scale: float, kernel: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    queries, keys = q.shape[2], k.shape[2]
+    if kernel == CUDNN:
+        dq, dk, dv = aten._scaled_dot_product_cudnn_attention_backward(
+            grad, q, k, v, out, lse, seed, offset, None, None, None, queries, keys, p, causal, scale=scale
+        )
+        return dq, dk, dv
+    if kernel == BY_LENGTHS:
+        found = aten._flash_attention_backward(
+            _flat(grad), _flat(q), _flat(k), _flat(v), _flat(out), lse, *cums, queries, keys, p, False, seed, offset,
+            scale=scale,
+        )  # fmt: skip
+        dq, dk, dv = (_as_rows(x, q.shape[0]) for x in found)
+        return dq, dk, dv
+    found = aten._flash_attention_backward(
+        *(x.transpose(1, 2) for x in (grad, q, k, v, out)), lse, None, None, queries, keys, p, causal, seed, offset,
+        scale=scale, **_sides(window),
+    )  # fmt: skip
+    dq, dk, dv = (x.transpose(1, 2) for x in found)
+    return dq, dk, dv
+
+
+def _sides(window: int) -> dict[str, int]:
+    return {"window_size_left": window - 1, "window_size_right": 0} if window else {}
+
+
+def _lse_of_rows(lse: Tensor, batch: int, kernel: str) -> Tensor:
+    """[B, H, S] of a kernel's logsumexp."""
+    return lse.unflatten(1, (batch, -1)).transpose(0, 1) if kernel == BY_LENGTHS else lse.flatten(2)
+
+
+def _forward_cuda(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, cum_query: Tensor, cum_key: Tensor,
+    causal: bool, window: int, dropout: float, scale: float, kernel: str,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    from autotune.compiler.capture.attention import rows
+
+    how = causal, window, dropout, scale
+    out, lse, seed, offset = _fused(q, k, v, (cum_query, cum_key), *how, kernel)
+    seeds = _numbers(seed, offset, kernel)
+    own = rows.forward(q, k, v, valid, bounds, out, _lse_of_rows(lse, len(q), kernel), seeds, *how)
+    return out, lse, own, seed, offset
+
+
+def _backward_cuda(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, cum_query: Tensor, cum_key: Tensor,
+    out: Tensor, lse: Tensor, own: Tensor, seed: Tensor, offset: Tensor,
+    causal: bool, window: int, dropout: float, scale: float, kernel: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    from autotune.compiler.capture.attention import rows
+
+    how = causal, window, dropout, scale
+    if grad.stride(-1) != 1:
+        grad = grad.contiguous()
+    found = _fused_backward(grad, q, k, v, (cum_query, cum_key), out, lse, seed, offset, *how, kernel)
+    rows.backward(grad, q, k, v, valid, bounds, out, own, _numbers(seed, offset, kernel), found, *how)
+    return found
+
+
+def _numbers(seed: Tensor, offset: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
+    """The two numbers of dropout, one element each."""
+    return (seed, offset) if kernel == CUDNN else (seed[:1], seed[1:])
+
+
+def _forward_fake(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, cum_query: Tensor, cum_key: Tensor,
+    causal: bool, window: int, dropout: float, scale: float, kernel: str,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    batch, heads, queries, _ = q.shape
+    shape = {BY_LENGTHS: (heads, batch * queries), CUDNN: (batch, heads, queries, 1), FLASH: (batch, heads, queries)}
+    lse, own = (q.new_empty(s, dtype=torch.float32) for s in (shape[kernel], shape[FLASH]))
+    if kernel == CUDNN:
+        return torch.empty_like(q), lse, own, *(q.new_empty((), dtype=torch.int64) for _ in range(2))
+    out = _as_rows(torch.empty_like(_flat(q)), batch)
+    if kernel == FLASH:
+        out = torch.empty_like(q.transpose(1, 2)).transpose(1, 2)
+    return out, lse, own, q.new_empty(2, dtype=torch.uint64), q.new_empty((), dtype=torch.uint64)
+
+
+def _backward_fake(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, cum_query: Tensor, cum_key: Tensor,
+    out: Tensor, lse: Tensor, own: Tensor, seed: Tensor, offset: Tensor,
+    causal: bool, window: int, dropout: float, scale: float, kernel: str,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if kernel != BY_LENGTHS:
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    dq, dk, dv = (_as_rows(torch.empty_like(_flat(x)), len(q)) for x in (q, k, v))
+    return dq, dk, dv
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs[:7], *output)
+    ctx.how = inputs[7:]
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, *others: Any) -> tuple[Any, ...]:
+    if grad is None:
+        return (None,) * 12
+    found = torch.ops.autotune.padded_attention_backward(grad, *ctx.saved_tensors, *ctx.how)
+    return (*found, *[None] * 9)
+
+
+_library.impl("mask_bounds", _bounds, "CompositeImplicitAutograd")
+_library.impl("padded_attention", _forward_cuda, "CUDA")
+_library.impl("padded_attention_backward", _backward_cuda, "CUDA")
+torch.library.register_fake("autotune::padded_attention", _forward_fake, lib=_library)
+torch.library.register_fake("autotune::padded_attention_backward", _backward_fake, lib=_library)
+torch.library.register_autograd("autotune::padded_attention", _gradients, setup_context=_save, lib=_library)

@@ -1,0 +1,113 @@
+"""Masks that come with the data: which keys each batch row sees, beside a structure that is known.
+
+A mask ``m[b, h, i, j]`` is taken apart where it is made: ``and`` of tensors, repeated and viewed. A part that depends
+on no input of the graph is run once (:mod:`.constants`), so that all its elements are known. A part of
+``[B, 1, 1, keys]`` depends on the key alone, whatever makes it. So ``m[b, h, i, j] = valid[b, j] and structure[i, j]``
+holds of every element. What is anything else stays a mask.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from autotune.compiler.capture.attention.constants import Constants
+from autotune.compiler.capture.attention.results import fake, is_static, is_tensor
+
+_AND = ("and_", "__and__", "bitwise_and", "logical_and")
+_SAME = ("expand", "expand_as", "to", "bool", "contiguous", "clone")
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A mask of keys and a structure.
+
+    Attributes:
+        valid: a node of bool ``[B or 1, 1, 1, keys]``, True where a key is seen.
+        passed: the nodes from the mask to ``valid``, the mask first.
+        causal: a query sees no later key.
+        window: how many keys a query sees at most, its own the last of them; 0: no limit.
+    """
+
+    valid: fx.Node
+    passed: tuple[fx.Node, ...]
+    causal: bool
+    window: int
+
+
+def padding_of(mask: fx.Node, queries: int, keys: int, constants: Constants) -> Padding | None:
+    """The parts of a mask of attention, or None where it has others.
+
+    Args:
+        mask: a node of four axes, which broadcast to ``[B, heads, queries, keys]``.
+    """
+    parts = _Parts(constants)
+    if not parts.take(mask) or parts.valid is None or tuple(fake(parts.valid).shape[1:]) != (1, 1, keys):
+        return None
+    known = False, 0
+    if parts.structure is not None:
+        found = _structure(parts.structure.expand(queries, keys))
+        if found is None:
+            return None
+        known = found
+    return Padding(parts.valid, tuple(parts.passed), *known)
+
+
+class _Parts:
+    """The parts of a mask, while it is taken apart."""
+
+    def __init__(self, constants: Constants) -> None:
+        self._constants = constants
+        self.valid: fx.Node | None = None
+        self.structure: Tensor | None = None
+        self.passed: list[fx.Node] = []
+
+    def take(self, node: Any) -> bool:
+        """Take a node apart; False where a part is neither known nor a mask of keys."""
+        if not is_tensor(node) or not is_static(node) or fake(node).dtype != torch.bool:
+            return False
+        self.passed.append(node)
+        held = self._constants.of(node)
+        if held is not None:
+            return self._add(held)
+        if fake(node).ndim == 4 and tuple(fake(node).shape[1:3]) == (1, 1):
+            if self.valid not in (None, node):
+                return False
+            self.valid = node
+            return True
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if node.op == "call_function" and node.target not in (
+            getattr(torch, name, None),
+            getattr(operator, name, None),
+        ):
+            return False
+        if name in _AND and len(node.args) == 2 and not node.kwargs:
+            return all(map(self.take, node.args))
+        # ``to`` another type makes a node of another type, which is no part.
+        return name in _SAME and fake(node).ndim == 4 and self.take(node.args[0])
+
+    def _add(self, held: Tensor) -> bool:
+        if any(n != 1 for n in held.shape[:-2]):
+            return False
+        seen = held.reshape(held.shape[-2:]) if held.ndim >= 2 else held
+        self.structure = seen if self.structure is None else self.structure & seen
+        return True
+
+
+def _structure(seen: Tensor) -> tuple[bool, int] | None:
+    """``causal`` and ``window`` of bool ``[queries, keys]``."""
+    queries, keys = seen.shape
+    if bool(seen.all()):
+        return False, 0
+    if queries != keys:
+        return None
+    window = int(seen[-1].sum())
+    place = torch.arange(keys, device=seen.device)
+    back = place[:, None] - place[None, :]
+    if not bool((seen == ((back >= 0) & (back < window))).all()):
+        return None
+    return True, 0 if window == keys else window

@@ -1,0 +1,272 @@
+"""Triton kernels for the query rows of an attention that its fused kernel cannot compute.
+
+:mod:`.padded` runs a fused kernel as if nothing but the structure of the mask hid keys. The rows for which that is
+wrong are computed here, by a mask of keys. ``bounds`` has them on the device. A block without such a row returns at
+once, so a launch on a batch without padding costs a few microseconds.
+
+The fused kernel's logsumexp of these rows becomes infinite. Its backward pass then adds nothing for them, and the
+kernels here add what is missing.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS, KEYS = 64, 64
+"""Query rows and keys of a block."""
+
+
+@triton.jit
+def _seen(valid, b, rows, cols, first, QUERIES, COUNT, vb, vs, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
+    """The keys that each row sees, for those rows that are computed here."""
+    key = (tl.load(valid + b * vb + cols * vs, mask=cols < COUNT, other=0) != 0) & (cols < COUNT)
+    row = (rows >= first) & (rows < QUERIES)
+    seen = row[:, None] & key[None, :]
+    if CAUSAL:
+        seen = seen & (cols[None, :] <= rows[:, None])
+    if WINDOW > 0:
+        seen = seen & (cols[None, :] > rows[:, None] - WINDOW)
+    return seen
+
+
+@triton.jit
+def _kept(seed, offset, bh, rows, cols, COUNT, P: tl.constexpr):
+    """The probabilities that dropout keeps."""
+    place = rows[:, None] * COUNT + cols[None, :]
+    return tl.rand(tl.load(seed) + tl.load(offset) + bh, place) >= P
+
+
+@triton.jit
+def _forward(
+    Q, K, V, VALID, BOUNDS, OUT, LSE, OWN, SEED, OFFSET,
+    qb, qh, qs, kb, kh, ks, vb, vh, vs, ob, oh, os, lb, lh, mb, ms,
+    H, G, QUERIES, COUNT, scale, HIDDEN: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    begin = tl.program_id(0) * M
+    bh = tl.program_id(1)
+    b, h = bh // H, bh % H
+    first = tl.load(BOUNDS + b * 3)
+    if begin + M <= first:
+        return
+    low, high = tl.load(BOUNDS + b * 3 + 1), tl.load(BOUNDS + b * 3 + 2)
+    if CAUSAL:
+        high = tl.minimum(high, begin + M)
+    if WINDOW > 0:
+        low = tl.maximum(low, begin - WINDOW + 1)
+    rows = begin + tl.arange(0, M)
+    d = tl.arange(0, WIDE)
+    ours = (rows >= first) & (rows < QUERIES)
+    inside = ours[:, None] & (d < D)[None, :]
+    q = tl.load(Q + b.to(tl.int64) * qb + h * qh + rows[:, None] * qs + d[None, :], mask=inside, other=0.0)
+    keys, values = K + b.to(tl.int64) * kb + (h // G) * kh, V + b.to(tl.int64) * vb + (h // G) * vh
+    top = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, WIDE], tl.float32)
+    for n in range(low // N * N, high, N):
+        cols = n + tl.arange(0, N)
+        there = (cols < COUNT)[:, None] & (d < D)[None, :]
+        k = tl.load(keys + cols[:, None] * ks + d[None, :], mask=there, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        s = tl.where(_seen(VALID, b, rows, cols, first, QUERIES, COUNT, mb, ms, CAUSAL, WINDOW), s, float("-inf"))
+        higher = tl.maximum(top, tl.max(s, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp(s - base[:, None])
+        shrink = tl.exp(top - base)
+        total = total * shrink + tl.sum(p, 1)
+        if P > 0:
+            p = tl.where(_kept(SEED, OFFSET, bh, rows, cols, COUNT, P), p / (1 - P), 0.0)
+        v = tl.load(values + cols[:, None] * vs + d[None, :], mask=there, other=0.0)
+        acc = acc * shrink[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        top = higher
+    some = total > 0
+    acc = acc / tl.where(some, total, 1.0)[:, None]
+    place = bh * QUERIES + rows
+    out = OUT + b.to(tl.int64) * ob + h * oh + rows[:, None] * os + d[None, :]
+    tl.store(out, acc.to(OUT.dtype.element_ty), mask=inside)
+    tl.store(OWN + place, tl.where(some, top + tl.log(tl.where(some, total, 1.0)), float("inf")), mask=ours)
+    tl.store(LSE + b * lb + h * lh + rows, tl.full([M], HIDDEN, tl.float32), mask=ours)
+
+
+@triton.jit
+def _prepare(
+    OUT, GRAD, BOUNDS, DELTA, ACTIVE, ob, oh, os, gb, gh, gs, H, QUERIES,
+    D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
+    """Sums of output by gradient, and the batch rows whose gradient is not zero."""
+    begin = tl.program_id(0) * M
+    bh = tl.program_id(1)
+    b, h = bh // H, bh % H
+    first = tl.load(BOUNDS + b * 3)
+    if begin + M <= first:
+        return
+    rows = begin + tl.arange(0, M)
+    d = tl.arange(0, WIDE)
+    ours = (rows >= first) & (rows < QUERIES)
+    inside = ours[:, None] & (d < D)[None, :]
+    o = tl.load(OUT + b.to(tl.int64) * ob + h * oh + rows[:, None] * os + d[None, :], mask=inside, other=0.0)
+    g = tl.load(GRAD + b.to(tl.int64) * gb + h * gh + rows[:, None] * gs + d[None, :], mask=inside, other=0.0)
+    tl.store(DELTA + bh * QUERIES + rows, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1), mask=ours)
+    if tl.max((g != 0).to(tl.int32)) > 0:
+        tl.atomic_max(ACTIVE + b, 1)
+
+
+@triton.jit
+def _of_queries(
+    Q, K, V, VALID, BOUNDS, GRAD, OWN, DELTA, ACTIVE, DQ, SEED, OFFSET,
+    qb, qh, qs, kb, kh, ks, vb, vh, vs, gb, gh, gs, db, dh, ds_, mb, ms,
+    H, G, QUERIES, COUNT, scale,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    begin = tl.program_id(0) * M
+    bh = tl.program_id(1)
+    b, h = bh // H, bh % H
+    first = tl.load(BOUNDS + b * 3)
+    if (begin + M <= first) | (tl.load(ACTIVE + b) == 0):
+        return
+    low, high = tl.load(BOUNDS + b * 3 + 1), tl.load(BOUNDS + b * 3 + 2)
+    if CAUSAL:
+        high = tl.minimum(high, begin + M)
+    if WINDOW > 0:
+        low = tl.maximum(low, begin - WINDOW + 1)
+    rows = begin + tl.arange(0, M)
+    d = tl.arange(0, WIDE)
+    ours = (rows >= first) & (rows < QUERIES)
+    inside = ours[:, None] & (d < D)[None, :]
+    q = tl.load(Q + b.to(tl.int64) * qb + h * qh + rows[:, None] * qs + d[None, :], mask=inside, other=0.0)
+    g = tl.load(GRAD + b.to(tl.int64) * gb + h * gh + rows[:, None] * gs + d[None, :], mask=inside, other=0.0)
+    lse = tl.load(OWN + bh * QUERIES + rows, mask=ours, other=float("inf"))
+    delta = tl.load(DELTA + bh * QUERIES + rows, mask=ours, other=0.0)
+    keys, values = K + b.to(tl.int64) * kb + (h // G) * kh, V + b.to(tl.int64) * vb + (h // G) * vh
+    acc = tl.zeros([M, WIDE], tl.float32)
+    for n in range(low // N * N, high, N):
+        cols = n + tl.arange(0, N)
+        there = (cols < COUNT)[:, None] & (d < D)[None, :]
+        k = tl.load(keys + cols[:, None] * ks + d[None, :], mask=there, other=0.0)
+        v = tl.load(values + cols[:, None] * vs + d[None, :], mask=there, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        seen = _seen(VALID, b, rows, cols, first, QUERIES, COUNT, mb, ms, CAUSAL, WINDOW)
+        p = tl.where(seen, tl.exp(s - lse[:, None]), 0.0)
+        dp = tl.dot(g, tl.trans(v), input_precision="ieee")
+        if P > 0:
+            dp = tl.where(_kept(SEED, OFFSET, bh, rows, cols, COUNT, P), dp / (1 - P), 0.0)
+        ds = p * (dp - delta[:, None])
+        acc += tl.dot(ds.to(k.dtype), k, input_precision="ieee")
+    out = DQ + b.to(tl.int64) * db + h * dh + rows[:, None] * ds_ + d[None, :]
+    tl.store(out, (acc * scale).to(DQ.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _of_keys(
+    Q, K, V, VALID, BOUNDS, GRAD, OWN, DELTA, ACTIVE, DK, DV, SEED, OFFSET,
+    qb, qh, qs, kb, kh, ks, vb, vh, vs, gb, gh, gs, xb, xh, xs, yb, yh, ys, mb, ms,
+    H, G, QUERIES, COUNT, scale,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, P: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    begin = tl.program_id(0) * N
+    few = H // G
+    b, hk = tl.program_id(1) // few, tl.program_id(1) % few
+    first = tl.load(BOUNDS + b * 3)
+    low, high = tl.load(BOUNDS + b * 3 + 1), tl.load(BOUNDS + b * 3 + 2)
+    if (first >= QUERIES) | (begin >= high) | (begin + N <= low):
+        return
+    if tl.load(ACTIVE + b) == 0:
+        return
+    start, stop = first, QUERIES
+    if CAUSAL:
+        start = tl.maximum(start, begin)
+    if WINDOW > 0:
+        stop = tl.minimum(stop, begin + N + WINDOW)
+    cols = begin + tl.arange(0, N)
+    d = tl.arange(0, WIDE)
+    there = (cols < COUNT)[:, None] & (d < D)[None, :]
+    k = tl.load(K + b.to(tl.int64) * kb + hk * kh + cols[:, None] * ks + d[None, :], mask=there, other=0.0)
+    v = tl.load(V + b.to(tl.int64) * vb + hk * vh + cols[:, None] * vs + d[None, :], mask=there, other=0.0)
+    dk = tl.zeros([N, WIDE], tl.float32)
+    dv = tl.zeros([N, WIDE], tl.float32)
+    for group in range(G):
+        h = hk * G + group
+        bh = b * H + h
+        for m in range(start // M * M, stop, M):
+            rows = m + tl.arange(0, M)
+            ours = (rows >= first) & (rows < QUERIES)
+            inside = ours[:, None] & (d < D)[None, :]
+            q = tl.load(Q + b.to(tl.int64) * qb + h * qh + rows[:, None] * qs + d[None, :], mask=inside, other=0.0)
+            g = tl.load(GRAD + b.to(tl.int64) * gb + h * gh + rows[:, None] * gs + d[None, :], mask=inside, other=0.0)
+            lse = tl.load(OWN + bh * QUERIES + rows, mask=ours, other=float("inf"))
+            delta = tl.load(DELTA + bh * QUERIES + rows, mask=ours, other=0.0)
+            s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            seen = _seen(VALID, b, rows, cols, first, QUERIES, COUNT, mb, ms, CAUSAL, WINDOW)
+            p = tl.where(seen, tl.exp(s - lse[:, None]), 0.0)
+            dp = tl.dot(g, tl.trans(v), input_precision="ieee")
+            dropped = p
+            if P > 0:
+                kept = _kept(SEED, OFFSET, bh, rows, cols, COUNT, P)
+                dropped = tl.where(kept, p / (1 - P), 0.0)
+                dp = tl.where(kept, dp / (1 - P), 0.0)
+            dv += tl.dot(tl.trans(dropped).to(g.dtype), g, input_precision="ieee")
+            ds = p * (dp - delta[:, None])
+            dk += tl.dot(tl.trans(ds).to(q.dtype), q, input_precision="ieee")
+    x = DK + b.to(tl.int64) * xb + hk * xh + cols[:, None] * xs + d[None, :]
+    y = DV + b.to(tl.int64) * yb + hk * yh + cols[:, None] * ys + d[None, :]
+    tl.store(x, (tl.load(x, mask=there, other=0.0).to(tl.float32) + dk * scale).to(DK.dtype.element_ty), mask=there)
+    tl.store(y, (tl.load(y, mask=there, other=0.0).to(tl.float32) + dv).to(DV.dtype.element_ty), mask=there)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, out: Tensor, lse: Tensor,
+    seeds: tuple[Tensor, Tensor], causal: bool, window: int, p: float, scale: float,
+) -> Tensor:  # fmt: skip
+    """Write the rows of ``bounds`` to ``out`` [B, H, S, D], and take them out of ``lse``.
+
+    Args:
+        q: [B, H, S, D]; ``k`` and ``v``: [B, heads of keys, keys, D], with neighbours in D.
+        valid: bool [B, keys], True where a key is seen.
+        bounds: int32 [B, 3]: the first row to compute, the first key that is seen, and the end of these.
+        out, lse: what the fused kernel wrote; ``lse`` is [B, H, S], with neighbours in S.
+        seeds: one number each, read only if ``p`` is above 0.
+
+    Returns:
+        The logsumexp of these rows, [B, H, S] in fp32; the others are not written.
+    """
+    b, h, queries, d = q.shape
+    own = torch.empty(b, h, queries, dtype=torch.float32, device=q.device)
+    _forward[(triton.cdiv(queries, ROWS), b * h)](
+        q, k, v, valid, bounds, out, lse, own, *(seeds if p else (own, own)),
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *lse.stride()[:2],
+        *valid.stride(), h, h // k.shape[1], queries, k.shape[2], scale, float("inf"), causal, window, p,
+        d, triton.next_power_of_2(d), ROWS, KEYS,
+    )  # fmt: skip
+    return own
+
+
+def backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, out: Tensor, own: Tensor,
+    seeds: tuple[Tensor, Tensor], gradients: tuple[Tensor, Tensor, Tensor],
+    causal: bool, window: int, p: float, scale: float,
+) -> None:  # fmt: skip
+    """Add what the rows of ``bounds`` contribute to the gradients, which the fused kernel wrote without them."""
+    b, h, queries, d = q.shape
+    few, keys = k.shape[1:3]
+    wide = triton.next_power_of_2(d)
+    delta = torch.empty_like(own)
+    active = torch.zeros(b, dtype=torch.int32, device=q.device)
+    dq, dk, dv = gradients
+    blocks = triton.cdiv(queries, ROWS), b * h
+    _prepare[blocks](out, grad, bounds, delta, active, *out.stride()[:3], *grad.stride()[:3], h, queries, d, wide, ROWS)
+    strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3]
+    rest = *valid.stride(), h, h // few, queries, keys, scale, causal, window, p, d, wide, ROWS, KEYS
+    given = q, k, v, valid, bounds, grad, own, delta, active
+    seeds = seeds if p else (own, own)
+    _of_queries[blocks](*given, dq, *seeds, *strides, *dq.stride()[:3], *rest)
+    _of_keys[triton.cdiv(keys, KEYS), b * few](
+        *given, dk, dv, *seeds, *strides, *dk.stride()[:3], *dv.stride()[:3], *rest
+    )
