@@ -71,11 +71,8 @@ def build_artifact(
 def draft(
     graph: Graph, plan: Plan, parts: Sequence[Config], sms: int, program: Json | None = None
 ) -> tuple[list[Draft], Scratch]:
-    """A region's kernels in launch order and its scratch, printed and not compiled; as :func:`build_artifact`.
-
-    Raises:
-        Unsupported: a configuration does not fit its group.
-    """
+    """A region's kernels in launch order and its scratch, printed and not compiled; as :func:`build_artifact`. Raises
+    Unsupported where a configuration does not fit its group."""
     scratch = list(plan.scratch_numel(graph))
     out: list[Draft] = []
     for name, launch in zip(launch_names(plan, program or {}), plan.launches, strict=True):
@@ -106,10 +103,8 @@ def draft(
 def packed(plan: Plan, numbers: Sequence[int], parts: Sequence[Config], sms: int) -> tuple[CudaSource, tuple[Ref, ...]]:
     """The kernel of groups side by side, and the region's tensors behind its pointers.
 
-    Groups of one family are runs of one body, emitted for the largest of them.
-
-    Raises:
-        Unsupported: a configuration does not fit its group, or a group's kernels cannot share a launch.
+    Groups of one family are runs of one body, emitted for the largest of them. Raises Unsupported where a configuration
+    does not fit its group, or a group's kernels cannot share a launch.
     """
     families = [family_of(plan.groups[k].graph) for k in numbers]
     agreed = one_block([plan.groups[k].graph for k in numbers], [parts[k] for k in numbers])

@@ -73,11 +73,8 @@ def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms:
 
 
 def _fit(kernel: Kernel, block: int, dynamic: int, target: str) -> int:
-    """Blocks of a kernel that fit an SM at a time, by its cubin.
-
-    Raises:
-        ValueError: it is no cubin, or takes other shared memory than is written beside it.
-    """
+    """Blocks of a kernel that fit an SM at a time, by its cubin. Raises ValueError where it is no cubin, or takes other
+    shared memory than is written beside it."""
     used = taken(kernel.code, kernel.entry, target)
     if kernel.resources.get("shared") != used["shared"]:
         raise ValueError(f"kernel {kernel.entry!r} takes other shared memory than is stored")

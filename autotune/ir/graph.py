@@ -193,11 +193,8 @@ class Graph:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Graph:
-        """Rebuild a graph, checking what a kernel's safety depends on.
-
-        Raises:
-            ValueError: an index, axis or type is out of range, or there are too many.
-        """
+        """Rebuild a graph, checking what a kernel's safety depends on. Raises ValueError where an index, axis or type
+        is out of range, or there are too many."""
         for what in ("extents", "values", "inputs", "outputs"):
             if len(data[what]) > MAX_VALUES:
                 raise ValueError(f"a graph of more than {MAX_VALUES} {what}")

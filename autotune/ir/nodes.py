@@ -148,11 +148,7 @@ class Output:
 
 
 def check_numbers(extents: Sequence[int], values: Sequence[Value], outputs: Sequence[Output]) -> None:
-    """Every field that counts something is an integer in range.
-
-    Raises:
-        ValueError: one is not.
-    """
+    """Every field that counts something is an integer in range. Raises ValueError where one is not."""
     for e in extents:
         if type(e) is not int or not 0 <= e < MOST:
             raise ValueError(f"an axis has the extent {e!r}")
@@ -171,10 +167,7 @@ def check_numbers(extents: Sequence[int], values: Sequence[Value], outputs: Sequ
 def check_loads(extents: Sequence[int], values: Sequence[Value]) -> None:
     """Every load and gather reaches from its tensor's first element on, and no further than can be counted.
 
-    Expects that axes and slots are those of the graph.
-
-    Raises:
-        ValueError: one does not.
+    Expects that axes and slots are those of the graph. Raises ValueError where one does not.
     """
     for i, v in enumerate(values):
         if prod(max(1, extents[a]) for a in {*v.axes, *v.over}) >= MOST:
@@ -215,11 +208,8 @@ def reach(extents: Sequence[int], v: Value) -> tuple[int, int, bool]:
 
 
 def check_outputs(extents: Sequence[int], outputs: Sequence[Output]) -> None:
-    """Every store is at or after its tensor's first element, and no further than can be counted.
-
-    Raises:
-        ValueError: one does not.
-    """
+    """Every store is at or after its tensor's first element, and no further than can be counted. Raises ValueError
+    where one does not."""
     for k, o in enumerate(outputs):
         if o.offset < 0 or any(s < 0 for s in o.strides):
             raise ValueError(f"output {k}: a negative offset or stride")

@@ -19,11 +19,8 @@ PRECISIONS = (DEFAULT, STRICT)
 
 
 def asked() -> str:
-    """The precision of regions that are captured now, by $AUTOTUNE_PRECISION, as graphs have it: "" by default.
-
-    Raises:
-        UserError: the variable has another value.
-    """
+    """The precision of regions that are captured now, by $AUTOTUNE_PRECISION, as graphs have it: "" by default. Raises
+    UserError where the variable has another value."""
     name = os.environ.get(VARIABLE) or DEFAULT
     if name not in PRECISIONS:
         raise UserError(f"{VARIABLE}={name!r} is no precision: it may be {' or '.join(PRECISIONS)}")
@@ -33,10 +30,7 @@ def asked() -> str:
 @contextmanager
 def asking(name: str | None) -> Iterator[None]:
     """While open, in processes started meanwhile too, regions are captured with a precision; None leaves it as it is.
-
-    Raises:
-        UserError: there is no such precision.
-    """
+    Raises UserError where there is no such precision."""
     before = os.environ.get(VARIABLE)
     if name is not None:
         if name not in PRECISIONS:

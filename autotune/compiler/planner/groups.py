@@ -153,11 +153,7 @@ def agree(plan: Plan, parts: Sequence[Config]) -> list[Config]:
 
 
 def read_text(text: str) -> Shape:
-    """The launches and groups of a plan's text.
-
-    Raises:
-        ValueError: it is not of the form.
-    """
+    """The launches and groups of a plan's text. Raises ValueError where it is not of the form."""
     launches = (launch.split("+") for launch in text.split("/"))
     return tuple(tuple(tuple(Root.parse(r.strip()) for r in g.split(",")) for g in groups) for groups in launches)
 

@@ -49,20 +49,13 @@ PLANS: Mapping[str, str] = {"measured": FULL, "model": "model-plan", "greedy": "
 
 
 def method(name: str) -> Method:
-    """The method of a name; "" is the whole.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The method of a name; "" is the whole. Raises UserError where there is none."""
     return METHODS[_known(name or FULL, METHODS, "method")]
 
 
 def choose(plans: str, ablation: str) -> tuple[str, bool]:
-    """The method of a search, and whether schedules are searched.
-
-    Raises:
-        UserError: a name is unknown, or both take something away.
-    """
+    """The method of a search, and whether schedules are searched. Raises UserError where a name is unknown, or both
+    take something away."""
     _known(plans, PLANS, "way to choose plans")
     _known(ablation, ABLATIONS, "ablation")
     if ablation != FULL and plans != "measured":

@@ -111,11 +111,8 @@ def _axes(graph: Graph) -> tuple[set[int], set[int]]:
 
 
 def split_columns(graph: Graph) -> Split:
-    """Take a group apart.
-
-    Raises:
-        Unsupported: it has no reductions over all rows, or their results are used again at full size.
-    """
+    """Take a group apart. Raises Unsupported where it has no reductions over all rows, or their results are used again
+    at full size."""
     rows, cols = _axes(graph)
     moments = {m.square: m.score for m in find_moments(graph, rows)}
     whole, columns, reduced = _accumulators(graph, rows, cols, moments)

@@ -106,11 +106,7 @@ def once_a_row(program: Program) -> None:
 
 
 def split_axes(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(rows, cols) of a group, outermost first.
-
-    Raises:
-        Unsupported: the reductions run over different axes.
-    """
+    """(rows, cols) of a group, outermost first. Raises Unsupported where the reductions run over different axes."""
     used = sorted({a for v in graph.values for a in v.axes} | {a for o in graph.outputs for a in o.axes})
     over = {v.over for v in graph.values if v.op in REDUCTIONS}
     if len(over) > 1:

@@ -154,11 +154,8 @@ def _totals(graph: Graph) -> list[int]:
 
 @lru_cache(maxsize=256)
 def scattered(graph: Graph) -> Scattered:
-    """The parts of a group.
-
-    Raises:
-        Unsupported: it is not sums at the same places with pointwise operators before and after them.
-    """
+    """The parts of a group. Raises Unsupported where it is not sums at the same places with pointwise operators before
+    and after them."""
     totals = _totals(graph)
     if any(len(graph.values[i].axes) == 1 for i in totals):
         if any(len(graph.values[i].axes) > 1 for i in totals):

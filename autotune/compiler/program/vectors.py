@@ -140,11 +140,8 @@ class Tiling:
 
 @lru_cache(maxsize=512)
 def tiling(graph: Graph) -> Tiling:
-    """The tiling of a group, by the two axes that the most bytes disagree on.
-
-    Raises:
-        Unsupported: it has reductions, or its large tensors agree on one axis.
-    """
+    """The tiling of a group, by the two axes that the most bytes disagree on. Raises Unsupported where it has
+    reductions, or its large tensors agree on one axis."""
     if any(graph.values[i].op in REDUCTIONS for i in graph.live):
         raise Unsupported("a group with reductions")
     weight: dict[tuple[int, int], int] = {}  # bytes with unit stride along the first axis that vary over the second

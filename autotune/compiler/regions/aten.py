@@ -38,10 +38,8 @@ def to_json(gm: fx.GraphModule) -> dict[str, Any]:
 
     Each placeholder is listed with the shape, strides (elements), type and device type of ``meta["val"]``.
 
-    Symbolic sizes become ``{"sym": expression}``, in whose place there must be numbers before it is built again.
-
-    Raises:
-        Unsupported: a call from another namespace, an attribute, or an argument that is not plain data.
+    Symbolic sizes become ``{"sym": expression}``, in whose place there must be numbers before it is built again. Raises
+    Unsupported for a call from another namespace, an attribute, or an argument that is not plain data.
     """
     number: dict[fx.Node, int] = {}
     inputs: list[dict[str, Any]] = []
@@ -264,11 +262,8 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
 
 
 def expression_of(size: Any) -> Any:
-    """A size as JSON: a number, a symbol's name, or [function, *arguments].
-
-    Raises:
-        Unsupported: an expression of functions that are not known here.
-    """
+    """A size as JSON: a number, a symbol's name, or [function, *arguments]. Raises Unsupported for an expression of
+    functions that are not known here."""
     expression = size.node.expr if isinstance(size, torch.SymInt) else size
     if isinstance(expression, (int, sympy.Integer)):
         return int(expression)
@@ -283,11 +278,8 @@ def expression_of(size: Any) -> Any:
 
 
 def evaluate(expression: Any, sizes: Sizes) -> int:
-    """The value of an expression of :func:`expression_of` at given sizes.
-
-    Raises:
-        KeyError: a symbol without a number. ValueError: not such an expression.
-    """
+    """The value of an expression of :func:`expression_of` at given sizes. Raises KeyError for a symbol without a
+    number, ValueError where it is no such expression."""
     if type(expression) is int:
         return expression
     if isinstance(expression, str):

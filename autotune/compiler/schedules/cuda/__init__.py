@@ -112,22 +112,16 @@ def schemes() -> dict[str, Scheme]:
 
 @lru_cache(maxsize=512)
 def scheme_of(graph: Graph) -> Scheme:
-    """The CUDA scheme of a group. Cached: planning, configuring and printing a group each need it.
-
-    Raises:
-        Unsupported: no scheme fits; the message is that of the last one tried.
-    """
+    """The CUDA scheme of a group. Cached: planning, configuring and printing a group each need it. Raises Unsupported
+    where no scheme fits; the message is that of the last one tried."""
     if 0 in graph.extents:
         raise Unsupported("an empty axis")
     return first_fit(graph, ("scatter",) if has_sum_at(graph) else schemes())
 
 
 def first_fit(graph: Graph, names: Iterable[str]) -> Scheme:
-    """The first of these schemes that fits a group.
-
-    Raises:
-        Unsupported: none does; the message is that of the last one.
-    """
+    """The first of these schemes that fits a group. Raises Unsupported where none does; the message is that of the last
+    one."""
     why = Unsupported("no scheme")
     for name in names:
         try:

@@ -55,10 +55,8 @@ def column_split(graph: Graph) -> Split | None:
 def group_program(graph: Graph, parts: bool) -> Program:
     """The program of a group's only kernel, or with ``parts`` of its main one where it has a kernel in parts.
 
-    Its ``dynamic`` is -1 where its kernels are for one number of rows alone.
-
-    Raises:
-        Unsupported: the group has no kernel of that form.
+    Its ``dynamic`` is -1 where its kernels are for one number of rows alone. Raises Unsupported where the group has no
+    kernel of that form.
     """
     split = column_split(graph) if parts else None
     if split is None:

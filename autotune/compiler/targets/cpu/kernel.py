@@ -64,11 +64,8 @@ def generator() -> str:
 
 
 def emit_source(program: Program, schedule: CpuSchedule) -> str:
-    """Numba source of ``program`` under ``schedule``; the same text for the same arguments in every process.
-
-    Raises:
-        Unsupported: the program has an operator that the CPU has no code for.
-    """
+    """Numba source of ``program`` under ``schedule``; the same text for the same arguments in every process. Raises
+    Unsupported where the program has an operator that the CPU has no code for."""
     _check_operators(program)
     builder: Builder
     if lanes_suit(program):

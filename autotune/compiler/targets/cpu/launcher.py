@@ -201,10 +201,8 @@ def _compiled_at(name: str, text: str, load: Callable[[Path], Any]) -> Any:
     """The result of ``load`` for the path of a file called ``name`` that holds ``text``.
 
     A damaged result of an earlier compilation is deleted. Where the user's cache directory cannot be written, or the
-    disk is full, a folder of this process alone takes its place.
-
-    Raises:
-        UserError: ``$AUTOTUNE_CACHE_DIR`` cannot be written, or belongs to another user.
+    disk is full, a folder of this process alone takes its place. Raises UserError where ``$AUTOTUNE_CACHE_DIR`` cannot
+    be written, or belongs to another user.
     """
     folder = cache_folder("cpu")
     try:

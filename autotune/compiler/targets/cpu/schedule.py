@@ -42,11 +42,8 @@ class CpuSchedule:
 
     @classmethod
     def from_config(cls, config: Mapping[str, int | str | bool | float]) -> CpuSchedule:
-        """The schedule of a configuration; a missing key takes its default, and :data:`EARLIER` changes nothing.
-
-        Raises:
-            UserError: an unknown key or a value of the wrong type or range.
-        """
+        """The schedule of a configuration; a missing key takes its default, and :data:`EARLIER` changes nothing. Raises
+        UserError for an unknown key or a value of the wrong type or range."""
         known = {f.name: type(f.default) for f in fields(cls)}
         config = {key: value for key, value in config.items() if key not in EARLIER}
         for key, value in config.items():

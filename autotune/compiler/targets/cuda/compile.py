@@ -129,11 +129,7 @@ def _shared_ptx(source: CudaSource | Listing, cc: tuple[int, int]) -> str:
 
 
 def compile_ptx(source: CudaSource | Listing, target: str) -> tuple[str, str]:
-    """(PTX text, entry name).
-
-    Raises:
-        BuildError: Numba refuses the source.
-    """
+    """(PTX text, entry name). Raises BuildError where Numba refuses the source."""
     cc = capability(target)
     text = _shared_ptx(source, cc)
     entry = next((line.split("(")[0].split()[-1] for line in text.splitlines() if ".entry" in line), "")
@@ -162,11 +158,8 @@ def _completed(ptx: str, source: CudaSource | Listing) -> str:
 
 
 def build(source: CudaSource | Listing, target: str = "sm_90") -> Kernel:
-    """Compile ``source`` and read its resources.
-
-    Raises:
-        BuildError: it does not compile, spills more than it can gain, or does not fit an SM.
-    """
+    """Compile ``source`` and read its resources. Raises BuildError where it does not compile, spills more than it can
+    gain, or does not fit an SM."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     ptx, entry = compile_ptx(source, target)

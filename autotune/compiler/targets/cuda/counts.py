@@ -81,12 +81,8 @@ class Units:
 
 
 def check_launch(rule: Mapping[str, Any], extent0: int) -> None:
-    """Check that a kernel with this launch data can run at this extent of axis 0.
-
-    Raises:
-        Unsupported: it counts in 32 bits what takes 64, a launch has not that many blocks, or sums over the rows of a
-            block get too long.
-    """
+    """Check that a kernel with this launch data can run at this extent of axis 0. Raises Unsupported where it counts in
+    32 bits what takes 64, a launch has not that many blocks, or sums over the rows of a block get too long."""
     units = (extent0 if rule.get("dynamic") else 1) * int(rule["inner"])
     if units >= LIMIT and not rule.get("wide"):
         raise Unsupported("more rows than the kernel's 32-bit counters hold")

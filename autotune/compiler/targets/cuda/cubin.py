@@ -73,10 +73,7 @@ def _sections(cubin: bytes) -> list[tuple[str, int, int, int]]:
 
 def resources(cubin: bytes, entry: str) -> dict[str, int]:
     """``registers`` a thread, ``stack`` bytes a thread (spills and local arrays), ``shared`` static bytes a block.
-
-    Raises:
-        ValueError: not a cubin, or no such kernel in it.
-    """
+    Raises ValueError where it is no cubin, or there is no such kernel in it."""
     out = {"registers": 0, "stack": 0, "shared": 0}
     found = False
     try:
@@ -128,11 +125,7 @@ def capability(target: str) -> tuple[int, int]:
 
 
 def taken(cubin: bytes, entry: str, target: str) -> dict[str, int]:
-    """As :func:`resources`, with the shared memory that is the kernel's own.
-
-    Raises:
-        ValueError: not a cubin, or no such kernel in it.
-    """
+    """As :func:`resources`, with the shared memory that is the kernel's own; raises as it does."""
     used = resources(cubin, entry)
     if capability(target) >= (9, 0) and used["shared"] >= 1024:
         used["shared"] -= 1024  # the linker counts what the system reserves; blocks_per_sm adds it itself

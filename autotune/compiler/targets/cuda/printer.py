@@ -99,11 +99,8 @@ _STRICT = {
 
 
 def operator_text(name: str, of: str, args: list[str], strict: bool = False) -> str:
-    """Source of operator ``name`` on arguments of arithmetic type ``of``.
-
-    Raises:
-        Unsupported: there is no such operator on that type.
-    """
+    """Source of operator ``name`` on arguments of arithmetic type ``of``. Raises Unsupported where there is no such
+    operator on that type."""
     if of == "bool" and name in _BOOL:
         return _BOOL[name].format(*args)
     if name in _COMPARE:
@@ -117,11 +114,7 @@ def operator_text(name: str, of: str, args: list[str], strict: bool = False) -> 
 
 
 def computed(v: Value, args: Sequence[Expr]) -> Expr:
-    """A pointwise value from its arguments.
-
-    Raises:
-        Unsupported: there is no such operator on their type.
-    """
+    """A pointwise value from its arguments. Raises Unsupported where there is no such operator on their type."""
     if v.op not in ("where", "cast"):
         operator_text(v.op, args[0].dtype, ["x", "y"])
     return lower.pointwise(v, args)
