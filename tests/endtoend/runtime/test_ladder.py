@@ -173,8 +173,8 @@ def test_the_ladder_is_told(tune: Tune, db: str, capsys: pytest.CaptureFixture[s
     moved(db, name="another CPU", torch="1.2.3")
     (found,) = autotune.lookup(softmax, (X,), explain=True)
     assert rungs(found) == {
-        "exact": Outcome.EMPTY, "heuristic": Outcome.EMPTY, "other_rows": Outcome.EMPTY, "other_device": Outcome.REFUSED,
-        "packaged": Outcome.EMPTY, "none": Outcome.TAKEN,
+        "exact": Outcome.EMPTY, "heuristic": Outcome.EMPTY, "other_rows": Outcome.EMPTY,
+        "other_device": Outcome.REFUSED, "packaged": Outcome.EMPTY, "none": Outcome.TAKEN,
     }  # fmt: skip
     step = found.ladder[3]
     assert [(d.field, d.tuned) for d in step.differences] == [("name", "another CPU")]
