@@ -25,8 +25,9 @@ def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs
         verify: when a stored kernel's results are compared with those of the region's own operators: "first" (at its
             first call), "always", "never" or "auto"; None for the setting, see
             :class:`autotune.runtime.settings.Settings`.
-        kwargs: those of ``torch.compile``; ``mode``, ``options`` and ``dynamic`` mean what they do for Inductor. The
-            option "search" is autotune's: seconds that a search of what the database lacks may add to the first step.
+        kwargs: those of ``torch.compile``; ``mode``, ``options`` and ``dynamic`` mean what they do for Inductor. Two
+            options are autotune's. "search": seconds that a search of what the database lacks may add to the first
+            step. "unsearched": "default" predicts schedules where there is no search, "leave" does not.
 
     Returns:
         The compiled model. Training works; ``autotune.counters()`` has how many regions were found.

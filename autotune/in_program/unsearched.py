@@ -24,15 +24,21 @@ from autotune.in_program.contest import Frame
 from autotune.in_program.ranks import name_of, turn
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
+from autotune.runtime.inductor.region_call import look_up
 from autotune.runtime.inductor.survey import Surveyed, lacking, surveying
 from autotune.runtime.inductor.verdict import UNSEARCHED, stored_verdict
+from autotune.runtime.ladder import Level
 from autotune.words import plural
+from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
 _RECORD = {"budget_s": 0.0, "command": UNSEARCHED}
 _WAIT_SHARE, _WAIT_LEAST_S = 0.25, 10.0
 """For how long trials are waited for once Inductor is done: a share of what it took."""
+_MOST_S = 60.0
+"""Seconds that all graphs of a process wait at most."""
+_waited_s = 0.0
 
 
 def lacks(device: str) -> str:
@@ -56,8 +62,9 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
     Args:
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
     """
+    global _waited_s
     device = search._device_of(inputs)
-    if device is None or not search._storing():
+    if device is None or _waited_s >= _MOST_S or not search._storing():
         return compile_once(gm, inputs)
     if missing := lacks(device):
         deployment().warn_once(UNSEARCHED, f"autotune: {missing} is not installed: no schedule is predicted")
@@ -83,10 +90,12 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
         try:
-            mine.begin(granted := max(_WAIT_LEAST_S, _WAIT_SHARE * compile_s))
+            mine.begin(granted := min(max(_WAIT_LEAST_S, _WAIT_SHARE * compile_s), _MOST_S - _waited_s))
             won = trying.end(granted)
+            _waited_s += time.monotonic() - begin - compile_s
             log.info("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
-            search._note_verdicts(graphs, {**_RECORD, "tries": 0, "cut": True})
+            if not trying.left:  # the next process tries the others
+                search._note_verdicts(graphs, {**_RECORD, "tries": 0, "cut": True})
             mine.end()
             if not won and mine.alone:
                 return before
@@ -112,10 +121,14 @@ class Trying:
 
     Args:
         device: "cpu" or "cuda:N".
+
+    Attributes:
+        left: workloads that there was no time for.
     """
 
     def __init__(self, device: str) -> None:
         self._device = device
+        self.left = 0
         self._child: Child | None = None
         self._error = ""
         self._asked: set[str] = set()
@@ -134,7 +147,8 @@ class Trying:
         from autotune.api import time_weights
 
         try:
-            counted = [(w, n) for w, n in lacking([graph]).get(self._device, ()) if w.fingerprint not in self._asked]
+            every = lacking([graph]).get(self._device, ())
+            counted = [(w, n) for w, n in every if w.fingerprint not in self._asked and not self._was_tried(w)]
             if not counted or self._error:
                 return
             weights = time_weights(counted)
@@ -146,6 +160,9 @@ class Trying:
             self._child.send({"workloads": jobs, "device": self._device, "numerics": numerics.read()})
         except Exception as error:
             self._error = first_line(error)
+
+    def _was_tried(self, workload: Workload) -> bool:
+        return look_up(workload, self._device, packaged=False).level is Level.HEURISTIC
 
     def end(self, seconds: float) -> bool:
         """Wait for what was added, for ``seconds`` at most; True where a predicted schedule won.
@@ -169,7 +186,8 @@ class Trying:
         own.count("predicted_wrong", wrong)
         for one in found:
             log.info("predicted %s", one)
-        left = f", {answer['left']} not tried in time" if answer["left"] else ""
+        self.left = int(answer["left"])
+        left = f", {self.left} not tried in time" if self.left else ""
         search._tell(
             f"{won} of {plural(len(self._asked), 'region')} that nobody searched have a predicted schedule now"
             f" ({wrong} predictions were no gain{left})"

@@ -43,6 +43,11 @@ def beyond_attention(case: Case) -> float | None:
     return ours / theirs if ours and theirs else None
 
 
+def predicted(case: Case) -> float | None:
+    """The gain over torch.compile without a search."""
+    return gain(case, "unsearched")
+
+
 def of(case: Case, contender: str, key: str) -> Any:
     """A fact of a contender, None where it is not known."""
     return case["contenders"].get(contender, {}).get(key)
@@ -81,7 +86,12 @@ def markdown(data: Mapping[str, Any]) -> str:
 def means(cases: Sequence[Case]) -> list[str]:
     """Geometric means of gains, a line each."""
     lines = []
-    for title, value in (("over torch.compile", gain), ("beyond attention", beyond_attention)):
+    of_all = (
+        ("over torch.compile", gain),
+        ("beyond attention", beyond_attention),
+        ("without a search, over torch.compile", predicted),
+    )
+    for title, value in of_all:
         found = {case["name"]: ratio for case in cases if (ratio := value(case)) is not None}
         if found:
             worst, best = min(found, key=found.__getitem__), max(found, key=found.__getitem__)

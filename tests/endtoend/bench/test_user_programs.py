@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -70,6 +71,12 @@ def test_padding_is_on_the_right_and_one_text_fills_the_batch() -> None:
 
 
 # Ways to compile
+
+
+def test_predicted_schedules_are_asked_for_by_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_UNSEARCHED", "leave")
+    assert set(Compiler("unsearched", "max-autotune").arguments()) == {"backend", "mode"}
+    assert os.environ["AUTOTUNE_UNSEARCHED"] == "default"
 
 
 def test_contenders_compile_as_their_users_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,6 +299,8 @@ def test_the_table_has_gains_and_seconds() -> None:
     assert lines[2].split() == ["swin_train", "30.00", "27.00", *"–" * 8]
     assert "over torch.compile: 1.149x in the geometric mean of 2 programs; worst t5_train 1.000x" in "\n".join(lines)
     assert "beyond attention: 1.200x in the geometric mean of 1 program" in lines
+    (without,) = step_table.means([case(ratios={"unsearched": [1.1, 1.2, 1.3]})])
+    assert without == "without a search, over torch.compile: 1.200x in the geometric mean of 1 program"
     assert lines[-3:] == [
         "swin_train: search: the time was up", "a failed: why", "b skipped: timm is not installed",
     ]  # fmt: skip

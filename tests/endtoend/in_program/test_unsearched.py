@@ -40,6 +40,8 @@ class Process:
         self.wins = True
         self.during: Callable[[], object] = lambda: None
         self.ended = 0
+        self.most = 100
+        """Workloads that there is time for."""
 
     def __call__(self, module: str) -> Process:
         assert module == "autotune.in_program.predicting"
@@ -57,11 +59,13 @@ class Process:
             lost = {} if self.wins else {"config": None, "artifact": None, "winner": "inductor"}
             return replace(s, key=replace(s.key, policy="stub"), space=PREDICTED, **lost)
 
+        tried = self._asked[: self.most]
         with Store.open(None) as store:
-            for w, device in self._asked:
+            for w, device in tried:
                 self.labels.append(w.label)
                 store_default(store, w, device, edit=edit)
-        return {"found": [{"won": self.wins, "inductor_us": 15.0}] * len(self._asked), "left": 0, "error": ""}, b""
+        found = [{"won": self.wins, "inductor_us": 15.0}] * len(tried)
+        return {"found": found, "left": len(self._asked) - len(tried), "error": ""}, b""
 
     def kill(self) -> None:
         self.ended += 1
@@ -71,6 +75,7 @@ class Process:
 def process(monkeypatch: pytest.MonkeyPatch, db: str) -> Iterator[Process]:
     made = Process()
     monkeypatch.setattr(unsearched, "Child", made)
+    monkeypatch.setattr(unsearched, "_waited_s", 0.0)
     monkeypatch.setattr(search, "_contest", None)
     monkeypatch.setattr(budget, "_spent_s", 0.0)
     yield made
@@ -107,6 +112,24 @@ def test_the_next_process_tries_nothing(process: Process, monkeypatch: pytest.Mo
     assert autotune.counters().hits == before + tried
     with Store.open(db) as store:
         assert store.state() == state, "torch's caches keep the code of the first process"
+
+
+def test_the_next_process_tries_what_there_was_no_time_for(
+    process: Process, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faster(monkeypatch, kept=True)
+    process.most = 1
+    for tried in (1, 2, 2):
+        train(1, **DEFAULT)
+        assert len(process.labels) == len(set(process.labels)) == tried
+        torch._dynamo.reset()
+    assert "1 not tried in time" in capsys.readouterr().err
+
+
+def test_a_process_waits_for_so_long_and_no_longer(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsearched, "_waited_s", unsearched._MOST_S)
+    train(1, **DEFAULT)
+    assert process.labels == []
 
 
 def test_wrong_predictions_are_counted_and_compile_nothing_again(

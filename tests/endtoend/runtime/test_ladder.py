@@ -161,19 +161,22 @@ def rungs(region: Any) -> dict[str, Outcome]:
 def test_the_ladder_is_told(tune: Tune, db: str, capsys: pytest.CaptureFixture[str]) -> None:
     tune(softmax, (X,))
     (found,) = autotune.lookup(softmax, (X,), explain=True)
-    assert list(rungs(found).values()) == [Outcome.TAKEN, *[Outcome.NOT_ASKED] * 4]
+    assert list(rungs(found).values()) == [Outcome.TAKEN, *[Outcome.NOT_ASKED] * 5]
     (found,) = autotune.lookup(softmax, (torch.randn(64, 48),), explain=True)
-    assert list(rungs(found).values()) == [Outcome.EMPTY, Outcome.TAKEN, *[Outcome.NOT_ASKED] * 3]
+    assert list(rungs(found).values()) == [Outcome.EMPTY, Outcome.EMPTY, Outcome.TAKEN, *[Outcome.NOT_ASKED] * 3]
     (found,) = autotune.lookup(softmax, (torch.randn(32 * 64, 48),), explain=True)
-    assert list(rungs(found).values()) == [Outcome.EMPTY, Outcome.REFUSED, Outcome.EMPTY, Outcome.EMPTY, Outcome.TAKEN]
-    assert "64 times off" in found.ladder[1].why
+    assert list(rungs(found).items()) == [
+        ("exact", Outcome.EMPTY), ("heuristic", Outcome.EMPTY), ("other_rows", Outcome.REFUSED),
+        ("other_device", Outcome.EMPTY), ("packaged", Outcome.EMPTY), ("none", Outcome.TAKEN),
+    ]  # fmt: skip
+    assert "64 times off" in found.ladder[2].why
     moved(db, name="another CPU", torch="1.2.3")
     (found,) = autotune.lookup(softmax, (X,), explain=True)
     assert rungs(found) == {
-        "exact": Outcome.EMPTY, "other_rows": Outcome.EMPTY, "other_device": Outcome.REFUSED,
-        "packaged": Outcome.EMPTY, "none": Outcome.TAKEN,
+        "exact": Outcome.EMPTY, "heuristic": Outcome.EMPTY, "other_rows": Outcome.EMPTY,
+        "other_device": Outcome.REFUSED, "packaged": Outcome.EMPTY, "none": Outcome.TAKEN,
     }  # fmt: skip
-    step = found.ladder[2]
+    step = found.ladder[3]
     assert [(d.field, d.tuned) for d in step.differences] == [("name", "another CPU")]
     moved(db, name=identify("cpu").name)
     (found,) = autotune.lookup(softmax, (X,), explain=True)
@@ -190,7 +193,7 @@ def test_without_a_database(db: str) -> None:
     assert found.ladder[0].why == "there is no database"
     Store.open(db).close()
     (found,) = autotune.lookup(softmax, (X,), explain=True)
-    assert [s.outcome for s in found.ladder] == [*[Outcome.EMPTY] * 4, Outcome.TAKEN]
+    assert [s.outcome for s in found.ladder] == [*[Outcome.EMPTY] * 5, Outcome.TAKEN]
 
 
 def test_a_snapshot_is_deployed(tune: Tune, db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from autotune.cli.app import main
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.report.database import pages as database_pages
 from autotune.report.site import Page, page_id
-from autotune.store import Store
+from autotune.store import Saving, Store
 from autotune.store.records import Key, Measurement
 from autotune.task import Status
 from autotune.tuner.studies import importances
@@ -89,6 +90,23 @@ def test_a_workload_of_which_every_candidate_failed_has_a_page(tmp_path: Path) -
         store.add_measurement(Measurement(key, {"a": 1}, Status.CRASHED, reason="why"))
         (page,) = database_pages(store)
     assert "1, of which 1 failed" in str(page.facts)
+
+
+def test_a_program_that_counted_its_steps_has_a_page_of_its_savings(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "t.db") as store:
+        key = stored.searched(store, stored.region(64, label="center f32 64x64"), seed=0)
+        of = ("p" * 32, "g" * 64, key.device, key.environment, "default")
+        one = Saving(*of, "2026-11-23", HOSTILE, steps=3_600_000, alone_us=500.0)
+        store.put_savings([one, replace(one, week="2026-11-30", steps=1_800_000)])
+        (page,) = (page for page in database_pages(store) if page.kind == "saved")
+    assert page.cells["hours saved"].value == pytest.approx(0.75)
+    assert page.cells["of these measured"].value == 0.0
+    assert [row[:2] for row in page.exhibits[0].rows] == [("2026-11-30", 1_800_000), ("2026-11-23", 3_600_000)]
+    out = tmp_path / "report"
+    assert main(["report", "--db", str(tmp_path / "t.db"), "-o", str(out)]) == 0
+    written = pages_of(out)
+    assert page.path in written
+    assert HOSTILE not in written[page.path]
 
 
 def test_what_is_stored_is_only_ever_text(site: Path) -> None:
