@@ -141,13 +141,13 @@ def listing() -> str:
 def measure_all(args: argparse.Namespace, db: str, one_search: str = "") -> int:
     """Measure what --out does not hold yet, a process a model, and print the table of all of it."""
     from autotune.device import environment, identify, resolve_device
-    from autotune.store.snapshots.packaged import file_for
+    from autotune.store.snapshots.packaged import files_for
 
     device = resolve_device(args.device)
     identity, env = identify(device), environment(device)
     if not args.search and not _holds_schedules(db, identity.fingerprint):
-        known = file_for(identity)
-        mend = f"autotune import package:{known.stem} --db {args.db or 'real.db'}" if known else "a search with --db"
+        known = files_for(identity)
+        mend = f"autotune import package:{known[0].stem} --db {args.db or 'real.db'}" if known else "a search with --db"
         raise UserError(f"--search 0 deploys what --db holds, which is nothing for {identity.name}; {mend} fills one")
     label = identity.label
     extra: dict[str, Any] = {"suite": SUITE, "tiny": args.tiny}
