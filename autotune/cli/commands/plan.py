@@ -330,9 +330,9 @@ def _group(group: GroupAnatomy, many: int) -> Iterator[str]:
         label = f"pass {step + 1}: " if group.steps > 1 else ""
         yield from _wrapped(label + "; ".join(parts), "       ")
     if group.private_bytes:
-        late = [stored[o.value] for o in group.operators if o.value in stored and _finished(o)]
+        after = [stored[o.value] for o in group.operators if o.value in stored and _finished(o)]
         line = f"{size(group.private_bytes)} of partial results in global memory"
-        yield from _wrapped(line + (f"; from them {', '.join(late)}" if late else ""), "       ")
+        yield from _wrapped(line + (f"; from them {', '.join(after)}" if after else ""), "       ")
 
 
 def _finished(o: Operator) -> bool:

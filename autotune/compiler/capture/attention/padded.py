@@ -76,7 +76,7 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _as_rows(x: Tensor, batch: int) -> Tensor:
-    return x.unflatten(0, (batch, -1)).transpose(1, 2)
+    return x.view(batch, -1, *x.shape[1:]).transpose(1, 2)
 
 
 def _fused(
@@ -131,7 +131,7 @@ def _sides(window: int) -> dict[str, int]:
 
 def _lse_of_rows(lse: Tensor, batch: int, kernel: str) -> Tensor:
     """[B, H, S] of a kernel's logsumexp."""
-    return lse.unflatten(1, (batch, -1)).transpose(0, 1) if kernel == BY_LENGTHS else lse.flatten(2)
+    return lse.view(lse.shape[0], batch, -1).transpose(0, 1) if kernel == BY_LENGTHS else lse.flatten(2)
 
 
 def _forward_cuda(
