@@ -88,7 +88,7 @@ def moment(value: Any, what: str = "time") -> float:
 
 def text(value: Any, what: str) -> str:
     """``value`` as a text that can be written as UTF-8; raises Damaged."""
-    if not isinstance(value, str) or (unpaired(value)):
+    if not isinstance(value, str) or unpaired(value):
         raise Damaged(f"its {what} is {_short(value)}")
     return value
 
