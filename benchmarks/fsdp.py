@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "RANK" in os.environ:
         run_rank(args)
         return 0
-    from autotune.bench import form
+    from benchmarks import form
 
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "cases.json"
