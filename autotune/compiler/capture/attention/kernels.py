@@ -10,6 +10,8 @@ from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH
 _HALF = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 128
 """Above it the kernels of :mod:`.rows` would spill."""
+_LARGEST_GRID = 65535
+"""Blocks along the second axis of a CUDA grid, one for each head of a batch row."""
 
 
 def kernel_of(
@@ -22,6 +24,8 @@ def kernel_of(
     measured.
     """
     if query.device.type != "cuda" or query.dtype not in _HALF or torch.are_deterministic_algorithms_enabled():
+        return None
+    if query.shape[0] * query.shape[1] > _LARGEST_GRID:
         return None
     if query.shape[-1] % 8 or query.shape[-1] > _LARGEST_HEAD or any(t.stride(-1) != 1 for t in (query, key, value)):
         return None

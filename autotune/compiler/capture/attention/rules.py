@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import logging
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -73,8 +74,15 @@ def rewrite_attention(gm: fx.GraphModule) -> int:
         return 0
 
 
-def _rewritten(gm: fx.GraphModule, writes: Writes, contexts: Contexts, constants: Constants, formulas: Formulas) -> int:
-    walk = _Walk(gm.graph, writes, contexts, constants, formulas)
+def _rewritten(
+    gm: fx.GraphModule,
+    writes: Writes,
+    contexts: Contexts,
+    constants: Constants,
+    formulas: Formulas,
+    causal: Mapping[fx.Node, bool] | None = None,
+) -> int:
+    walk = _Walk(gm.graph, writes, contexts, constants, formulas, causal or {})
     changed, met = 0, False
     try:
         for node in list(gm.graph.nodes):
@@ -87,8 +95,9 @@ def _rewritten(gm: fx.GraphModule, writes: Writes, contexts: Contexts, constants
                 held = {p: value for p, a in tensors.items() if (value := constants.of(a)) is not None}
                 read = {p: formula for p, a in tensors.items() if (formula := formulas.of(a)) is not None}
                 within = Contexts(inner.graph, contexts.of(node))
+                masks = {p: found for p, a in tensors.items() if (found := walk.is_causal(a)) is not None}
                 changed += _rewritten(
-                    inner, writes, within, Constants(inner.graph, writes, held), formulas.inside(read)
+                    inner, writes, within, Constants(inner.graph, writes, held), formulas.inside(read), masks
                 )
     finally:  # also where a later call could not be understood
         if met:
@@ -138,13 +147,21 @@ class _Walk:
     """Attention from a graph's first node to its last; what one call had made, others use too."""
 
     def __init__(
-        self, graph: fx.Graph, writes: Writes, contexts: Contexts, constants: Constants, formulas: Formulas
+        self,
+        graph: fx.Graph,
+        writes: Writes,
+        contexts: Contexts,
+        constants: Constants,
+        formulas: Formulas,
+        causal: Mapping[fx.Node, bool],
     ) -> None:
         self._graph, self._writes, self._contexts = graph, writes, contexts
-        self._constants, self._formulas = constants, formulas
+        self._constants, self._formulas, self._causal = constants, formulas, causal
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
         """By a mask and how many keys it is for: the call before which it was made contiguous, and what that made."""
+        self._last: dict[fx.Node, fx.Node] = {}
+        """By an input that is a mask, its last row."""
         self._bounds: dict[tuple[fx.Node, bool, int], tuple[fx.Node, tuple[fx.Node, ...]]] = {}
         """By a mask of keys, its structure and the queries: the first call for which bounds were made, and these."""
 
@@ -304,7 +321,7 @@ class _Walk:
         if mask is None or call.is_causal is not False or not self._is_plain(node, call):
             return None
         queries, keys = fake(call.query).shape[-2], fake(call.key).shape[-2]
-        found = padding_of(mask, queries, keys, self._constants)
+        found = padding_of(mask, queries, keys, self._constants) or self._handed_over(node, mask, queries, keys)
         if found is None or not self._contexts.alike(node, *found.passed):
             return None
         if any(self._written(found.valid, one, node) for one in found.passed):
@@ -320,6 +337,24 @@ class _Walk:
         return self._function(
             node, torch.ops.autotune.padded_attention.default, query, key, value_, valid, *bounds, *how
         )
+
+    def is_causal(self, mask: fx.Node) -> bool | None:
+        """Whether a mask of keys has a triangle too; None of other masks, windows, and what is written over."""
+        if fake(mask).ndim != 4 or fake(mask).dtype != torch.bool or not is_static(mask):
+            return None
+        found = padding_of(mask, *fake(mask).shape[-2:], self._constants)
+        if found is None or found.window or any(map(self._writes.touch, found.passed)):
+            return None
+        return found.causal
+
+    def _handed_over(self, node: fx.Node, mask: fx.Node, queries: int, keys: int) -> Padding | None:
+        """The parts of an input whose structure the calling graph knows: the last query sees each key that is valid."""
+        if mask not in self._causal or tuple(fake(mask).shape[1:]) != (1, queries, keys):
+            return None
+        last = self._last.get(mask)
+        if last is None or not self._contexts.alike(last, node):
+            last = self._last[mask] = self._method(node, "narrow", mask, 2, queries - 1, 1)
+        return Padding(last, (mask,), self._causal[mask], 0)
 
     def _is_plain(self, node: fx.Node, call: _Call) -> bool:
         """Whether a call has four axes of numbers, one batch, and no transformation of ``torch.func`` around it."""
