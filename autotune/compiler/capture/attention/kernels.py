@@ -20,7 +20,7 @@ def kernel_of(
     """The fused kernel of a call without its mask of keys; None where the call stays as it is written.
 
     On one H100 flash attention by lengths was faster than cuDNN with a mask in every case, and cuDNN without one faster
-    than flash attention (`decision 026 <../decisions/026-masks-that-come-with-the-data.md>`_). Other devices were not
+    than flash attention (`decision 028 <../decisions/028-masks-that-come-with-the-data.md>`_). Other devices were not
     measured.
     """
     if query.device.type != "cuda" or query.dtype not in _HALF or torch.are_deterministic_algorithms_enabled():

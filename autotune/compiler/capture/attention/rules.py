@@ -10,6 +10,7 @@ These rules run on Dynamo's graph, before AOTAutograd sees it. Results are those
 - A mask that is known when the graph is compiled, and hides nothing, is left out. One that hides just what comes later
   becomes ``is_causal``.
 - A choice by a condition that is known (``where``) is its branch, so that a bias of the model's own is seen as such.
+- A mask of keys that comes with the data becomes attention by lengths (:mod:`.padded`).
 - A mask or bias with gaps between neighbours is made contiguous, once for all that read it.
 - Keys and values repeated for groups of queries are handed over once, where torch has a fused kernel that is told of
   groups. Elsewhere the queries of a group that has one position, as in decoding, become positions of their key's head.
@@ -160,6 +161,7 @@ class _Walk:
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
         """By a mask and how many keys it is for: the call before which it was made contiguous, and what that made."""
+        self._paddings: dict[tuple[fx.Node, int, int], Padding | None] = {}
         self._last: dict[fx.Node, fx.Node] = {}
         """By an input that is a mask, its last row."""
         self._bounds: dict[tuple[fx.Node, bool, int], tuple[fx.Node, tuple[fx.Node, ...]]] = {}
@@ -321,7 +323,7 @@ class _Walk:
         if mask is None or call.is_causal is not False or not self._is_plain(node, call):
             return None
         queries, keys = fake(call.query).shape[-2], fake(call.key).shape[-2]
-        found = padding_of(mask, queries, keys, self._constants) or self._handed_over(node, mask, queries, keys)
+        found = self._padding_of(mask, queries, keys) or self._handed_over(node, mask, queries, keys)
         if found is None or not self._contexts.alike(node, *found.passed):
             return None
         if any(self._written(found.valid, one, node) for one in found.passed):
@@ -338,17 +340,24 @@ class _Walk:
             node, torch.ops.autotune.padded_attention.default, query, key, value_, valid, *bounds, *how
         )
 
+    def _padding_of(self, mask: fx.Node, queries: int, keys: int) -> Padding | None:
+        """As :func:`padding_of`, once for all layers."""
+        asked = mask, queries, keys
+        if asked not in self._paddings:
+            self._paddings[asked] = padding_of(mask, queries, keys, self._constants)
+        return self._paddings[asked]
+
     def is_causal(self, mask: fx.Node) -> bool | None:
-        """Whether a mask of keys has a triangle too; None of other masks, windows, and what is written over."""
+        """Return True if a mask of keys has a triangle, False if it has no structure, None of any other mask."""
         if fake(mask).ndim != 4 or fake(mask).dtype != torch.bool or not is_static(mask):
             return None
-        found = padding_of(mask, *fake(mask).shape[-2:], self._constants)
+        found = self._padding_of(mask, *fake(mask).shape[-2:])
         if found is None or found.window or any(map(self._writes.touch, found.passed)):
             return None
         return found.causal
 
     def _handed_over(self, node: fx.Node, mask: fx.Node, queries: int, keys: int) -> Padding | None:
-        """The parts of an input whose structure the calling graph knows: the last query sees each key that is valid."""
+        """The parts of an input whose structure the calling graph has proved. Its last query sees each valid key."""
         if mask not in self._causal or tuple(fake(mask).shape[1:]) != (1, queries, keys):
             return None
         last = self._last.get(mask)
@@ -357,7 +366,7 @@ class _Walk:
         return Padding(last, (mask,), self._causal[mask], 0)
 
     def _is_plain(self, node: fx.Node, call: _Call) -> bool:
-        """Whether a call has four axes of numbers, one batch, and no transformation of ``torch.func`` around it."""
+        """Return True for a call of four static axes and one batch, without a transformation of ``torch.func``."""
         given = [fake(n) for n in (call.query, call.key, call.value)]
         if not all(map(is_static, (node, call.query, call.key, call.value))) or call.attn_mask is None:
             return False
@@ -368,7 +377,7 @@ class _Walk:
         return len({t.shape[0] for t in given}) == 1 and len({t.shape[-1] for t in given}) == 1
 
     def _bounds_of(self, node: fx.Node, found: Padding, batch: int, queries: int) -> tuple[fx.Node, ...]:
-        """The mask of keys as ``[B, keys]``, and what :mod:`.padded` finds of it once for all calls."""
+        """The mask of keys as ``[B, keys]``, and its bounds, once for all calls."""
         known = found.valid, found.causal, queries
         made = self._bounds.get(known)
         if made is None or not self._contexts.alike(made[0], node) or self._writes.between([known[0]], made[0], node):

@@ -86,7 +86,7 @@ def per_query(given: Tensor) -> Tensor:
 
 
 def documents(given: Tensor) -> Tensor:
-    """Of sequences that are packed: a query sees the keys of its own document."""
+    """Packed sequences: a query sees the keys of one document."""
     which = given.cumsum(-1)
     return which[:, None, :, None] == which[:, None, None, :]
 
