@@ -1,6 +1,6 @@
-"""Masks that come with the data, on a GPU: results, gradients, and what they save.
+"""Masks that come with the data, on a GPU: results, gradients and times.
 
-    python tests/gpu/masks_check.py --part check     # results beside fp64, of masks with and without holes
+    python tests/gpu/masks_check.py --part check     # results and gradients against fp64
     python tests/gpu/masks_check.py --part time      # microseconds of one attention, forward and backward
     python tests/gpu/masks_check.py --part step --models bert_large --lock FILE
 
@@ -202,6 +202,18 @@ def in_turn(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
+def to_launch(call: Callable[[], Any]) -> float:
+    """The median milliseconds until a call returns, which the device may not have finished by then."""
+    taken = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        call()
+        taken.append((time.perf_counter() - begin) * 1e3)
+    torch.cuda.synchronize()
+    return statistics.median(taken)
+
+
 def timed(device: str) -> list[dict[str, Any]]:
     found = []
     for name, shape in SHAPES.items():
@@ -245,12 +257,13 @@ def models() -> dict[str, tuple[Callable[[], torch.nn.Module], int, int]]:
 
 
 @contextlib.contextmanager
-def alone(path: str | None) -> Iterator[None]:
+def locked(path: str | None, how: int) -> Iterator[None]:
+    """Hold a file: with others, to compile, or alone, to time."""
     if path is None:
         yield
         return
     with open(path, "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, how)
         yield
 
 
@@ -277,23 +290,25 @@ def step(name: str, device: str, lock: str | None) -> list[dict[str, Any]]:
             return loss.detach()
 
         begin = time.perf_counter()
-        one()
-        torch.cuda.synchronize()
+        with locked(lock, fcntl.LOCK_SH):
+            one()
+            torch.cuda.synchronize()
         print(f"{name} {way}: compiled in {time.perf_counter() - begin:.0f} s", flush=True)
         torch.cuda.reset_peak_memory_stats()
         one()
         peaks[way] = torch.cuda.max_memory_allocated() / 2**30
         steps[way] = one
     found = []
-    with alone(lock):
-        launched = {}
+    with locked(lock, fcntl.LOCK_EX):
+        launched, host = {}, {}
         for kind in masks:
             mask.copy_(masks[kind])
             labels.copy_(torch.where(mask.bool(), ids, -100))
             in_turn(steps, 2)
             launched[kind] = in_turn(steps, 9)
+            host[kind] = {way: to_launch(one) for way, one in steps.items()}
         replayed: dict[str, dict[str, float]] = {}
-        for way, one in steps.items():  # one after the other: each graph has memory of its own
+        for way, one in steps.items():  # one after the other: each graph allocates its own memory
             torch.cuda.empty_cache()
             try:
                 replay = graph_of(one)
@@ -307,6 +322,7 @@ def step(name: str, device: str, lock: str | None) -> list[dict[str, Any]]:
             del replay
     for kind in masks:
         row = {"model": name, "mask": kind, "changed": changed, "peak_gib": peaks, "launched_ms": launched[kind]}
+        row["host_ms"] = host[kind]
         row["launched_ratio"] = launched[kind]["written"] / launched[kind]["rewritten"]
         if len(replayed.get(kind, {})) == 2:
             row["graph_ms"] = replayed[kind]
@@ -329,7 +345,8 @@ def main() -> int:
         found = [row for name in args.models for row in step(name, args.device, args.lock)]
         keep("masks_" + "_".join(args.models), found)
         return 0
-    found = check(args.device) if args.part == "check" else timed(args.device)
+    with locked(args.lock, fcntl.LOCK_SH if args.part == "check" else fcntl.LOCK_EX):
+        found = check(args.device) if args.part == "check" else timed(args.device)
     keep(f"masks_{args.part}", found)
     print("wrong:", sum(not one.get("right", True) for one in found), "of", len(found))
     return 0 if all(one.get("right", True) for one in found) else 1

@@ -51,7 +51,7 @@ _LIBRARIES = (
     *("_scaled_mm", "_scaled_grouped_mm", "_grouped_mm", "_int_mm", "_addmm", "_weight_int"),
 )
 """What the names of aten operators that call a library begin with, besides the products."""
-_LIBRARY_NAMESPACES = ("_c10d_functional", "mkldnn", "onednn", "quantized")
+_LIBRARY_NAMESPACES = ("_c10d_functional", "autotune", "mkldnn", "onednn", "quantized")
 
 
 class Kind(Enum):

@@ -25,7 +25,7 @@ BY_LENGTHS, CUDNN, FLASH = "lengths", "cudnn", "flash"
 
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("mask_bounds(Tensor valid, SymInt queries, bool causal) -> (Tensor, Tensor, Tensor)")
-_ARGUMENTS = "bool causal, int window, float dropout, float scale, str kernel"
+_ARGUMENTS = "bool causal, int window, float dropout_p, float scale, str kernel"
 _library.define(
     "padded_attention(Tensor query, Tensor key, Tensor value, Tensor valid, Tensor bounds, Tensor cum_query, "
     f"Tensor cum_key, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",

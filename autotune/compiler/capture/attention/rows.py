@@ -9,8 +9,12 @@ kernels here add what is missing.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: SIM102
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -42,7 +46,7 @@ def _kept(seed, offset, bh, rows, cols, COUNT, P: tl.constexpr):
 
 
 @triton.jit
-def _forward(
+def _attention_rows(
     Q, K, V, VALID, BOUNDS, OUT, LSE, OWN, SEED, OFFSET,
     qb, qh, qs, kb, kh, ks, vb, vh, vs, ob, oh, os, lb, lh, mb, ms,
     H, G, QUERIES, COUNT, scale, HIDDEN: tl.constexpr,
@@ -95,11 +99,10 @@ def _forward(
 
 
 @triton.jit
-def _prepare(
-    OUT, GRAD, BOUNDS, DELTA, ACTIVE, ob, oh, os, gb, gh, gs, H, QUERIES,
-    D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr,
-):  # fmt: skip
-    """Sums of output by gradient, and the batch rows whose gradient is not zero."""
+def _attention_rows_active(
+    GRAD, BOUNDS, ACTIVE, gb, gh, gs, H, QUERIES, D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr
+):
+    """The batch rows whose gradient is not zero in a row that is computed here."""
     begin = tl.program_id(0) * M
     bh = tl.program_id(1)
     b, h = bh // H, bh % H
@@ -108,19 +111,16 @@ def _prepare(
         return
     rows = begin + tl.arange(0, M)
     d = tl.arange(0, WIDE)
-    ours = (rows >= first) & (rows < QUERIES)
-    inside = ours[:, None] & (d < D)[None, :]
-    o = tl.load(OUT + b.to(tl.int64) * ob + h * oh + rows[:, None] * os + d[None, :], mask=inside, other=0.0)
+    inside = ((rows >= first) & (rows < QUERIES))[:, None] & (d < D)[None, :]
     g = tl.load(GRAD + b.to(tl.int64) * gb + h * gh + rows[:, None] * gs + d[None, :], mask=inside, other=0.0)
-    tl.store(DELTA + bh * QUERIES + rows, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1), mask=ours)
     if tl.max((g != 0).to(tl.int32)) > 0:
         tl.atomic_max(ACTIVE + b, 1)
 
 
 @triton.jit
-def _of_queries(
-    Q, K, V, VALID, BOUNDS, GRAD, OWN, DELTA, ACTIVE, DQ, SEED, OFFSET,
-    qb, qh, qs, kb, kh, ks, vb, vh, vs, gb, gh, gs, db, dh, ds_, mb, ms,
+def _attention_rows_of_queries(
+    Q, K, V, VALID, BOUNDS, OUT, GRAD, OWN, ACTIVE, DQ, SEED, OFFSET,
+    qb, qh, qs, kb, kh, ks, vb, vh, vs, ob, oh, os, gb, gh, gs, db, dh, ds_, mb, ms,
     H, G, QUERIES, COUNT, scale,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, P: tl.constexpr,
     D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -129,8 +129,11 @@ def _of_queries(
     bh = tl.program_id(1)
     b, h = bh // H, bh % H
     first = tl.load(BOUNDS + b * 3)
-    if (begin + M <= first) | (tl.load(ACTIVE + b) == 0):
+    if begin + M <= first:
         return
+    if CAUSAL:
+        if tl.load(ACTIVE + b) == 0:
+            return
     low, high = tl.load(BOUNDS + b * 3 + 1), tl.load(BOUNDS + b * 3 + 2)
     if CAUSAL:
         high = tl.minimum(high, begin + M)
@@ -143,7 +146,8 @@ def _of_queries(
     q = tl.load(Q + b.to(tl.int64) * qb + h * qh + rows[:, None] * qs + d[None, :], mask=inside, other=0.0)
     g = tl.load(GRAD + b.to(tl.int64) * gb + h * gh + rows[:, None] * gs + d[None, :], mask=inside, other=0.0)
     lse = tl.load(OWN + bh * QUERIES + rows, mask=ours, other=float("inf"))
-    delta = tl.load(DELTA + bh * QUERIES + rows, mask=ours, other=0.0)
+    o = tl.load(OUT + b.to(tl.int64) * ob + h * oh + rows[:, None] * os + d[None, :], mask=inside, other=0.0)
+    delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
     keys, values = K + b.to(tl.int64) * kb + (h // G) * kh, V + b.to(tl.int64) * vb + (h // G) * vh
     acc = tl.zeros([M, WIDE], tl.float32)
     for n in range(low // N * N, high, N):
@@ -164,9 +168,9 @@ def _of_queries(
 
 
 @triton.jit
-def _of_keys(
-    Q, K, V, VALID, BOUNDS, GRAD, OWN, DELTA, ACTIVE, DK, DV, SEED, OFFSET,
-    qb, qh, qs, kb, kh, ks, vb, vh, vs, gb, gh, gs, xb, xh, xs, yb, yh, ys, mb, ms,
+def _attention_rows_of_keys(
+    Q, K, V, VALID, BOUNDS, OUT, GRAD, OWN, ACTIVE, DK, DV, SEED, OFFSET,
+    qb, qh, qs, kb, kh, ks, vb, vh, vs, ob, oh, os, gb, gh, gs, xb, xh, xs, yb, yh, ys, mb, ms,
     H, G, QUERIES, COUNT, scale,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, P: tl.constexpr,
     D: tl.constexpr, WIDE: tl.constexpr, M: tl.constexpr, N: tl.constexpr,
@@ -178,8 +182,9 @@ def _of_keys(
     low, high = tl.load(BOUNDS + b * 3 + 1), tl.load(BOUNDS + b * 3 + 2)
     if (first >= QUERIES) | (begin >= high) | (begin + N <= low):
         return
-    if tl.load(ACTIVE + b) == 0:
-        return
+    if CAUSAL:
+        if tl.load(ACTIVE + b) == 0:
+            return
     start, stop = first, QUERIES
     if CAUSAL:
         start = tl.maximum(start, begin)
@@ -202,7 +207,8 @@ def _of_keys(
             q = tl.load(Q + b.to(tl.int64) * qb + h * qh + rows[:, None] * qs + d[None, :], mask=inside, other=0.0)
             g = tl.load(GRAD + b.to(tl.int64) * gb + h * gh + rows[:, None] * gs + d[None, :], mask=inside, other=0.0)
             lse = tl.load(OWN + bh * QUERIES + rows, mask=ours, other=float("inf"))
-            delta = tl.load(DELTA + bh * QUERIES + rows, mask=ours, other=0.0)
+            o = tl.load(OUT + b.to(tl.int64) * ob + h * oh + rows[:, None] * os + d[None, :], mask=inside, other=0.0)
+            delta = tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)
             s = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             seen = _seen(VALID, b, rows, cols, first, QUERIES, COUNT, mb, ms, CAUSAL, WINDOW)
             p = tl.where(seen, tl.exp(s - lse[:, None]), 0.0)
@@ -219,6 +225,24 @@ def _of_keys(
     y = DV + b.to(tl.int64) * yb + hk * yh + cols[:, None] * ys + d[None, :]
     tl.store(x, (tl.load(x, mask=there, other=0.0).to(tl.float32) + dk * scale).to(DK.dtype.element_ty), mask=there)
     tl.store(y, (tl.load(y, mask=there, other=0.0).to(tl.float32) + dv).to(DV.dtype.element_ty), mask=there)
+
+
+_compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def _launch(kernel: Any, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Any, ...]) -> None:
+    """Launch a kernel, by what Triton compiled for the same numbers, types and alignments.
+
+    Triton's own launch looks at each argument again, which takes longer than a kernel that returns at once.
+    """
+    key = (kernel, numbers, tensors[0].device, *((t.dtype, t.data_ptr() % 16) for t in tensors))
+    known = _compiled.get(key)
+    if known is None:
+        known = kernel[grid](*tensors, *numbers)
+        if known is not None:  # None of Triton's interpreter
+            _compiled[key] = known
+    else:
+        known[(*grid, 1)](*tensors, *numbers)
 
 
 def forward(
@@ -239,11 +263,12 @@ def forward(
     """
     b, h, queries, d = q.shape
     own = torch.empty(b, h, queries, dtype=torch.float32, device=q.device)
-    _forward[(triton.cdiv(queries, ROWS), b * h)](
-        q, k, v, valid, bounds, out, lse, own, *(seeds if p else (own, own)),
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *lse.stride()[:2],
-        *valid.stride(), h, h // k.shape[1], queries, k.shape[2], scale, float("inf"), causal, window, p,
-        d, triton.next_power_of_2(d), ROWS, KEYS,
+    strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *lse.stride()[:2], *valid.stride()
+    _launch(
+        _attention_rows, (triton.cdiv(queries, ROWS), b * h),
+        (q, k, v, valid, bounds, out, lse, own, *(seeds if p else (own, own))),
+        (*strides, h, h // k.shape[1], queries, k.shape[2], scale, float("inf"), causal, window, p,
+         d, triton.next_power_of_2(d), ROWS, KEYS),
     )  # fmt: skip
     return own
 
@@ -257,16 +282,18 @@ def backward(
     b, h, queries, d = q.shape
     few, keys = k.shape[1:3]
     wide = triton.next_power_of_2(d)
-    delta = torch.empty_like(own)
-    active = torch.zeros(b, dtype=torch.int32, device=q.device)
-    dq, dk, dv = gradients
     blocks = triton.cdiv(queries, ROWS), b * h
-    _prepare[blocks](out, grad, bounds, delta, active, *out.stride()[:3], *grad.stride()[:3], h, queries, d, wide, ROWS)
-    strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *grad.stride()[:3]
+    active = bounds
+    if causal:  # the gradient of padding is zeros in most programs
+        active = torch.zeros(b, dtype=torch.int32, device=q.device)
+        _launch(_attention_rows_active, blocks, (grad, bounds, active), (*grad.stride()[:3], h, queries, d, wide, ROWS))
+    dq, dk, dv = gradients
+    given = q, k, v, valid, bounds, out, grad, own, active
+    strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *grad.stride()[:3]
     rest = *valid.stride(), h, h // few, queries, keys, scale, causal, window, p, d, wide, ROWS, KEYS
-    given = q, k, v, valid, bounds, grad, own, delta, active
     seeds = seeds if p else (own, own)
-    _of_queries[blocks](*given, dq, *seeds, *strides, *dq.stride()[:3], *rest)
-    _of_keys[triton.cdiv(keys, KEYS), b * few](
-        *given, dk, dv, *seeds, *strides, *dk.stride()[:3], *dv.stride()[:3], *rest
-    )
+    _launch(_attention_rows_of_queries, blocks, (*given, dq, *seeds), (*strides, *dq.stride()[:3], *rest))
+    _launch(
+        _attention_rows_of_keys, (triton.cdiv(keys, KEYS), b * few), (*given, dk, dv, *seeds),
+        (*strides, *dk.stride()[:3], *dv.stride()[:3], *rest),
+    )  # fmt: skip

@@ -10,6 +10,7 @@ These rules run on Dynamo's graph, before AOTAutograd sees it. Results are those
 - A mask that is known when the graph is compiled, and hides nothing, is left out. One that hides just what comes later
   becomes ``is_causal``.
 - A choice by a condition that is known (``where``) is its branch, so that a bias of the model's own is seen as such.
+- A mask of keys that comes with the data becomes attention by lengths (:mod:`.padded`).
 - A mask or bias with gaps between neighbours is made contiguous, once for all that read it.
 - Keys and values repeated for groups of queries are handed over once, where torch has a fused kernel that is told of
   groups. Elsewhere the queries of a group that has one position, as in decoding, become positions of their key's head.
@@ -22,17 +23,18 @@ from __future__ import annotations
 
 import logging
 import operator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import fx
 from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils import _pytree as pytree
 
+from autotune.compiler.capture.attention.calls import Call, fused_takes, path, unexpanded, unrepeated
 from autotune.compiler.capture.attention.constants import Constants
 from autotune.compiler.capture.attention.contexts import Contexts
 from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, Formulas
@@ -50,8 +52,6 @@ from autotune.compiler.capture.attention.writes import Writes, called
 
 log = logging.getLogger("autotune")
 
-_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-_DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 Hides = Literal["nothing", "what comes later"]
 
 
@@ -73,8 +73,15 @@ def rewrite_attention(gm: fx.GraphModule) -> int:
         return 0
 
 
-def _rewritten(gm: fx.GraphModule, writes: Writes, contexts: Contexts, constants: Constants, formulas: Formulas) -> int:
-    walk = _Walk(gm.graph, writes, contexts, constants, formulas)
+def _rewritten(
+    gm: fx.GraphModule,
+    writes: Writes,
+    contexts: Contexts,
+    constants: Constants,
+    formulas: Formulas,
+    causal: Mapping[fx.Node, bool] | None = None,
+) -> int:
+    walk = _Walk(gm.graph, writes, contexts, constants, formulas, causal or {})
     changed, met = 0, False
     try:
         for node in list(gm.graph.nodes):
@@ -87,8 +94,9 @@ def _rewritten(gm: fx.GraphModule, writes: Writes, contexts: Contexts, constants
                 held = {p: value for p, a in tensors.items() if (value := constants.of(a)) is not None}
                 read = {p: formula for p, a in tensors.items() if (formula := formulas.of(a)) is not None}
                 within = Contexts(inner.graph, contexts.of(node))
+                masks = {p: found for p, a in tensors.items() if (found := walk.is_causal(a)) is not None}
                 changed += _rewritten(
-                    inner, writes, within, Constants(inner.graph, writes, held), formulas.inside(read)
+                    inner, writes, within, Constants(inner.graph, writes, held), formulas.inside(read), masks
                 )
     finally:  # also where a later call could not be understood
         if met:
@@ -113,44 +121,32 @@ def _called_alone(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, di
     return inner, dict(zip(inputs, operands, strict=True))
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The arguments of one call of attention, by name."""
-
-    query: fx.Node
-    key: fx.Node
-    value: fx.Node
-    attn_mask: fx.Node | None
-    dropout_p: Any
-    is_causal: Any
-    scale: Any
-    enable_gqa: Any
-
-    @classmethod
-    def of(cls, node: fx.Node) -> _Call | None:
-        """None where an argument is no dense tensor."""
-        told: dict[str, Any] = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
-        there = [told["query"], told["key"], told["value"], told["attn_mask"]]
-        return cls(**told) if all(is_tensor(t) for t in there if t is not None) else None
-
-
 class _Walk:
     """Attention from a graph's first node to its last; what one call had made, others use too."""
 
     def __init__(
-        self, graph: fx.Graph, writes: Writes, contexts: Contexts, constants: Constants, formulas: Formulas
+        self,
+        graph: fx.Graph,
+        writes: Writes,
+        contexts: Contexts,
+        constants: Constants,
+        formulas: Formulas,
+        causal: Mapping[fx.Node, bool],
     ) -> None:
         self._graph, self._writes, self._contexts = graph, writes, contexts
-        self._constants, self._formulas = constants, formulas
+        self._constants, self._formulas, self._causal = constants, formulas, causal
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
         """By a mask and how many keys it is for: the call before which it was made contiguous, and what that made."""
+        self._paddings: dict[tuple[fx.Node, int, int], Padding | None] = {}
+        self._last: dict[fx.Node, fx.Node] = {}
+        """By an input that is a mask, its last row."""
         self._bounds: dict[tuple[fx.Node, bool, int], tuple[fx.Node, tuple[fx.Node, ...]]] = {}
         """By a mask of keys, its structure and the queries: the first call for which bounds were made, and these."""
 
     def visit(self, node: fx.Node) -> bool:
         """Rewrite one call; whether anything changed."""
-        call = _Call.of(node)
+        call = Call.of(node)
         old = node.meta.get("example_value")
         if call is None or not isinstance(old, torch.Tensor) or self._writes.touch(node):
             return False
@@ -211,7 +207,7 @@ class _Walk:
 
     # Masks
 
-    def _with_mask(self, node: fx.Node, call: _Call) -> _Call:
+    def _with_mask(self, node: fx.Node, call: Call) -> Call:
         mask = call.attn_mask
         if mask is None or call.is_causal is not False:
             return call
@@ -219,7 +215,7 @@ class _Walk:
         square = same_length(queries, keys)
         chosen = self._chosen(mask, node)
         # What a mask repeats over a batch of any size says nothing of the batch.
-        for one in dict.fromkeys((mask, _unexpanded(mask), chosen, _unexpanded(chosen))):
+        for one in dict.fromkeys((mask, unexpanded(mask), chosen, unexpanded(chosen))):
             hides = self._what_hides(one, square)
             if hides is not None:
                 return replace(call, attn_mask=None, is_causal=hides == "what comes later")
@@ -284,8 +280,8 @@ class _Walk:
         return made[1]
 
     def _contiguous(self, mask: fx.Node, node: fx.Node, keys: int) -> fx.Node:
-        whole = _unexpanded(mask)
-        if not self._contexts.alike(node, *_path(mask, whole)):
+        whole = unexpanded(mask)
+        if not self._contexts.alike(node, *path(mask, whole)):
             whole = mask
         value = fake(whole)
         if not value.requires_grad:  # a gradient would be put back where it is narrowed
@@ -298,13 +294,13 @@ class _Walk:
 
     # Masks that come with the data
 
-    def _padded(self, node: fx.Node, call: _Call) -> fx.Node | None:
+    def _padded(self, node: fx.Node, call: Call) -> fx.Node | None:
         """The call by the lengths of a mask of keys; None where the mask is another, or no kernel takes the call."""
         mask, value = call.attn_mask, fake(node)
         if mask is None or call.is_causal is not False or not self._is_plain(node, call):
             return None
         queries, keys = fake(call.query).shape[-2], fake(call.key).shape[-2]
-        found = padding_of(mask, queries, keys, self._constants)
+        found = self._padding_of(mask, queries, keys) or self._handed_over(node, mask, queries, keys)
         if found is None or not self._contexts.alike(node, *found.passed):
             return None
         if any(self._written(found.valid, one, node) for one in found.passed):
@@ -321,8 +317,33 @@ class _Walk:
             node, torch.ops.autotune.padded_attention.default, query, key, value_, valid, *bounds, *how
         )
 
-    def _is_plain(self, node: fx.Node, call: _Call) -> bool:
-        """Whether a call has four axes of numbers, one batch, and no transformation of ``torch.func`` around it."""
+    def _padding_of(self, mask: fx.Node, queries: int, keys: int) -> Padding | None:
+        """As :func:`padding_of`, once for all layers."""
+        asked = mask, queries, keys
+        if asked not in self._paddings:
+            self._paddings[asked] = padding_of(mask, queries, keys, self._constants)
+        return self._paddings[asked]
+
+    def is_causal(self, mask: fx.Node) -> bool | None:
+        """Return True if a mask of keys has a triangle, False if it has no structure, None of any other mask."""
+        if fake(mask).ndim != 4 or fake(mask).dtype != torch.bool or not is_static(mask):
+            return None
+        found = self._padding_of(mask, *fake(mask).shape[-2:])
+        if found is None or found.window or any(map(self._writes.touch, found.passed)):
+            return None
+        return found.causal
+
+    def _handed_over(self, node: fx.Node, mask: fx.Node, queries: int, keys: int) -> Padding | None:
+        """The parts of an input whose structure the calling graph has proved. Its last query sees each valid key."""
+        if mask not in self._causal or tuple(fake(mask).shape[1:]) != (1, queries, keys):
+            return None
+        last = self._last.get(mask)
+        if last is None or not self._contexts.alike(last, node):
+            last = self._last[mask] = self._method(node, "narrow", mask, 2, queries - 1, 1)
+        return Padding(last, (mask,), self._causal[mask], 0)
+
+    def _is_plain(self, node: fx.Node, call: Call) -> bool:
+        """Return True for a call of four static axes and one batch, without a transformation of ``torch.func``."""
         given = [fake(n) for n in (call.query, call.key, call.value)]
         if not all(map(is_static, (node, call.query, call.key, call.value))) or call.attn_mask is None:
             return False
@@ -330,10 +351,11 @@ class _Walk:
             return False
         if type(call.dropout_p) not in (int, float) or not isinstance(call.scale, float | int | None):
             return False
-        return len({t.shape[0] for t in given}) == 1 and len({t.shape[-1] for t in given}) == 1
+        (batch, heads, _, size), few = given[0].shape, given[1].shape[1]
+        return given[1].shape == given[2].shape == (batch, few, given[1].shape[2], size) and heads % few == 0
 
     def _bounds_of(self, node: fx.Node, found: Padding, batch: int, queries: int) -> tuple[fx.Node, ...]:
-        """The mask of keys as ``[B, keys]``, and what :mod:`.padded` finds of it once for all calls."""
+        """The mask of keys as ``[B, keys]``, and its bounds, once for all calls."""
         known = found.valid, found.causal, queries
         made = self._bounds.get(known)
         if made is None or not self._contexts.alike(made[0], node) or self._writes.between([known[0]], made[0], node):
@@ -374,10 +396,10 @@ class _Walk:
 
     # Groups of queries
 
-    def _once_a_group(self, node: fx.Node, call: _Call) -> _Call:
+    def _once_a_group(self, node: fx.Node, call: Call) -> Call:
         """The call with keys and values that a group of queries shares handed over once, where they are repeated."""
         query = fake(call.query)
-        key, value = _unrepeated(call.key), _unrepeated(call.value)
+        key, value = unrepeated(call.key), unrepeated(call.value)
         if key is None or value is None or call.enable_gqa is not False or query.ndim != 4:
             return call
         if not all(map(is_static, (call.query, key, value))):
@@ -387,17 +409,17 @@ class _Walk:
             return call
         if self._written(key, call.key, node) or self._written(value, call.value, node):
             return call
-        if not self._contexts.alike(node, *_path(call.key, key), *_path(call.value, value)):
+        if not self._contexts.alike(node, *path(call.key, key), *path(call.value, value)):
             return call
         return replace(call, key=key, value=value, enable_gqa=True)
 
-    def _with_groups(self, node: fx.Node, call: _Call) -> _Call:
+    def _with_groups(self, node: fx.Node, call: Call) -> Call:
         grouped = self._once_a_group(node, call)
         if grouped is call or call.is_causal not in (False, True):
             return call
         query, mask = fake(call.query), call.attn_mask
         (batch, few), heads = fake(grouped.key).shape[:2], query.shape[1]
-        if _fused_takes(grouped):
+        if fused_takes(grouped):
             return grouped
         if query.shape[-2] > 1 or call.is_causal is not False:
             return call
@@ -407,35 +429,6 @@ class _Walk:
         if mask is not None:
             mask = self._method(node, "expand", mask, -1, -1, heads // few, -1)
         return replace(grouped, query=turned, attn_mask=mask, enable_gqa=False)
-
-
-def _fused_takes(call: _Call) -> bool:
-    """Whether torch would choose a fused kernel for a call with groups of queries.
-
-    Where it would not, it repeats the keys itself and computes in fp32. The loop is torch's own (``sdp_utils.cpp``): of
-    the kernels in their order, the first that may be used. Dynamo has traced the call as it was, and so the order is
-    that of the device.
-    """
-    if fake(call.query).device.type != "cuda":
-        return False
-    cuda = torch.backends.cuda
-    checks = {
-        SDPBackend.FLASH_ATTENTION: cuda.can_use_flash_attention,
-        SDPBackend.EFFICIENT_ATTENTION: cuda.can_use_efficient_attention,
-        SDPBackend.CUDNN_ATTENTION: cuda.can_use_cudnn_attention,
-    }
-    try:
-        query, key, value = (fake(n) for n in (call.query, call.key, call.value))
-        mask = None if call.attn_mask is None else fake(call.attn_mask)
-        told = cuda.SDPAParams(query, key, value, mask, float(call.dropout_p), bool(call.is_causal), True)
-        for number in torch._C._get_sdp_priority_order():
-            if number == int(SDPBackend.MATH.value):
-                return False
-            if any(int(k.value) == number and check(told, False) for k, check in checks.items()):
-                return True
-    except Exception:
-        log.debug("torch's choice of a kernel for attention cannot be asked for", exc_info=True)
-    return False
 
 
 def what_hides(mask: torch.Tensor, square: bool) -> Hides | None:
@@ -461,59 +454,3 @@ def what_hides(mask: torch.Tensor, square: bool) -> Hides | None:
         if bool((seen == lower).all()):
             return "what comes later"
     return None
-
-
-def _path(node: fx.Node, source: fx.Node) -> list[fx.Node]:
-    """The nodes from ``node`` back to ``source``, without that, each made of its first argument."""
-    passed = []
-    while node is not source:
-        passed.append(node)
-        node = node.args[0]  # type: ignore[assignment]
-    return passed
-
-
-def _unexpanded(mask: fx.Node) -> fx.Node:
-    """What a mask repeats over batch or heads, where that is a tensor of four axes."""
-    while mask.target == "expand" and isinstance(mask.args[0], fx.Node) and is_tensor(mask.args[0]):
-        if fake(mask.args[0]).ndim != 4:
-            break
-        mask = mask.args[0]
-    return mask
-
-
-def _unrepeated(node: fx.Node) -> fx.Node | None:
-    """``x[B, H, S, D]`` of a node that holds each of its heads several times, one after the other; None of others.
-
-    As transformers writes it (``x[:, :, None].expand(...).reshape(...)``) and by ``repeat_interleave``.
-    """
-    if node.target in (torch.repeat_interleave, "repeat_interleave"):
-        x = node.args[0]
-        told = [*node.args[1:], *node.kwargs.values()]
-        fits = len(told) == 2 and type(told[0]) is int and told[1] in (1, -3)
-        return x if fits and is_tensor(x) and fake(x).ndim == 4 else None  # type: ignore[return-value,arg-type]
-    if node.target not in ("reshape", "view", "contiguous", "flatten"):
-        return None
-    expanded = node.args[0]
-    if not isinstance(expanded, fx.Node) or expanded.target != "expand" or not is_tensor(node):
-        return None
-    inserted = expanded.args[0]
-    if not isinstance(inserted, fx.Node) or not _inserts_after_heads(inserted):
-        return None
-    x = inserted.args[0]
-    if not is_tensor(x) or fake(x).ndim != 4 or not is_static(x) or not is_static(node):  # type: ignore[arg-type]
-        return None
-    batch, heads, length, size = fake(x).shape  # type: ignore[arg-type]
-    wide = fake(expanded).shape
-    if len(wide) != 5 or tuple(wide) != (batch, heads, wide[2], length, size):
-        return None
-    return x if tuple(fake(node).shape) == (batch, heads * wide[2], length, size) else None  # type: ignore[return-value]
-
-
-def _inserts_after_heads(node: fx.Node) -> bool:
-    if node.target == "unsqueeze":
-        return node.args[1:] in ((2,), (-3,)) and not node.kwargs
-    if node.target is not operator.getitem or not isinstance(node.args[1], tuple):
-        return False
-    places = node.args[1]
-    whole = [p == slice(None, None, None) for p in places]
-    return len(places) >= 3 and places[2] is None and all(whole[:2]) and all(whole[3:])

@@ -275,7 +275,7 @@ def test_torch_is_asked_whether_a_kernel_takes_groups(
 
 @pytest.mark.parametrize("length", [1, 3])
 def test_what_a_kernel_takes_is_told_of_groups(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_fused_takes", lambda call: True)
+    monkeypatch.setattr(attention, "fused_takes", lambda call: True)
 
     def fn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         return joined(sdpa(q, one_repeat(k), one_repeat(v), attn_mask=mask, scale=0.3))

@@ -1,0 +1,125 @@
+"""The arguments of a call of attention, and keys that are repeated for groups of queries."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.nn.attention import SDPBackend
+
+from autotune.compiler.capture.attention.results import fake, is_static, is_tensor
+
+log = logging.getLogger("autotune")
+
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+_DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+
+
+@dataclass(frozen=True)
+class Call:
+    """The arguments of one call of attention, by name."""
+
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    attn_mask: fx.Node | None
+    dropout_p: Any
+    is_causal: Any
+    scale: Any
+    enable_gqa: Any
+
+    @classmethod
+    def of(cls, node: fx.Node) -> Call | None:
+        """None where an argument is no dense tensor."""
+        told: dict[str, Any] = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+        there = [told["query"], told["key"], told["value"], told["attn_mask"]]
+        return cls(**told) if all(is_tensor(t) for t in there if t is not None) else None
+
+
+def fused_takes(call: Call) -> bool:
+    """Whether torch would choose a fused kernel for a call with groups of queries.
+
+    Where it would not, it repeats the keys itself and computes in fp32. The loop is torch's own (``sdp_utils.cpp``): of
+    the kernels in their order, the first that may be used. Dynamo has traced the call as it was, and so the order is
+    that of the device.
+    """
+    if fake(call.query).device.type != "cuda":
+        return False
+    cuda = torch.backends.cuda
+    checks = {
+        SDPBackend.FLASH_ATTENTION: cuda.can_use_flash_attention,
+        SDPBackend.EFFICIENT_ATTENTION: cuda.can_use_efficient_attention,
+        SDPBackend.CUDNN_ATTENTION: cuda.can_use_cudnn_attention,
+    }
+    try:
+        query, key, value = (fake(n) for n in (call.query, call.key, call.value))
+        mask = None if call.attn_mask is None else fake(call.attn_mask)
+        told = cuda.SDPAParams(query, key, value, mask, float(call.dropout_p), bool(call.is_causal), True)
+        for number in torch._C._get_sdp_priority_order():
+            if number == int(SDPBackend.MATH.value):
+                return False
+            if any(int(k.value) == number and check(told, False) for k, check in checks.items()):
+                return True
+    except Exception:
+        log.debug("torch's choice of a kernel for attention cannot be asked for", exc_info=True)
+    return False
+
+
+def path(node: fx.Node, source: fx.Node) -> list[fx.Node]:
+    """The nodes from ``node`` back to ``source``, without that, each made of its first argument."""
+    passed = []
+    while node is not source:
+        passed.append(node)
+        node = node.args[0]  # type: ignore[assignment]
+    return passed
+
+
+def unexpanded(mask: fx.Node) -> fx.Node:
+    """What a mask repeats over batch or heads, where that is a tensor of four axes."""
+    while mask.target == "expand" and isinstance(mask.args[0], fx.Node) and is_tensor(mask.args[0]):
+        if fake(mask.args[0]).ndim != 4:
+            break
+        mask = mask.args[0]
+    return mask
+
+
+def unrepeated(node: fx.Node) -> fx.Node | None:
+    """``x[B, H, S, D]`` of a node that holds each of its heads several times, one after the other; None of others.
+
+    As transformers writes it (``x[:, :, None].expand(...).reshape(...)``) and by ``repeat_interleave``.
+    """
+    if node.target in (torch.repeat_interleave, "repeat_interleave"):
+        x = node.args[0]
+        told = [*node.args[1:], *node.kwargs.values()]
+        fits = len(told) == 2 and type(told[0]) is int and told[1] in (1, -3)
+        return x if fits and is_tensor(x) and fake(x).ndim == 4 else None  # type: ignore[return-value,arg-type]
+    if node.target not in ("reshape", "view", "contiguous", "flatten"):
+        return None
+    expanded = node.args[0]
+    if not isinstance(expanded, fx.Node) or expanded.target != "expand" or not is_tensor(node):
+        return None
+    inserted = expanded.args[0]
+    if not isinstance(inserted, fx.Node) or not _inserts_after_heads(inserted):
+        return None
+    x = inserted.args[0]
+    if not is_tensor(x) or fake(x).ndim != 4 or not is_static(x) or not is_static(node):  # type: ignore[arg-type]
+        return None
+    batch, heads, length, size = fake(x).shape  # type: ignore[arg-type]
+    wide = fake(expanded).shape
+    if len(wide) != 5 or tuple(wide) != (batch, heads, wide[2], length, size):
+        return None
+    return x if tuple(fake(node).shape) == (batch, heads * wide[2], length, size) else None  # type: ignore[return-value]
+
+
+def _inserts_after_heads(node: fx.Node) -> bool:
+    if node.target == "unsqueeze":
+        return node.args[1:] in ((2,), (-3,)) and not node.kwargs
+    if node.target is not operator.getitem or not isinstance(node.args[1], tuple):
+        return False
+    places = node.args[1]
+    whole = [p == slice(None, None, None) for p in places]
+    return len(places) >= 3 and places[2] is None and all(whole[:2]) and all(whole[3:])
