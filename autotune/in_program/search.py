@@ -26,7 +26,7 @@ from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
 from autotune.in_program.budget import left_s, spending
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
-from autotune.in_program.processes import Processes
+from autotune.in_program.processes import Processes, shares
 from autotune.in_program.ranks import Turn, name_of, turn
 from autotune.in_program.telling import Teller, tell
 from autotune.runtime.deployment import deployment
@@ -217,7 +217,7 @@ def _passes(
 ) -> list[Result]:
     """Search regions of one device: few candidates of each, which have most of the gain, then more where most is left
     to gain."""
-    from autotune.api import time_weights, tune_workloads
+    from autotune.api import tune_workloads
 
     own, end = device == processes.device, time.monotonic() + seconds
     tune = functools.partial(
@@ -232,7 +232,7 @@ def _passes(
         baselines=processes.baselines if own else None,
     )
     every = [workload for workload, _ in counted]
-    results = tune(every, weights=time_weights(counted), trials=_FIRST, timeout=seconds)
+    results = tune(every, weights=shares(counted), trials=_FIRST, timeout=seconds)
     again = gains_left(counted, results)
     while (more := end - time.monotonic()) >= LEAST_S and again:
         if any(result.interrupted or result.fault for result in results):
