@@ -13,6 +13,7 @@ from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.bench.decide import Decision
+    from autotune.measure.baselines import BaselinePool
     from autotune.measure.pool import CompilePool
     from autotune.measure.worker import Measurer
     from autotune.store import Store
@@ -187,6 +188,7 @@ def tune_workloads(
     notes: Mapping[str, Any] | None = None,
     measurer: Measurer | None = None,
     pool: CompilePool | None = None,
+    baselines: BaselinePool | None = None,
     cluster: Cluster | None = None,
     **options: Any,
 ) -> list[Result]:
@@ -209,7 +211,7 @@ def tune_workloads(
         command: noted with the run in the database; ``notes``, as JSON, in its summary.
         measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one, for this call.
             Of one device only.
-        pool: the same of the processes that compile.
+        pool, baselines: the same of the processes that compile candidates and baselines.
         cluster: a Ray cluster, on whose devices all is searched; ``device`` is left to it. Each kind of device has
             results of its own, whose ``device`` is what it is called.
         options: of :class:`autotune.tuner.options.SearchOptions`: ``trials``, ``timeout``, ``sampler``, ...
@@ -247,7 +249,7 @@ def tune_workloads(
     devices = devices[: len({w.fingerprint for w in workloads})]
     if len(devices) > 1:
         _check_several(workloads, devices)
-        if measurer is not None or pool is not None:
+        if measurer is not None or pool is not None or baselines is not None:
             raise UserError("a measurer or a pool of your own searches on one device: leave it out, or name one device")
     results: list[Result] = []
     context = Context(
@@ -255,10 +257,11 @@ def tune_workloads(
         device=devices[0],
         policy=chosen.policy or policy_for(workloads[0], devices[0]),
         options=chosen,
-        lent=(measurer, pool),
+        lent=(measurer, pool, baselines),
         report=progress,
         _worker=measurer,
         _pool=pool,
+        _baselines=baselines,
     )
     turns = Turns(workloads, [chosen.weights.get(w.fingerprint, 1.0) for w in workloads], chosen, len(devices))
     if cluster is None:  # a cluster orders them by what its devices have searched

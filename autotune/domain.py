@@ -59,6 +59,12 @@ class Domain:
         """The worker's side of a workload."""
         raise NotImplementedError
 
+    def compile_baselines(self, workload: Workload, device: str) -> None:
+        """Compile what :meth:`autotune.task.Bench.baselines` will compile, into caches on disk, and run nothing.
+
+        A process beside the measuring worker calls this. An exception has no effect: the bench meets it again.
+        """
+
     def open_measurer(self, workload: Workload, device: str, policy: Policy) -> Measurer:
         """Start the process, or several, that measure; by default one worker with the domain's bench."""
         from autotune.measure.worker import Worker

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from autotune.store import Store, Verdict
 
 LIMIT_S = 120.0
+STEP_SHARE = 0.15
+"""Of ``--timeout``, for the step in all modes together, where ``--step-timeout`` is not given."""
 STEP_BUSY_NOTE = "busy: other processes disturbed the step's timing; search again on a quiet machine."
 
 
@@ -37,8 +39,18 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-step", action="store_true", help=about)
     about = "modes of torch.compile, by comma, for which the step is timed (default: default)"
     parser.add_argument("--mode", default=["default"], type=modes, metavar="M,...", help=about)
-    about = f"seconds for timing the step in each mode, compiling included (default: {LIMIT_S:.0f})"
-    parser.add_argument("--step-timeout", type=seconds, default=LIMIT_S, metavar="S", help=about)
+    about = (
+        f"seconds for timing the step in each mode, compiling included (default: {LIMIT_S:.0f}, and with --timeout"
+        f" {STEP_SHARE:.0%} of it for all modes)"
+    )
+    parser.add_argument("--step-timeout", type=seconds, metavar="S", help=about)
+
+
+def reserved_s(args: argparse.Namespace) -> float:
+    """The seconds of ``--timeout`` that the step gets, 0 where it has seconds of its own."""
+    if args.timeout is None or args.step_timeout is not None:
+        return 0.0
+    return float(min(STEP_SHARE * args.timeout, LIMIT_S * len(args.mode)))
 
 
 def decide_step(
@@ -61,7 +73,7 @@ def decide_step(
         matmul_precision=args.matmul_precision,
         train=args.train,
         modes=args.mode,
-        limit_s=args.step_timeout,
+        limit_s=args.step_timeout or reserved_s(args) / len(args.mode) or LIMIT_S,
         command=printable(command),
         say=lambda line: print(f"autotune: {line}", file=sys.stderr, flush=True),
         searched=searched.captured,

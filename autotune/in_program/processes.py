@@ -7,6 +7,7 @@ compile for the first time. The first compiled graph names the workloads to begi
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections.abc import Sequence
 from types import TracebackType
@@ -15,31 +16,38 @@ from typing import TYPE_CHECKING
 from autotune.runtime.inductor.survey import Surveyed, lacking
 
 if TYPE_CHECKING:
+    from autotune.measure.baselines import BaselinePool
+    from autotune.measure.policy import Policy
     from autotune.measure.pool import CompilePool
     from autotune.measure.worker import Worker
+    from autotune.task import Task
     from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
 _SEED = 0
+_SUGGESTED, _SEEDS = 4, 6
+"""Workloads of a graph whose heuristic candidates are compiled, too, and how many."""
 
 
 class Processes:
-    """A measuring worker and a compile pool on one device. A context manager, which ends them.
+    """A measuring worker, a compile pool and a pool for baselines on one device. A context manager, which ends them.
 
     Args:
         device: "cpu" or "cuda:N".
 
     Attributes:
         device: as given.
-        worker, pool: None before :meth:`begin`, and where they could not be started.
+        worker, pool, baselines: None before :meth:`begin`, and where they could not be started.
     """
 
     def __init__(self, device: str) -> None:
         self.device = device
+        self._graphs: queue.Queue[Surveyed | None] = queue.Queue()
         self._thread: threading.Thread | None = None
         self.worker: Worker | None = None
         self.pool: CompilePool | None = None
+        self.baselines: BaselinePool | None = None
 
     def __enter__(self) -> Processes:
         return self
@@ -47,51 +55,100 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.ready()
-        for own in (self.pool, self.worker):
+        if self._thread is not None:
+            self._graphs.put(None)
+            self._thread.join()
+        for own in (self.pool, self.baselines, self.worker):
             if own is not None:
                 own.close()
-        self.pool = self.worker = None
+        self.pool = self.baselines = self.worker = None
 
     def begin(self, graph: Surveyed) -> None:
-        """Start on the regions of a graph that lack a schedule; later graphs are let pass."""
-        if self._thread is None and any(device == self.device for device, _ in graph.regions):
-            self._thread = threading.Thread(target=self._start, args=(graph,), name="autotune-processes", daemon=True)
+        """Start on the regions of a graph that lack a schedule."""
+        if not any(device == self.device for device, _ in graph.regions):
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="autotune-processes", daemon=True)
             self._thread.start()
+        self._graphs.put(graph)
 
     def ready(self) -> None:
-        """Wait until both have done their first work."""
-        if self._thread is not None:
-            self._thread.join()
+        """Wait until all have done their first work."""
+        self._graphs.join()
 
-    def _start(self, graph: Surveyed) -> None:
-        try:
-            regions = lacking([graph]).get(self.device, ())
-            if regions:
-                self._first_work([workload for workload, _ in regions])
-        except Exception as error:  # the search then starts processes itself, and reports a failure
-            log.debug("the processes of a search were not started ahead: %s", error)
+    def _run(self) -> None:
+        """Work for each graph. The thread lives as long as the worker, which Linux ends with it."""
+        while (graph := self._graphs.get()) is not None:
+            try:
+                if regions := lacking([graph]).get(self.device, ()):
+                    self._first_work(regions)
+            except Exception as error:  # the search then starts processes itself, and reports a failure
+                log.debug("the processes of a search were not started ahead: %s", error)
+            self._graphs.task_done()
 
-    def _first_work(self, workloads: Sequence[Workload]) -> None:
+    def _first_work(self, counted: Sequence[tuple[Workload, int]]) -> None:
+        """Start, or go on, with workloads in the order in which they are searched."""
         from autotune.domain import open_task, policy_for
+
+        weights = shares(counted)
+        workloads = sorted((workload for workload, _ in counted), key=lambda workload: -weights[workload.fingerprint])
+        tasks = [open_task(workload, self.device) for workload in workloads]
+        starts = self.pool is None
+        if starts:
+            self._start(workloads[0], policy_for(workloads[0], self.device))
+        assert self.pool is not None
+        for task in tasks:
+            self.pool.ahead(task.workload, self.device, task.normalize(task.default()))
+            if self.baselines is not None:
+                self.baselines.begin(task.workload, self.device)
+        for task in tasks[:_SUGGESTED] if self.baselines is not None else ():
+            for config in task.seeds()[:_SEEDS]:
+                self.pool.ahead(task.workload, self.device, task.normalize(config))
+        for task in tasks if starts else ():
+            if self._measured(task):
+                break
+
+    def _start(self, workload: Workload, policy: Policy) -> None:
+        from autotune.measure.baselines import BaselinePool
         from autotune.measure.pool import CompilePool
         from autotune.measure.worker import Worker
 
-        first = workloads[0]
-        policy = policy_for(first, self.device)
-        self.worker = Worker(first, self.device, policy)
+        self.worker = Worker(workload, self.device, policy)
         self.pool = CompilePool(timeout_s=policy.build_s)
-        # One build for each process; the search finds what was built.
-        tasks = [open_task(workload, self.device) for workload in workloads[: self.pool.processes]]
-        builds = [self.pool.submit(task.workload, self.device, task.default()) for task in tasks]
-        for task, build in zip(tasks, builds, strict=True):
-            artifact = build.result().artifact
-            if artifact is not None:
-                self.worker.open(task.workload)
-                self.worker.measure(task.default(), artifact, stage="screen", seed=_SEED)
-                break
-        for task, build in zip(tasks, builds, strict=True):
-            self.pool.keep(task.workload, self.device, task.default(), build)
+        if self.device.startswith("cuda"):  # on a CPU, compiling disturbs what is measured
+            self.baselines = BaselinePool(timeout_s=policy.baseline_s)
+
+    def _measured(self, task: Task) -> bool:
+        """Measure a default, beside its baselines on a GPU, so that the worker has imported all that it needs."""
+        from autotune.measure.worker import Contender
+
+        assert self.pool is not None
+        assert self.worker is not None
+        config = task.normalize(task.default())
+        build = self.pool.submit(task.workload, self.device, config)
+        artifact = build.result().artifact
+        self.pool.keep(task.workload, self.device, config, build)
+        if artifact is None:
+            return False
+        self.worker.open(task.workload)
+        self.worker.measure(config, artifact, stage="screen", seed=_SEED)
+        if self.baselines is not None:
+            self.baselines.wait(task.workload, self.device)
+            self.worker.compare([Contender("default", config, artifact)], seed=_SEED)
+        return True
 
 
-__all__ = ["Processes"]
+def shares(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
+    """Each workload's share of a step by fingerprint: the mebibytes that it moves, at least one, as often as it occurs.
+
+    So many candidates of each are measured that the share decides on the order, not on the time.
+    """
+    from autotune.domain import domain_of
+
+    def moved(workload: Workload) -> float:
+        return max(1.0, domain_of(workload.kind).bytes_moved(workload) / 2**20)
+
+    return {workload.fingerprint: count * moved(workload) for workload, count in counted}
+
+
+__all__ = ["Processes", "shares"]

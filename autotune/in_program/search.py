@@ -26,8 +26,9 @@ from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
 from autotune.in_program.budget import left_s, spending
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
-from autotune.in_program.processes import Processes
+from autotune.in_program.processes import Processes, shares
 from autotune.in_program.ranks import Turn, name_of, turn
+from autotune.in_program.telling import Teller, tell
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveying
 from autotune.runtime.inductor.verdict import stored_verdict
@@ -37,6 +38,7 @@ from autotune.words import microseconds, plural
 if TYPE_CHECKING:
     from autotune.store import Store
     from autotune.tuner.result import Progress, Result
+    from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
@@ -50,9 +52,10 @@ _AGAIN = 0.5
 """The second compilation's share of the first one's time: most kernels come from Inductor's caches."""
 _FIRST = 8
 """Candidates of every region, before any of them gets more."""
-_TELL_S = 10.0
 COMMAND = "search in the program"
 """The command of runs and of verdicts' records."""
+_REGION_S = 4.0
+"""Seconds that a region gets beyond its first candidates, at least."""
 
 Compile = Callable[..., Any]
 """Compiles a graph for inputs; ``bare`` and ``cached`` as of :func:`autotune.runtime.backend.compile_graph`."""
@@ -142,7 +145,7 @@ def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine:
         if any(result.interrupted for result in found):
             raise KeyboardInterrupt
     elif count:
-        _tell(
+        tell(
             f"{plural(count, 'region')} not searched: compiling took the budget of {budget_s:.0f} s; give more seconds"
         )
     left = lacking(graphs) if found else missed
@@ -182,7 +185,6 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 def _search(missed: Lacking, seconds: float, mine: Turn, processes: Processes) -> list[Result]:
     """Search within ``seconds``, with the program's random state and its modes left alone."""
-    from autotune.api import time_weights, tune_workloads
     from autotune.store import Store
     from autotune.tuner.result import BusyMachine
 
@@ -194,45 +196,71 @@ def _search(missed: Lacking, seconds: float, mine: Turn, processes: Processes) -
         for device, counted in missed.items():
             left = seconds * len(counted) / count
             of = f"{plural(len(counted), 'region')} on {identify(device).label}"
-            _tell(f"searching {of} for at most {left:.0f} s, stored in {store.name}")
+            tell(f"searching {of} for at most {left:.0f} s, stored in {store.name}")
+            waited = time.monotonic()
             processes.ready()
-            own = device == processes.device
-            tune = functools.partial(
-                tune_workloads,
-                [workload for workload, _ in counted],
-                device,
-                store,
-                weights=time_weights(counted),
-                progress=_Teller(len(counted), left),
-                command=COMMAND,
-                numerics=numerics.read(),
-                measurer=processes.worker if own else None,
-                pool=processes.pool if own else None,
-            )
-            end = time.monotonic() + left
-            # Few candidates have most of the gain: every region gets some before any gets many.
-            results += tune(trials=_FIRST, timeout=left)
-            if (more := end - time.monotonic()) >= LEAST_S and not any(r.interrupted or r.fault for r in results):
-                results += tune(timeout=more)
+            left = max(LEAST_S, left - (time.monotonic() - waited))
+            with Teller([(workload.label, n) for workload, n in counted], left) as told:
+                results += _passes(counted, left, device, store, processes, told)
     won = len({result.workload for result in results if result.winner == "autotune"})
-    _tell(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s")
+    tell(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s")
     return results
 
 
-class _Teller:
-    """Progress in a line now and then; a program's own output is not to be redrawn."""
+def _passes(
+    counted: Sequence[tuple[Workload, int]],
+    seconds: float,
+    device: str,
+    store: Store,
+    processes: Processes,
+    told: Callable[[Progress], None],
+) -> list[Result]:
+    """Search regions of one device: few candidates of each, which have most of the gain, then more where most is left
+    to gain."""
+    from autotune.api import tune_workloads
 
-    def __init__(self, regions: int, seconds: float) -> None:
-        self._regions, self._seconds, self._begun = regions, seconds, set[str]()
-        self._start = self._last = time.monotonic()
+    own, end = device == processes.device, time.monotonic() + seconds
+    tune = functools.partial(
+        tune_workloads,
+        device=device,
+        store=store,
+        progress=told,
+        command=COMMAND,
+        numerics=numerics.read(),
+        measurer=processes.worker if own else None,
+        pool=processes.pool if own else None,
+        baselines=processes.baselines if own else None,
+    )
+    every = [workload for workload, _ in counted]
+    results = tune(every, weights=shares(counted), trials=_FIRST, timeout=seconds)
+    again = gains_left(counted, results)
+    while (more := end - time.monotonic()) >= LEAST_S and again:
+        if any(result.interrupted or result.fault for result in results):
+            break
+        now = again[: max(1, int(more / _REGION_S))]
+        weights = {workload.fingerprint: gain for workload, gain in now}
+        results += tune([workload for workload, _ in now], weights=weights, timeout=more)
+        again = again[len(now) :]
+    return results
 
-    def __call__(self, progress: Progress) -> None:
-        self._begun.add(progress.workload)
-        now = time.monotonic()
-        if now - self._last >= _TELL_S:
-            self._last = now
-            done = min(len(self._begun), self._regions)
-            _tell(f"region {done} of {self._regions}, {now - self._start:.0f} of {self._seconds:.0f} s")
+
+def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result]) -> list[tuple[Workload, float]]:
+    """The workloads that may still gain, and how much in microseconds of a step; the largest first.
+
+    What a workload takes beyond its bytes, moved at the best rate of all results, may be gained.
+
+    Args:
+        counted: workloads and how often each occurs.
+        results: of their searches.
+    """
+    timed = {r.workload: (r.best_us, r.bytes_moved) for r in results if r.best_us and r.bytes_moved}
+    best = max((moved / us for us, moved in timed.values()), default=1.0)
+    gains = [
+        (workload, count * (us - moved / best))
+        for workload, count in counted
+        for us, moved in [timed.get(workload.fingerprint, (0.0, 0))]
+    ]
+    return sorted((found for found in gains if found[1] > 0), key=lambda found: -found[1])
 
 
 @contextlib.contextmanager
@@ -281,7 +309,7 @@ class _Decided:
     def __call__(self, outcome: Outcome) -> None:
         before, after = microseconds(outcome.before_us), microseconds(outcome.after_us)
         what = "kept" if outcome.kept else "its kernels are left to Inductor"
-        _tell(f"step {after} with the new kernels, {before} without ({outcome.ratio:.3f}x): {what}")
+        tell(f"step {after} with the new kernels, {before} without ({outcome.ratio:.3f}x): {what}")
         record = {
             **self._record,
             "compile_us": round(outcome.before_us, 3),
@@ -333,8 +361,4 @@ def _stored(store: Store, device: str) -> tuple[str, str]:
     return store.put_device(identify(device)), store.put_environment(environment(device))
 
 
-def _tell(text: str) -> None:
-    print(f"autotune: {text}", file=sys.stderr, flush=True)
-
-
-__all__ = ["LEAST_S", "compiled"]
+__all__ = ["LEAST_S", "compiled", "gains_left"]

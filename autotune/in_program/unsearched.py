@@ -22,6 +22,7 @@ from autotune.errors import UserError, first_line
 from autotune.in_program import search
 from autotune.in_program.contest import Frame
 from autotune.in_program.ranks import name_of, turn
+from autotune.in_program.telling import tell
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.region_call import look_up
@@ -188,7 +189,7 @@ class Trying:
             log.info("predicted %s", one)
         self.left = int(answer["left"])
         left = f", {self.left} not tried in time" if self.left else ""
-        search._tell(
+        tell(
             f"{won} of {plural(len(self._asked), 'region')} that nobody searched have a predicted schedule now"
             f" ({wrong} predictions were no gain{left})"
         )

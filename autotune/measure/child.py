@@ -49,7 +49,8 @@ class Child:
     Its standard error goes to an unnamed temporary file, so that an expected crash does not reach the user's terminal;
     without ``log`` to where this process's goes.
     It sees the same ``sys.path`` as this process. It dies with its parent, even one killed by SIGKILL (see
-    :func:`autotune.measure.wire.prepare`), and :meth:`kill` takes its descendants along.
+    :func:`autotune.measure.wire.prepare`), and on Linux with the thread that started it. :meth:`kill` takes its
+    descendants along.
     """
 
     def __init__(self, module: str, env: Mapping[str, str] | None = None, *, log: bool = True) -> None:

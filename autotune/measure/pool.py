@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
+from autotune import numerics
 from autotune import task as tasks
 from autotune.device import usable_processors
 from autotune.domain import open_task
@@ -30,7 +31,7 @@ from autotune.workload import Workload
 
 _STARTUP_S = 180.0
 _MOST = 16
-_NICE = 5
+NICE = 5
 """Compilers have every processor busy for minutes; what measures, and compiles the baselines, goes first."""
 
 
@@ -84,7 +85,12 @@ class CompilePool:
         processes: how many; see :func:`default_processes`.
         timeout_s: for one build, start-up of the process not counted.
         shared: folder of what builds share (:data:`autotune.task.SHARED_BUILDS`), which is others' too; None makes one.
+
+    Attributes:
+        module: what its processes run.
     """
+
+    module = __name__
 
     def __init__(self, processes: int | None = None, timeout_s: float = 120.0, shared: Path | None = None) -> None:
         self.processes = processes or default_processes()
@@ -219,7 +225,14 @@ class CompilePool:
         return Built(None, reason, time.monotonic() - begin, fault)
 
     def _open(self, child: Child, workload: Workload, device: str) -> None:
-        child.send({"workload": workload.to_json(), "domain": tasks.module_of(workload.kind), "device": device})
+        child.send(
+            {
+                "workload": workload.to_json(),
+                "domain": tasks.module_of(workload.kind),
+                "device": device,
+                "numerics": numerics.read(),
+            }
+        )
         answer, _ = child.receive(time.monotonic() + _STARTUP_S)
         if not answer["ok"]:
             raise ValueError(f"cannot open the workload: {answer['reason']}")
@@ -231,7 +244,7 @@ class CompilePool:
             child = self._children.get(number)
             if child is None or not child.alive:
                 environment = {tasks.SHARED_BUILDS: self._shared}
-                child = self._children[number] = Child(__name__, environment)
+                child = self._children[number] = Child(self.module, environment)
             return child
 
     def _drop(self, number: int) -> None:
@@ -267,5 +280,5 @@ class Builder:
 
 
 if __name__ == "__main__":
-    os.nice(_NICE)
+    os.nice(NICE)
     serve(Builder().handle)

@@ -50,6 +50,7 @@ def compare(
     off_by_one: bool = False,
     slack: torch.Tensor | None = None,
     lost: torch.Tensor | None = None,
+    size: float | None = None,
 ) -> Verdict:
     """Compare a candidate's output with the oracle's.
 
@@ -65,6 +66,7 @@ def compare(
             tie or a truncation can fall either way in fp32.
         slack: for floats, by how much each element may be off beyond its tolerance; for booleans, which may be either.
         lost: for floats, which elements (a mask of ``expected``'s shape) may be any of NaN and the infinities.
+        size: :func:`typical` of ``expected``, where it is known.
 
     Returns:
         ``error`` is the largest error over its tolerance; infinite where NaN, infinities or shapes do not match.
@@ -79,7 +81,7 @@ def compare(
         return _compare_exact(got, want, off_by_one, slack)
     dtype = getattr(torch, name)
     rtol = tolerance(name, reduction_length)
-    atol = rtol * _typical(want)
+    atol = rtol * (typical(want) if size is None else size)
     worst, worst_at = 0.0, 0
     for lo in range(0, got.numel(), _CHUNK):
         a = got[lo : lo + _CHUNK].to(torch.float64)
@@ -113,9 +115,9 @@ def compare(
     return Verdict(False, worst, _describe(actual, got, want, worst_at, worst))
 
 
-def _typical(want: torch.Tensor) -> float:
+def typical(want: torch.Tensor) -> float:
     """Root mean square of the finite elements; 1 where there are none or all are zero."""
-    total, count = 0.0, 0
+    total, count, want = 0.0, 0, want.detach().reshape(-1)
     for lo in range(0, want.numel(), _CHUNK):
         e = want[lo : lo + _CHUNK].to(torch.float64)
         finite = torch.isfinite(e)

@@ -6,25 +6,31 @@ and a search of many workloads with little time each would spend most of it wait
 
 from __future__ import annotations
 
+import itertools
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from autotune.errors import Unsupported
+from autotune.space import Space
 from autotune.task import Config, Task, config_key
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget
 from autotune.tuner.phases import compose
 from autotune.tuner.proposals.samplers import NONE
-from autotune.tuner.proposals.seeds import suggested, winners
+from autotune.tuner.proposals.seeds import remembered, suggested, winners
 from autotune.workload import Workload
 
 WORKLOADS = 4
 """Workloads, the present one among them, that are looked after."""
-FIRST = 12
-"""Candidates of each workload, and of each part of its most promising compositions."""
+FIRST = 8
+"""Candidates beside the cost model's of each workload, and of each part of its most promising compositions."""
 _COMPOSITIONS = 2
 _JOIN_S = 2.0
+_SWITCH_S = 0.0005
+"""Python's switch interval meanwhile. The search waits for the worker and the database thousands of times, and would
+wait for this thread's 5 ms each time: claiming a candidate took 15 ms in place of 6."""
 
 
 class Ahead:
@@ -48,15 +54,18 @@ class Ahead:
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="autotune-ahead", daemon=True)
+        self._interval = sys.getswitchinterval()
 
     def __enter__(self) -> Ahead:
         if self._active:
             self._pool = self._context.pool
+            sys.setswitchinterval(min(_SWITCH_S, self._interval))
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._active:
+            sys.setswitchinterval(self._interval)
             self._leave(())  # nothing is handed over from now on
             self._waiting.put(None)
             self._thread.join(timeout=_JOIN_S)  # it may be thinking of plans, which nobody waits for
@@ -75,7 +84,7 @@ class Ahead:
 
     @property
     def idle(self) -> bool:
-        """Whether everything is handed to the compilers as far as workloads were reached."""
+        """True if the compilers have all candidates of the workloads that were reached."""
         return self._done == self._put
 
     def _leave(self, coming: Sequence[int]) -> None:
@@ -88,7 +97,7 @@ class Ahead:
             self._pool.forget(set().union(*left) - wanted)
 
     def _hand(self, i: int, part: Workload, config: Config) -> bool:
-        """Have a candidate of workload ``i``, or a part of it, built; False where nobody will ask for it any more."""
+        """Build a candidate of workload ``i``, or of a part of it; False where the search has passed that workload."""
         with self._lock:
             if i not in self._wanted or self._context.interrupt.requested:
                 return False
@@ -100,10 +109,12 @@ class Ahead:
         while (i := self._waiting.get()) is not None:
             try:
                 if i in self._wanted:
+                    if (baselines := self._context.baselines(self._workloads[i])) is not None:
+                        baselines.begin(self._workloads[i], self._context.device)
                     for part, config in first(self._context, self._workloads[i], self._budget(i)):
                         if not self._hand(i, part, config):
                             break
-            except Exception:  # whoever searches the workload tells what is wrong with it
+            except Exception:  # the search of this workload meets the error again, and reports it
                 pass
             self._done += 1
 
@@ -114,7 +125,7 @@ def _overlaps(device: str) -> bool:
 
 
 def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tuple[Workload, Config]]:
-    """What a search of ``workload`` probably begins with, by the workload or part that it is a candidate of.
+    """Yield the probable first candidates of a search of ``workload``, each with the workload or part that it is of.
 
     Raises:
         Unsupported: the workload cannot be searched.
@@ -135,15 +146,22 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
         yield workload, task.normalize(task.default())
 
 
-def beginnings(context: Context, task: Task) -> list[Config]:
-    """The first of what :func:`autotune.tuner.proposals.seeds.suggested` has, as far as it can work."""
+def beginnings(context: Context, task: Task) -> Iterator[Config]:
+    """The first candidates of a search without neighbours, as far as they can work: what is known at once, then what
+    the cost model likes."""
     asked = context.options.seeds.get(task.workload.fingerprint, ())
     elsewhere = winners(context.store, context.key(task.workload))
-    found: dict[str, Config] = {}
-    for seed in suggested(task, task.space(context.options.space_file), asked, elsewhere):
-        config = task.normalize(seed.config)
-        if not found or task.reject(config) is None:  # the default comes first, and is compared with whatever it is
-            found.setdefault(config_key(config), config)
-        if len(found) == FIRST:
-            break
-    return list(found.values())
+    space = task.space(context.options.space_file)
+    known = itertools.islice(suggested(task, space, asked, elsewhere), FIRST)
+    found = set[str]()
+    for config in itertools.chain((seed.config for seed in known), _liked(context, task, space)):
+        config = task.normalize(config)
+        key = config_key(config)
+        # The default comes first, and is measured in any case.
+        if key not in found and (not found or task.reject(config) is None):
+            found.add(key)
+            yield config
+
+
+def _liked(context: Context, task: Task, space: Space) -> Iterator[Config]:
+    yield from (fitted for config in remembered(context, task, space) if (fitted := space.project(config)) is not None)

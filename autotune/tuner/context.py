@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 import uuid
 from collections import Counter
@@ -17,9 +16,10 @@ from typing import Any
 from autotune import __version__
 from autotune import device as devices
 from autotune.device import DeviceIdentity
-from autotune.domain import domain_of, open_task, place
+from autotune.domain import Domain, domain_of, open_task, place
 from autotune.errors import Unsupported, UserError
 from autotune.files import resource_dir
+from autotune.measure.baselines import BaselinePool
 from autotune.measure.outcome import Blame, Outcome
 from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
@@ -30,6 +30,7 @@ from autotune.store.store import Store
 from autotune.store.tables.measurements import owner_name
 from autotune.task import Artifact, Composition, Config, Status, Task, config_key
 from autotune.tuner.ending import Interrupt
+from autotune.tuner.memory import Memory
 from autotune.tuner.options import Budget, Pace, SearchOptions
 from autotune.tuner.result import Progress
 from autotune.words import size
@@ -37,7 +38,7 @@ from autotune.workload import Workload, digest
 
 PLANS = 6
 """Compositions of a workload that are considered at most."""
-_PLANNED = 8  # workloads whose compositions are remembered
+_REMEMBERED = 12  # workloads whose compositions and picks are remembered
 _ENOUGH = 0.5  # what was searched with half of the time it would get now is not searched again
 _SPARED = 3
 """So many candidates in a row that memory ran out for, or that were killed, are no coincidence."""
@@ -45,12 +46,13 @@ _SPARED = 3
 
 @dataclass
 class Context:
-    """One run's means. The worker and the compile pool are started when first needed, and closed by :meth:`close`.
+    """One run's means. The worker and the pools are started when first needed, and closed by :meth:`close`.
 
     Attributes:
         device: "cpu" or "cuda:N".
         policy: how it measures: that of the options, or the domain's.
-        lent: the worker and the pool where they are the caller's, who closes them.
+        lent: the worker and the pools where they are the caller's, who closes them.
+        picked: by workload and space, what the cost model likes best.
         told: workload to the fingerprints of its device (or devices) and their software, where those are of another
             host, which has stored them.
     """
@@ -68,16 +70,17 @@ class Context:
     told: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     _worker: Measurer | None = None
     _pool: CompilePool | None = None
+    _baselines: BaselinePool | None = None
     _places: dict[DeviceIdentity, tuple[str, str]] = field(default_factory=dict)
     _figures: dict[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
     _confined: dict[str, Any] = field(default_factory=dict)
-    _planned: dict[str, Sequence[Composition]] = field(default_factory=dict)
-    _planning: threading.Lock = field(default_factory=threading.Lock)
+    _planned: Memory[str, Sequence[Composition]] = field(default_factory=lambda: Memory(_REMEMBERED))
+    picked: Memory[tuple[str, str], Sequence[Config]] = field(default_factory=lambda: Memory(_REMEMBERED))
 
     def close(self) -> None:
-        """End the worker and the compile pool, unless they are lent."""
+        """End the worker and the pools, unless they are lent."""
         with contextlib.ExitStack() as stack:
-            for own in (self._worker, self._pool):
+            for own in (self._worker, self._pool, self._baselines):
                 if own is not None and not any(own is other for other in self.lent):
                     stack.callback(own.close)
 
@@ -93,6 +96,16 @@ class Context:
         if self._pool is None:
             self._pool = CompilePool(timeout_s=self.policy.build_s)
         return self._pool
+
+    def baselines(self, workload: Workload) -> BaselinePool | None:
+        """The pool that compiles a workload's baselines; None for a domain without such, where the worker is the
+        caller's, and on a CPU, where compiling disturbs what is measured."""
+        if type(domain_of(workload.kind)).compile_baselines is Domain.compile_baselines:
+            return None
+        own = not any(other is self._worker for other in self.lent if other is not None)
+        if self._baselines is None and self.device.startswith("cuda") and own:
+            self._baselines = BaselinePool(timeout_s=self.policy.baseline_s)
+        return self._baselines
 
     def _place(self, workload: Workload) -> tuple[str, str]:
         """Fingerprints of the device (or devices) and of the software, stored if they are new."""
@@ -143,22 +156,10 @@ class Context:
     def compositions(self, task: Task) -> Sequence[Composition]:
         """What the task's workload can be composed of, the most promising first; nothing where it has no parts.
 
-        Thought out once for both threads that ask, the search's and that of :mod:`autotune.tuner.ahead`: side by side
-        each would take twice as long.
-
         Raises:
             Unsupported: as the task's own.
         """
-        key = task.workload.fingerprint
-        if (known := self._planned.get(key)) is not None:  # without waiting for what is thought out now
-            return known
-        with self._planning:
-            if (known := self._planned.get(key)) is None:
-                known = task.compositions(PLANS)
-                while len(self._planned) >= _PLANNED:
-                    del self._planned[next(iter(self._planned))]
-                self._planned[key] = known
-            return known
+        return self._planned.get(task.workload.fingerprint, lambda: task.compositions(PLANS))
 
     def session(self, task: Task, budget: Budget, whole: Session | None = None) -> Session:
         """A search's state, with the worker turned to its workload.
@@ -228,6 +229,7 @@ class Session:
             Latencies of a final comparison are left out: they belong beside those they were taken with, and a ranking
             that mixed them with others would put whoever was never in a final first.
         final_us: latency of the best candidate in the final comparison, once there was one.
+        saved_us: what a call saves by what is deployed, beside the fastest baseline.
         spared: candidates (their keys) that this search leaves out as the machine failed on them: nothing of it is
             stored.
     """
@@ -248,6 +250,7 @@ class Session:
     reused: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     final_us: float | None = None
+    saved_us: float = 0.0
     spared: set[str] = field(default_factory=set)
     _row: int = 0
     """How many of them came in a row."""
@@ -433,5 +436,6 @@ class Session:
                 left_s=top.left,
                 note=note,
                 part=top is not self,
+                saved_us=self.saved_us,
             )
         )

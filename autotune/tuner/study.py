@@ -69,6 +69,9 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         final = finals.without_final(s)
     else:
         s.final_us = final.best_us
+        rivals = [us for us in final.baselines.values() if us is not None]
+        if rivals and final.schedule is not None:
+            s.saved_us = max(0.0, min(rivals) - final.schedule.latency_us)
     if final.best is None and not error and not context.interrupt.requested and s.narrowed is not None:
         error = f"no candidate of {s.narrowed.source} {'works' if s.tried else 'was tried'}"
     if not error and stop:

@@ -114,6 +114,10 @@ class Steps:
         """Further arguments of :func:`autotune.api.tune_workloads`."""
         return {}
 
+    def reserved_s(self, args: argparse.Namespace) -> float:
+        """Seconds of ``--timeout`` that :meth:`finish` gets."""
+        return 0.0
+
     def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
         """Finish a target after its search; returns the result to print."""
         return searched
@@ -166,7 +170,7 @@ class Search:
 
     def targets(self) -> dict[str, Searched]:
         """Search TARGET, and others that are given with it: what several of them compute is searched once."""
-        each = {of.target: of for of in _each_target(self.args)}
+        each, begin = {of.target: of for of in _each_target(self.args)}, time.monotonic()
         captured: dict[str, Counted] = {}
         notes: list[Mapping[str, Any]] = []
         for name, of in each.items():
@@ -184,13 +188,23 @@ class Search:
         about = notes[0] if one else {"captures": [noted["capture"] for noted in notes if "capture" in noted]}
         # What each target's module sets stays set: all of them are measured under what the last one leaves.
         about = {**about, "numerics": notes[-1].get("numerics", {})}
-        done = self.run(", ".join(each), every, self.args.timeout, about)
+        captured_s, limit = time.monotonic() - begin, self.args.timeout
+        if limit is not None:
+            limit = max(1.0, limit - sum(map(self.steps.reserved_s, each.values())))
+        done = self.run(", ".join(each), every, limit, about)
+        searched_s = time.monotonic() - begin - captured_s
         finished: dict[str, Searched] = {}
         for i, (name, searched) in enumerate(done.items()):
             kind = self.cluster.kinds[i] if self.cluster else None
             for target, of in each.items():
                 own = self._finished(of, searched if one else _part(searched, target, captured[target]), kind)
                 finished[name if one else name.replace(str(of.domain), f"{of.domain} {target}", 1)] = own
+        if limit is not None:
+            spent = [("capture", captured_s), ("kernels", searched_s)]
+            spent += [("the rest", time.monotonic() - begin - captured_s - searched_s)]
+            if text := ", ".join(f"{name} {taken:.0f} s" for name, taken in spent if taken >= 1):
+                cut = "; no limit ends torch's compilation in capture and rest" if captured_s >= 1 else ""
+                print(f"autotune: {text}{cut}", file=sys.stderr)
         return finished
 
     def _finished(self, args: argparse.Namespace, searched: Searched, kind: Kind | None) -> Searched:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 from torch._prims_common import compute_required_storage_length
+from torch._subclasses import FakeTensor, FakeTensorMode
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.symbols import traced
@@ -20,7 +21,7 @@ from autotune.ir.oracle import conditioning
 from autotune.ir.oracle.conditioning import from_float, may_explain
 from autotune.ir.oracle.inputs import index_bounds, make_inputs
 from autotune.ir.oracle.interpret import interpret
-from autotune.measure.verify import compare
+from autotune.measure.verify import compare, typical
 from autotune.runtime.inductor.index_check import index_arguments
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
@@ -43,7 +44,7 @@ class Runs(Protocol):
     """A region's kernels, as :class:`autotune.runtime.launch.executor.Executor` runs them."""
 
     def call(self, *inputs: torch.Tensor) -> object:
-        """Run on flat inputs, outputs allocated anew."""
+        """Run on flat inputs, into new outputs."""
         ...
 
     def run_into(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
@@ -60,7 +61,7 @@ class _Inputs:
 
 
 class _Candidate:
-    """A loaded configuration; calling it runs the kernels as deployment would, outputs allocated anew."""
+    """A loaded configuration; calling it runs the kernels as deployment would, into new outputs."""
 
     def __init__(self, executor: Runs, bench: FusionBench) -> None:
         self.executor, self.bench = executor, bench
@@ -70,7 +71,7 @@ class _Candidate:
 
 
 class _Baseline:
-    """What the user had, on the bench's inputs."""
+    """The user's own code on the bench's inputs."""
 
     def __init__(self, function: Callable[..., object], bench: FusionBench) -> None:
         self.function, self.bench = function, bench
@@ -87,6 +88,13 @@ class _Expectation:
         self.lost: list[torch.Tensor | None] | None = None
         """For each output, where eager comes to NaN or an infinity, once asked for."""
         self._slack: list[torch.Tensor | None] | None = None
+        self._sizes: dict[int, float] = {}
+
+    def size(self, k: int) -> float:
+        """The typical size of output ``k``, which a comparison would look for in all of it."""
+        if k not in self._sizes:
+            self._sizes[k] = typical(self.want[k])
+        return self._sizes[k]
 
     @property
     def nbytes(self) -> int:
@@ -191,14 +199,15 @@ class FusionBench(Bench):
             # Rounding a float to an integer (quantisation) may fall either way at a tie.
             rounded = o.dtype not in FLOATS
             off_by_one = rounded and from_float(self.graph, k)
-            verdict = compare(got, want, o.dtype, self.reduction_length, off_by_one=off_by_one)
+            size = None if rounded else expected.size(k)
+            verdict = compare(got, want, o.dtype, self.reduction_length, off_by_one=off_by_one, size=size)
             lost = None
             if not verdict.ok and not rounded and special:
                 lost = self._lost(expected)[k]
-                verdict = compare(got, want, o.dtype, self.reduction_length, lost=lost)
+                verdict = compare(got, want, o.dtype, self.reduction_length, lost=lost, size=size)
             if not verdict.ok and may_explain(o.dtype, verdict.error):
                 slack = expected.slack(self.graph)[k]
-                verdict = compare(got, want, o.dtype, self.reduction_length, slack=slack, lost=lost)
+                verdict = compare(got, want, o.dtype, self.reduction_length, slack=slack, lost=lost, size=size)
             if not verdict.ok:
                 return Verdict(False, verdict.error, f"output {k} on {kind}: {verdict.detail}")
             worst = max(worst, verdict.error)
@@ -251,16 +260,47 @@ class FusionBench(Bench):
             from autotune.runtime.backend import compile_bare
 
             return _Baseline(compile_bare(self._module(), self.given.views), self)
-        torch._dynamo.reset()
-        run = _Baseline(torch.compile(self._module(), dynamic=False), self)
-        run()
-        return run
+        return _Baseline(_compiled(self._module(), self.given.views), self)
+
+
+def _compiled(module: Any, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
+    """An aten module by Inductor. Dynamo would trace it once more, and find the same calls.
+
+    Args:
+        inputs: real tensors, or fake ones of :func:`_fake_mode`, without which Inductor's cache is not used.
+    """
+    from torch._inductor.compile_fx import compile_fx
+
+    mode = _fake_mode()
+    fakes = [t if isinstance(t, FakeTensor) else mode.from_tensor(t, static_shapes=True) for t in inputs]
+    with torch.no_grad():
+        made: Any = compile_fx(module, fakes)
+    return made  # type: ignore[no-any-return]
+
+
+def _fake_mode() -> FakeTensorMode:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def compile_ahead(workload: Workload, device: str) -> None:
+    """Compile a workload by Inductor, whose cache the bench's own compilation then finds.
+
+    Raises:
+        Exception: whatever Inductor raises.
+    """
+    if not workload.source or check_source(workload):
+        return
+    with _fake_mode():
+        inputs = source_inputs(workload.source, (), torch.device(device))
+    _compiled(aten.from_json(workload.source, torch.device(device).type), inputs)
 
 
 def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
     """The tensors that a workload's source program takes, in its order, laid over the graph's flat inputs.
 
-    An input that no slot reads (only its shape matters) gets fresh memory.
+    An input that no slot reads (only its shape matters), or whose slot is not given, gets fresh memory.
     """
     slot_of = {int(i): slot for slot, i in enumerate(source["slots"])}
     out = []
@@ -269,7 +309,7 @@ def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], devic
         span = compute_required_storage_length(shape, strides, 0)
         dtype = getattr(torch, spec["dtype"])
         base = torch.zeros(max(span, 1), dtype=dtype, device=device)
-        if i in slot_of:
+        if slot_of.get(i, len(flat)) < len(flat):
             have = flat[slot_of[i]]
             if have.numel() >= span:
                 base = have

@@ -124,8 +124,11 @@ class FusionSteps(Steps):
         policy = default_policy(device, args.caches) if args.caches != "cold" else None
         return {"plans": args.plans, "ablation": args.ablation, "policy": policy}
 
+    def reserved_s(self, args: argparse.Namespace) -> float:
+        return decided.reserved_s(args) if _has_step(args) else 0.0
+
     def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
-        if args.no_step or args.missed or ":" not in args.target:  # a built-in target has no step
+        if not _has_step(args):
             return searched
         from autotune.bench.decide import lying_otherwise
 
@@ -151,6 +154,11 @@ class FusionSteps(Steps):
         words += ["--plans", args.plans] if args.plans != "measured" else []
         words += ["--caches", args.caches] if args.caches != "cold" else []
         return words + (["--ablation", args.ablation] if args.ablation != "full" else [])
+
+
+def _has_step(args: argparse.Namespace) -> bool:
+    """True where the command ends with its target's step; a built-in target has none."""
+    return not args.no_step and not args.missed and ":" in args.target
 
 
 def captured_target(args: argparse.Namespace, device: str, store: Store, rows: int | None = None) -> Captured:

@@ -29,6 +29,11 @@ class Fusion(Domain):
 
         return FusionBench(workload, device)
 
+    def compile_baselines(self, workload: Workload, device: str) -> None:
+        from autotune.domains.fusion.bench import compile_ahead
+
+        compile_ahead(workload, device)
+
     def bytes_moved(self, workload: Workload) -> int:
         from autotune.ir.graph import Graph
 

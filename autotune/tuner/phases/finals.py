@@ -15,6 +15,8 @@ from autotune.tuner.context import Session
 from autotune.tuner.ending import LEASE_S
 
 WINNER = "autotune"
+_FEW = 8
+"""Candidates of a search, of which none is timed again."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,10 @@ class Final:
 def refine(s: Session) -> None:
     """Time the near-best candidates again with more samples; what is stored already is used as it is.
 
-    A first timing is short, so that the fastest of many is partly the luckiest.
+    A first timing is short, so that the fastest of many is partly the luckiest. Of a few, the final comparison decides.
     """
+    if s.budget.trials is not None and s.budget.trials <= _FEW:
+        return
     tried: set[str] = set()
     while len(tried) < s.context.policy.repeat_top and not s.context.interrupt.requested:
         # Ranked anew each time: the first may fall back, and then others are near-best that were not before.
@@ -119,6 +123,8 @@ def _run(s: Session, finalists: Sequence[Measurement], again: bool) -> dict[str,
         else:
             contenders.append(Contender(key, m.config, built.artifact))
     if contenders:
+        if (baselines := s.context.baselines(s.task.workload)) is not None:
+            baselines.wait(s.task.workload, s.task.device)
         outcomes |= _compared(s, contenders)
     for m in finalists:
         key = config_key(m.config)

@@ -33,7 +33,9 @@ def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
         store, asked = s.context.store, options.seeds.get(workload.fingerprint, ())
         near = store.neighbours(workload.family, s.key.device, workload.fingerprint, extent=workload.extent)
         before = seeds.winners(store, s.key)
-        begin = seeds.plan(s.task, space, [m.config for _, m in near], options.seed, asked=asked, elsewhere=before)
+        liked = seeds.remembered(s.context, s.task, space)
+        configs = [m.config for _, m in near]
+        begin = seeds.plan(s.task, space, configs, options.seed, asked=asked, elsewhere=before, liked=liked)
     guided = is_guided(options.sampler)
     explorer = Explorer(
         s, space, history, begin, until_s=until_s, patience=budget.patience_now, polish=guided, prune=guided

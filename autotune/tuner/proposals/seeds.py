@@ -1,7 +1,7 @@
 """Additions to a sampler: the candidates that are measured first, and proposals that are skipped.
 
-A search begins with the default, what was best for the workload elsewhere, what heuristics suggest, what was best for a
-neighbouring workload, and what the domain's cost model likes. Later the model vetoes what it expects to be slow.
+A search begins with the default, the best of the workload elsewhere, the best of neighbouring workloads, suggestions of
+heuristics and picks of the domain's cost model. Later the model vetoes candidates that it expects to be slow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.device import DeviceIdentity
@@ -18,7 +18,7 @@ from autotune.space import Space
 from autotune.store.records import Key
 from autotune.store.store import Store
 from autotune.task import Config, Status, Task, config_key
-from autotune.tuner.context import Session
+from autotune.tuner.context import Context, Session
 
 PICKS = 6
 """Candidates that the cost model may suggest."""
@@ -52,27 +52,30 @@ def plan(
     *,
     asked: Iterable[Config] = (),
     elsewhere: Iterable[Config] = (),
+    liked: Sequence[Config] | None = None,
 ) -> list[Seed]:
     """The configurations to begin with, in order, each once.
 
     The default comes first and is kept even where a user's narrowed space leaves it out, since everything is compared
-    with it; then what was asked for, what was best elsewhere, and in turn what the cost model likes and what heuristics
-    suggest. All others must be in the space, or are moved to the nearest point of it; so is the default.
+    with it. Then come ``asked``, ``elsewhere`` and the nearest neighbour's. Picks of the cost model and suggestions of
+    heuristics follow in turn, and the other neighbours'. All but the default are moved to the nearest point of the
+    space.
 
     Args:
         neighbours: configurations that were best for other workloads of the family, nearest first.
         seed: of the candidates drawn for the cost model to choose from.
         asked: configurations that the caller wants to see measured.
         elsewhere: configurations that were best for this workload on other devices or with other software.
+        liked: of :func:`picks`, where they are known.
     """
-    liked = (("model", config) for config in picks(task, space, seed))
+    modelled = (("model", config) for config in (picks(task, space, seed) if liked is None else liked))
     adapted = (("neighbour", task.adapt(config)) for config in neighbours)
-    first = _known(asked, elsewhere)
-    return list(_distinct(task, space, itertools.chain(first, _in_turn(liked, _heuristic(task)), adapted)))
+    first = itertools.chain(_known(asked, elsewhere), itertools.islice(adapted, 1))
+    return list(_distinct(task, space, itertools.chain(first, _in_turn(modelled, _heuristic(task)), adapted)))
 
 
 def suggested(task: Task, space: Space, asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[Seed]:
-    """What :func:`plan` has without neighbours and the cost model."""
+    """The candidates of :func:`plan` without neighbours and the cost model."""
     return _distinct(task, space, itertools.chain(_known(asked, elsewhere), _heuristic(task)))
 
 
@@ -126,6 +129,12 @@ def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
             picked.append(config)
             alike = [max(a, _in_common(config, other)) for a, (_, other) in zip(alike, found, strict=True)]
     return picked
+
+
+def remembered(context: Context, task: Task, space: Space) -> Sequence[Config]:
+    """The result of :func:`picks` in a run, computed once."""
+    key = task.workload.fingerprint, space.fingerprint
+    return context.picked.get(key, lambda: picks(task, space, context.options.seed))
 
 
 def _in_common(one: Config, other: Config) -> float:

@@ -410,9 +410,10 @@ def test_search_takes_workloads(url: str, policy: Policy, monkeypatch: pytest.Mo
 def test_seeds_are_each_once_and_in_the_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     task = open_task(workload(seeds=[{"how": "rows", "block": 4}, {"how": "vector", "block": 9}]), "cpu")
     space = task.space().restrict("how", ["vector"])
-    plan = seeds.plan(task, space, [{"how": "vector", "block": 8}, {"how": "vector", "block": 2}])
+    plan = seeds.plan(task, space, [{"how": "vector", "block": block} for block in (4, 8, 2)])
     assert [(s.origin, s.config) for s in plan] == [
         ("default", {"how": "rows", "block": 4}),
+        ("neighbour", {"how": "vector", "block": 4}),
         ("heuristic", {"how": "vector", "block": 8}),
         ("neighbour", {"how": "vector", "block": 2}),
     ]

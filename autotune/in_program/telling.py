@@ -1,0 +1,87 @@
+"""How far a search in a program is: one line on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from autotune.words import microseconds
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+    from autotune.tuner.result import Progress
+
+_PLAIN_S, _REDRAWN_S = 10.0, 0.2
+_PHASES = {"search": "candidates", "repeat": "candidates again", "final": "beside Inductor", "done": "done"}
+
+
+def tell(text: str) -> None:
+    """Print a line on stderr."""
+    print(f"autotune: {text}", file=sys.stderr, flush=True)
+
+
+class Teller:
+    """Shows a search's progress. A context manager, which removes the line of a terminal.
+
+    Args:
+        regions: labels, and how often a step has each.
+        seconds: of the search, at most.
+    """
+
+    def __init__(self, regions: Sequence[tuple[str, int]], seconds: float) -> None:
+        self._regions, self._occurs, self._seconds = len(regions), dict(regions), seconds
+        self._begun: dict[str, float] = {}
+        self._start = self._last = time.monotonic()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(
+                console=Console(stderr=True),
+                transient=True,
+                auto_refresh=False,
+                redirect_stdout=False,  # the program prints as it likes
+                redirect_stderr=False,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """Take note of a moment, and show it if the last one was long ago."""
+        saved = self._occurs.get(progress.workload, 0) * progress.saved_us
+        self._begun[progress.workload] = max(saved, self._begun.get(progress.workload, 0.0))
+        now = time.monotonic()
+        if now - self._last < (_REDRAWN_S if self._live else _PLAIN_S):
+            return
+        self._last = now
+        line = self.line(progress, now - self._start)
+        if self._live is None:
+            tell(line)
+        else:
+            from rich.text import Text
+
+            self._live.update(Text(f"autotune: {line}", no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def line(self, progress: Progress, elapsed_s: float) -> str:
+        """A moment in words, ``elapsed_s`` seconds after the search began."""
+        done = min(len(self._begun), self._regions)
+        won = microseconds(sum(self._begun.values()))
+        left = max(0.0, self._seconds - elapsed_s)
+        phase = _PHASES.get(progress.phase, progress.phase)
+        return f"region {done} of {self._regions} ({phase}), {won} of the step won, at most {left:.0f} s left"
+
+
+__all__ = ["Teller", "tell"]

@@ -1,0 +1,27 @@
+"""Which regions a search in the program goes on with, after a few candidates of each."""
+
+from __future__ import annotations
+
+from autotune.in_program.search import gains_left
+from autotune.tuner.result import Result
+from autotune.workload import Workload
+
+
+def workload(name: str) -> Workload:
+    return Workload("toy", {"name": name}, label=name)
+
+
+def result(of: Workload, best_us: float | None, moved: int) -> Result:
+    return Result(of.fingerprint, of.label, of.kind, "cuda:0", "policy", best_us=best_us, bytes_moved=moved)
+
+
+def test_the_region_goes_first_that_a_step_may_gain_most_of() -> None:
+    fast, slow, often, failed, unknown = (workload(name) for name in ("fast", "slow", "often", "failed", "unknown"))
+    results = [result(fast, 10.0, 1000), result(slow, 100.0, 5000), result(often, 20.0, 1000), result(failed, None, 9)]
+    counted = [(fast, 3), (slow, 1), (often, 6), (failed, 1), (unknown, 1)]
+    found = [(w.label, round(gain)) for w, gain in gains_left(counted, results)]
+    assert found == [("often", 60), ("slow", 50)], "the fastest moves 100 bytes a microsecond, and has nothing to gain"
+
+
+def test_nothing_may_be_gained_where_nothing_was_timed() -> None:
+    assert gains_left([(workload("a"), 1)], []) == []

@@ -1,0 +1,61 @@
+"""The progress of a search in a program."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from autotune.in_program import telling
+from autotune.in_program.telling import Teller
+from autotune.tuner.result import Progress
+
+
+def moment(workload: str, phase: str, saved_us: float = 0.0) -> Progress:
+    return Progress(workload, phase, 8, 8, 0, 0, 10.0, 1.0, 2.0, saved_us=saved_us)
+
+
+def test_what_is_won_counts_as_often_as_a_step_has_the_region(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(telling, "_PLAIN_S", 0.0)
+    with Teller([("norm", 24), ("loss", 1), ("copy", 4)], 60.0) as told:
+        for progress in (
+            moment("norm", "search"),
+            moment("norm", "done", saved_us=50.0),
+            moment("loss", "final"),
+            moment("loss", "done", saved_us=300.0),
+            moment("norm", "search"),
+        ):
+            told(progress)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("autotune: region 1 of 3 (candidates), 0 us of the step won, at most ")
+    assert [line.split(", ")[1] for line in lines] == [
+        "0 us of the step won",
+        "1.2 ms of the step won",
+        "1.2 ms of the step won",
+        "1.5 ms of the step won",
+        "1.5 ms of the step won",
+    ]
+    assert "region 2 of 3 (beside Inductor)" in lines[2]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_one_line_that_goes_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: Any = Terminal()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(telling, "_REDRAWN_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm")
+    with Teller([("norm", 2)], 60.0) as told:
+        told(moment("norm", "search"))
+        told(moment("norm", "final"))
+    text = shown.getvalue()
+    assert "(candidates)" in text
+    assert "(beside Inductor)" in text
+    assert text.rstrip().endswith("\x1b[2K"), "the line is erased"

@@ -1,0 +1,43 @@
+"""Values that several threads need are computed once."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from autotune.tuner.memory import Memory
+
+
+def test_two_threads_that_ask_for_one_value_get_it_from_one_making() -> None:
+    memory, begun, go, made = Memory[str, int](4), threading.Event(), threading.Event(), list[str]()
+
+    def slow() -> int:
+        made.append("slow")
+        begun.set()
+        go.wait()
+        return 1
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(memory.get, "a", slow)
+        begun.wait()
+        second = pool.submit(memory.get, "a", slow)
+        assert memory.get("b", lambda: 2) == 2, "another value does not wait for it"
+        go.set()
+        assert (first.result(), second.result()) == (1, 1)
+    assert made == ["slow"]
+
+
+def test_a_failure_is_told_and_tried_again() -> None:
+    memory = Memory[str, int](4)
+    with pytest.raises(ValueError, match="no plan"):
+        memory.get("a", lambda: int("no plan"))
+    assert memory.get("a", lambda: 3) == 3
+
+
+def test_the_oldest_are_forgotten() -> None:
+    memory = Memory[int, str](2)
+    for key in range(3):
+        memory.get(key, lambda: "first")
+    assert [memory.get(key, lambda: "again") for key in (2, 1, 0)] == ["first", "first", "again"]
