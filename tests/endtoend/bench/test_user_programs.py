@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -22,6 +23,9 @@ from benchmarks.user_programs import contender, rounds, step_table
 from benchmarks.user_programs.known import PROGRAMS
 from benchmarks.user_programs.program import CONTENDERS, Compiler, Known, Program, Setup, lengths, right_padded
 from benchmarks.user_programs.rounds import Failed, Measured, Plan, Process
+
+HOUR_S = 3600.0
+"""A limit that ends no process: the host may be busy."""
 
 
 def made_here(name: str) -> Any:
@@ -191,9 +195,10 @@ def test_contenders_of_a_program_take_turns(tmp_path: Path, monkeypatch: pytest.
         send(process, line)
 
     monkeypatch.setattr(Process, "send", noted)
+    monkeypatch.setattr(rounds, "Spec", functools.partial(contender.Spec, warm_s=HOUR_S))
     plan = Plan(["compile", "search", "again"], "cpu", search_s=9.0, steps=2, rounds=2, tiny=True)
     told: list[str] = []
-    with Measured(plan, "mesh_train", tmp_path, time.monotonic() + 300, told.append) as measured:
+    with Measured(plan, "mesh_train", tmp_path, time.monotonic() + HOUR_S, told.append) as measured:
         for case in measured.run():
             json.dumps(case, allow_nan=False)
     assert case["missing"] == {}
@@ -224,7 +229,7 @@ def test_a_contender_that_fails_costs_itself_alone(
 
     monkeypatch.setattr(Measured, "_first", dies)
     plan = Plan(["compile", "search", "again"], "cpu", steps=2, rounds=1, tiny=True)
-    with Measured(plan, "mesh_train", tmp_path, time.monotonic() + 300, lambda line: None) as measured:
+    with Measured(plan, "mesh_train", tmp_path, time.monotonic() + HOUR_S, lambda line: None) as measured:
         cases = list(measured.run())
     assert cases[-1]["compile_ms"] > 0
     assert cases[-1]["missing"]["search"].startswith("the process ended with -9")
