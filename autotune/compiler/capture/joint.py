@@ -11,6 +11,8 @@ parts, which call of a library computes a convolution or a product, and the layo
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 from torch._inductor import config
@@ -31,6 +33,9 @@ _MULTIPLIERS = (-1640531535, -2048144789, -1028477387)  # 2**32 / the golden rat
 _SHIFTS = (16, 13, 16)
 _MANTISSA = 24
 """Bits of a uniform number: as many as float32 holds exactly."""
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DROPS_ROUNDING = torch.__version__ < "2.13"
+"""Inductor's joint passes drop a conversion to a narrower float type whose result is converted back."""
 
 
 def prepare_joint(graph: fx.Graph) -> None:
@@ -47,6 +52,8 @@ def prepare_joint(graph: fx.Graph) -> None:
         return
     remove_noop_ops(graph)  # as Inductor does next: what a product reads may be a view that changes nothing
     align_products(gm)
+    if _DROPS_ROUNDING:
+        hide_rounding(graph)
 
 
 def rewrite_joint(graph: fx.Graph) -> None:
@@ -60,6 +67,8 @@ def rewrite_joint(graph: fx.Graph) -> None:
     if requirements() or _has_streams(graph):
         return
     stable_topological_sort(graph)  # Inductor's patterns leave that to the end, which comes behind this
+    if _DROPS_ROUNDING:
+        show_rounding(graph)
     split_parts(gm)
     if not getattr(config, "align_random_eager", False):  # torch 2.11 has no such option
         hash_random_numbers(graph)
@@ -77,6 +86,32 @@ def _has_streams(graph: fx.Graph) -> bool:
 def _is_joint(graph: fx.Graph) -> bool:
     """Whether a graph is forward and backward together: AOTAutograd calls what flows back into it tangents."""
     return any(str(n.target).startswith("tangents") for n in graph.find_nodes(op="placeholder"))
+
+
+def hide_rounding(graph: fx.Graph) -> None:
+    """Keep conversions to a narrower float type that are converted back, as Inductor does from torch 2.13 on.
+
+    The narrow tensor is what a region stores for readers behind a product. Without it each of them reads twice the
+    bytes, which also live longer. Inductor's pattern does not match ``aten._to_copy``.
+    """
+    for node in list(graph.find_nodes(op="call_function", target=prims.convert_element_type.default)):
+        narrow: Any = node.args[0]
+        wide: Any = node.args[1]
+        if narrow.target is prims.convert_element_type.default:
+            dtype = narrow.args[1]
+            if dtype in _FLOATS and wide in _FLOATS and dtype.itemsize < wide.itemsize:
+                node.replace_all_uses_with(Calls(node)(aten._to_copy.default, narrow, dtype=wide))
+                graph.erase_node(node)
+
+
+def show_rounding(graph: fx.Graph) -> None:
+    """Undo :func:`hide_rounding` behind Inductor's joint passes."""
+    for node in list(graph.find_nodes(op="call_function", target=aten._to_copy.default)):
+        if [*node.kwargs] == ["dtype"]:
+            node.replace_all_uses_with(
+                Calls(node)(prims.convert_element_type.default, node.args[0], node.kwargs["dtype"])
+            )
+            graph.erase_node(node)
 
 
 def hash_random_numbers(graph: fx.Graph) -> None:

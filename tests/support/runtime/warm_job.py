@@ -36,6 +36,7 @@ def example() -> tuple[nn.Module, torch.Tensor]:
 
 def ahead_of_time(model: nn.Module, x: torch.Tensor, file: Path) -> None:
     compiled: Any = autotune.compile(model, fullgraph=True)
+    torch._dynamo.config.enable_aot_compile = True  # the default from torch 2.12 on
     with torch.no_grad():
         if file.exists():
             compiled._load_aot_compiled_module(file.read_bytes())

@@ -59,6 +59,13 @@ def test_masks_are_independent_of_their_neighbours_and_of_each_other() -> None:
             assert abs((one[1:] * other[:-1]).mean().item()) < bound
 
 
+def test_a_value_that_is_rounded_to_half_precision_stays_so() -> None:
+    """Inductor of torch 2.11 and 2.12 drops such a conversion: a region would hand on fp32 in its place."""
+    (graph,) = capture(lambda x: (x * 3).half().float().sin(), (torch.randn(64, 64),), grad=False)
+    converted = [n.args[1] for n in graph.module.graph.nodes if op_name(n) == "convert_element_type"]
+    assert converted == [torch.float16, torch.float32]
+
+
 def test_uniform_numbers_are_uniform() -> None:
     torch.manual_seed(2)
     y = compiled(lambda x: torch.rand_like(x) * 1.0)(torch.empty(1 << 20))
