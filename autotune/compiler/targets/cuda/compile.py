@@ -84,14 +84,13 @@ def last_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or ["without a reason"])[-1][:300]
 
 
-def _numba_ptx(source: CudaSource | Listing, cc: tuple[int, int]) -> str:
-    """Numba's PTX of a kernel; the entry has a name of Numba's own."""
+def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int], fast: bool) -> str:
+    """Numba's PTX of a kernel's text; the entry has a name of Numba's own."""
     from numba import cuda, types
 
     from autotune.compiler.targets.cuda.intrinsics.memory import POINTER
 
     _import_arrays()
-    text, fast = source.text, source.fast
     filename = f"<autotune {abs(hash(text)):x}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     code = compile(text, filename, "exec")
@@ -100,9 +99,9 @@ def _numba_ptx(source: CudaSource | Listing, cc: tuple[int, int]) -> str:
     for name, obj in list(space.items()):
         if isinstance(obj, FunctionType) and obj.__code__.co_filename == filename and name != "kernel":
             space[name] = cuda.jit(device=True, fastmath=fast)(obj)
-    extent0 = [types.int64] if source.launch["dynamic"] else []
-    sig = types.void(*(types.CPointer(POINTER[s]) for s in source.params), *extent0)
-    options = {"cc": cc, "output": "ptx", "abi": "numba", "fastmath": fast, "launch_bounds": source.block}
+    extent0 = [types.int64] if dynamic else []
+    sig = types.void(*(types.CPointer(POINTER[s]) for s in params), *extent0)
+    options = {"cc": cc, "output": "ptx", "abi": "numba", "fastmath": fast, "launch_bounds": block}
     try:
         with _without_device(cc):
             ptx, _ = cuda.compile(space["kernel"], sig, device=False, **options)
@@ -111,18 +110,17 @@ def _numba_ptx(source: CudaSource | Listing, cc: tuple[int, int]) -> str:
     return ptx.decode() if isinstance(ptx, bytes) else str(ptx)
 
 
-def _shared_ptx(source: CudaSource | Listing, cc: tuple[int, int]) -> str:
+def _shared_ptx(*parts: Any) -> str:
     """As :func:`_numba_ptx`, or what another build of this search has made of the same: a group is compiled where it is
     searched alone, and again in every whole that it is part of."""
     folder = os.environ.get(SHARED_BUILDS)
     if not folder:
-        return _numba_ptx(source, cc)
-    parts = (source.text, source.params, bool(source.launch["dynamic"]), source.block, cc, source.fast)
+        return _numba_ptx(*parts)
     name = hashlib.sha256(repr(parts).encode()).hexdigest()
     path = Path(folder, name)
     with contextlib.suppress(OSError):
         return path.read_text()
-    ptx = _numba_ptx(source, cc)
+    ptx = _numba_ptx(*parts)
     with contextlib.suppress(OSError), whole_file(path) as out:  # a full disk costs time only
         out.write(ptx.encode())
     return ptx
@@ -131,7 +129,7 @@ def _shared_ptx(source: CudaSource | Listing, cc: tuple[int, int]) -> str:
 def compile_ptx(source: CudaSource | Listing, target: str) -> tuple[str, str]:
     """(PTX text, entry name). Raises BuildError where Numba refuses the source."""
     cc = capability(target)
-    text = _shared_ptx(source, cc)
+    text = _shared_ptx(source.text, source.params, bool(source.launch["dynamic"]), source.block, cc, source.fast)
     entry = next((line.split("(")[0].split()[-1] for line in text.splitlines() if ".entry" in line), "")
     if not entry:
         raise BuildError("numba made no kernel entry")
