@@ -158,8 +158,12 @@ class Task(ABC):
         """A lower bound in microseconds, at which a search ends; None if unknown."""
         return None
 
-    def baseline_us(self) -> float | None:
-        """Microseconds that the user's own code is expected to take, without compiling it; None if unknown."""
+    def expected_gain(self, expected_us: float) -> float | None:
+        """How many times as fast as the user's own code a candidate should be; None if unknown.
+
+        Args:
+            expected_us: of the candidate, by :meth:`predict`.
+        """
         return None
 
     def predict(self, config: Config) -> float | None:

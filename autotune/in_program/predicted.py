@@ -104,9 +104,8 @@ def proposals(task: Task, stored: Iterable[tuple[str, Config]] = ()) -> list[Pro
 
 def gain(task: Task, proposed: Sequence[Proposal]) -> float | None:
     """How many times as fast as the user's own code the best proposal should be; None where no model says so."""
-    rival = task.baseline_us()
     ours = min((p.expected_us for p in proposed if p.expected_us), default=None)
-    return None if rival is None or ours is None else rival / ours
+    return None if ours is None else task.expected_gain(ours)
 
 
 def _modelled(task: Task) -> Iterator[tuple[str, Config]]:

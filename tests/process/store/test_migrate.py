@@ -50,6 +50,7 @@ RELEASED = {
     "0002_one_form.py": "eb8d900e787aa5efecc6edb0a215cd9cf49a0297d9916d805430f0c9700e4e5f",
     "0003_verdicts.py": "d99e491a1c00d25dfad2a973d7aef0a4052a5d8bc20acb2cfe340c9c0fae1272",
     "0004_metrics.py": "3e845c06ae067e7426bd0ebda5d0409da15cc28ede10199ec2a468312e6d7af0",
+    "0005_savings.py": "564901a4b74b0a5fba7602e592bcf646d9ab354d2cf74f6487606d572c7eaa55",
 }
 
 
