@@ -277,7 +277,7 @@ def test_a_stored_workload_is_looked_up_by_its_id_without_torch(tune: Tune, tmp_
     db = os.environ["AUTOTUNE_DB"]
     frozen = tmp_path / "s.atdb"
     with Store.open(db) as store:
-        (workload,) = store.find_workloads(kind="fusion")
+        (workload,) = store.find_workloads()
         export_snapshot(store, frozen)
     name = workload.fingerprint[:12]
     full = autotune.lookup(softmax, (X,), explain=True)

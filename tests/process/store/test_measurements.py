@@ -71,7 +71,7 @@ def test_what_an_earlier_version_gave_no_family_gets_one(store: Store) -> None:
     assert store.find_workloads(w.fingerprint)[0].family == w.family
 
 
-def test_find_workloads_by_prefix_label_and_kind(store: Store) -> None:
+def test_find_workloads_by_prefix_and_label(store: Store) -> None:
     a, b = workload(1), workload(2)
     c = Workload("c3", {"x": 1}, label="100%_odd")
     for w in (a, b, c):
@@ -80,7 +80,6 @@ def test_find_workloads_by_prefix_label_and_kind(store: Store) -> None:
     assert store.find_workloads("LAYER_norm f32 2x") == [b]
     assert store.find_workloads("%") == [c]  # a pattern's letters stand for themselves
     assert store.find_workloads("zzz") == []
-    assert store.find_workloads(kind="c3") == [c]
 
 
 def test_a_measurement_comes_back_as_it_was(store: Store, key: Key) -> None:
