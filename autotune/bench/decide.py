@@ -20,8 +20,9 @@ import torch
 from autotune import numerics
 from autotune.bench.contenders import Turns, inductor_takes_turns, room_for, templates_in_threads
 from autotune.bench.kernels import kernels_of
-from autotune.bench.step import COMPILE, lead_s, seeded, spread, step_of, timed, trainable
+from autotune.bench.step import COMPILE, lead_s, seeded, step_of, timed, trainable
 from autotune.errors import UserError, first_line
+from autotune.measure.outcome import spread
 from autotune.measure.policy import Policy, default_policy
 from autotune.runtime.backend import trial_backend
 from autotune.runtime.deployment import deployment

@@ -33,6 +33,7 @@ from autotune.bench.contenders import (
 )
 from autotune.bench.kernels import Call, kernels_of
 from autotune.errors import UserError, first_line
+from autotune.measure.outcome import spread
 from autotune.measure.policy import Policy, default_policy
 from autotune.runtime.deployment import deployment
 from autotune.workload import Workload
@@ -455,10 +456,3 @@ def _named(name: str, step: Call) -> Call:
             raise _Failed(name, error) from error
 
     return call
-
-
-def spread(samples: Sequence[float]) -> float:
-    if len(samples) < 2:
-        return 0.0
-    quarters = statistics.quantiles(samples, n=4)
-    return (quarters[2] - quarters[0]) / statistics.median(samples)
