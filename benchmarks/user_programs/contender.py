@@ -8,26 +8,35 @@ kernels of one step. The input's end ends it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import os
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from autotune.measure.timing.quiet import device_lock
 from autotune.measure.wire import prepare
 
 WARM_STEPS = 10
 CONTEST_STEPS = 64
 """Warm-up of a contender that searches: its contest between two codes takes about 56 steps."""
 MOST_STEPS = 400
+_COMPILING_STEPS = 5
+"""Steps that may compile something: a search among them needs the lock of the device."""
 _WAKE_STEPS = 3
 """Steps before a block that follows a rest: memory is allocated again."""
 _TRACES = 3
+_COPIED = 1 << 30
+_COPIES = 20
+_ROWS = 40
+"""Of the coverage that a result file keeps."""
 _PLAIN = ("eager", "compile", "compile again")
 """Contenders without autotune."""
 
@@ -41,6 +50,8 @@ class Spec:
         mode: of ``torch.compile``.
         search_s: of the option "search".
         warm_s: warm-up ends after so many seconds, if its steps have not ended before.
+        beside: other programs run at the same time. A contest of two codes holds the device's lock.
+        names: of kernels of a kind that are kept.
     """
 
     program: str
@@ -50,6 +61,8 @@ class Spec:
     search_s: float = 0.0
     tiny: bool = False
     warm_s: float = 60.0
+    beside: bool = False
+    names: int = 12
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -125,12 +138,15 @@ class Running:
         """Take steps until nothing is compiled or decided any more; then memory's peak begins again."""
         least = CONTEST_STEPS if self._spec.contender in ("search", "unsearched") else WARM_STEPS
         end = time.perf_counter() + self._spec.warm_s
-        while self.steps < least or (_deciding() and self.steps < MOST_STEPS):
-            self.step()
-            if self.steps % 8 == 0:
-                self._wait()
-                if time.perf_counter() > end:
-                    break
+        with contextlib.ExitStack() as held:
+            while self.steps < least or (_deciding() and self.steps < MOST_STEPS):
+                if self._spec.beside and self.steps == _COMPILING_STEPS and _deciding():
+                    held.enter_context(device_lock(self._spec.device, self._spec.warm_s))
+                self.step()
+                if self.steps % 8 == 0:
+                    self._wait()
+                    if time.perf_counter() > end:
+                        break
         self._wait()
         if self._cuda:
             self._torch.cuda.reset_peak_memory_stats()
@@ -152,6 +168,7 @@ class Running:
     def facts(self) -> dict[str, Any]:
         """Memory in bytes, losses, autotune's counters, versions."""
         torch = self._torch
+        plain = self._spec.contender in _PLAIN
         return {
             "first_s": round(self.first_s, 3),
             "steps": self.steps,
@@ -160,7 +177,8 @@ class Running:
             "peak_bytes": self._peak(),
             "first_peak_bytes": self._first_peak,
             "reserved_bytes": torch.cuda.max_memory_reserved() if self._cuda else None,
-            "counters": {} if self._spec.contender in _PLAIN else _counters(),
+            "counters": {} if plain else _counters(),
+            **({} if plain else _coverage()),
             "versions": {"python": platform.python_version(), **_versions()},
         }
 
@@ -177,10 +195,18 @@ class Running:
         for _ in range(_TRACES):  # a process's first trace may be empty
             try:
                 if spans := [s for s in record(work) if s[2]]:
-                    return largest(summed([(begin, end, kernel) for begin, end, _, kernel in spans]))
+                    found = summed([(begin, end, kernel) for begin, end, _, kernel in spans])
+                    return {**largest(found, self._spec.names), "copy_bytes_s": self._copy_bytes_s()}
             except RuntimeError:
                 return None
         return None
+
+    def _copy_bytes_s(self) -> float:
+        """Bytes a second that a copy on the device reads and writes together."""
+        source = self._torch.empty(_COPIED, dtype=self._torch.uint8, device=self._spec.device)
+        target = self._torch.empty_like(source)
+        ms = self._clock.of(lambda: target.copy_(source), _COPIES)
+        return round(2e3 * _COPIED / statistics.median(ms))
 
     def _loss(self) -> float | None:
         value = float(self._last.detach().float().mean())
@@ -219,6 +245,17 @@ def _counters() -> dict[str, int]:
     import autotune
 
     return {name: int(count) for name, count in dict(autotune.counters()).items() if count}
+
+
+def _coverage() -> dict[str, Any]:
+    """The rows of what Inductor compiles, and the bytes of all memory-intensive operators, each graph counted once."""
+    import autotune
+
+    rows = autotune.coverage().to_json()
+    return {
+        "moved_bytes": sum(row["bytes"] or 0 for row in rows),
+        "coverage": [row for row in rows if not row["stored"]][:_ROWS],
+    }
 
 
 def _versions() -> dict[str, str]:

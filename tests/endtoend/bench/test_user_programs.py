@@ -9,11 +9,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from benchmarks import form
 from benchmarks import table as documents
 from benchmarks.user_programs import __main__ as command
 from benchmarks.user_programs import contender, rounds, step_table
+from benchmarks.user_programs.host import Host
 from benchmarks.user_programs.known import PROGRAMS
 from benchmarks.user_programs.program import CONTENDERS, Compiler, Known, Program, Setup, lengths, right_padded
 from benchmarks.user_programs.rounds import Failed, Measured, Plan, Process
@@ -250,13 +253,60 @@ def test_the_kernels_that_take_most_are_kept() -> None:
     }  # fmt: skip
 
 
-def test_pairs_start_together_and_a_search_alone(tmp_path: Path) -> None:
+def test_cold_contenders_start_together_and_then_warm_ones(tmp_path: Path) -> None:
     def waves(**how: Any) -> list[list[str]]:
         measured = Measured(Plan(CONTENDERS, "cpu", **how), "x", tmp_path, 0.0, lambda line: None)
         return [*measured._waves(("compile", "attention", "search")), *measured._waves(("again", "compile again"))]
 
-    assert waves(together=True) == [["compile", "attention"], ["search"], ["again", "compile again"]]
+    assert waves(together=True) == [["compile", "attention", "search"], ["again", "compile again"]]
     assert waves() == [["compile"], ["attention"], ["search"], ["again"], ["compile again"]]
+
+
+def test_programs_compile_side_by_side_and_are_timed_alone() -> None:
+    host, seen = Host(), list[str]()
+    inside, go_on = threading.Barrier(2), threading.Event()
+
+    def compiles() -> None:
+        with host.beside():
+            inside.wait(30)  # both are inside at a time
+            go_on.wait(30)
+            seen.append("compiled")
+
+    def is_timed() -> None:
+        with host.alone():
+            seen.append("timed")
+
+    def compiles_later() -> None:
+        with host.beside():
+            seen.append("later")
+
+    first = [threading.Thread(target=compiles) for _ in range(2)]
+    for thread in first:
+        thread.start()
+    timed = threading.Thread(target=is_timed)
+    timed.start()
+    while not host._waiting:
+        time.sleep(0.001)
+    later = threading.Thread(target=compiles_later)
+    later.start()
+    go_on.set()
+    for thread in (*first, timed, later):
+        thread.join(30)
+    assert seen == ["compiled", "compiled", "timed", "later"]
+
+
+def test_several_programs_end_in_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, both = tmp_path / "x.json", threading.Barrier(2)
+
+    def cases(name: str) -> Any:
+        both.wait(30)  # neither is measured before the other has begun
+        yield case(name)
+
+    found = {name: cases(name) for name in ("gpt_train", "mesh_train")}
+    assert run(monkeypatch, out, found, "--programs", "gpt_train,mesh", "--beside", "2") == 0
+    assert {c["name"] for c in form.read(out)["cases"]} == {"gpt_train", "mesh_train"}
 
 
 # The command
@@ -327,13 +377,16 @@ class Recorded:
 
     cases: dict[str, list[dict[str, Any]]]
 
-    def __init__(self, plan: Plan, name: str, place: Path, until: float, tell: object) -> None:
+    def __init__(self, plan: Plan, name: str, place: Path, until: float, tell: object, host: Host) -> None:
         self.name, self.case, self.until = name, {"missing": {"compile": "no memory"}}, until
 
     def __enter__(self) -> Recorded:
         return self
 
     def __exit__(self, *_: object) -> None:
+        pass
+
+    def end(self) -> None:
         pass
 
     def run(self) -> Any:
@@ -413,9 +466,9 @@ def test_contenders_end_with_a_command_that_is_terminated(tmp_path: Path, uncomp
     )
     assert process.stderr is not None
     assert "first step" in process.stderr.readline()
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    children = psutil.Process(process.pid).children()
     assert children
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 130
     assert "interrupted" in process.stderr.read()
-    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert not any(child.is_running() for child in children)
