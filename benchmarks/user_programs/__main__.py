@@ -78,6 +78,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile (default: default)")
     parser.add_argument("--steps", type=positive_int, default=20, help="of a block (default: 20)")
     parser.add_argument("--rounds", type=positive_int, default=5, help="blocks of each contender (default: 5)")
+    about = "also time each step as one CUDA graph, where it can be captured; optimizers are made capturable"
+    parser.add_argument("--graph", action="store_true", help=about)
     about = "names of kernels of a kind that are kept, those that take most (default: 12)"
     parser.add_argument("--kernels", type=positive_int, default=12, metavar="N", help=about)
     parser.add_argument("--budget", type=seconds, metavar="S", help="for the whole command")
@@ -135,8 +137,10 @@ def measure_all(args: argparse.Namespace, command: str) -> int:
     cases = form.finished(args.out, device=label, **own) if args.out else {}
     versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
     failed, skipped = dict[str, str](), dict[str, str]()
-    shape = (args.steps, args.rounds, args.tiny, args.together or args.beside > 1, args.beside > 1, args.kernels)
-    plan = Plan(args.contenders, device, args.mode, args.search, *shape)
+    plan = Plan(
+        args.contenders, device, args.mode, args.search, args.steps, args.rounds, args.tiny,
+        together=args.together or args.beside > 1, beside=args.beside > 1, names=args.kernels, graph=args.graph,
+    )  # fmt: skip
     end = begin + args.budget if args.budget else float("inf")
     longest = args.search + _COMPILES_S * len(args.contenders) if not args.tiny else 0.0
     host, writing, running = Host(), threading.RLock(), list[Measured]()

@@ -3,7 +3,7 @@
 SPEC is a JSON object with the fields of :class:`Spec`. The process writes one JSON object a line to its standard
 output: one after the first step, one after the warm-up. Then each line of standard input is answered by one: a number
 of steps by their times in ms, "rest" once its unused memory is free, "facts" by :meth:`Running.facts`, "kernels" by the
-kernels of one step. The input's end ends it.
+kernels of one step, "graph" and a number by :meth:`Running.graph`, behind which no step runs. The input's end ends it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from autotune.compiler.targets.cuda.source import PREFIX
+from autotune.errors import first_line
+from autotune.measure.policy import default_policy
 from autotune.measure.timing.quiet import device_lock
 from autotune.measure.wire import prepare
 
@@ -33,8 +36,9 @@ _COMPILING_STEPS = 5
 _WAKE_STEPS = 3
 """Steps before a block that follows a rest: memory is allocated again."""
 _TRACES = 3
-_COPIED = 1 << 30
-_COPIES = 20
+_COMPILED = ("triton_", PREFIX)
+"""What the names of kernels begin with that compiled graphs launch for memory-intensive operators."""
+_QUICK = replace(default_policy("cuda"), final_s=0.5)
 _ROWS = 40
 """Of the coverage that a result file keeps."""
 _PLAIN = ("eager", "compile", "compile again")
@@ -52,6 +56,7 @@ class Spec:
         warm_s: warm-up ends after so many seconds, if its steps have not ended before.
         beside: other programs run at the same time. A contest of two codes holds the device's lock.
         names: of kernels of a kind that are kept.
+        capturable: optimizers are made so that a CUDA graph can capture them.
     """
 
     program: str
@@ -63,6 +68,7 @@ class Spec:
     warm_s: float = 60.0
     beside: bool = False
     names: int = 12
+    capturable: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -112,7 +118,7 @@ class Running:
             torch.cuda.set_device(spec.device)
         torch.manual_seed(0)
         compiler = Compiler(spec.contender, spec.mode, spec.search_s)
-        self._program = PROGRAMS[spec.program].make(Setup(spec.device, spec.tiny, compiler))
+        self._program = PROGRAMS[spec.program].make(Setup(spec.device, spec.tiny, compiler, spec.capturable))
         self._spec, self._clock, self.steps = spec, Clock(spec.device), 0
         self._last: Any = None
         self._rested = False
@@ -187,6 +193,7 @@ class Running:
         if not self._cuda:
             return None
         from autotune.bench.kernels import record, summed
+        from benchmarks.fusion.floor import copy_bandwidth
 
         def work() -> None:
             self.step()
@@ -196,17 +203,30 @@ class Running:
             try:
                 if spans := [s for s in record(work) if s[2]]:
                     found = summed([(begin, end, kernel) for begin, end, _, kernel in spans])
-                    return {**largest(found, self._spec.names), "copy_bytes_s": self._copy_bytes_s()}
+                    compiled = sum(e - b for b, e, _, kernel in spans if kernel.startswith(_COMPILED))
+                    return {
+                        **largest(found, self._spec.names),
+                        "compiled_us": round(compiled, 1),
+                        "copy_bytes_us": round(copy_bandwidth(_QUICK, self._spec.device)),
+                    }
             except RuntimeError:
                 return None
         return None
 
-    def _copy_bytes_s(self) -> float:
-        """Bytes a second that a copy on the device reads and writes together."""
-        source = self._torch.empty(_COPIED, dtype=self._torch.uint8, device=self._spec.device)
-        target = self._torch.empty_like(source)
-        ms = self._clock.of(lambda: target.copy_(source), _COPIES)
-        return round(2e3 * _COPIED / statistics.median(ms))
+    def graph(self, count: int) -> dict[str, Any]:
+        """The median of so many replays of a step's CUDA graph in ms as "graph_ms"; else "graph" has the reason."""
+        if not self._cuda:
+            return {"graph": "not on a GPU"}
+        self._wait()
+        graph = self._torch.cuda.CUDAGraph()
+        try:
+            with self._torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.step()
+            graph.replay()
+            self._wait()
+        except Exception as error:
+            return {"graph": first_line(error)[:200]}
+        return {"graph_ms": round(statistics.median(self._clock.of(graph.replay, count)), 4)}
 
     def _loss(self) -> float | None:
         value = float(self._last.detach().float().mean())
@@ -294,6 +314,8 @@ def main() -> int:
                 tell({})
             elif word == "kernels":
                 tell({"kernels": running.kernels()})
+            elif word.startswith("graph"):
+                tell(running.graph(int(word.split()[1])))
             else:
                 tell({"ms": running.times(int(word))})
     except Exception as error:

@@ -162,6 +162,7 @@ class Plan:
         together: the cold contenders start side by side, and then the warm ones.
         beside: other programs are measured at the same time, under one :class:`Host`.
         names: as of :class:`Spec`.
+        graph: steps are also timed as CUDA graphs, where one can be made of them.
     """
 
     contenders: Sequence[str]
@@ -174,6 +175,7 @@ class Plan:
     together: bool = False
     beside: bool = False
     names: int = 12
+    graph: bool = False
 
 
 Tell = Callable[[str], object]
@@ -283,7 +285,7 @@ class Measured:
             self.case["missing"][name] = "the time was up"
             return
         spec = Spec(self.case["name"], name, plan.device, plan.mode, plan.search_s, plan.tiny)
-        spec = replace(spec, beside=plan.beside, names=plan.names)
+        spec = replace(spec, beside=plan.beside, names=plan.names, capturable=plan.graph)
         place = self._place / WARM.get(name, name)
         until = self._until - (_REST_S if name == "search" and len(self._open) else 0.0)
         self._open[name] = Process(spec, place, until)
@@ -374,6 +376,7 @@ class Measured:
             found["told"] = process.told()
             if name in COLD:
                 found |= process.ask("kernels")
+                found |= process.ask(f"graph {self._plan.steps}") if self._plan.graph else {}
         except Failed as error:
             self._lose(name, str(error))
             return
