@@ -7,11 +7,11 @@ configurations with random weights, and nothing is downloaded. Each contender ru
 database and empty caches of Inductor: "compile" is torch.compile; "attention" is the backend "autotune" without any
 kernels; "unsearched" takes predicted schedules, without a search; "search" has the option "search" of that backend.
 "again", "unsearched again" and "compile again" are second processes with the database and caches of "search",
-"unsearched" and "compile". Two processes of one program take turns by blocks of steps, so that
-both share clocks.
+"unsearched" and "compile". Two processes of one program take turns by blocks of steps, so that both share clocks. With
+--beside, several programs compile and search side by side; each is timed alone.
 
---out is written after every contender. A program whose library is missing, or that no longer fits --budget, is skipped
-and listed.
+--out is written after every contender, and programs in it are skipped. A program whose library is missing, or that no
+longer fits --budget, is skipped and listed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from autotune.cli.options import positive_int, seconds
 from autotune.errors import UserError
 from autotune.files import check_output
 from benchmarks import form
-from benchmarks.suite_options import names
+from benchmarks.suite_options import names, program_parser
 from benchmarks.user_programs import step_table
 from benchmarks.user_programs.host import Host
 from benchmarks.user_programs.program import CONTENDERS, MODES
@@ -63,33 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m benchmarks.user_programs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--list", action="store_true", help="show the programs and end")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: the first GPU, else the CPU)")
+    parser = program_parser(f"benchmarks.{SUITE}", __doc__, "program", rounds=5, timeout_s=1800.0)
     parser.add_argument("--programs", type=names, metavar="A,B", help="names as of --list, or their beginnings")
     about = f"default: all of {','.join(CONTENDERS)}"
     parser.add_argument("--contenders", type=names, default=list(CONTENDERS), metavar="A,B", help=about)
     parser.add_argument("--search", type=seconds, default=90.0, metavar="S", help="of the option (default: 90)")
     parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile (default: default)")
     parser.add_argument("--steps", type=positive_int, default=20, help="of a block (default: 20)")
-    parser.add_argument("--rounds", type=positive_int, default=5, help="blocks of each contender (default: 5)")
     about = "also time each step as one CUDA graph, where it can be captured; optimizers are made capturable"
     parser.add_argument("--graph", action="store_true", help=about)
     about = "names of kernels of a kind that are kept, those that take most (default: 12)"
     parser.add_argument("--kernels", type=positive_int, default=12, metavar="N", help=about)
     parser.add_argument("--budget", type=seconds, metavar="S", help="for the whole command")
-    parser.add_argument("--timeout", type=seconds, default=1800.0, metavar="S", help="for a program (default: 1800)")
     about = "contenders start side by side, then the second processes; their first steps share the host"
     parser.add_argument("--together", action="store_true", help=about)
-    about = "programs at a time, which compile side by side and are timed alone (default: 1)"
-    parser.add_argument("--beside", type=positive_int, default=1, metavar="N", help=about)
-    parser.add_argument("--tiny", action="store_true", help="small versions, to try the benchmark itself on a CPU")
-    parser.add_argument("--out", type=Path, help="result file; programs in it are skipped")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the contenders' standard error")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.contenders if name not in CONTENDERS]:

@@ -23,8 +23,8 @@ from benchmarks.user_programs.program import COLD, CONTENDERS, WARM
 
 MODULE = "benchmarks.user_programs.contender"
 _OURS = "autotune: "
-_REST_S = 30.0
-"""Seconds before the end at which a search is given up, so that the others are measured."""
+_REST_S = 25.0
+"""Seconds before the end at which a search that has not ended is given up, so that the others are measured."""
 _LEAST_S = 5.0
 """Seconds under which no process is begun."""
 _DROPPED = (
@@ -49,12 +49,12 @@ class Process:
     Args:
         spec: what it measures.
         place: a folder; the contender that a warm one continues has the same.
-        until: time by ``time.monotonic()`` at which every wait ends.
+        until: time by ``time.monotonic()`` at which every wait ends; may be changed.
     """
 
     def __init__(self, spec: Spec, place: Path, until: float) -> None:
         place.mkdir(parents=True, exist_ok=True)
-        self.spec, self._until, self._rest = spec, until, b""
+        self.spec, self.until, self._rest = spec, until, b""
         self._log = place / f"{spec.contender.replace(' ', '_')}.log"
         env = {k: v for k, v in os.environ.items() if k not in _DROPPED}
         env |= {
@@ -115,7 +115,7 @@ class Process:
     def _line(self) -> bytes:
         assert self._process.stdout is not None
         while b"\n" not in self._rest:
-            left = self._until - time.monotonic()
+            left = self.until - time.monotonic()
             if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
                 raise Failed("the time was up")
             data = os.read(self._process.stdout.fileno(), 1 << 16)
@@ -301,6 +301,7 @@ class Measured:
             self.case["contenders"][name] = {"first_s": first["first_s"], "block_ms": [], "told": []}
             self._tell(f"{self.case['name']}: {name}: first step after {first['first_s']:.1f} s")
             process.answer()
+            process.until = self._until
         except Failed as error:
             self._lose(name, str(error))
 

@@ -258,7 +258,9 @@ def test_cold_contenders_start_together_and_then_warm_ones(tmp_path: Path) -> No
         measured = Measured(Plan(CONTENDERS, "cpu", **how), "x", tmp_path, 0.0, lambda line: None)
         return [*measured._waves(("compile", "attention", "search")), *measured._waves(("again", "compile again"))]
 
-    assert waves(together=True) == [["compile", "attention", "search"], ["again", "compile again"]]
+    assert waves(together=True) == [["compile", "attention"], ["search"], ["again", "compile again"]]
+    together = [["compile", "attention", "search"], ["again", "compile again"]]
+    assert waves(together=True, beside=True) == together, "what others compile meanwhile disturbs their first steps"
     assert waves() == [["compile"], ["attention"], ["search"], ["again"], ["compile again"]]
 
 
@@ -317,7 +319,9 @@ def case(name: str = "gpt_train", **other: Any) -> dict[str, Any]:
 
     def process(first_s: float, gib: float, memory_us: float) -> dict[str, Any]:
         kernels = {"memory_intensive_us": memory_us, "library_us": 9000.0}
-        return {"first_s": first_s, "peak_bytes": int(gib * 2**30), "kernels": kernels, "block_ms": [30.0]}
+        kernels |= {"compiled_us": memory_us - 2000.0, "copy_bytes_us": 2.5e6}
+        more = {"moved_bytes": 10_000_000_000, "counters": {"hits": 9, "misses": 2, "unsupported": 1}}
+        return {"first_s": first_s, "peak_bytes": int(gib * 2**30), "kernels": kernels, "block_ms": [30.0], **more}
 
     return {
         "name": name,
@@ -349,10 +353,17 @@ def test_the_table_has_gains_and_seconds() -> None:
     data = {"cases": [case(), lost, other], "failed": {"a": "why"}, "skipped": {"b": "timm is not installed"}}
     lines = step_table.text(data).splitlines()
     assert lines[1].split() == [
-        "gpt_train", "30.00", "27.00", "24.00", "1.320x", "(1.200-1.400)", "1.200x", "40.0", "90.5", "10.0", "->",
-        "11.0", "10.00", "->", "6.00", "8.0", "->", "7.5",
+        "gpt_train", "30.00", "27.00", "24.00", "1.320x", "(1.200-1.400)", "1.200x", "–", "40.0", "90.5", "10.0", "->",
+        "11.0", "8.0", "->", "7.5",
     ]  # fmt: skip
     assert lines[2].split() == ["swin_train", "30.00", "27.00", *"–" * 8]
+    kernels = lines[next(k for k, line in enumerate(lines) if "floor" in line.split()) + 1 :]
+    # 10 GB at 2.5 TB/s are 4 ms, and 2 ms are of eager mode: of 4 ms above the floor, all are won.
+    assert kernels[0].split() == [
+        "gpt_train", "10.00", "->", "6.00", "6.00", "100%", "9.00", "->", "9.00", "9", "of", "12",
+    ]  # fmt: skip
+    assert kernels[1].split() == ["swin_train", *"–" * 5]
+    assert "won of the time above the floor: 100% in the mean of 2" in lines
     assert "over torch.compile: 1.149x in the geometric mean of 2 programs; worst t5_train 1.000x" in "\n".join(lines)
     assert "beyond attention: 1.200x in the geometric mean of 1 program" in lines
     (without,) = step_table.means([case(ratios={"unsearched": [1.1, 1.2, 1.3]})])
