@@ -41,7 +41,7 @@ def size(n: float) -> str:
 
 
 def figure_text(unit: Callable[[float], tuple[float, str]] | None, cost: float | None, us: str = "us") -> str:
-    """A time, or what stands in its place, in the unit that ``unit`` tells (:func:`autotune.domain.figure_of`)."""
+    """A time, or the figure that replaces it, in the unit of :func:`autotune.domain.figure_of`."""
     if unit is None or cost is None:
         return microseconds(cost, us)
     value, name = unit(cost)

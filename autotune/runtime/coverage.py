@@ -38,7 +38,7 @@ class Row:
 class Coverage:
     """Rows by the bytes that they move, the most first.
 
-    ``str`` gives a table of what Inductor compiles.
+    ``str`` gives a table of the rows that Inductor compiles.
     """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
@@ -57,7 +57,7 @@ class Coverage:
         return [asdict(row) for row in self.rows]
 
     def lines(self, small: float = SMALL) -> Iterator[str]:
-        """A table of what Inductor compiles.
+        """Yield a table of the rows that Inductor compiles.
 
         Args:
             small: rows with less than this share of all bytes, stored kernels' among them, are summed in the last line.

@@ -268,7 +268,7 @@ def _counters() -> dict[str, int]:
 
 
 def _coverage() -> dict[str, Any]:
-    """The rows of what Inductor compiles, and the bytes of all memory-intensive operators, each graph counted once."""
+    """The rows that Inductor compiles, and the bytes of all memory-intensive operators, each graph counted once."""
     import autotune
 
     rows = autotune.coverage().to_json()
