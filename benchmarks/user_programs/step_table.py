@@ -14,6 +14,7 @@ STEPS = (
     "torch.compile",
     "+ attention",
     "autotune",
+    "again",
     "gain",
     "kernels",
     "CUDA graph",
@@ -22,9 +23,10 @@ STEPS = (
     "warm s",
     "peak",
 )
-KERNELS = ("program", "memory-intensive", "floor", "won", "library", "counted")
+KERNELS = ("program", "memory-intensive", "floor", "won", "library", "regions")
 ABOUT_STEPS = (
     "A step in ms, launched from Python with its optimizer. + attention: rewritten attention without other kernels.",
+    "again: a second process, with the database that the search filled.",
     "gain: over torch.compile, by blocks of steps in turn (least and most of the rounds). kernels: the gain beyond",
     "attention's. CUDA graph: the gain where whole steps are CUDA graphs. first s: first step of torch.compile with",
     "empty caches. added s: the search's addition to it. torch.compile -> autotune: warm s, first step of a second",
@@ -33,7 +35,7 @@ ABOUT_STEPS = (
 ABOUT_KERNELS = (
     "ms of a step by the profiler, torch.compile -> autotune; the optimizer's kernels are memory-intensive. floor: the",
     "bytes of compiled memory-intensive operators by the speed of a copy, and the kernels of eager mode as they are.",
-    "won: the share of the time above the floor that autotune saves. counted: regions with a stored kernel, of all.",
+    "won: the share of the time above the floor that autotune saves. regions: those with a stored kernel, of all.",
 )
 
 
@@ -155,7 +157,7 @@ def _step_cells(case: Case) -> tuple[str, ...]:
     span = f" ({min(ratios):.3f}-{max(ratios):.3f})" if ratios else ""
     return (
         case["name"],
-        *(_number(case[f"{who}_ms"], 2) for who in ("compile", "attention", "search")),
+        *(_number(case[f"{who}_ms"], 2) for who in ("compile", "attention", "search", "again")),
         _times(gain(case)) + span,
         _times(beyond_attention(case)),
         _times(graph_gain(case)),

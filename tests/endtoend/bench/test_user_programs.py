@@ -353,10 +353,10 @@ def test_the_table_has_gains_and_seconds() -> None:
     data = {"cases": [case(), lost, other], "failed": {"a": "why"}, "skipped": {"b": "timm is not installed"}}
     lines = step_table.text(data).splitlines()
     assert lines[1].split() == [
-        "gpt_train", "30.00", "27.00", "24.00", "1.320x", "(1.200-1.400)", "1.200x", "–", "40.0", "90.5", "10.0", "->",
+        "gpt_train", "30.00", "27.00", "24.00", "24.10", "1.320x", "(1.200-1.400)", "1.200x", "–", "40.0", "90.5", "10.0", "->",
         "11.0", "8.0", "->", "7.5",
     ]  # fmt: skip
-    assert lines[2].split() == ["swin_train", "30.00", "27.00", *"–" * 8]
+    assert lines[2].split() == ["swin_train", "30.00", "27.00", *"–" * 9]
     kernels = lines[next(k for k, line in enumerate(lines) if "floor" in line.split()) + 1 :]
     # 10 GB at 2.5 TB/s are 4 ms, and 2 ms are of eager mode: of 4 ms above the floor, all are won.
     assert kernels[0].split() == [
@@ -378,7 +378,7 @@ def test_the_file_is_of_the_form_and_a_document_can_have_it(tmp_path: Path) -> N
     form.write(out, "a GPU", [case()], extra={"suite": command.SUITE, "failed": {}, "skipped": {"b": "no timm"}})
     data = form.read(out)
     made = documents.render(data)
-    assert "| gpt_train | 30.00 | 27.00 | 24.00 | 1.320x (1.200-1.400) | 1.200x |" in made
+    assert "| gpt_train | 30.00 | 27.00 | 24.00 | 24.10 | 1.320x (1.200-1.400) | 1.200x |" in made
     assert "- b skipped: no timm" in made
     assert made.rstrip().endswith(f"by `{data['command']}`.")
 
