@@ -20,6 +20,7 @@ _API = {
     "aoti_load_package": "autotune.runtime.backend",
     "tuning": "autotune.in_program.budget",
     "counters": "autotune.runtime.control",
+    "coverage": "autotune.runtime.control",
     "overlap": "autotune.domains.c3.deploy.api",
     "fsdp": "autotune.domains.c3.fsdp.api",
     "tunable": "autotune.domains.kernel.tunable",

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+NARROW = 80
+"""Columns of a table that fits into an issue."""
 
 
 def plural(n: int, what: str) -> str:
@@ -37,7 +41,7 @@ def size(n: float) -> str:
 
 
 def figure_text(unit: Callable[[float], tuple[float, str]] | None, cost: float | None, us: str = "us") -> str:
-    """A time, or what stands in its place, in the unit that ``unit`` tells (:func:`autotune.domain.figure_of`)."""
+    """A time, or the figure that replaces it, in the unit of :func:`autotune.domain.figure_of`."""
     if unit is None or cost is None:
         return microseconds(cost, us)
     value, name = unit(cost)
@@ -48,3 +52,18 @@ def closest(name: str, names: Iterable[str]) -> str:
     """The question whether a name of nearly this spelling is meant; "" without one."""
     found = difflib.get_close_matches(name, list(names), 1)
     return f"did you mean {found[0]!r}?" if found else ""
+
+
+def wrapped_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int = NARROW) -> Iterator[str]:
+    """A table of at most ``width`` columns, whose last column wraps; numbers are in the middle columns.
+
+    Args:
+        head, rows: four cells each.
+    """
+    most = width // 2 - 4
+    names, counts, moved = (min(max(len(row[k]) for row in (head, *rows)), most) for k in range(3))
+    for name, count, much, reason in (head, *rows):
+        name = name if len(name) <= most else name[: most - 3] + "..."
+        begin = f"{name:{names}}  {count:>{counts}}  {much:>{moved}}  "
+        lines = textwrap.wrap(reason, width, initial_indent=begin, subsequent_indent=" " * len(begin))
+        yield from lines or [begin.rstrip()]

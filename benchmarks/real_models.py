@@ -11,8 +11,8 @@ be captured. Weights and arithmetic are bf16 on a GPU, without autocast.
 
 --out is written after every model. A model that is in it already in all --modes is skipped, so that the same command
 goes on where an earlier one ended, and another one adds a mode; one that failed is noted there, and tried again with
---retry. Depth is the published one but where memory asks for less (then "layers" is below "published_layers" and "cut"
-says why), or --layers does.
+--retry. With --beside, a model that runs out of memory beside others is measured again, alone. Depth is the published
+one but where memory asks for less (then "layers" is below "published_layers" and "cut" says why), or --layers does.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from benchmarks import form
 from benchmarks.real import table
 from benchmarks.real.families import DEFAULT, FAMILIES, NAMES
 from benchmarks.real.measure import COMPARED, MODES, Options, measure, merged, missing_modes
+from benchmarks.suite_options import names, program_parser
 
 SUITE = "real_models"
 T = TypeVar("T")
@@ -66,17 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m benchmarks.real_models",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--list", action="store_true", help="show the models and end")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: the first GPU, else the CPU)")
+    parser = program_parser(f"benchmarks.{SUITE}", __doc__, "model", rounds=40, timeout_s=3600.0)
     about = "by comma: names as of --list, or a family's name for what is measured of it (default: those marked)"
-    parser.add_argument("--models", type=lambda text: text.split(","), default=list(DEFAULT), metavar="A,B", help=about)
-    parser.add_argument("--tiny", action="store_true", help="small versions, to try the benchmark itself on a CPU")
+    parser.add_argument("--models", type=names, default=list(DEFAULT), metavar="A,B", help=about)
     parser.add_argument("--layers", type=positive_int, metavar="N", help="at most so many layers (of each stage)")
     parser.add_argument("--batch", type=positive_int, metavar="N", help="sequences or images (default: the model's)")
     about = "seconds to search for each model; 0 deploys what --db holds (default: 120; 5 with --tiny)"
@@ -84,15 +77,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     about = "seconds for the verdict on the step in each mode, which is obeyed (default: 120; 0, for none, with --tiny)"
     parser.add_argument("--step-timeout", type=float, metavar="S", help=about)
     about = f"of torch.compile, by comma: {', '.join(MODES)} (default: all on a GPU, default on a CPU)"
-    parser.add_argument("--modes", type=lambda text: text.split(","), metavar="M,...", help=about)
-    parser.add_argument("--rounds", type=positive_int, default=40, help="of interleaved timing at most (default: 40)")
+    parser.add_argument("--modes", type=names, metavar="M,...", help=about)
     parser.add_argument("--seconds", type=seconds, default=20.0, help="of interleaved timing at most (default: 20)")
-    parser.add_argument("--timeout", type=seconds, default=3600.0, help="for a model, search included (default: 3600)")
     parser.add_argument("--until", type=seconds, metavar="S", help="begin no model after so many seconds")
-    about = "models at a time; who finds no memory beside others is measured again, alone (default: 1)"
-    parser.add_argument("--beside", type=positive_int, default=1, metavar="N", help=about)
     parser.add_argument("--db", help="database (default: a new one, thrown away)")
-    parser.add_argument("--out", type=Path, help="result file; what is in it is kept")
     parser.add_argument("--retry", action="store_true", help="measure again what failed")
     parser.add_argument("--measure", choices=NAMES, help=argparse.SUPPRESS)
     parser.add_argument("--options", help=argparse.SUPPRESS)

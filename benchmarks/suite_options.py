@@ -1,4 +1,4 @@
-"""Options that the suites of regions and of C3 share."""
+"""Options that suites share: those of regions and of C3, and those of whole programs."""
 
 from __future__ import annotations
 
@@ -27,6 +27,36 @@ def add_options(parser: argparse.ArgumentParser, suite: str) -> None:
     parts.add_argument("--search-only", action="store_true", help="fill the database and measure nothing")
     parser.add_argument("--list", action="store_true", help="list the cases and run nothing")
     add_json(parser)
+
+
+def program_parser(
+    prog: str, about: str | None, what: str, *, rounds: int, timeout_s: float
+) -> argparse.ArgumentParser:
+    """A parser with the options of suites of whole programs.
+
+    Args:
+        prog: the module of the command.
+        about: of the command.
+        what: one of its cases, such as "model".
+        rounds: default of ``--rounds``.
+        timeout_s: default of ``--timeout``.
+    """
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        prog=f"python -m {prog}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--list", action="store_true", help=f"show the {what}s and end")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: the first GPU, else the CPU)")
+    parser.add_argument("--tiny", action="store_true", help="small versions, to try the benchmark itself on a CPU")
+    parser.add_argument("--rounds", type=positive_int, default=rounds, help="of timing in turn (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=seconds, default=timeout_s, metavar="S", help=f"for a {what} (default: %(default)g)"
+    )
+    parser.add_argument("--beside", type=positive_int, default=1, metavar="N", help=f"{what}s at a time (default: 1)")
+    parser.add_argument("--out", type=Path, help="result file; what is in it is kept")
+    return parser
 
 
 def names(text: str) -> list[str]:

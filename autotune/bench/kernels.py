@@ -78,7 +78,8 @@ def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
 def summed(spans: Sequence[tuple[float, float, str]]) -> dict[str, Any]:
     """Counts and microseconds of kernels (begin, end, name): memory-intensive ones and a library's, both by name.
 
-    A library's are those of matrix products, convolutions and attention; the most frequent 40 names of a kind are kept.
+    A library's are those of matrix products, convolutions and attention. Of each kind the 40 names that take most are
+    kept.
     """
     us: tuple[dict[str, float], ...] = ({}, {})
     count: tuple[Counter[str], ...] = (Counter(), Counter())
@@ -88,9 +89,9 @@ def summed(spans: Sequence[tuple[float, float, str]]) -> dict[str, Any]:
         us[kind][kernel] = us[kind].get(kernel, 0.0) + end - begin
     found: dict[str, Any] = {}
     for kind, (what, names) in enumerate((("memory_intensive", "names"), ("library", "library_names"))):
-        most = count[kind].most_common(_NAMES)
+        most = sorted(us[kind], key=us[kind].__getitem__, reverse=True)[:_NAMES]
         found |= {what: count[kind].total(), f"{what}_us": round(sum(us[kind].values()), 1)}
-        found |= {names: dict(most), f"{names}_us": {k: round(us[kind][k], 1) for k, _ in most}}
+        found |= {names: {k: count[kind][k] for k in most}, f"{names}_us": {k: round(us[kind][k], 1) for k in most}}
     return found
 
 

@@ -35,6 +35,7 @@ from autotune.bench.kernels import Call, kernels_of
 from autotune.errors import UserError, first_line
 from autotune.measure.outcome import spread
 from autotune.measure.policy import Policy, default_policy
+from autotune.runtime.coverage import Coverage
 from autotune.runtime.deployment import deployment
 from autotune.workload import Workload
 
@@ -108,6 +109,7 @@ class Comparison:
         seconds: of "timing" and, on a GPU, of "kernels".
         others: processors that other processes kept busy meanwhile (CPU).
         missed: regions of the step that nothing is stored for: by fingerprint, the device and the workload.
+        coverage: what stored kernels run, what Inductor compiles, and why.
     """
 
     steps: Mapping[str, Step]
@@ -119,6 +121,7 @@ class Comparison:
     seconds: Mapping[str, float]
     others: float
     missed: Mapping[str, tuple[str, Workload]] = field(default_factory=dict)
+    coverage: Coverage = field(default_factory=Coverage)
 
     @property
     def changing(self) -> bool:
@@ -247,6 +250,7 @@ def compare(
     wanted = trainable(fn, args, given) if train else []
     turns = Turns(device, policy.lock_s)
     ready, counted, kernels = _Ready(turns, device, say), dict[str, int](), dict[str, dict[str, Any]]()
+    covered = Coverage()
 
     def stepping(make: Callable[[], Callable[..., Any]]) -> Call:
         return step_of(make(), args, given, wanted)
@@ -275,6 +279,7 @@ def compare(
             ready.prepare(name, functools.partial(stepping, make), want, random)
             if name not in ready.failed:
                 counted = {k: v for k, v in dict(autotune.counters()).items() if v}
+                covered = autotune.coverage()
         del want  # a training step's has every gradient: no timing holds them beside its own
         with turns.mine():
             with ready.stage("timing"):
@@ -312,7 +317,7 @@ def compare(
         for name, taken in times.samples.items()
     }
     failed = {**ready.failed, **times.failed}
-    return Comparison(steps, failed, device, modes, counted, random, ready.seconds, times.others, missed)
+    return Comparison(steps, failed, device, modes, counted, random, ready.seconds, times.others, missed, covered)
 
 
 class _Ready:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from autotune.runtime.coverage import Coverage
 from autotune.runtime.deployment import deployment
 from autotune.runtime.settings import Attention, Counters, OtherDevice, Packaged, Settings, Unsearched, Verify, checked
 from autotune.store.reading import Match
@@ -92,3 +93,11 @@ def configure(
 def counters() -> Counters:
     """Counts of deployment's work in this process, since it started or since they were reset."""
     return deployment().counters()
+
+
+def coverage() -> Coverage:
+    """What runs by stored kernels in this process, what Inductor compiles, and why: ``print(autotune.coverage())``.
+
+    Graphs that come from Inductor's caches are not looked up, and add nothing.
+    """
+    return deployment().coverage()

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +18,7 @@ from autotune.device import environment, identify
 from autotune.errors import first_line
 from autotune.ir.precision import asked
 from autotune.runtime.background import Background
+from autotune.runtime.coverage import Coverage, Row
 from autotune.runtime.database import Database, PackagedSnapshots
 from autotune.runtime.savings import Savings
 from autotune.runtime.settings import COUNTERS, Counters, Settings
@@ -71,6 +72,7 @@ class Deployment:
         self._failed: dict[tuple[str, str], str] = {}  # why, by workload and configuration
         self._counting = threading.Lock()
         self._counts = dict.fromkeys(COUNTERS, 0)
+        self._covered: list[Row] = []
         self._state = b""
         self._kept: dict[tuple[str, str], Match] = {}
         self._found: dict[tuple[str, str, bool], Match] = {}
@@ -115,9 +117,20 @@ class Deployment:
             return Counters(self._counts)
 
     def reset_counters(self) -> None:
-        """Set every counter to zero."""
+        """Set every counter to zero, and forget the coverage."""
         with self._counting:
             self._counts = dict.fromkeys(COUNTERS, 0)
+            self._covered = []
+
+    def cover(self, rows: Iterable[Row]) -> None:
+        """Add the rows of a graph that was looked up."""
+        with self._counting:
+            self._covered = list(Coverage([*self._covered, *rows]).rows)
+
+    def coverage(self) -> Coverage:
+        """The rows of all graphs that were looked up."""
+        with self._counting:
+            return Coverage(self._covered)
 
     def warn_once(self, key: str, text: str) -> None:
         """Log a warning the first time that ``key`` is given."""

@@ -7,23 +7,26 @@ configurations with random weights, and nothing is downloaded. Each contender ru
 database and empty caches of Inductor: "compile" is torch.compile; "attention" is the backend "autotune" without any
 kernels; "unsearched" takes predicted schedules, without a search; "search" has the option "search" of that backend.
 "again", "unsearched again" and "compile again" are second processes with the database and caches of "search",
-"unsearched" and "compile". Two processes of one program take turns by blocks of steps, so that
-both share clocks.
+"unsearched" and "compile". Two processes of one program take turns by blocks of steps, so that both share clocks. With
+--beside, several programs compile and search side by side; each is timed alone.
 
---out is written after every contender. A program whose library is missing, or that no longer fits --budget, is skipped
-and listed.
+--out is written after every contender, and programs in it are skipped. A program whose library is missing, or that no
+longer fits --budget, is skipped and listed.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,8 +35,9 @@ from autotune.cli.options import positive_int, seconds
 from autotune.errors import UserError
 from autotune.files import check_output
 from benchmarks import form
-from benchmarks.suite_options import names
+from benchmarks.suite_options import names, program_parser
 from benchmarks.user_programs import step_table
+from benchmarks.user_programs.host import Host
 from benchmarks.user_programs.program import CONTENDERS, MODES
 from benchmarks.user_programs.rounds import Measured, Plan
 
@@ -59,27 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        allow_abbrev=False,
-        prog="python -m benchmarks.user_programs",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--list", action="store_true", help="show the programs and end")
-    parser.add_argument("--device", default="auto", help="cpu, cuda or cuda:N (default: the first GPU, else the CPU)")
+    parser = program_parser(f"benchmarks.{SUITE}", __doc__, "program", rounds=5, timeout_s=1800.0)
     parser.add_argument("--programs", type=names, metavar="A,B", help="names as of --list, or their beginnings")
     about = f"default: all of {','.join(CONTENDERS)}"
     parser.add_argument("--contenders", type=names, default=list(CONTENDERS), metavar="A,B", help=about)
     parser.add_argument("--search", type=seconds, default=90.0, metavar="S", help="of the option (default: 90)")
     parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile (default: default)")
     parser.add_argument("--steps", type=positive_int, default=20, help="of a block (default: 20)")
-    parser.add_argument("--rounds", type=positive_int, default=5, help="blocks of each contender (default: 5)")
+    about = "also time each step as one CUDA graph, where it can be captured; optimizers are made capturable"
+    parser.add_argument("--graph", action="store_true", help=about)
+    about = "names of kernels of a kind that are kept, those that take most (default: 12)"
+    parser.add_argument("--kernels", type=positive_int, default=12, metavar="N", help=about)
     parser.add_argument("--budget", type=seconds, metavar="S", help="for the whole command")
-    parser.add_argument("--timeout", type=seconds, default=1800.0, metavar="S", help="for a program (default: 1800)")
-    about = "compile and attention start side by side, and so do the second processes; their first steps share the host"
+    about = "contenders start side by side, then the second processes; their first steps share the host"
     parser.add_argument("--together", action="store_true", help=about)
-    parser.add_argument("--tiny", action="store_true", help="small versions, to try the benchmark itself on a CPU")
-    parser.add_argument("--out", type=Path, help="result file; programs in it are skipped")
     parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the contenders' standard error")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.contenders if name not in CONTENDERS]:
@@ -127,38 +124,39 @@ def measure_all(args: argparse.Namespace, command: str) -> int:
     cases = form.finished(args.out, device=label, **own) if args.out else {}
     versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver)) if v}
     failed, skipped = dict[str, str](), dict[str, str]()
-    shape = (args.steps, args.rounds, args.tiny, args.together)
-    plan = Plan(args.contenders, device, args.mode, args.search, *shape)
+    plan = Plan(
+        args.contenders, device, args.mode, args.search, args.steps, args.rounds, args.tiny,
+        together=args.together or args.beside > 1, beside=args.beside > 1, names=args.kernels, graph=args.graph,
+    )  # fmt: skip
     end = begin + args.budget if args.budget else float("inf")
     longest = args.search + _COMPILES_S * len(args.contenders) if not args.tiny else 0.0
+    host, writing, running = Host(), threading.RLock(), list[Measured]()
 
     def write() -> dict[str, Any]:
-        more = {**own, "failed": failed, "skipped": skipped}
-        found = list(cases.values())
-        if args.out and (cases or failed):
-            return form.write(args.out, label, found, versions, command=command, extra=more)
-        return {**more, "cases": found}
+        with writing:
+            more = {**own, "failed": failed, "skipped": skipped}
+            found = list(cases.values())
+            if args.out and (cases or failed):
+                return form.write(args.out, label, found, versions, command=command, extra=more)
+            return {**more, "cases": found}
 
-    for name in chosen:
-        if name in cases:
-            _say(f"{name}: is there already, skipped")
-            continue
-        if lacks := PROGRAMS[name].lacks():
-            skipped[name] = lacks
-            continue
+    def measure(name: str) -> None:
+        nonlocal longest
         left = end - time.monotonic()
         if left < 0.8 * longest:
             skipped[name] = f"{max(left, 0):.0f} s of the budget were left"
-            continue
+            return
         started = time.monotonic()
         until = min(end - 2.0, started + args.timeout)
         with tempfile.TemporaryDirectory(prefix="autotune-user-") as folder:
-            with Measured(plan, name, Path(folder), until, _say) as measured:
+            with Measured(plan, name, Path(folder), until, _say, host) as measured:
+                running.append(measured)
                 for case in measured.run():
                     case |= {"about": PROGRAMS[name].about, "commit": form.commit()}
                     case |= {"when": datetime.now(UTC).isoformat(timespec="seconds")}
                     if any(case[f"{who}_ms"] for who in ("compile", "attention", "unsearched", "search")):
-                        cases[name] = case
+                        with writing:
+                            cases[name] = copy.deepcopy(case)
                         write()
                 if name not in cases:
                     failed[name] = "; ".join(f"{who}: {why}" for who, why in measured.case["missing"].items())
@@ -169,6 +167,24 @@ def measure_all(args: argparse.Namespace, command: str) -> int:
                     shutil.copy(log, args.logs / name)
         longest = max(longest if name in failed else 0.0, time.monotonic() - started)
         _say(f"{name}: {time.monotonic() - started:.0f} s")
+
+    waiting = []
+    for name in chosen:
+        if name in cases:
+            _say(f"{name}: is there already, skipped")
+        elif lacks := PROGRAMS[name].lacks():
+            skipped[name] = lacks
+        else:
+            waiting.append(name)
+    pool = ThreadPoolExecutor(args.beside)
+    try:
+        for done in as_completed([pool.submit(measure, name) for name in waiting]):
+            done.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for measured in running:
+            measured.end()
+        pool.shutdown()
     print(step_table.text(write()), flush=True)
     return 1 if failed else 0
 

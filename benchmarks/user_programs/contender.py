@@ -3,31 +3,44 @@
 SPEC is a JSON object with the fields of :class:`Spec`. The process writes one JSON object a line to its standard
 output: one after the first step, one after the warm-up. Then each line of standard input is answered by one: a number
 of steps by their times in ms, "rest" once its unused memory is free, "facts" by :meth:`Running.facts`, "kernels" by the
-kernels of one step. The input's end ends it.
+kernels of one step, "graph" and a number by :meth:`Running.graph`, behind which no step runs. The input's end ends it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import os
 import platform
+import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from autotune.compiler.targets.cuda.source import PREFIX
+from autotune.errors import first_line
+from autotune.measure.policy import default_policy
+from autotune.measure.timing.quiet import device_lock
 from autotune.measure.wire import prepare
 
 WARM_STEPS = 10
 CONTEST_STEPS = 64
 """Warm-up of a contender that searches: its contest between two codes takes about 56 steps."""
 MOST_STEPS = 400
+_COMPILING_STEPS = 5
+"""Steps that may compile something: a search among them needs the lock of the device."""
 _WAKE_STEPS = 3
 """Steps before a block that follows a rest: memory is allocated again."""
 _TRACES = 3
+_COMPILED = ("triton_", PREFIX)
+"""What the names of kernels begin with that compiled graphs launch for memory-intensive operators."""
+_QUICK = replace(default_policy("cuda"), final_s=0.5)
+_ROWS = 40
+"""Of the coverage that a result file keeps."""
 _PLAIN = ("eager", "compile", "compile again")
 """Contenders without autotune."""
 
@@ -41,6 +54,9 @@ class Spec:
         mode: of ``torch.compile``.
         search_s: of the option "search".
         warm_s: warm-up ends after so many seconds, if its steps have not ended before.
+        beside: other programs run at the same time. A contest of two codes holds the device's lock.
+        names: of kernels of a kind that are kept.
+        capturable: optimizers are made so that a CUDA graph can capture them.
     """
 
     program: str
@@ -50,6 +66,9 @@ class Spec:
     search_s: float = 0.0
     tiny: bool = False
     warm_s: float = 60.0
+    beside: bool = False
+    names: int = 12
+    capturable: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -99,7 +118,7 @@ class Running:
             torch.cuda.set_device(spec.device)
         torch.manual_seed(0)
         compiler = Compiler(spec.contender, spec.mode, spec.search_s)
-        self._program = PROGRAMS[spec.program].make(Setup(spec.device, spec.tiny, compiler))
+        self._program = PROGRAMS[spec.program].make(Setup(spec.device, spec.tiny, compiler, spec.capturable))
         self._spec, self._clock, self.steps = spec, Clock(spec.device), 0
         self._last: Any = None
         self._rested = False
@@ -125,12 +144,15 @@ class Running:
         """Take steps until nothing is compiled or decided any more; then memory's peak begins again."""
         least = CONTEST_STEPS if self._spec.contender in ("search", "unsearched") else WARM_STEPS
         end = time.perf_counter() + self._spec.warm_s
-        while self.steps < least or (_deciding() and self.steps < MOST_STEPS):
-            self.step()
-            if self.steps % 8 == 0:
-                self._wait()
-                if time.perf_counter() > end:
-                    break
+        with contextlib.ExitStack() as held:
+            while self.steps < least or (_deciding() and self.steps < MOST_STEPS):
+                if self._spec.beside and self.steps == _COMPILING_STEPS and _deciding():
+                    held.enter_context(device_lock(self._spec.device, self._spec.warm_s))
+                self.step()
+                if self.steps % 8 == 0:
+                    self._wait()
+                    if time.perf_counter() > end:
+                        break
         self._wait()
         if self._cuda:
             self._torch.cuda.reset_peak_memory_stats()
@@ -152,6 +174,7 @@ class Running:
     def facts(self) -> dict[str, Any]:
         """Memory in bytes, losses, autotune's counters, versions."""
         torch = self._torch
+        plain = self._spec.contender in _PLAIN
         return {
             "first_s": round(self.first_s, 3),
             "steps": self.steps,
@@ -160,7 +183,8 @@ class Running:
             "peak_bytes": self._peak(),
             "first_peak_bytes": self._first_peak,
             "reserved_bytes": torch.cuda.max_memory_reserved() if self._cuda else None,
-            "counters": {} if self._spec.contender in _PLAIN else _counters(),
+            "counters": {} if plain else _counters(),
+            **({} if plain else _coverage()),
             "versions": {"python": platform.python_version(), **_versions()},
         }
 
@@ -169,6 +193,7 @@ class Running:
         if not self._cuda:
             return None
         from autotune.bench.kernels import record, summed
+        from benchmarks.fusion.floor import copy_bandwidth
 
         def work() -> None:
             self.step()
@@ -177,10 +202,31 @@ class Running:
         for _ in range(_TRACES):  # a process's first trace may be empty
             try:
                 if spans := [s for s in record(work) if s[2]]:
-                    return largest(summed([(begin, end, kernel) for begin, end, _, kernel in spans]))
+                    found = summed([(begin, end, kernel) for begin, end, _, kernel in spans])
+                    compiled = sum(e - b for b, e, _, kernel in spans if kernel.startswith(_COMPILED))
+                    return {
+                        **largest(found, self._spec.names),
+                        "compiled_us": round(compiled, 1),
+                        "copy_bytes_us": round(copy_bandwidth(_QUICK, self._spec.device)),
+                    }
             except RuntimeError:
                 return None
         return None
+
+    def graph(self, count: int) -> dict[str, Any]:
+        """The median of so many replays of a step's CUDA graph in ms as "graph_ms"; else "graph" has the reason."""
+        if not self._cuda:
+            return {"graph": "not on a GPU"}
+        self._wait()
+        graph = self._torch.cuda.CUDAGraph()
+        try:
+            with self._torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.step()
+            graph.replay()
+            self._wait()
+        except Exception as error:
+            return {"graph": first_line(error)[:200]}
+        return {"graph_ms": round(statistics.median(self._clock.of(graph.replay, count)), 4)}
 
     def _loss(self) -> float | None:
         value = float(self._last.detach().float().mean())
@@ -221,6 +267,17 @@ def _counters() -> dict[str, int]:
     return {name: int(count) for name, count in dict(autotune.counters()).items() if count}
 
 
+def _coverage() -> dict[str, Any]:
+    """The rows that Inductor compiles, and the bytes of all memory-intensive operators, each graph counted once."""
+    import autotune
+
+    rows = autotune.coverage().to_json()
+    return {
+        "moved_bytes": sum(row["bytes"] or 0 for row in rows),
+        "coverage": [row for row in rows if not row["stored"]][:_ROWS],
+    }
+
+
 def _versions() -> dict[str, str]:
     from importlib import metadata
 
@@ -257,6 +314,8 @@ def main() -> int:
                 tell({})
             elif word == "kernels":
                 tell({"kernels": running.kernels()})
+            elif word.startswith("graph"):
+                tell(running.graph(int(word.split()[1])))
             else:
                 tell({"ms": running.times(int(word))})
     except Exception as error:

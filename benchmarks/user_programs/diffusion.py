@@ -78,7 +78,9 @@ def dit(setup: Setup) -> Program:
     with torch.device(setup.device):
         model = DiffusionTransformer(side, 4, width, heads, layers, classes=1000)
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.999))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.0, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=1e-4, weight_decay=0.0, fused=True, capturable=setup.capturable
+    )
     compiled = setup.compile(model)
     kept = torch.linspace(0.9999, 0.98, 1000, device=setup.device).cumprod(0)
     latents = batches(lambda: torch.randn(count, 4, side, side, device=setup.device))

@@ -27,7 +27,7 @@ def _classified(setup: Setup, model: nn.Module, count: int, side: int, *, scaled
     """
     layout = torch.channels_last if last else torch.contiguous_format
     model = model.train().to(memory_format=layout)
-    optimizer = torch.optim.AdamW(decayed(model, 0.05), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(decayed(model, 0.05), lr=1e-4, fused=True, capturable=setup.capturable)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     scaler = setup.scaler() if scaled else None
     compiled = setup.compile(model)

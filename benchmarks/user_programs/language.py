@@ -89,7 +89,7 @@ def _gpt(setup: Setup) -> tuple[GPT, Callable[[], tuple[Tensor, Tensor]]]:
 def gpt(setup: Setup) -> Program:
     """fp32 weights, bf16 autocast, fused AdamW, gradient clipping."""
     model, following = _gpt(setup)
-    optimizer = torch.optim.AdamW(decayed(model), lr=3e-4, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(decayed(model), lr=3e-4, betas=(0.9, 0.95), fused=True, capturable=setup.capturable)
     scaler = torch.amp.GradScaler(setup.kind, enabled=False)
     compiled = setup.compile(model)
 
@@ -110,7 +110,7 @@ def gpt(setup: Setup) -> Program:
 def gpt_and_optimizer(setup: Setup) -> Program:
     """The same, whose user compiles the optimizer's step as well."""
     model, following = _gpt(setup)
-    optimizer = torch.optim.AdamW(decayed(model), lr=3e-4, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(decayed(model), lr=3e-4, betas=(0.9, 0.95), capturable=setup.capturable)
     compiled, update = setup.compile(model), setup.compile(optimizer.step)
 
     def step() -> Tensor:
@@ -136,7 +136,7 @@ def _from_config(setup: Setup, auto: str, config: Any, dtype: torch.dtype) -> An
 def _trained(setup: Setup, model: Any, batch: Any, lr: float, *, autocast: bool) -> Program:
     """The loop of a trainer: forward pass with labels, backward pass, clipping, AdamW, a schedule of the rate."""
     model.train()
-    optimizer = torch.optim.AdamW(decayed(model, 0.01), lr=lr, fused=True)
+    optimizer = torch.optim.AdamW(decayed(model, 0.01), lr=lr, fused=True, capturable=setup.capturable)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 100))
     compiled = setup.compile(model)
     following = batches(batch)

@@ -19,7 +19,7 @@ def encoder(setup: Setup) -> Program:
         layer = nn.TransformerEncoderLayer(width, heads, inner, dropout=0.1, batch_first=True, norm_first=True)
         body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         model = nn.Sequential(body, nn.LayerNorm(width), nn.Linear(width, 16))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, capturable=setup.capturable)
     compiled = setup.compile(model)
 
     def batch() -> tuple[Tensor, Tensor]:
@@ -160,7 +160,7 @@ def mesh(setup: Setup) -> Program:
     count, each, width, rounds = setup.size((40_000, 6, 128, 10), (20, 3, 16, 2))
     with torch.device(setup.device):
         model = Mesh(width, rounds)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True, capturable=setup.capturable)
     compiled = setup.compile(model)
 
     def batch() -> tuple[Tensor, ...]:

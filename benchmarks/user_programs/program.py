@@ -100,11 +100,13 @@ class Setup:
         device: "cpu" or "cuda:N".
         tiny: small sizes, to try a program on a CPU.
         compile: of the contender.
+        capturable: that argument of the optimizers that have it.
     """
 
     device: str
     tiny: bool = False
     compile: Compiler = field(default_factory=Compiler)
+    capturable: bool = False
 
     @property
     def kind(self) -> str:

@@ -12,16 +12,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.form import ROOT
 from benchmarks.user_programs.contender import Spec
+from benchmarks.user_programs.host import Host
 from benchmarks.user_programs.program import COLD, CONTENDERS, WARM
 
 MODULE = "benchmarks.user_programs.contender"
 _OURS = "autotune: "
+_REST_S = 25.0
+"""Seconds before the end at which a search that has not ended is given up, so that the others are measured."""
 _LEAST_S = 5.0
 """Seconds under which no process is begun."""
 _DROPPED = (
@@ -46,12 +49,12 @@ class Process:
     Args:
         spec: what it measures.
         place: a folder; the contender that a warm one continues has the same.
-        until: time by ``time.monotonic()`` at which every wait ends.
+        until: time by ``time.monotonic()`` at which every wait ends; may be changed.
     """
 
     def __init__(self, spec: Spec, place: Path, until: float) -> None:
         place.mkdir(parents=True, exist_ok=True)
-        self.spec, self._until, self._rest = spec, until, b""
+        self.spec, self.until, self._rest = spec, until, b""
         self._log = place / f"{spec.contender.replace(' ', '_')}.log"
         env = {k: v for k, v in os.environ.items() if k not in _DROPPED}
         env |= {
@@ -112,7 +115,7 @@ class Process:
     def _line(self) -> bytes:
         assert self._process.stdout is not None
         while b"\n" not in self._rest:
-            left = self._until - time.monotonic()
+            left = self.until - time.monotonic()
             if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
                 raise Failed("the time was up")
             data = os.read(self._process.stdout.fileno(), 1 << 16)
@@ -156,7 +159,10 @@ class Plan:
         contenders: names.
         search_s: of the option "search".
         steps: of a block; ``rounds``: blocks of each contender in a comparison.
-        together: two cold or two warm contenders start at a time.
+        together: the cold contenders start side by side, and then the warm ones.
+        beside: other programs are measured at the same time, under one :class:`Host`.
+        names: as of :class:`Spec`.
+        graph: steps are also timed as CUDA graphs, where one can be made of them.
     """
 
     contenders: Sequence[str]
@@ -167,6 +173,9 @@ class Plan:
     rounds: int = 5
     tiny: bool = False
     together: bool = False
+    beside: bool = False
+    names: int = 12
+    graph: bool = False
 
 
 Tell = Callable[[str], object]
@@ -181,13 +190,15 @@ class Measured:
         place: an empty folder.
         until: time by ``time.monotonic()`` at which its contenders are ended.
         tell: takes a line about each contender.
+        host: that other programs are measured on as well.
 
     Attributes:
         case: as the result file has it.
     """
 
-    def __init__(self, plan: Plan, name: str, place: Path, until: float, tell: Tell) -> None:
+    def __init__(self, plan: Plan, name: str, place: Path, until: float, tell: Tell, host: Host | None = None) -> None:
         self._plan, self._place, self._until, self._tell = plan, place, until, tell
+        self._host = host or Host()
         self._open: dict[str, Process] = {}
         self.case: dict[str, Any] = {
             "name": name,
@@ -204,7 +215,12 @@ class Measured:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._open.values():
+        self.end()
+
+    def end(self) -> None:
+        """End all processes and begin no more; any thread may call it."""
+        self._until = 0.0
+        for process in list(self._open.values()):
             process.end()
         self._open.clear()
 
@@ -212,39 +228,49 @@ class Measured:
         """Measure one contender after the other; yields the case as far as it is known."""
         begin = time.monotonic()
         for names in self._waves(COLD):
-            if {"search", "unsearched"} & set(names):
-                self._rest("compile")
-            for name in names:
-                self._begin(name)
-            for name in names:
-                self._first(name)
-            for name in names:
-                if name != "compile":
-                    self._compare(name)
-                    self._close(name)
+            with self._host.beside():
+                self._start([name for name in names if name not in self._open])
+            with self._host.alone():
+                for name in names:
+                    if name != "compile":
+                        self._compare(name)
+                        self._close(name)
             yield self._now(begin)
         if "compile" in self._open:
-            self._block_alone("compile")
-            self._close("compile")
+            with self._host.alone():
+                self._block_alone("compile")
+                self._close("compile")
             yield self._now(begin)
         for names in self._waves(tuple(WARM)):
             for name in names:
-                if self.case[_field(WARM[name])] is not None:
-                    self._begin(name)
-                else:
+                if self.case[_field(WARM[name])] is None:
                     self.case["missing"][name] = f"there is no process {WARM[name]!r} before it"
-            for name in names:
-                self._first(name)
-            for name in names:
-                self._block_alone(name)
-                self._close(name)
+            with self._host.beside():
+                self._start([name for name in names if name not in self.case["missing"]])
+            with self._host.alone():
+                for name in names:
+                    self._block_alone(name)
+                    self._close(name)
             yield self._now(begin)
 
+    def _start(self, names: Sequence[str]) -> None:
+        """Begin processes and wait until they are warm; "search" finds the memory free that others do not use."""
+        if {"search", "unsearched"} & set(names):
+            self._rest("compile")
+        for name in names:
+            self._begin(name)
+        for name in names:
+            self._first(name)
+            if len(names) > 1 or self._plan.beside:
+                self._rest(name)
+
     def _waves(self, kinds: Sequence[str]) -> list[list[str]]:
-        """Contenders that start at a time; a search starts alone."""
+        """Contenders that start at a time."""
         there = [name for name in kinds if name in self._plan.contenders]
         if not self._plan.together:
             return [[name] for name in there]
+        if self._plan.beside:
+            return [there] if there else []
         alone = [[name] for name in there if name in ("search", "unsearched")]
         beside = [name for name in there if [name] not in alone]
         return [wave for wave in (beside, *alone) if wave]
@@ -259,8 +285,10 @@ class Measured:
             self.case["missing"][name] = "the time was up"
             return
         spec = Spec(self.case["name"], name, plan.device, plan.mode, plan.search_s, plan.tiny)
+        spec = replace(spec, beside=plan.beside, names=plan.names, capturable=plan.graph)
         place = self._place / WARM.get(name, name)
-        self._open[name] = Process(spec, place, self._until)
+        until = self._until - (_REST_S if name == "search" and len(self._open) else 0.0)
+        self._open[name] = Process(spec, place, until)
 
     def _first(self, name: str) -> None:
         """Wait for the first step and the warm-up of a contender that was begun."""
@@ -273,11 +301,14 @@ class Measured:
             self.case["contenders"][name] = {"first_s": first["first_s"], "block_ms": [], "told": []}
             self._tell(f"{self.case['name']}: {name}: first step after {first['first_s']:.1f} s")
             process.answer()
+            process.until = self._until
         except Failed as error:
             self._lose(name, str(error))
 
     def _lose(self, name: str, why: str) -> None:
-        process = self._open.pop(name)
+        process = self._open.pop(name, None)
+        if process is None:
+            return  # all were ended
         process.end()
         found = self.case["contenders"].setdefault(name, {"first_s": None, "block_ms": []})
         found |= {"told": process.told(), "log": process.log().splitlines()[-15:]}
@@ -346,6 +377,7 @@ class Measured:
             found["told"] = process.told()
             if name in COLD:
                 found |= process.ask("kernels")
+                found |= process.ask(f"graph {self._plan.steps}") if self._plan.graph else {}
         except Failed as error:
             self._lose(name, str(error))
             return

@@ -119,7 +119,8 @@ def run(args: argparse.Namespace) -> int:
         if under := numerics.read([device]):
             print(f"with {numerics.text(under)}")
         told = [line for verdict in verdicts for line in decided.lines(verdict)]
-        print("\n".join([*table(found), *notes(found, search_command(args)), *told, *gated.lines(args, judged)]))
+        below = [*notes(found, search_command(args)), *uncovered(found), *told, *gated.lines(args, judged)]
+        print("\n".join([*table(found), *below]))
     return 1 if found.fastest(AUTOTUNE) is None else (gated.SLOWER if any(change.slower for change in judged) else 0)
 
 
@@ -163,6 +164,7 @@ def _answer(args: argparse.Namespace, label: str, device: str, name: str, found:
         "speedup": found.over_compile(found.fastest(AUTOTUNE)),
         "failed": dict(found.failed),
         "counters": dict(found.counters),
+        "coverage": found.coverage.to_json(),
         "random": found.random,
         "changing": found.changing,
         "seconds": dict(found.seconds),
@@ -215,6 +217,12 @@ def notes(found: Comparison, command: str) -> list[str]:
         command: that searches what has no schedule yet.
     """
     return [*_attention(found), *_regions(found, command), *_results(found), *_timing(found, command)]
+
+
+def uncovered(found: Comparison) -> Iterator[str]:
+    """The table of what Inductor compiles and why, set apart by empty lines; nothing where that moves no bytes."""
+    if any(not row.stored for row in found.coverage.rows):
+        yield from ("", *found.coverage.lines(), "")
 
 
 def _attention(found: Comparison) -> Iterator[str]:

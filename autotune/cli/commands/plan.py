@@ -18,7 +18,7 @@ from autotune.errors import Unsupported, UserError
 from autotune.files import check_output, whole_file
 from autotune.store import attached
 from autotune.task import Config
-from autotune.words import plural, size
+from autotune.words import plural, size, wrapped_table
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from autotune.store import Reader
 
 WIDTH = 100
-NARROW = 80
-"""Columns of the table that ``--why`` prints, which fits into an issue."""
 PLACES = {
     "thread": "thread (registers)",
     "warp": "warp (shuffles)",
@@ -257,7 +255,7 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, 
 
 
 def why_lines(outside: Sequence[Outside]) -> Iterator[str]:
-    """What Inductor compiles, as a table of at most :data:`NARROW` columns."""
+    """What Inductor compiles, as a table of at most :data:`autotune.words.NARROW` columns."""
     if not outside:
         yield "Inductor compiles nothing but views"
         return
@@ -267,12 +265,7 @@ def why_lines(outside: Sequence[Outside]) -> Iterator[str]:
         (calls.operator, str(calls.count), "unknown" if calls.bytes is None else size(calls.bytes), calls.reason)
         for calls in outside
     ]
-    most = NARROW // 2 - 4
-    names, counts, moved = (min(max(len(row[k]) for row in (head, *rows)), most) for k in range(3))
-    for name, count, much, reason in (head, *rows):
-        name = name if len(name) <= most else name[: most - 3] + "..."
-        begin = f"{name:{names}}  {count:>{counts}}  {much:>{moved}}  "
-        yield from textwrap.wrap(reason, NARROW, initial_indent=begin, subsequent_indent=" " * len(begin))
+    yield from wrapped_table(head, rows)
 
 
 def _title(region: RegionPlan) -> str:

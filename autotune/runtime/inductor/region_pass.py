@@ -34,7 +34,7 @@ from autotune.runtime.inductor.index_check import add_check, indices_of
 from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, permitted
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import memory_of, readers, region_node
-from autotune.runtime.inductor.survey import Surveyed, note
+from autotune.runtime.inductor.survey import Surveyed, covered, note
 from autotune.runtime.inductor.verdict import Left, Trial, graph_fingerprint, ranks_agree, stored_left
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.prepared import TensorSpec
@@ -42,6 +42,10 @@ from autotune.runtime.launch.prepared import TensorSpec
 log = logging.getLogger("autotune")
 
 DEVICES = ("cpu", "cuda")
+
+_LEFT = "the whole step was faster so"
+_OPTION = "an option of Inductor's requires other results"
+_NO_FASTER = "the search found nothing faster"
 
 
 def replace_regions(
@@ -95,8 +99,15 @@ def replace_regions(
     matches = _matches(regions, packaged=not decided)
     # All calls are made before the graph is changed: they tell what it says.
     how = {"verify": verify, "packaged": not decided}
-    calls = [_call_of(region, found, origin, how, cpp) for region, found in zip(regions, matches, strict=True)]
+    made_calls = [_call_of(region, found, origin, how, cpp) for region, found in zip(regions, matches, strict=True)]
+    calls = [call for call, _ in made_calls]
     _tell(regions, matches, calls)
+    fates = {r: (False, _LEFT if r.workload and r.workload.fingerprint in left else _OPTION) for r in every}
+    fates |= {region: (call is not None, why) for region, (call, why) in zip(regions, made_calls, strict=True)}
+    try:
+        deployment().cover(covered(facts, fates))
+    except Exception:
+        log.debug("a graph has no coverage", exc_info=True)
     if trial is None and not cpp:
         calls = _counting(calls, regions, matches, {"graph": name, "mode": mode})
     if trial is not None:
@@ -219,16 +230,18 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[R
 
 def _call_of(
     region: Region, found: Match, origin: Mapping[fx.Node, fx.Node], how: Mapping[str, Any], cpp: bool
-) -> RegionCall | None:
-    """What is to stand in a region's place; None where it is left to Inductor.
+) -> tuple[RegionCall | None, str]:
+    """The call that replaces a region, None where it is left to Inductor; and the reason, or how its schedule fits.
 
     Args:
         origin: from the nodes of the graph that the region was found in to those of Inductor's, where they are others.
         how: further fields of the call.
         cpp: as of :func:`replace_regions`.
     """
-    if region.workload is None or found.schedule is None or found.schedule.config is None:
-        return None
+    if region.workload is None or found.schedule is None:
+        return None, found.reason
+    if found.schedule.config is None:
+        return None, _NO_FASTER
     label = region.workload.label or region.workload.fingerprint[:12]
     try:
         call = replace(_with_numbers(region, label, found), **how)
@@ -236,18 +249,18 @@ def _call_of(
         if cpp:
             prepared(call)
             deployment().count("hits")  # no code is loaded that would count it
-        return call
+        return call, found.reason
     except Unsupported as e:
+        why = str(e)
         deployment().count("unsupported")
         log.debug("%s is left to Inductor: %s", label, e)
         if cpp:
             deployment().warn_once(f"cpp {e}", f"autotune: {label} is left to Inductor in C++: {e}")
     except Exception as e:
-        deployment().warn_once(
-            f"replace {label}", f"autotune: {label} runs as without autotune: {type(e).__name__}: {e}"
-        )
+        why = f"{type(e).__name__}: {e}"
+        deployment().warn_once(f"replace {label}", f"autotune: {label} runs as without autotune: {why}")
         log.debug("the region that is not replaced", exc_info=True)
-    return None
+    return None, why
 
 
 def _with_numbers(region: Region, label: str, found: Match) -> RegionCall:

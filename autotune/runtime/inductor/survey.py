@@ -1,4 +1,4 @@
-"""Surveys of compiled graphs: their regions, and the regions that verdicts leave to Inductor."""
+"""Surveys of compiled graphs: their regions, the regions that verdicts leave to Inductor, and their coverage."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import fx
+
+from autotune.compiler.lower.eager import moved_bytes
+from autotune.compiler.lower.facts import LIBRARY_CALL, UNKNOWN_BYTES, GraphFacts
+from autotune.compiler.regions.find import Region, outside
+from autotune.runtime.coverage import Row
 from autotune.runtime.inductor.region_call import look_up
 from autotune.workload import Workload
 
@@ -75,4 +81,28 @@ def lacking(graphs: Sequence[Surveyed]) -> Lacking:
     return {device: found for device, found in missed.items() if found}
 
 
-__all__ = ["Lacking", "Surveyed", "lacking", "note", "surveying"]
+def covered(facts: GraphFacts, fates: Mapping[Region, tuple[bool, str]]) -> Iterator[Row]:
+    """Yield the coverage of a graph, a row for each region, and for each operator outside of regions.
+
+    Library calls are left out, as are operators that move nothing.
+
+    Args:
+        facts: of the graph in which the regions were found.
+        fates: for each region, True if a stored kernel runs it, and the reason.
+    """
+    for region, (stored, why) in fates.items():
+        what = region.workload.label if region.workload else ", ".join(_operators(facts, region.nodes))
+        moved = sum(facts[n].touched_bytes for n in (*region.inputs, *region.outputs))
+        yield Row(what, stored, why, bytes=moved if moved < UNKNOWN_BYTES else None)
+    for node, why in outside(facts, fates).items():
+        moved = moved_bytes(facts, [node], facts[node].operator)
+        if why != LIBRARY_CALL and moved:
+            what = facts[node].operator or str(node.target)
+            yield Row(what, False, why, bytes=moved if moved < UNKNOWN_BYTES else None)
+
+
+def _operators(facts: GraphFacts, nodes: Sequence[fx.Node]) -> list[str]:
+    return list(dict.fromkeys(facts[n].operator for n in nodes if facts[n].operator != "getitem"))
+
+
+__all__ = ["Lacking", "Surveyed", "covered", "lacking", "note", "surveying"]

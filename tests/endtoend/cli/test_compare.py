@@ -27,6 +27,7 @@ from autotune.cli.commands import compare
 from autotune.device import environment, identify
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.measure.policy import Policy, default_policy
+from autotune.runtime.coverage import Coverage, Row
 from autotune.runtime.deployment import deployment
 from autotune.store import Store, Verdict
 from autotune.store.connection.urls import parse_url
@@ -268,6 +269,15 @@ def on_a_gpu(ours: float = 1520.0, **changes: Any) -> Comparison:
     counters = {"graphs": 2, "hits": 24, "baseline_wins": 2}
     found = Comparison(steps, {}, "cuda:0", ["default"], counters, False, {}, 0.0)
     return dataclasses.replace(found, **changes)
+
+
+def test_what_inductor_compiles_is_a_table_with_reasons() -> None:
+    rows = [Row("softmax", True, "", 3, 9 << 20), Row("cumsum", False, "an operator without a rule", 2, 1 << 20)]
+    lines = list(compare.uncovered(on_a_gpu(coverage=Coverage(rows))))
+    assert lines[0] == lines[-1] == ""
+    assert lines[2].split("  ")[0] == "cumsum"
+    assert lines[2].endswith("an operator without a rule")
+    assert list(compare.uncovered(on_a_gpu(coverage=Coverage(rows[:1])))) == []
 
 
 def in_two_modes() -> Comparison:

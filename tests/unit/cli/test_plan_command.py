@@ -20,6 +20,7 @@ from autotune.domains.fusion.picture import draw
 from autotune.domains.fusion.svg_layout import Box, Drawing, Page, lay_out
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
+from autotune.words import NARROW
 from tests.support.read_back import cut as read_back_cut
 from tests.support.read_back import mixer_norm, workload_of
 
@@ -263,7 +264,7 @@ def test_why_names_each_operator_outside_with_its_reason(capsys: pytest.CaptureF
     assert main(command) == 0
     out = capsys.readouterr().out
     table = out[out.index("operator  calls") : out.index("\n\n1. ")].splitlines()
-    assert max(map(len, table)) <= plan.NARROW
+    assert max(map(len, table)) <= NARROW
     assert [line.split(maxsplit=4) for line in table] == [
         ["operator", "calls", "moved", "why", "Inductor compiles it"],
         ["mm", "1", "3", "MiB", "a library call"],
@@ -312,7 +313,7 @@ def test_long_names_and_reasons_fit_into_80_columns() -> None:
         Outside("mm", 1, None, "a library call"),
     ]
     lines = list(plan.why_lines(rows))
-    assert max(map(len, lines)) <= plan.NARROW
+    assert max(map(len, lines)) <= NARROW
     assert "unknown" in lines[-1]
     assert " ".join(" ".join(lines).split()).count("17 tensors") == 4
     assert list(plan.why_lines([])) == ["Inductor compiles nothing but views"]

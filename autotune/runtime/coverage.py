@@ -1,0 +1,90 @@
+"""The coverage of a program: what runs by stored kernels, what Inductor compiles, and why.
+
+Each graph that is looked up adds a row for each kind of region and operator. :func:`autotune.coverage` gives them, and
+``autotune compare`` prints those that move most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from autotune.words import size, wrapped_table
+
+SMALL = 0.01
+"""The share of all bytes below which rows are summed in :meth:`Coverage.lines`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Regions or operators that one thing happened to.
+
+    Attributes:
+        what: a region's label, or the name of an operator outside of regions.
+        stored: a stored kernel runs it; otherwise Inductor compiles it.
+        why: the reason why no stored kernel runs it, or how the stored kernel fits; may be empty.
+        count: how often it occurs in the graphs.
+        bytes: read and written by all of them; None where sizes are symbols.
+    """
+
+    what: str
+    stored: bool
+    why: str
+    count: int = 1
+    bytes: int | None = 0
+
+
+class Coverage:
+    """Rows by the bytes that they move, the most first.
+
+    ``str`` gives a table of the rows that Inductor compiles.
+    """
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        found: dict[tuple[str, bool, str], Row] = {}
+        for row in rows:
+            key = row.what, row.stored, row.why
+            known = found.get(key)
+            if known is not None:
+                moved = None if known.bytes is None or row.bytes is None else known.bytes + row.bytes
+                row = replace(row, count=known.count + row.count, bytes=moved)
+            found[key] = row
+        self.rows: Sequence[Row] = tuple(sorted(found.values(), key=_rank))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The rows as JSON objects."""
+        return [asdict(row) for row in self.rows]
+
+    def lines(self, small: float = SMALL) -> Iterator[str]:
+        """Yield a table of the rows that Inductor compiles.
+
+        Args:
+            small: rows with less than this share of all bytes, stored kernels' among them, are summed in the last line.
+        """
+        whole = sum(row.bytes or 0 for row in self.rows)
+        rest = [row for row in self.rows if not row.stored]
+        shown = [row for row in rest if row.bytes is None or row.bytes >= small * whole]
+        if shown:
+            rows = [(row.what, str(row.count), _moved(row), row.why) for row in shown]
+            yield from wrapped_table(("region or operator", "calls", "moved", "why Inductor compiles it"), rows)
+        if hidden := [row for row in rest if row not in shown]:
+            calls, moved = sum(row.count for row in hidden), sum(row.bytes or 0 for row in hidden)
+            yield f"{calls} more calls move {size(moved)} together, less than {small:.0%} of all bytes each"
+        if whole:
+            ours = sum(row.bytes or 0 for row in self.rows if row.stored)
+            yield f"stored kernels run {ours / whole:.0%} of the {size(whole)} that memory-intensive operators move"
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+def _rank(row: Row) -> tuple[float, str]:
+    return (-float("inf") if row.bytes is None else -row.bytes, row.what)
+
+
+def _moved(row: Row) -> str:
+    return "unknown" if row.bytes is None else size(row.bytes)
+
+
+__all__ = ["Coverage", "Row"]
