@@ -151,7 +151,35 @@ def check(device: str) -> list[dict[str, Any]]:
             print("ok   " if right else "WRONG", found[-1], flush=True)
         found.append(dropped(name, shape, device))
         print("ok   " if found[-1]["right"] else "WRONG", found[-1], flush=True)
+    found.append(deployed(device))
+    print("ok   " if found[-1]["right"] else "WRONG", found[-1], flush=True)
     return found
+
+
+def deployed(device: str) -> dict[str, Any]:
+    """By ``backend="autotune"``: a layer whose regions surround attention."""
+    import autotune
+
+    shape = SMALL["decoder, groups"]
+    given, mask = inputs(shape, device), valid_keys("right", shape[0], shape[3], device)
+    grad = torch.randn(shape[0], shape[3], shape[1], shape[4], device=device, dtype=torch.bfloat16)
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return attention(F.silu(q), k * 2, v + 1, mask, True, 0, 0.0).relu()
+
+    torch._dynamo.reset()
+    before = autotune.counters().attention
+    wide = [x.detach().double().requires_grad_() for x in given]
+    want = [x.detach() for x in run(layer, wide, grad.double(), mask)]
+    ours = run(torch.compile(layer, backend="autotune", dynamic=False), given, grad, mask)
+    changed, error = autotune.counters().attention - before, apart(ours, want)
+    return {
+        "case": "deployed",
+        "mask": "right",
+        "error": error,
+        "changed": changed,
+        "right": error < 0.05 and changed == 1,
+    }
 
 
 def dropped(name: str, shape: tuple[Any, ...], device: str) -> dict[str, Any]:

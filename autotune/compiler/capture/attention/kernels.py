@@ -1,4 +1,4 @@
-"""The fused kernel for attention with a mask of keys, by what was measured."""
+"""The fused kernel for attention with a mask of keys, by measurements."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Attention with a mask of keys that comes with the data, as operators that choose nothing on the host.
 
-A mask ``valid[b, key]`` beside a structure that is known (everything, what is not later, a window) needs no dense mask
-in most batches. :func:`_bounds` finds the lengths on the device, once for all layers. Then
+A mask is ``valid[b, key]`` and a known structure: none, a triangle, a window. Most batches need no dense mask for it.
+:func:`_bounds` finds the lengths on the device, once for all layers. Then
 
 - without a structure, flash attention runs by lengths. Each batch row is two sequences: the keys that are seen with all
-  queries, and the padding without queries. So nothing is gathered, and gradients of padding are zeros;
+  queries, and the padding without queries. Nothing is gathered, and gradients of padding are zeros;
 - with a structure, the fused kernel runs as if nothing else were hidden;
 - :mod:`.rows` computes the rows for which that is wrong: those of a mask with holes, and behind the first hidden key of
   a causal one. Where there are none, its kernels return at once.
@@ -39,7 +39,7 @@ _library.define(
 
 
 def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """What a mask of keys hides, without a synchronisation.
+    """Find the bounds of a mask of keys, without a synchronisation.
 
     Args:
         valid: bool [B, keys], True where a key is seen.
@@ -71,7 +71,7 @@ def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, 
 
 
 def _flat(x: Tensor) -> Tensor:
-    """[B, H, S, D] as [B S, H, D], without a copy where rows lie so."""
+    """View [B, H, S, D] as [B S, H, D]; another order in memory costs a copy."""
     return x.transpose(1, 2).flatten(0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Masks that come with the data: which keys each batch row sees, beside a structure that is known.
+"""Masks that come with the data: which keys each batch row sees, and a known structure.
 
 A mask ``m[b, h, i, j]`` is taken apart where it is made: ``and`` of tensors, repeated and viewed. A part that depends
 on no input of the graph is run once (:mod:`.constants`), so that all its elements are known. A part of

@@ -231,7 +231,7 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 
 
 def _launch(kernel: Any, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Any, ...]) -> None:
-    """Launch a kernel, by what Triton compiled for the same numbers, types and alignments.
+    """Launch a kernel that Triton compiled for the same numbers, types and alignments.
 
     Triton's own launch looks at each argument again, which takes longer than a kernel that returns at once.
     """
