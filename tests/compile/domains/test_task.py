@@ -82,7 +82,7 @@ def test_normalize_is_idempotent_and_keeps_the_meaning(case, k: int) -> None:
     task = cuda(workloads(case.name)[k])
     space, rng = task.space(), random.Random(zlib.crc32(case.name.encode()))
     compared = 0
-    for _ in range(40):
+    for _ in range(80):
         if compared == 5:
             break
         config = space.sample(rng)
@@ -108,7 +108,8 @@ def test_normalize_makes_blocks_of_legal_size() -> None:
 
 (LONG_STRIPS,) = workloads_of(Case("", lambda x: torch.softmax(x, 0), (T(80_000, 64),)))
 """A softmax whose strips no block's shared memory holds."""
-SHARED: Config = {"keep": "shared", "online": False, "unroll": 4}
+SHARED: Config = {"keep": "shared", "prefetch": True, "online": False, "unroll": 16}
+SHARED |= {"threads_per_row": 4, "rows_per_block": 256}
 
 
 @pytest.mark.parametrize(

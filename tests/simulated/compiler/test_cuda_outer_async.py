@@ -210,7 +210,7 @@ def test_registers_beside_shared_memory_are_for_strips_that_do_not_fit() -> None
     with pytest.raises(Unsupported, match="everything"):
         made(g, threads_per_row=2, rows_per_block=16, held=64)
     with pytest.raises(Unsupported, match="not asynchronous"):
-        made(g, threads_per_row=2, rows_per_block=16, prefetch=False, held=1)
+        made(g, threads_per_row=2, rows_per_block=16, keep="registers", prefetch=False, held=1)
 
 
 def waves(kernel: Kernel) -> float:
