@@ -124,7 +124,7 @@ def _modelled(task: Task) -> Iterator[tuple[str, Config]]:
 
 
 class Trials:
-    """Tries the proposals of workloads on one device. Threads may call :meth:`run` at a time, each with another worker.
+    """Tries the proposals of workloads on one device. Threads may call :meth:`run` at a time, each with its worker.
 
     Args:
         store: where schedules and measurements go.
