@@ -1,7 +1,7 @@
 """GPU hours that stored kernels have saved, from counted steps and the verdicts on them.
 
-A verdict says what a step took with and without stored kernels: its savings are measured. Without a verdict each region
-is taken to save in its step what it saved alone: these savings are assumed.
+A verdict has the times of a step with and without stored kernels: such savings are measured. Without a verdict, each
+region is assumed to save as much in its step as alone: such savings are assumed.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def saved(counted: Iterable[Saving], verdicts: Sequence[Verdict]) -> list[Saved]
 
 
 def _step(verdict: Verdict) -> tuple[str, float] | None:
-    """What all graphs of a step have in common, and the microseconds that it saves; None where it was not timed."""
+    """A name that all graphs of a step share, and the microseconds that the step saves; None if it was not timed."""
     record = verdict.record
     theirs, ours = record.get("compile_us"), record.get("autotune_us")
     if not is_number(theirs):

@@ -103,13 +103,13 @@ def proposals(task: Task, stored: Iterable[tuple[str, Config]] = ()) -> list[Pro
 
 
 def gain(task: Task, proposed: Sequence[Proposal]) -> float | None:
-    """How many times as fast as the user's own code the best proposal should be; None where no model says so."""
+    """The predicted gain of the best proposal over the user's own code, as a ratio; None without a model."""
     ours = min((p.expected_us for p in proposed if p.expected_us), default=None)
     return None if ours is None else task.expected_gain(ours)
 
 
 def _modelled(task: Task) -> Iterator[tuple[str, Config]]:
-    """What the cost models like best: of the region as a whole, or composed of parts."""
+    """The favourites of the cost models, with their origin: of the whole region, or composed of parts."""
     compositions = task.compositions(_PLANS)
     if not compositions:
         yield from (("model", config) for config in picks(task, task.space(), _SEED, _OF_EACH))
@@ -124,7 +124,7 @@ def _modelled(task: Task) -> Iterator[tuple[str, Config]]:
 
 
 class Trials:
-    """Tries the proposals of workloads on one device. Any thread may call :meth:`run`, with a worker of its own.
+    """Tries the proposals of workloads on one device. Threads may call :meth:`run` at a time, each with its worker.
 
     Args:
         store: where schedules and measurements go.

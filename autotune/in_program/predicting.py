@@ -1,9 +1,8 @@
 """The process that tries predicted schedules while the program compiles: ``python -m autotune.in_program.predicting``.
 
-The cost models run in Python for a second a region. In a process of their own they do not hold up Inductor, and what
-fails there fails alone. Frames of :mod:`autotune.measure.wire` go to it: ``begin`` starts the processes that measure
-and compile, ``workloads`` are tried in the background, and ``end`` is answered once they were, or a number of seconds
-have passed.
+The cost models run in Python for a second a region. In another process they do not hold up Inductor, and a failure
+there costs the predictions alone. It takes frames of :mod:`autotune.measure.wire`. ``workloads`` are tried in the
+background. ``end`` is answered when all were tried, or after a number of seconds.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ class Predictor:
 
     @contextlib.contextmanager
     def _holding(self, need: int) -> Iterator[None]:
-        """Wait until there is room for so many bytes beside the other threads' regions."""
+        """Wait until so many bytes are left by the regions of the other threads."""
         with self._changed:
             while self._taken and self._taken + need > self._room:
                 self._changed.wait()

@@ -1,6 +1,6 @@
 """A gain without a search: predicted schedules are tried while the program compiles as torch.compile would.
 
-The regions that lack a schedule are known when the first post-grad graph is. From then on a process of its own
+The regions that lack a schedule are known when the first post-grad graph is. From then on another process
 (:mod:`autotune.in_program.predicting`) tries their candidates. When Inductor is done and a candidate won, the graph is
 compiled a second time. The program's first steps decide between both codes, as after a search.
 """
@@ -166,7 +166,7 @@ class Trying:
         return look_up(workload, self._device, packaged=False).level is Level.HEURISTIC
 
     def end(self, seconds: float) -> bool:
-        """Wait for what was added, for ``seconds`` at most; True where a predicted schedule won.
+        """Wait for the added graphs, for ``seconds`` at most; True where a predicted schedule won.
 
         Raises:
             Exception: nothing could be tried.

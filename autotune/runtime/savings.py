@@ -1,7 +1,7 @@
 """Steps that ran stored kernels, counted and added to the database: ``AUTOTUNE_SAVINGS=1``.
 
-One region of each graph counts its calls. A thread of its own writes the counts every few minutes, and the process does
-so once more at its end. A step never waits for the database. Replays of CUDA graphs run no Python and count nothing.
+One region of each graph counts its calls. A thread writes the counts every few minutes, and the process does so once
+more at its end. A step never waits for the database. Replays of CUDA graphs run no Python and count nothing.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Savings:
 
 
 def wanted() -> bool:
-    """True where $AUTOTUNE_SAVINGS asks for counting."""
+    """True where $AUTOTUNE_SAVINGS switches counting on."""
     return os.environ.get(VARIABLE, "").strip().lower() not in ("", "0", "false")
 
 

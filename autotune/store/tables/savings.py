@@ -24,7 +24,7 @@ class Savings(Database):
         """Store what a process has counted so far, all or nothing.
 
         A count replaces a smaller one of its key. So a write that is repeated counts nothing twice, and processes that
-        write at the same time lose nothing: each has rows of its own.
+        write at the same time lose nothing, since no two share a row.
 
         Raises:
             ValueError: a device or an environment was not put before.
