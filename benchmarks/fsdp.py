@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +218,32 @@ def run_rank(args: argparse.Namespace) -> None:
             show(cases[-1])
     group.barrier()
     dist.destroy_process_group()
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def markdown(data: Mapping[str, Any]) -> str:
+    """The table of a result file: a case a row, milliseconds of a step on the slowest rank."""
+    head = ["model, tokens a rank", "stock", "prefetch", "autotune", "over stock", "peak GiB", "search", "choice"]
+    lines = [f"| {' | '.join(head)} |", "|---|" + "---:|" * 6 + "---|"]
+    for case in data["cases"]:
+        stock, prefetch, ours = (case[f"{name}_us"] / 1e3 for name in ("stock", "prefetch", "autotune"))
+        peaks = [case["peak_bytes"][name] / 2**30 for name in ("stock", "autotune")]
+        large = [
+            part
+            for part in case["choice"].removeprefix("Sharded(").removesuffix(")").split(", ")
+            if " 0.0 MiB" not in part
+        ]
+        cells = [
+            case["name"], f"{stock:.1f}", f"{prefetch:.1f}", f"{ours:.1f}", f"{stock / ours:.3f}x",
+            f"{peaks[0]:.1f} -> {peaks[1]:.1f}", f"{case['search_steps']} steps", "; ".join(large),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    made = f"measured {data['when'][:10]} by `{data['command']}`"
+    layers = data["cases"][0]["layers"]
+    note = f"{data['device']}, torch {data['versions']['torch']}, {layers} layers of Llama in bf16, AdamW; {made}."
+    return "\n".join([*lines, "", note]) + "\n"
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
