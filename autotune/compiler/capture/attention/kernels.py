@@ -10,6 +10,8 @@ from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH
 _HALF = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 128
 """Above it the kernels of :mod:`.rows` would spill."""
+LEAST_QUERIES = 1024
+"""Query rows. With 512, the host takes longer to launch what replaces a mask than the mask takes (BERT-large)."""
 _LARGEST_GRID = 65535
 """Blocks along the second axis of a CUDA grid, one for each head of a batch row."""
 
@@ -19,13 +21,13 @@ def kernel_of(
 ) -> str | None:
     """The fused kernel of a call without its mask of keys; None where the call stays as it is written.
 
-    On one H100 flash attention by lengths was faster than cuDNN with a mask in every case, and cuDNN without one faster
-    than flash attention (`decision 028 <../decisions/028-masks-that-come-with-the-data.md>`_). Other devices were not
-    measured.
+    On H100 and H200 flash attention by lengths took the device less time than cuDNN with a mask, and cuDNN without one
+    less than flash attention (`decision 028 <../decisions/028-masks-that-come-with-the-data.md>`_). Other devices were
+    not measured.
     """
     if query.device.type != "cuda" or query.dtype not in _HALF or torch.are_deterministic_algorithms_enabled():
         return None
-    if query.shape[0] * query.shape[1] > _LARGEST_GRID:
+    if query.shape[0] * query.shape[1] > _LARGEST_GRID or query.shape[2] < LEAST_QUERIES:
         return None
     if query.shape[-1] % 8 or query.shape[-1] > _LARGEST_HEAD or any(t.stride(-1) != 1 for t in (query, key, value)):
         return None
