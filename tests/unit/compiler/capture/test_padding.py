@@ -196,7 +196,8 @@ def test_lengths_are_found_once_for_all_layers() -> None:
 
 def test_keys_of_another_length() -> None:
     def cross(q: Tensor, k: Tensor, v: Tensor, given: Tensor) -> Tensor:
-        return sdpa(q[:, :, :4], k, v, attn_mask=given.bool()[:, None, None, :].expand(B, 1, 4, S))
+        mask = given.bool()[:, None, None, :].expand(B, 1, 4, S)
+        return sdpa(q[:, :, :4], k, v, attn_mask=mask).transpose(1, 2).reshape(B, 4, H * D)
 
     agree(cross, qkv(), changed=1)
 
