@@ -38,8 +38,8 @@ def masks() -> dict[str, Tensor]:
     return {"ones": ones, "right": right, "left": left, "empty": empty, "holes": holes}
 
 
-@pytest.mark.parametrize("make", [bert, llama])
-def test_a_training_step_with_a_mask(make: Any, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("make", "apart"), [(bert, 1e-9), (llama, 1e-5)])  # Llama's norms compute in fp32
+def test_a_training_step_with_a_mask(make: Any, apart: float, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "kernel_of", lambda *call: REFERENCE)
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -47,16 +47,16 @@ def test_a_training_step_with_a_mask(make: Any, db: str, monkeypatch: pytest.Mon
     reference = copy.deepcopy(model)
     run = torch.compile(model, backend="autotune")
     ids = torch.arange(BATCH * TOKENS).reshape(BATCH, TOKENS) + 3
-    for name, mask in masks().items():
+    for mask in masks().values():
         for one in (model, reference):
             one.zero_grad()
         ours = run(input_ids=ids, attention_mask=mask, labels=ids)
         theirs = reference(input_ids=ids, attention_mask=mask, labels=ids)
-        torch.testing.assert_close(ours.logits, theirs.logits, rtol=1e-9, atol=1e-9, msg=name)
+        torch.testing.assert_close(ours.logits, theirs.logits, rtol=apart, atol=apart)
         ours.loss.backward()
         theirs.loss.backward()
         for a, b in zip(model.parameters(), reference.parameters(), strict=True):
             assert (a.grad is None) == (b.grad is None)
             if a.grad is not None:
-                torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-9, msg=name)
+                torch.testing.assert_close(a.grad, b.grad, rtol=apart, atol=apart)
     assert autotune.counters().attention == 2
