@@ -113,7 +113,8 @@ def replace_regions(
         stable_topological_sort(graph)
         graph.eliminate_dead_code()
         facts = GraphFacts(graph)
-        regions = _permitted(_without(regions_from(facts), left))
+        every = regions_from(facts)
+        regions = _permitted(_without(every, left))
     matches = _matches(regions, packaged=not decided)
     # All calls are made before the graph is changed: they tell what it says.
     how = {"verify": verify, "packaged": not decided}
