@@ -73,7 +73,7 @@ class ProductBench(Bench):
         """Microseconds of calls one right behind the other, as products follow each other in a step.
 
         A GPU at its power cap lowers its clock, and then other algorithms are the fastest than in single calls. On one
-        H100 an algorithm that won 3% in single calls, with cold caches, made the step of a ViT 1.2% slower.
+        H200 an algorithm that won 3% in single calls, with cold caches, made the step of a ViT 1.2% slower.
         """
         return self._sustained if self.device.type == "cuda" else None
 
