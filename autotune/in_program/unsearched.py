@@ -149,6 +149,7 @@ class Trying:
 
         try:
             every = lacking([graph]).get(self._device, ())
+            every = [(w, n) for w, n in every if w.kind == "fusion"]  # a product's default is what Inductor has
             counted = [(w, n) for w, n in every if w.fingerprint not in self._asked and not self._was_tried(w)]
             if not counted or self._error:
                 return

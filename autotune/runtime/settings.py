@@ -113,6 +113,7 @@ COUNTERS = (
     "wrong_results",
     "misaligned",
     "restrided",
+    "products",
     "attention",
     "overlaps",
     "overlap_hits",
@@ -144,6 +145,7 @@ class Counters(Mapping[str, int]):
     ``wrong_results``   those of them whose kernels computed something else than the region's operators
     ``misaligned``      inputs copied because their address did not suit the kernel's vector loads
     ``restrided``       inputs copied because another compiler handed them over in other strides
+    ``products``        products computed by a stored algorithm of cuBLASLt, with what they take of a region
     ``attention``       calls of ``scaled_dot_product_attention`` rewritten so that a fused kernel takes them
     ``overlaps``        scenarios looked up by ``autotune.overlap``
     ``overlap_hits``    those of them that were tuned, or one near them

@@ -88,7 +88,7 @@ def test_a_module_without_a_domain_is_one_line(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(task.DOMAINS, "json", "json")
     with pytest.raises(UserError, match=r"the domain 'json': json has no DOMAIN, an instance of autotune\.domain"):
         domain_of("json")
-    with pytest.raises(UserError, match="there is no domain 'gone'; there are c3, fusion, json, kernel"):
+    with pytest.raises(UserError, match="there is no domain 'gone'; there are c3, fusion, json, kernel, product"):
         domain_of("gone")
     assert known_domain("gone") is None
     assert known_domain(3) is None

@@ -167,13 +167,13 @@ def captured_target(args: argparse.Namespace, device: str, store: Store, rows: i
     Args:
         rows: another number of rows of its inputs.
     """
-    from autotune.domains.fusion.inspection import check_graph, check_source
+    from autotune.domain import domain_of
     from autotune.domains.fusion.program_spec import captured
 
     def known(signature: str) -> list[tuple[Workload, int]] | None:
         """The workloads that an earlier run captured, if the database still has them unchanged."""
         stored = store.captured(signature)
-        intact = stored and not any(check_graph(w) or check_source(w) for w, _ in stored)
+        intact = stored and not any(domain_of(w.kind).damage(w) for w, _ in stored)
         return stored if intact else None
 
     with asking(args.precision):

@@ -18,11 +18,14 @@ from torch.utils import _pytree as pytree
 from autotune import numerics
 from autotune.compiler.capture.recording import CapturedGraph, capture_for_user
 from autotune.compiler.capture.signature import signature
-from autotune.compiler.regions.find import find_regions
+from autotune.compiler.lower.facts import GraphFacts
+from autotune.compiler.regions.epilogues import products_of
+from autotune.compiler.regions.find import regions_from
 from autotune.domains.fusion.builtin import BUILTIN
 from autotune.errors import UserError, first_line
 from autotune.files import import_object
 from autotune.runtime.deployment import deployment
+from autotune.runtime.launch import cublaslt
 from autotune.words import closest
 from autotune.workload import Workload
 
@@ -213,8 +216,13 @@ def workloads_of(
     _refuse_meta(fn, (arguments, kwargs), label)
     counts: Counter[Workload] = Counter()
     for graphs in captures(fn, arguments, kwargs, label, train=train):
-        regions = (r for g in graphs for r in find_regions(g.module))
-        counts |= Counter(r.workload for r in regions if r.workload is not None)
+        met: Counter[Workload] = Counter()
+        for graph in graphs:
+            facts = GraphFacts(graph.module.graph)
+            regions = regions_from(facts)
+            met.update(r.workload for r in regions if r.workload is not None)
+            met.update(p.workload for p in products_of(facts, regions, cublaslt.version()))
+        counts |= met
     return list(counts.items())
 
 

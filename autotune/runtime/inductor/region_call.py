@@ -22,11 +22,13 @@ from torch import fx
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import at_sizes
+from autotune.compiler.regions.epilogues import KIND as PRODUCT
 from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.device import environment, identify
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
+from autotune.runtime.inductor import product_call
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import load_executor
@@ -136,10 +138,13 @@ def load_call(text: str) -> Call:
     with own.loading:
         found = own.calls.get(text)
         if found is None:
-            call = RegionCall.of(text)
-            found = _BySizes(call) if call.symbols else _ready(call)
-            if call.counts:
-                found = own.savings.counted(found, call.device, **call.counts)
+            if text.startswith(product_call.PREFIX):
+                found = product_call.load(text, Operators)
+            else:
+                call = RegionCall.of(text)
+                found = _BySizes(call) if call.symbols else _ready(call)
+                if call.counts:
+                    found = own.savings.counted(found, call.device, **call.counts)
             own.calls[text] = found
         return found
 
@@ -173,7 +178,7 @@ class _BySizes:
         except Exception as e:
             log.debug("a region whose sizes were not looked up", exc_info=True)
             source = at_sizes(self._call.source, sizes)
-            operators = _Operators(replace(self._call, source=source, symbols={}, inputs=inputs, outputs=outputs))
+            operators = Operators(replace(self._call, source=source, symbols={}, inputs=inputs, outputs=outputs))
             operators.warn(f"is not used for sizes {dict(sizes)}: {e!r}")
             return operators
         return _ready(replace(call, inputs=inputs, outputs=outputs))
@@ -188,6 +193,8 @@ def look_up(workload: Workload, device: str, *, rows: float | None = None, packa
         rows: the largest ratio of rows, in the place of the setting.
         packaged: whether what comes with autotune is asked, where the database has no answer.
     """
+    if workload.kind == PRODUCT:
+        return product_call.look_up(workload, device)
     own, key = deployment(), (workload.fingerprint, device, packaged)
     changes = own.changes
     if rows is not None:
@@ -244,7 +251,7 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -
 
 
 def _ready(call: RegionCall) -> Call:
-    operators = _Operators(call)
+    operators = Operators(call)
     if not call.tuned:  # these sizes are not tuned
         deployment().count("misses")
         return operators
@@ -306,7 +313,7 @@ def _stored(call: RegionCall) -> Match:
     return found
 
 
-class _Operators:
+class Operators:
     """A region's operators one by one, writing what its kernels would have written."""
 
     def __init__(self, call: RegionCall) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -25,19 +25,24 @@ from autotune.compiler.capture.options import requirements
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import symbols_of
+from autotune.compiler.regions.epilogues import Product, products_of
 from autotune.compiler.regions.find import Region, regions_from
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import Unsupported
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.index_check import add_check, indices_of
+from autotune.runtime.inductor.product_call import ProductCall, is_faster
 from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, permitted
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import memory_of, readers, region_node
 from autotune.runtime.inductor.survey import Surveyed, covered, note
 from autotune.runtime.inductor.verdict import Left, Trial, graph_fingerprint, ranks_agree, stored_left
 from autotune.runtime.ladder import Level, Match
+from autotune.runtime.launch import cublaslt
 from autotune.runtime.launch.prepared import TensorSpec
+from autotune.store.records import Schedule
+from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
@@ -90,12 +95,26 @@ def replace_regions(
     left, decided, predicted = stored_left(name, devices, mode) if trial is None else Left(trial.left, True)
     deployment().count("left", len(every) - len(_without(every, left)))
     searched = _permitted(_without(every, left - predicted))
-    note(_surveyed(name, mode, searched, left - predicted))
+    products = [] if origin or cpp else products_of(facts, searched, cublaslt.version())
+    note(_surveyed(name, mode, searched, left - predicted, products))
     regions = _without(searched, left)
     if bare:
         return
     if trial is None and not ranks_agree(numbers.graph):
         return
+    chosen = _chosen([p for p in products if p.family.fingerprint not in left], left, packaged=not decided)
+    if chosen:
+        replaced: dict[fx.Node, fx.Node] = {}
+        for product, schedule in chosen:
+            instead = ProductCall.of(product, schedule)
+            if trial is not None:
+                trial.met(name, instead.device, product.family, schedule)
+            replaced |= _replace(graph, product, instead, {}, replaced)
+        stable_topological_sort(graph)
+        graph.eliminate_dead_code()
+        facts = GraphFacts(graph)
+        every = regions_from(facts)
+        regions = _permitted(_without(every, left))
     matches = _matches(regions, packaged=not decided)
     # All calls are made before the graph is changed: they tell what it says.
     how = {"verify": verify, "packaged": not decided}
@@ -124,6 +143,35 @@ def replace_regions(
     graph.eliminate_dead_code()
 
 
+def _chosen(products: Sequence[Product], left: frozenset[str], *, packaged: bool) -> list[tuple[Product, Schedule]]:
+    """The products that a stored schedule computes faster than what would run in their place.
+
+    Args:
+        left: workloads that are left to Inductor.
+    """
+
+    def stored(workload: Workload | None, device: str) -> Schedule | None:
+        return None if workload is None else look_up(workload, device, packaged=packaged).schedule
+
+    products = [product for product in products if product.workload.fingerprint not in left]
+    found = {product: stored(product.workload, product.device) for product in products}
+    alone = {product.product: schedule for product, schedule in found.items() if product.region is None}
+    chosen = list[tuple[Product, Schedule]]()
+    taken = set[object]()
+    for product, schedule in found.items():
+        device, region = product.device, product.region
+        if schedule is None:
+            deployment().record_misses([(product.workload, "not tuned on this device")], device)
+            continue
+        others = [stored(region.workload, device), alone.get(product.product)] if region is not None else []
+        wins = is_faster(schedule, others, stored(product.rest, device))
+        if wins and product.product not in taken:
+            chosen.append((product, schedule))
+            taken.add(product.product)
+            deployment().count("products")
+    return chosen
+
+
 def _counting(
     calls: Sequence[RegionCall | None], regions: Sequence[Region], matches: Sequence[Match], graph: Mapping[str, str]
 ) -> list[RegionCall | None]:
@@ -150,8 +198,11 @@ def _without(regions: Sequence[Region], left: frozenset[str]) -> list[Region]:
     return [region for region in regions if region.workload is None or region.workload.fingerprint not in left]
 
 
-def _surveyed(name: str, mode: str, regions: Sequence[Region], left: frozenset[str]) -> Surveyed:
+def _surveyed(
+    name: str, mode: str, regions: Sequence[Region], left: frozenset[str], products: Iterable[Product]
+) -> Surveyed:
     found = [(device_of(region), region.workload) for region in regions]
+    found += [(product.device, product.workload) for product in products if product.workload.fingerprint not in left]
     known = [(device, workload) for device, workload in found if device is not None and workload is not None]
     return Surveyed(name, mode, tuple(known), left)
 
@@ -307,8 +358,8 @@ def _check_indices(
 
 def _replace(
     graph: fx.Graph,
-    region: Region,
-    call: RegionCall,
+    region: Region | Product,
+    call: RegionCall | ProductCall,
     origin: Mapping[fx.Node, fx.Node],
     made: Mapping[fx.Node, fx.Node],
 ) -> dict[fx.Node, fx.Node]:

@@ -1,0 +1,1 @@
+"""Matrix products with an epilogue as a domain."""

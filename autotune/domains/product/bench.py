@@ -1,0 +1,212 @@
+"""The measuring worker's side of a product: inputs, verification against float64, and the program as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import fx
+
+from autotune.compiler.regions import aten
+from autotune.compiler.regions.formulas import reference
+from autotune.measure.timing.timer import capture, keep_running
+from autotune.measure.verify import compare
+from autotune.runtime.backend import compile_bare
+from autotune.runtime.inductor.product_call import bound
+from autotune.task import Artifact, Bench, Config, Runnable, Verdict
+from autotune.workload import Workload
+
+_ROWS = 2048
+"""Rows that are compared at a time: a whole result in float64 may be larger than the device's memory."""
+_CALLS = 8
+_GRAPH_US = 1200.0
+"""A CUDA graph has so many calls, fewer of those that take longer together."""
+_LEAD_S = 0.006
+_REPLAYS = 4
+"""A sample is the mean of so many replays, after the same calls for so many seconds."""
+
+
+class ProductBench(Bench):
+    """See :class:`autotune.task.Bench`."""
+
+    def __init__(self, workload: Workload, device: str) -> None:
+        self.spec, self.source = workload.spec, workload.source
+        self.device = torch.device(device)
+        self.places = [int(place) for place in self.source["results"] if place >= 0]
+        self.given = self.inputs(0)
+        self._graphs: dict[int, tuple[Runnable, Callable[[], object], int]] = {}
+
+    def inputs(self, seed: int) -> list[torch.Tensor]:
+        """Random inputs of the program, then further ones of what is left of its region.
+
+        Those of the second factor keep the products near 1.
+        """
+        generator = torch.Generator(self.device).manual_seed(seed)
+        made = []
+        rest = self.source.get("rest", {"program": {"inputs": [None]}, "shares": []})
+        further = [t for t, k in zip(rest["program"]["inputs"][:-1], rest["shares"], strict=True) if k < 0]
+        for k, spec in enumerate([*self.source["inputs"], *further]):
+            shape, strides = [int(n) for n in spec["shape"]], [int(n) for n in spec["strides"]]
+            base = torch.empty_strided(shape, strides, dtype=torch.float32, device=self.device)
+            base.normal_(generator=generator)
+            scale = int(self.spec["k"]) ** -0.5 if k == self.source["roles"][1] else 1.0
+            made.append(base.mul_(scale).to(getattr(torch, spec["dtype"])))
+        return made
+
+    def outputs(self) -> list[torch.Tensor]:
+        """Matrices for the results, whose elements are NaN where nothing is written."""
+        shape, dtype = (int(self.spec["m"]), int(self.spec["n"])), getattr(torch, self.spec["dtype"])
+        return [torch.full(shape, float("nan"), dtype=dtype, device=self.device) for _ in self.places]
+
+    def input_sets(self, count: int) -> list[list[torch.Tensor]]:
+        """See :class:`autotune.task.Bench`; for a device whose policy takes copies in turn."""
+        return [self.given, *([t.clone() for t in self.given] for _ in range(count - 1))]
+
+    def load(self, config: Config, artifact: Artifact) -> Runnable:
+        number = self.device.index or 0
+        run = bound(self.spec, self.source, int(config["algorithm"]), number, len(self.source["inputs"]))
+        return _Candidate(run, self)
+
+    def figure(self) -> Callable[[Runnable], float] | None:
+        """Microseconds of calls one right behind the other, as products follow each other in a step.
+
+        A GPU at its power cap lowers its clock, and then other algorithms are the fastest than in single calls. On one
+        H200 an algorithm that won 3% in single calls, with cold caches, made the step of a ViT 1.2% slower.
+        """
+        return self._sustained if self.device.type == "cuda" else None
+
+    def _sustained(self, run: Runnable) -> float:
+        if id(run) not in self._graphs:
+            run()
+            count = max(1, min(_CALLS, int(_GRAPH_US / _elapsed_us(run))))
+
+            def calls() -> None:
+                for _ in range(count):
+                    run()
+
+            if len(self._graphs) >= _CALLS:
+                self._graphs.clear()
+            self._graphs[id(run)] = run, capture(calls), count
+        _, replay, count = self._graphs[id(run)]
+        keep_running(replay, _LEAD_S)
+        return _elapsed_us(replay, _REPLAYS) / (_REPLAYS * count)
+
+    def verify(self, run: Runnable, seed: int) -> Verdict:
+        """Compare the results on random inputs, of which one element is NaN, with float64."""
+        assert isinstance(run, _Candidate)
+        inputs, outputs = self.inputs(seed), self.outputs()
+        a, b, bias, other = (None if place < 0 else inputs[place] for place in self.source["roles"])
+        assert a is not None
+        assert b is not None
+        a[-1, 0] = float("nan")
+        run.into(inputs, outputs)
+        y, kept = (None if place < 0 else outputs[place] for place in self.source["results"])
+        worst, whole = 0.0, b.double()
+        for first in range(0, len(a), _ROWS):
+            some = slice(first, first + _ROWS)
+            x = a[some].double() @ whole
+            wanted = reference(
+                str(self.spec["epilogue"]), x, None if bias is None else bias.double(),
+                None if other is None else other.reshape(len(a), -1)[some].double(),
+            )  # fmt: skip
+            for name, got, want in zip(("result", "kept input"), (y, kept), wanted, strict=True):
+                if got is None or want is None:
+                    continue
+                verdict = compare(got[some], want, self.spec["dtype"], int(self.spec["k"]))
+                if not verdict.ok:
+                    return Verdict(False, verdict.error, f"{name}: {verdict.detail}")
+                worst = max(worst, verdict.error)
+        return Verdict(True, worst)
+
+    def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
+        # Inductor calls a product alone as torch does.
+        if self.spec["epilogue"] in ("", "bias"):
+            return {"inductor": self._eager}
+        return {"eager": self._eager, "inductor": self._inductor}
+
+    def _eager(self) -> Runnable:
+        return _Program(self._program().forward, self)
+
+    def _inductor(self) -> Runnable:
+        return _Program(compile_bare(self._program(), self.given), self)
+
+    def _program(self) -> fx.GraphModule:
+        """The product with all of its region, as a function of the bench's inputs."""
+        product = aten.from_json(self.source, self.device.type)
+        if "rest" not in self.source:
+            return product
+        rest, graph = aten.from_json(self.source["rest"]["program"], self.device.type), fx.Graph()
+        given = [graph.placeholder(f"x{k}") for k in range(len(self.given))]
+        own = len(self.source["inputs"])
+        (result,) = _inlined(graph, product, given[:own])
+        results = _inlined(graph, rest, [*self.of_rest(given[:own], given[own:]), result])
+        graph.output((*results, result) if self.source["rest"]["is_read"] else tuple(results))
+        return fx.GraphModule(torch.nn.Module(), graph)
+
+    @cached_property
+    def compiled_rest(self) -> Callable[..., Any]:
+        """What is left of the region, by Inductor: of its inputs, the last of which is the product's result."""
+        rest = aten.from_json(self.source["rest"]["program"], self.device.type)
+        own, shape = len(self.source["inputs"]), self.source["rest"]["program"]["inputs"][-1]["shape"]
+        return compile_bare(rest, [*self.of_rest(self.given[:own], self.given[own:]), self.outputs()[0].view(shape)])
+
+    def of_rest(self, own: Sequence[Any], others: Sequence[Any]) -> list[Any]:
+        """The inputs of the rest but the last one, from those of the product and further ones."""
+        more = iter(others)
+        return [own[k] if k >= 0 else next(more) for k in self.source["rest"]["shares"]]
+
+
+def _elapsed_us(run: Callable[[], object], times: int = 1) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(times):
+        run()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e3
+
+
+def _inlined(graph: fx.Graph, module: fx.GraphModule, given: Sequence[fx.Node]) -> list[fx.Node]:
+    """A module's calls at the end of a graph; gives what stands for its results."""
+    found = graph.graph_copy(module.graph, dict(zip(module.graph.find_nodes(op="placeholder"), given, strict=True)))
+    return list(found)  # type: ignore[arg-type]
+
+
+class _Candidate:
+    """A product by one algorithm; calling it allocates its results as deployment does.
+
+    What is left of the region runs behind it, as Inductor compiles it.
+    """
+
+    def __init__(self, run: Callable[..., None], bench: ProductBench) -> None:
+        self.run, self.bench, self.own = run, bench, len(bench.source["inputs"])
+        self.like = [(t.shape, t.dtype) for t in bench.outputs()]
+
+    def into(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Run the product on inputs into given results."""
+        on_gpu = self.bench.device.type == "cuda"
+        stream = torch.cuda.current_stream(self.bench.device).cuda_stream if on_gpu else 0
+        self.run(*inputs[: self.own], *outputs, stream)
+
+    def __call__(self, given: Sequence[torch.Tensor] | None = None) -> object:
+        bench, tensors = self.bench, given or self.bench.given
+        outputs = [torch.empty(shape, dtype=dtype, device=bench.device) for shape, dtype in self.like]
+        self.into(tensors, outputs)
+        if "rest" not in bench.source:
+            return outputs
+        shape = bench.source["rest"]["program"]["inputs"][-1]["shape"]
+        with torch.no_grad():
+            return bench.compiled_rest(*bench.of_rest(tensors[: self.own], tensors[self.own :]), outputs[0].view(shape))
+
+
+class _Program:
+    """The program as it was, on the bench's inputs."""
+
+    def __init__(self, function: Callable[..., Any], bench: ProductBench) -> None:
+        self.function, self.bench = function, bench
+
+    def __call__(self, given: Sequence[torch.Tensor] | None = None) -> object:
+        with torch.no_grad():
+            return self.function(*(given or self.bench.given))

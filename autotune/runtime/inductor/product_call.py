@@ -1,0 +1,200 @@
+"""A matrix product with an epilogue inside Inductor's generated code, in the place of a product and a region.
+
+A look-up asks the database alone, for the very workload on the very device and under the very library. The product's
+time has to beat that of Inductor's product and kernel by :data:`MARGIN`, and that of the region's own stored kernel
+behind Inductor's product as well.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from autotune.compiler.regions.epilogues import Product
+from autotune.device import environment, identify
+from autotune.errors import first_line
+from autotune.runtime.deployment import deployment
+from autotune.runtime.ladder import Level, Match
+from autotune.runtime.launch import cublaslt
+from autotune.runtime.launch.prepared import TensorSpec
+from autotune.store.records import Schedule
+from autotune.workload import Workload
+
+log = logging.getLogger("autotune")
+
+PREFIX = "product:"
+"""The beginning of a call's text; no text of a region's call has a colon."""
+MARGIN = 0.03
+"""The part of the time of what it replaces that a product must win."""
+
+
+@dataclass(frozen=True)
+class ProductCall:
+    """A product, its region, and the algorithm that computes both.
+
+    Attributes:
+        label: for messages. ``tuned``: the workload's fingerprint.
+        spec: of the workload. ``source``: its operators, which run where the library cannot.
+        algorithm: of the stored configuration.
+        inputs, outputs: layouts of the tensors. ``device``: "cuda:N".
+    """
+
+    label: str
+    tuned: str
+    spec: Mapping[str, Any]
+    source: Mapping[str, Any]
+    algorithm: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    device: str
+    overwrites: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, product: Product, schedule: Schedule) -> ProductCall:
+        """The call of a product by a stored schedule, which has a configuration."""
+        workload, config = product.workload, schedule.config
+        assert config is not None
+        given, made = (
+            tuple(TensorSpec.of(n.meta["val"]) for n in nodes) for nodes in (product.inputs, product.outputs)
+        )
+        algorithm = int(config["algorithm"])
+        name, device = workload.fingerprint, product.device
+        return cls(workload.label, name, workload.spec, workload.source, algorithm, given, made, device)
+
+    def text(self) -> str:
+        """The call as one word of ASCII; the layouts are the caller's."""
+        fields = {"spec": self.spec, "source": self.source, "algorithm": self.algorithm, "device": self.device}
+        fields |= {"label": self.label, "tuned": self.tuned, "counts": [len(self.inputs), len(self.outputs)]}
+        data = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return PREFIX + base64.b85encode(zlib.compress(data.encode(), 9)).decode()
+
+
+def load(text: str, operators: Callable[[Any], Any]) -> Callable[..., None]:
+    """The function of a call's text: it takes the inputs, the outputs, which it writes, and the raw stream.
+
+    Args:
+        operators: makes of a call the function that runs its operators.
+    """
+    fields = json.loads(zlib.decompress(base64.b85decode(text.removeprefix(PREFIX))))
+    inputs, outputs = fields.pop("counts")
+    call = ProductCall(inputs=(_ANY,) * inputs, outputs=(_ANY,) * outputs, **fields)
+    instead = operators(call)
+    try:
+        if call.spec["library"] != cublaslt.version():
+            raise cublaslt.CublasError(f"it was measured with {call.spec['library']}")
+        run = bound(call.spec, call.source, call.algorithm, torch.device(call.device).index or 0, inputs)
+    except Exception as error:
+        instead.warn(f"is not used: {first_line(error)}")
+        return instead  # type: ignore[no-any-return]
+    failed = False
+
+    def write(*tensors: Any) -> None:
+        nonlocal failed
+        if not failed:
+            try:
+                run(*tensors)
+                return
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                failed = True
+                instead.warn(f"failed and is given up: {first_line(error)}")
+        instead(*tensors)
+
+    return write
+
+
+_ANY = TensorSpec((), (), torch.bfloat16)
+
+
+def bound(
+    spec: Mapping[str, Any], source: Mapping[str, Any], algorithm: int, device: int, inputs: int
+) -> Callable[..., None]:
+    """A product as a function of so many inputs, its outputs and the raw stream.
+
+    Raises:
+        Unsupported, CublasError: the library cannot compute it so.
+    """
+    run = cublaslt.plan(matmul_of(spec), device, algorithm)
+    a, b, bias, other = (int(place) for place in source["roles"])
+    y, kept = (int(place) for place in source["results"])
+    large = other if kept < 0 else inputs + kept
+
+    def call(*tensors: Any) -> None:
+        small, whole = (None if place < 0 else tensors[place] for place in (bias, large))
+        run(tensors[a], tensors[b], tensors[inputs + y], small, whole, tensors[-1])
+
+    return call
+
+
+def matmul_of(spec: Mapping[str, Any]) -> cublaslt.Matmul:
+    """The product that a workload describes.
+
+    Raises:
+        KeyError, TypeError, ValueError: it describes none.
+    """
+    (lda, ta), (ldb, tb) = spec["a"], spec["b"]
+    numbers = [spec["m"], spec["n"], spec["k"], lda, ldb]
+    if not all(type(n) is int and 0 < n < 1 << 31 for n in numbers) or spec["epilogue"] not in cublaslt.EPILOGUES:
+        raise ValueError("its sizes or its epilogue are damaged")
+    m, n, k = numbers[:3]
+    if lda < (m if ta else k) or ldb < (k if tb else n) or spec["dtype"] not in ("bfloat16", "float16"):
+        raise ValueError("its matrices are damaged")
+    return cublaslt.Matmul(m, n, k, lda, ldb, bool(ta), bool(tb), getattr(torch, spec["dtype"]), str(spec["epilogue"]))
+
+
+def look_up(workload: Workload, device: str) -> Match:
+    """The stored schedule of a product on "cuda:N". Never fails: an error gives one warning."""
+    try:
+        store = deployment().store()
+        if store is None:
+            return Match(Level.NONE, reason="there is no database")
+        how = deployment().settings.environment
+        place = identify(device).fingerprint
+        found = store.get_schedule(workload.fingerprint, place, environment(device), match=how)
+    except Exception as error:
+        deployment().warn_once(
+            f"match {workload.fingerprint}", f"autotune: looking up {workload.label} failed: {error!r}"
+        )
+        return Match(Level.NONE, reason="the look-up failed")
+    if found is None or deployment().disabled(found) or not _is_proper(found):
+        return Match(Level.NONE, reason="not tuned on this device")
+    return Match(Level.EXACT, found, workload)
+
+
+def _is_proper(schedule: Schedule) -> bool:
+    """True for a baseline, and for an algorithm by its number, whatever a database holds."""
+    if schedule.config is None:
+        return True
+    algorithm = schedule.config.get("algorithm")
+    return type(algorithm) is int and 0 <= algorithm < cublaslt.ALGORITHMS
+
+
+def is_faster(product: Schedule, others: Iterable[Schedule | None], rest: Schedule | None = None) -> bool:
+    """True if a product's schedule beats what Inductor has with the stored parts in its place.
+
+    Args:
+        others: schedules of parts: of the region behind Inductor's product, and of the product alone.
+        rest: the schedule of what is left of the region.
+    """
+    theirs = product.baselines.get("inductor")
+    if product.config is None or theirs is None:
+        return False
+    return product.latency_us - _won(rest) < (1 - MARGIN) * (theirs - sum(map(_won, others)))
+
+
+def _won(schedule: Schedule | None) -> float:
+    """Microseconds by which a stored kernel beats Inductor's."""
+    if schedule is None or schedule.config is None:
+        return 0.0
+    return max(0.0, schedule.baselines.get("inductor", 0.0) - schedule.latency_us)
+
+
+__all__ = ["MARGIN", "PREFIX", "ProductCall", "bound", "is_faster", "load", "look_up", "matmul_of"]
