@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 from autotune.runtime.coverage import Coverage
 from autotune.runtime.deployment import deployment
-from autotune.runtime.settings import Attention, Counters, OtherDevice, Packaged, Settings, Unsearched, Verify, checked
+from autotune.runtime.settings import (
+    Attention,
+    Counters,
+    OtherDevice,
+    Packaged,
+    Products,
+    Settings,
+    Unsearched,
+    Verify,
+    checked,
+)
 from autotune.store.reading import Match
 
 if TYPE_CHECKING:
@@ -57,6 +67,7 @@ def configure(
     verify: Verify | None = None,
     attention: Attention | None = None,
     unsearched: Unsearched | None = None,
+    products: Products | None = None,
     background: bool | str | None = None,
 ) -> Settings:
     """Change how deployment behaves in this process, for later compilations; see
@@ -67,7 +78,7 @@ def configure(
         autotune.configure(environment="strict", verify="first")
 
     Args:
-        environment, other_device, packaged, rows, verify, attention, unsearched: None leaves it as it is.
+        environment, other_device, packaged, rows, verify, attention, unsearched, products: None leaves it as it is.
         background: whether what is missed is tuned beside this process, while the device is idle
             ($AUTOTUNE_BACKGROUND); the name of an idle equal device to do that on, such as "cuda:3". None leaves it as
             it is. See :mod:`autotune.runtime.background`.
@@ -80,7 +91,7 @@ def configure(
     """
     new = {
         "environment": environment, "other_device": other_device, "packaged": packaged, "rows": rows, "verify": verify,
-        "attention": attention, "unsearched": unsearched,
+        "attention": attention, "unsearched": unsearched, "products": products,
     }  # fmt: skip
     given = {name: checked(name, value, name) for name, value in new.items() if value is not None}
     own = deployment()

@@ -14,6 +14,7 @@ OtherDevice = Literal["refuse", "warn"]
 Packaged = Literal["use", "refuse"]
 Attention = Literal["fuse", "keep"]
 Unsearched = Literal["default", "leave"]
+Products = Literal["search", "leave"]
 Verify = Literal["auto", "first", "always", "never"]
 
 _ALLOWED: dict[str, tuple[str, ...]] = {
@@ -23,6 +24,7 @@ _ALLOWED: dict[str, tuple[str, ...]] = {
     "verify": get_args(Verify),
     "attention": get_args(Attention),
     "unsearched": get_args(Unsearched),
+    "products": get_args(Products),
 }
 
 
@@ -52,6 +54,8 @@ class Settings:
         unsearched: what runs a region that nobody searched ($AUTOTUNE_UNSEARCHED, and ``options={"unsearched": ...}``
             of ``torch.compile``). "default": the schedule that cost models and stored measurements predict best, if it
             is right and faster than Inductor's code when both are timed once. "leave": Inductor's code.
+        products: whether matrix products are searched and deployed by algorithms and epilogues of cuBLASLt
+            ($AUTOTUNE_PRODUCTS): "search" or "leave".
     """
 
     environment: Match = "loose"
@@ -61,6 +65,7 @@ class Settings:
     verify: Verify = "auto"
     attention: Attention = "fuse"
     unsearched: Unsearched = "leave"
+    products: Products = "leave"
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:

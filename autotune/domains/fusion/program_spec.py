@@ -221,7 +221,8 @@ def workloads_of(
             facts = GraphFacts(graph.module.graph)
             regions = regions_from(facts)
             met.update(r.workload for r in regions if r.workload is not None)
-            met.update(p.workload for p in products_of(facts, regions, cublaslt.version()))
+            if deployment().settings.products == "search":
+                met.update(p.workload for p in products_of(facts, regions, cublaslt.version()))
         counts |= met
     return list(counts.items())
 

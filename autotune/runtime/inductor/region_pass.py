@@ -95,7 +95,8 @@ def replace_regions(
     left, decided, predicted = stored_left(name, devices, mode) if trial is None else Left(trial.left, True)
     deployment().count("left", len(every) - len(_without(every, left)))
     searched = _permitted(_without(every, left - predicted))
-    products = [] if origin or cpp else products_of(facts, searched, cublaslt.version())
+    taken = not origin and not cpp and deployment().settings.products == "search"
+    products = products_of(facts, searched, cublaslt.version()) if taken else []
     note(_surveyed(name, mode, searched, left - predicted, products))
     regions = _without(searched, left)
     if bare:

@@ -43,6 +43,7 @@ GRADIENT = torch.randn(2, 1024, 32, generator=torch.Generator().manual_seed(2)).
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    monkeypatch.setenv("AUTOTUNE_PRODUCTS", "search")
     return emulate(monkeypatch, broken=(7,))
 
 
@@ -80,6 +81,14 @@ def deployed() -> dict[str, int]:
     block = Block()
     torch.testing.assert_close(autotune.compile(block)(X), block(X), rtol=2e-2, atol=6e-2)
     return counted()
+
+
+def test_products_are_left_alone_unless_asked_for(library: Library, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stored(db)
+    monkeypatch.setenv("AUTOTUNE_PRODUCTS", "leave")
+    assert "products" not in deployed()
+    assert not library.calls
+    assert all(workload.kind != "product" for workload, _ in workloads_of(Block().requires_grad_(False), (X,)))
 
 
 def test_a_stored_algorithm_is_used(library: Library, db: str) -> None:
