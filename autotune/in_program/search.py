@@ -96,7 +96,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
             surveyed.append(graph)
             processes.begin(graph)
 
-        with surveying(take), deployment().unrecorded(), eager:
+        with surveying(take), deployment().unrecorded(), deployment().counting_apart() as apart, eager:
             before = compile_once(copied, inputs, bare=not mine.alone, cached=False)
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
@@ -106,12 +106,14 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
                 found = _searched(graphs, granted, seconds, mine, processes)
                 mine.end()  # graphs with collectives make the ranks agree while they compile
                 if not found and mine.alone:
+                    deployment().count_again(apart)
                     return before
                 after = compile_once(gm, inputs)
             except Exception as error:
                 why = str(error) if isinstance(error, UserError) else first_line(error)
                 deployment().warn_once("search in the program", f"autotune: the search in the program failed: {why}")
                 log.debug("the search that failed", exc_info=True)
+                deployment().count_again(apart)
                 return before
     return (
         Frame(before, after, _joined(device, graphs, {"budget_s": seconds, "command": COMMAND}))

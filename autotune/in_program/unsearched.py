@@ -86,7 +86,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             trying.add(graph)
 
         eager = functorch.patch(force_non_lazy_backward_lowering=True)
-        with surveying(take), deployment().unrecorded(), eager:
+        with surveying(take), deployment().unrecorded(), deployment().counting_apart() as apart, eager:
             before = compile_once(copied, inputs, bare=not mine.alone, cached=False)
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
@@ -99,12 +99,14 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
                 search._note_verdicts(graphs, {**_RECORD, "tries": 0, "cut": True})
             mine.end()
             if not won and mine.alone:
+                deployment().count_again(apart)
                 return before
             after = compile_once(gm, inputs)
         except Exception as error:
             why = str(error) if isinstance(error, UserError) else first_line(error)
             deployment().warn_once(UNSEARCHED, f"autotune: schedules were not predicted: {why}")
             log.debug("the prediction that failed", exc_info=True)
+            deployment().count_again(apart)
             return before
     return Frame(before, after, search._joined(device, graphs, _RECORD)) if mine.alone else after
 

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from autotune.device import environment, identify
@@ -35,6 +35,14 @@ log = logging.getLogger("autotune")
 
 _MOST_FOUND = 100_000
 """Matches that are kept of a loaded snapshot."""
+
+
+@dataclass
+class Counted:
+    """Counters by name, and rows of the coverage."""
+
+    counts: dict[str, int]
+    rows: list[Row]
 
 
 class Deployment:
@@ -121,6 +129,29 @@ class Deployment:
         with self._counting:
             self._counts = dict.fromkeys(COUNTERS, 0)
             self._covered = []
+
+    @contextlib.contextmanager
+    def counting_apart(self) -> Iterator[Counted]:
+        """While open, keep counters and coverage apart; :meth:`count_again` adds them to the others.
+
+        Code that other code replaces is compiled so: its misses say nothing of the code that runs.
+        """
+        apart = Counted(dict.fromkeys(COUNTERS, 0), [])
+        with self._counting:
+            before = Counted(self._counts, self._covered)
+            self._counts, self._covered = apart.counts, apart.rows
+        try:
+            yield apart
+        finally:
+            with self._counting:
+                apart.counts, apart.rows = self._counts, self._covered
+                self._counts, self._covered = before.counts, before.rows
+
+    def count_again(self, apart: Counted) -> None:
+        """Add what was counted apart."""
+        for name, count in apart.counts.items():
+            self.count(name, count)
+        self.cover(apart.rows)
 
     def cover(self, rows: Iterable[Row]) -> None:
         """Add the rows of a graph that was looked up."""

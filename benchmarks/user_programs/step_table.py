@@ -23,7 +23,7 @@ STEPS = (
     "warm s",
     "peak",
 )
-KERNELS = ("program", "memory-intensive", "floor", "won", "library", "regions")
+KERNELS = ("program", "memory-intensive", "floor", "won", "library")
 ABOUT_STEPS = (
     "A step in ms, launched from Python with its optimizer. + attention: rewritten attention without other kernels.",
     "again: a second process, with the database that the search filled.",
@@ -35,7 +35,7 @@ ABOUT_STEPS = (
 ABOUT_KERNELS = (
     "ms of a step by the profiler, torch.compile -> autotune; the optimizer's kernels are memory-intensive. floor: the",
     "bytes of compiled memory-intensive operators by the speed of a copy, and the kernels of eager mode as they are.",
-    "won: the share of the time above the floor that autotune saves. regions: those with a stored kernel, of all.",
+    "won: the share of the time above the floor that autotune saves.",
 )
 
 
@@ -104,11 +104,13 @@ def text(data: Mapping[str, Any]) -> str:
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """For a document, of a result file's content."""
+    """For a document, of a result file's content; a column without any figure is left out."""
     lines: list[str] = []
     for head, cells, about in _tables():
-        rows = ["| " + " | ".join(row) + " |" for row in (head, *(cells(case) for case in data["cases"]))]
-        rows.insert(1, "| --- |" + " ---: |" * (len(head) - 1))
+        body = [cells(case) for case in data["cases"]]
+        shown = [k for k in range(len(head)) if not k or any(row[k] != "–" for row in body)]
+        rows = ["| " + " | ".join(row[k] for k in shown) + " |" for row in (head, *body)]
+        rows.insert(1, "| --- |" + " ---: |" * (len(shown) - 1))
         lines += [*rows, "", *about, ""]
     made = f"measured {data['when'][:10]} by `{data['command']}`"
     caption = f"{data['device']}, torch {data['versions']['torch']}; {made}."
@@ -170,19 +172,13 @@ def _step_cells(case: Case) -> tuple[str, ...]:
 
 def _kernel_cells(case: Case) -> tuple[str, ...]:
     kernels = [of(case, who, "kernels") or {} for who in ("compile", "search")]
-    found, share, counted = above_floor(case), won(case), of(case, "search", "counters") or {}
-    hits, misses, won_by_others, left, unsupported = (
-        counted.get(name, 0) for name in ("hits", "misses", "baseline_wins", "left", "unsupported")
-    )
-    # The first compilation misses what the second one finds, and a hit may be the verdict that Inductor's code wins.
-    regions = max(hits, misses) + left + unsupported
+    found, share = above_floor(case), won(case)
     return (
         case["name"],
         _arrow([_number(k["memory_intensive_us"] / 1e3 if k else None, 2) for k in kernels]),
         _number(found and found[0] / 1e3, 2),
         "–" if share is None else f"{share:.0%}",
         _arrow([_number(k["library_us"] / 1e3 if k else None, 2) for k in kernels]),
-        f"{hits - won_by_others} of {regions}" if regions else "–",
     )
 
 

@@ -65,3 +65,17 @@ def test_counters_and_coverage_are_reset_together() -> None:
     assert [row.count for row in own.coverage().rows] == [2]
     own.reset_counters()
     assert not own.coverage().rows
+
+
+def test_code_that_is_replaced_is_counted_apart() -> None:
+    own = Deployment()
+    own.count("misses")
+    with own.counting_apart() as apart:
+        own.count("misses", 5)
+        own.cover([Row("gelu", False, "why", bytes=1)])
+    own.count("hits")
+    assert (own.counters().hits, own.counters().misses) == (1, 1)
+    assert not own.coverage().rows
+    own.count_again(apart)
+    assert (own.counters().hits, own.counters().misses) == (1, 6)
+    assert [row.what for row in own.coverage().rows] == ["gelu"]
