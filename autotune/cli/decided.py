@@ -41,7 +41,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", default=["default"], type=modes, metavar="M,...", help=about)
     about = (
         f"seconds for timing the step in each mode, compiling included (default: {LIMIT_S:.0f}, and with --timeout"
-        f" {STEP_SHARE:.0%} of it for all modes)"
+        f" {STEP_SHARE:.0%}% of it for all modes)"
     )
     parser.add_argument("--step-timeout", type=seconds, metavar="S", help=about)
 
