@@ -9,7 +9,7 @@ numbers (:func:`autotune.compiler.regions.aten.at_sizes`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -19,7 +19,9 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import Size, expression_of
-from autotune.compiler.regions.find import Region
+
+if TYPE_CHECKING:
+    from autotune.compiler.regions.find import Region
 
 
 def is_symbolic(graph: fx.Graph) -> bool:

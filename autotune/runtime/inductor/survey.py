@@ -7,15 +7,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import fx
 
-from autotune.compiler.lower.eager import moved_bytes
-from autotune.compiler.lower.facts import LIBRARY_CALL, UNKNOWN_BYTES, GraphFacts
-from autotune.compiler.regions.find import Region, outside
 from autotune.runtime.coverage import Row
 from autotune.runtime.inductor.region_call import look_up
 from autotune.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.compiler.lower.facts import GraphFacts
+    from autotune.compiler.regions.find import Region
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ def covered(facts: GraphFacts, fates: Mapping[Region, tuple[bool, str]]) -> Iter
         facts: of the graph in which the regions were found.
         fates: for each region, True if a stored kernel runs it, and the reason.
     """
+    # A warm start, which looks for no regions, imports this module.
+    from autotune.compiler.lower.eager import moved_bytes
+    from autotune.compiler.lower.facts import LIBRARY_CALL, UNKNOWN_BYTES
+    from autotune.compiler.regions.find import outside
+
     for region, (stored, why) in fates.items():
         what = region.workload.label if region.workload else ", ".join(_operators(facts, region.nodes))
         moved = sum(facts[n].touched_bytes for n in (*region.inputs, *region.outputs))
