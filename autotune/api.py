@@ -128,7 +128,7 @@ def decide_target(
     """Let a program's step decide what is deployed.
 
     Args:
-        target, inputs, kwargs: as of :func:`search`.
+        target: as of :func:`search`; ``inputs`` and ``kwargs`` too.
         command: to be stored with the verdicts.
         say: told in one line what was decided, or why nothing was.
         options: more of :func:`autotune.bench.decide.decide_and_store`.
@@ -211,7 +211,7 @@ def tune_workloads(
         command: noted with the run in the database; ``notes``, as JSON, in its summary.
         measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one, for this call.
             Of one device only.
-        pool, baselines: the same of the processes that compile candidates and baselines.
+        pool: the same of the processes that compile candidates; ``baselines`` of those that compile baselines.
         cluster: a Ray cluster, on whose devices all is searched; ``device`` is left to it. Each kind of device has
             results of its own, whose ``device`` is what it is called.
         options: of :class:`autotune.tuner.options.SearchOptions`: ``trials``, ``timeout``, ``sampler``, ...

@@ -57,7 +57,8 @@ def test_memory_of_one_region_is_used_again_for_another(tune: Tune) -> None:
     close(got, fn(*args))
     assert len(region_calls(code)) == 4
     assert code.count("empty_strided_cpu((") <= 3, "seven results in three buffers"
-    assert len(re.findall(r"^autotune_text_\d+ = ", code, re.MULTILINE)) == 1, "equal regions have one text"
+    texts = len(re.findall(r"^autotune_text_\d+ = ", code, re.MULTILINE))
+    assert texts == 2, "equal regions have one text, but for the one that counts the graph's steps"
 
 
 def test_a_region_that_reads_another_ones_result(tune: Tune) -> None:
