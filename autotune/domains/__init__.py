@@ -1,1 +1,1 @@
-"""What can be tuned: a folder a domain."""
+"""Domains: the kinds of code that autotune can tune, one package each."""

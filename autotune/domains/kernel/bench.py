@@ -1,4 +1,4 @@
-"""The worker's side of a kernel: its arguments, what is right, what is timed; see :class:`autotune.task.Bench`."""
+"""The worker's side of a kernel: arguments, expected results and timed callables; see :class:`autotune.task.Bench`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from autotune.task import REFERENCE, Artifact, Bench, Config, Runnable, Verdict
 from autotune.workload import Workload
 
 _REFERENCE_S = 0.5
-"""A reference that takes longer is not timed beside the candidates: five rounds and more of it would be."""
+"""Seconds; a slower reference is not timed with the candidates, since it would run five rounds or more."""
 _SEEDS = 2
-"""Inputs that are kept: those of the search, and those of its final comparison."""
+"""Input sets that are kept: those of the search and those of its final comparison."""
 
 
 class Candidate:
-    """A kernel with a configuration, on the bench's arguments or on copies of them; call it again and again."""
+    """A kernel with a configuration, on the bench's arguments or on copies; it may be called repeatedly."""
 
     def __init__(self, kernel: Kernel, config: Mapping[str, Any], arguments: Arguments) -> None:
         self.kernel, self.config, self.arguments = kernel, dict(config), arguments
@@ -44,7 +44,7 @@ class Candidate:
         return self.kernel.launch(a.args, a.kwargs, self.config)
 
     def _prepare(self, named: Mapping[str, Any]) -> None:
-        """``reset_to_zero`` and ``restore_value``, before each run, as Triton times them."""
+        """Apply ``reset_to_zero`` and ``restore_value`` before each run; Triton includes them in its timing, too."""
         for name in self.kernel.reset:
             if is_array(named.get(name)):
                 named[name][...] = 0
@@ -53,7 +53,7 @@ class Candidate:
 
 
 class KernelBench(Bench):
-    """A kernel for one key, on one device."""
+    """Bench of a kernel for one key on one device."""
 
     def __init__(self, kernel: Kernel, workload: Workload, device: str) -> None:
         self.kernel, self.device = kernel, device
@@ -114,7 +114,7 @@ class KernelBench(Bench):
 
 
 class FigureBench(KernelBench):
-    """A kernel whose user measures something else than time."""
+    """Bench of a kernel whose objective is another figure than time."""
 
     def figure(self) -> Callable[[Runnable], float]:
         return self._cost
@@ -144,10 +144,10 @@ def _figure(function: Callable[[Call], float], call: Call, what: str) -> float:
 
 
 class _Oracle:
-    """The right result on one set of inputs: the reference's, or the default configuration's.
+    """The expected result on one set of inputs, from the reference or the default configuration.
 
     Attributes:
-        seconds: that it took.
+        seconds: duration of that run.
     """
 
     def __init__(self, kernel: Kernel, inputs: Arguments) -> None:
@@ -180,7 +180,7 @@ class _Oracle:
             poison(named[name])
 
     def judge(self, run: Candidate) -> Verdict:
-        """Run a candidate on a copy of the inputs, and compare what it returned or wrote."""
+        """Run a candidate on a copy of the inputs and compare its returned or written results."""
         kernel, mine = self.kernel, self._copy()
         self._poison(mine)
         got = run(mine)
@@ -222,7 +222,7 @@ class Arguments:
     kwargs: dict[str, Any]
 
     def named(self, kernel: Kernel) -> dict[str, Any]:
-        """By the kernel's names, as far as it has any."""
+        """The arguments by the kernel's parameter names, as far as the kernel has a signature."""
         parameters = parameters_of(kernel.fn)
         if parameters is None:
             return dict(self.kwargs)
@@ -231,13 +231,13 @@ class Arguments:
         return {**dict(zip(places, self.args, strict=False)), **self.kwargs}
 
     def copied(self) -> Arguments:
-        """The same with arrays of its own."""
+        """A deep copy."""
         args, kwargs = copy.deepcopy((self.args, self.kwargs))
         return Arguments(args, kwargs)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its arrays, each once."""
+        """Bytes of all arrays; each array counts once."""
         arrays = {id(a): a for a in leaves((self.args, self.kwargs)) if is_array(a)}
         return sum(a.numel() * a.element_size() if isinstance(a, torch.Tensor) else a.nbytes for a in arrays.values())
 
@@ -246,10 +246,10 @@ def make(kernel: Kernel, arguments: Mapping[str, Any], device: str, seed: int) -
     """A kernel's arguments, the same for the same ``seed`` in every process.
 
     Args:
-        arguments: of the inputs factory; ``{"": n}`` for the n-th of listed ones.
+        arguments: arguments of the inputs factory; ``{"": n}`` selects entry n of a list of inputs.
 
     Raises:
-        UserError: they cannot be made, or are not what the kernel takes.
+        UserError: the arguments cannot be made, or do not fit the kernel's signature.
     """
     random.seed(seed)
     np.random.seed(seed)
@@ -272,7 +272,7 @@ def make(kernel: Kernel, arguments: Mapping[str, Any], device: str, seed: int) -
 
 
 def _wanted(fn: Callable[..., Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``known`` that a factory has parameters for."""
+    """The entries of ``known`` for which the factory has parameters."""
     try:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):
@@ -293,7 +293,7 @@ def _as_arguments(made: Any, where: str) -> Arguments:
 
 
 def _moved(value: Any, device: str) -> Any:
-    """Tensors on the device; for a CPU all is left as it is."""
+    """Move tensors to the device; on a CPU, return ``value`` unchanged."""
     if device == "cpu":
         return value
     if isinstance(value, torch.Tensor):
@@ -327,7 +327,7 @@ def is_array(value: Any) -> bool:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """The items inside tuples, lists and dicts, in order."""
+    """The leaves of nested tuples, lists and dicts, in order."""
     if isinstance(value, Mapping):
         for name in value:
             yield from leaves(value[name])
@@ -339,7 +339,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def poison(value: Any) -> None:
-    """Fill an array that the kernel is to write: NaN for floats, the largest number for integers."""
+    """Fill an array that the kernel should overwrite: NaN for floats, the largest value for integers."""
     tensor = _tensor(value)
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         tensor.fill_(float("nan"))
@@ -350,7 +350,7 @@ def poison(value: Any) -> None:
 
 
 def _tensor(value: Any) -> torch.Tensor:
-    """A tensor that shares memory with an array; a number becomes one of its own."""
+    """A tensor that shares memory with an array; a number becomes a new tensor."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     if isinstance(value, np.ndarray):
@@ -361,12 +361,12 @@ def _tensor(value: Any) -> torch.Tensor:
 
 
 def same(got: Any, want: Any, extent: int, tolerance: float | None, what: str) -> Verdict:
-    """Compare results leaf by leaf; the worst verdict.
+    """Compare results leaf by leaf; returns the worst verdict.
 
     Args:
-        extent: the longest sum that a result may depend on.
-        tolerance: relative; None for one by type.
-        what: of what they are, for messages.
+        extent: length of the longest sum that a result may depend on.
+        tolerance: relative tolerance; None selects one by dtype.
+        what: name of the values, for messages.
     """
     ours, theirs = list(leaves(got)), list(leaves(want))
     if len(ours) != len(theirs):
@@ -390,7 +390,7 @@ def _same(a: Any, b: Any, extent: int, tolerance: float | None) -> Verdict:
     except (TypeError, ValueError, RuntimeError):
         try:
             equal = bool(np.array_equal(np.asarray(a), np.asarray(b)))
-        except (TypeError, ValueError, RuntimeError):  # a tensor on a GPU, beside what is no array
+        except (TypeError, ValueError, RuntimeError):  # one is a CUDA tensor, the other not an array
             equal = False
         return Verdict(equal, 0.0 if equal else float("inf"), "" if equal else f"a {type(a).__name__} that differs")
     if tuple(got.shape) != tuple(want.shape):

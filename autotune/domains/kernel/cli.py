@@ -1,4 +1,4 @@
-"""The part of own kernels in the command line: their search and look-up, and how both are printed."""
+"""Commands for users' own kernels: ``search`` and ``lookup``, and their printed output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def search(args: argparse.Namespace) -> int:
-    """Search the keys of a kernel, from the shapes that the user names or that calls missed."""
+    """Search a kernel's keys, for the user's shapes or for those of missed look-ups."""
     if not args.target:
         missed = " --missed" if args.missed else ""
         raise UserError(f"name the kernel: autotune search kernel package.module:function{missed}")
@@ -42,10 +42,10 @@ def search(args: argparse.Namespace) -> int:
 
 
 class KernelSteps(Steps):
-    """The steps of a search of a kernel's keys."""
+    """Steps of the search of a kernel's keys."""
 
     def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
-        if args.shapes:  # a mistake in the file is told before anything is started
+        if args.shapes:  # report an error in the file before any process starts
             read_shapes(args.shapes)
 
     def capture(
@@ -56,9 +56,9 @@ class KernelSteps(Steps):
         declared = is_declared(args.target)
         kernel = resolve(args.target, "" if declared else args.space or "")
         if declared and args.space:
-            resolve(args.target, args.space)  # a mistake in the file is told now
+            resolve(args.target, args.space)  # report an error in the file before any process starts
         elif args.space:
-            args.space = None  # it is the whole of the space, no part of one
+            args.space = None  # the file declares the full space; it does not narrow one
         counts: list[int] = []
         shapes = read_shapes(args.shapes) if args.shapes else None
         if args.kernel_missed:
@@ -73,7 +73,7 @@ class KernelSteps(Steps):
 
 
 def _missed(kernel: Kernel, store: Store, device: str) -> tuple[list[dict[str, Any]], list[int]]:
-    """The shapes of keys that calls looked up in vain, and how often: a key's names are the factory's arguments."""
+    """The shapes and counts of missed look-ups; the inputs factory's parameters are names in the key."""
 
     from autotune.device import identify
 
@@ -99,7 +99,7 @@ def _missed(kernel: Kernel, store: Store, device: str) -> tuple[list[dict[str, A
 
 
 def lookup(args: argparse.Namespace) -> int:
-    """Look up what calls of a kernel would run with; returns 0 whatever the match."""
+    """Print the configurations that calls of a kernel would run; returns 0 at every match level."""
     check_target(args)
     with machine_output(args.json) as emit:
         from autotune.device import environment, resolve_device
@@ -139,7 +139,7 @@ def lookup(args: argparse.Namespace) -> int:
 
 
 def with_figures(answer: Mapping[str, Any], target: str, store: Store) -> dict[str, Any]:
-    """The answer of a search, with figures in the kernel's unit beside what the search calls latencies."""
+    """The answer of a search, with figures in the kernel's unit added to the latencies."""
     regions = []
     for region in answer["workloads"]:
         workload = store.get_workload(region["workload"])
@@ -156,9 +156,10 @@ def with_figures(answer: Mapping[str, Any], target: str, store: Store) -> dict[s
 
 
 def print_search(answer: Mapping[str, Any]) -> None:
-    """The keys that were searched, as a table on stdout.
+    """Print the searched keys as a table on stdout.
 
-    ``best`` is what is deployed, ``speedup`` the default's figure over it, ``runs`` what a call runs with from now on.
+    ``best`` is the deployed figure, ``speedup`` the ratio of the default's figure to it, ``runs`` the configuration
+    that calls run from now on.
     """
     from rich.table import Table
 
@@ -193,7 +194,7 @@ def _runs(region: Mapping[str, Any]) -> str:
 
 
 def print_lookup(answer: Mapping[str, Any]) -> None:
-    """What calls would run with, as a table on stdout, and why where it is no exact match."""
+    """Print the configurations of calls as a table on stdout, with the reason if a match is not exact."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)

@@ -1,7 +1,7 @@
-"""Constraints between parameters: an expression's text, or a callable of the user's code.
+"""Constraints between parameters: an expression as text, or a callable.
 
-``BLOCK_M * BLOCK_N <= 16384`` may stand in a file, so nothing of it is handed to ``eval``: the syntax tree is walked
-here, and what is not arithmetic, comparison or logic on numbers and texts is refused.
+``BLOCK_M * BLOCK_N <= 16384`` may come from a file, so it is never passed to ``eval``. This module walks the syntax
+tree, and accepts only arithmetic, comparisons and logic on numbers and strings.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class Constraint:
     """A condition on configurations.
 
     Attributes:
-        text: as the user wrote it, or the callable's name.
-        names: the parameters, and entries of the key, that it reads.
-        holds: from their values to whether it is fulfilled. Raises UserError where it cannot be told.
+        text: the expression as written by the user, or the callable's name.
+        names: parameters and key entries that the constraint reads.
+        holds: returns True if the given values fulfil the constraint; raises UserError if it cannot be computed.
     """
 
     text: str
@@ -72,13 +72,13 @@ class Constraint:
 
 
 def constraint(given: object, where: str) -> Constraint:
-    """A constraint from what the user gave: a text, or a callable that takes parameters by their names.
+    """Make a constraint from an expression, or from a callable that takes parameters by name.
 
     Args:
-        where: how messages begin.
+        where: prefix of messages.
 
     Raises:
-        UserError: it is neither, or its text is no expression of the allowed kind.
+        UserError: ``given`` is neither, or the expression has unsupported parts.
     """
     if isinstance(given, Constraint):
         return given
@@ -134,8 +134,10 @@ def _parsed(text: str, where: str) -> Constraint:
 
 
 def _compiled(node: ast.expr, names: set[str], refuse: Callable[[ast.expr], UserError], depth: int) -> _Value:
-    """The function of an expression's names that it computes; collects the names, and raises what ``refuse`` makes of
-    anything that is not on the list."""
+    """Compile an expression to a function of its names, which are added to ``names``.
+
+    Raises the exception that ``refuse`` returns for an unsupported node.
+    """
 
     def inner(part: ast.expr) -> _Value:
         return _compiled(part, names, refuse, depth + 1)
@@ -178,7 +180,7 @@ def _compiled(node: ast.expr, names: set[str], refuse: Callable[[ast.expr], User
 
 
 def _computed(op: ast.operator, a: Any, b: Any) -> Any:
-    """Arithmetic on numbers alone, and none whose result would take long to make."""
+    """Arithmetic restricted to numbers, and to results that are cheap to compute."""
     for value in (a, b):
         if not isinstance(value, (int, float)):
             raise TypeError(f"{value!r} is no number")

@@ -1,4 +1,4 @@
-"""A kernel from all that was said of it, in code, in TOML beside it or by ``triton.autotune``; files of shapes."""
+"""Declarations of kernels from code, a TOML file or ``triton.autotune``; and files of shapes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from autotune.errors import UserError, first_line
 from autotune.files import read_toml
 
 _named: dict[str, tuple[str, str]] = {}
-"""Names of kernels to the module and the file that declared them."""
+"""Kernel name to the module and file that declared it."""
 
 
 def declared(found: Any) -> Kernel | None:
-    """The kernel of what ``autotune.tunable`` made; None where it is something else."""
+    """The kernel of an object made by ``autotune.tunable``; None for other objects."""
     kernel = getattr(found, "kernel", None)
     return kernel if isinstance(kernel, Kernel) else None
 
 
 def from_converted(fn: Any, found: Converted, more: Mapping[str, Any]) -> Kernel:
-    """A kernel from what ``triton.autotune`` was told, and ``more`` of what ``autotune.tunable`` takes; raises
-    UserError."""
+    """Make a kernel from the arguments of ``triton.autotune`` and ``more`` arguments of ``autotune.tunable``.
+
+    Raises:
+        UserError: the arguments are invalid or conflict.
+    """
     given = {k: v for k, v in more.items() if k != "db"}
     if wrong := given.keys() & {"space", "key"}:
         raise UserError(f"{kernel_name(fn)}: {', '.join(sorted(wrong))} comes from triton.autotune: leave it out")
@@ -45,7 +48,11 @@ def from_converted(fn: Any, found: Converted, more: Mapping[str, Any]) -> Kernel
 
 
 def make_kernel(fn: Any, *, space: Any, name: str = "", **given: Any) -> Kernel:
-    """A kernel from what was given; raises UserError, in one line."""
+    """Make a kernel from the arguments of ``autotune.tunable``.
+
+    Raises:
+        UserError: an argument is invalid; a one-line message.
+    """
     if not callable(fn) and not is_triton(fn):
         raise UserError(f"autotune.tunable was given a {type(fn).__name__}, which cannot be called")
     where = name or kernel_name(fn)
@@ -78,7 +85,7 @@ def _space(
 
 def _check(kernel: Kernel) -> None:
     where = kernel.name
-    kernel.reader  # noqa: B018 - a mistake in the key is told now
+    kernel.reader  # noqa: B018 - the property raises if the key is invalid
     for name, what in (("reference", kernel.reference), ("distance", kernel.distance)):
         if what is not None and not callable(what):
             raise UserError(f"{where}: {name}= is a {type(what).__name__}: give a callable")
@@ -104,21 +111,21 @@ def _check(kernel: Kernel) -> None:
 
 
 def _claim(kernel: Kernel) -> None:
-    """See that no other kernel has the name: the database could not tell the two apart."""
+    """Register the kernel's name; raises UserError if another kernel has it, since names are database keys."""
     own = (module_of(kernel.fn), str(file_of(kernel.fn) or ""))
     other = _named.setdefault(kernel.name, own)
-    if other[0] == own[0] or (own[1] and other[1] == own[1]):  # declared again, or the same file as a script
+    if other[0] == own[0] or (own[1] and other[1] == own[1]):  # a repeated declaration, or the file run as a script
         return
     raise UserError(f"two kernels are called {kernel.name}, in {other[0]} and in {own[0]}: give one of them name=")
 
 
 def file_of(fn: Any) -> Path | None:
-    """The file that a kernel is in; None for one that was typed in, or compiled from a text."""
+    """The source file of a kernel; None if it was typed interactively or compiled from a string."""
     try:
         found = inspect.getsourcefile(plain_function(fn))
     except TypeError:
         return None
-    # Not a name such as "<string>", which all texts share that exec compiles.
+    # "<string>" is no file: all code that exec compiles shares that name.
     return Path(found).resolve() if found and Path(found).is_file() else None
 
 
@@ -129,18 +136,18 @@ _WHAT = "file of kernels"
 _KEYS = ("space", "configs", "default", "constraints", "key", "reference", "inputs", "shapes", "outputs", "tolerance",
          "within", "name", "distance", "metrics", "grid")  # fmt: skip
 _CODE = ("reference", "inputs", "distance", "grid")
-"""What a file names of the code: ``function`` of the kernel's own module, or ``package.module:function``."""
+"""Keys whose value names code: ``function`` of the kernel's own module, or ``package.module:function``."""
 _LARGEST = 4 << 20
 
 
 def from_file(fn: Any, path: Path, given: Mapping[str, Any], name: str = "") -> Kernel:
-    """The kernel of a function that a file declares.
+    """Declare a function as a kernel by a TOML file.
 
     Args:
-        given: what the code says besides, which the file must not say again.
+        given: arguments from the code; the file must not repeat them.
 
     Raises:
-        UserError: whatever is wrong with the file, in one line.
+        UserError: the file is invalid; a one-line message.
     """
     table, where = _table(fn, path)
     if not isinstance(table.get("space", table.get("configs")), (dict, list)):
@@ -158,10 +165,10 @@ def from_file(fn: Any, path: Path, given: Mapping[str, Any], name: str = "") -> 
 
 
 def narrow(kernel: Kernel, path: Path) -> Kernel:
-    """The part of a declared kernel's space that a user's file leaves: ``[kernel.space]``.
+    """Narrow a declared kernel's space by the table ``[kernel.space]`` of a user's file.
 
     Raises:
-        UserError: whatever is wrong with the file, in one line.
+        UserError: the file is invalid; a one-line message.
     """
     table, where = _table(kernel.fn, path)
     if wrong := table.keys() - {"space"}:
@@ -170,7 +177,7 @@ def narrow(kernel: Kernel, path: Path) -> Kernel:
 
 
 def _table(fn: Any, path: Path) -> tuple[dict[str, Any], str]:
-    """The function's table of a file, and how messages about it begin."""
+    """The function's table in a file, and the prefix of messages about it."""
     data, name = read_toml(path, _WHAT), path_of(fn)
     if data.get("domain", "kernel") != "kernel":
         raise UserError(f"{path}: a file of domain {data['domain']!r}, but this is a kernel")
@@ -199,10 +206,10 @@ def _code(text: object, fn: Any, where: str) -> Any:
 
 
 def read_shapes(file: str) -> list[dict[str, Any]]:
-    """The shapes of a file: ``[[shapes]]`` tables of TOML, or a JSON object a line.
+    """Read shapes from a file: ``[[shapes]]`` tables in TOML, or one JSON object per line.
 
     Raises:
-        UserError: it cannot be read, holds none, or anything but objects.
+        UserError: the file cannot be read, is empty, or holds something other than objects.
     """
     path = Path(file).expanduser()
     if path.suffix == ".toml":

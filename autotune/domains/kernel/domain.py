@@ -1,4 +1,4 @@
-"""Kernels of users as a domain."""
+"""The domain of users' own kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Kernels(Domain):
-    """See :class:`autotune.domain.Domain`. No missed kernel is searched: nothing of a database is imported."""
+    """See :class:`autotune.domain.Domain`. Missed kernels are not searched: names from a database are not imported."""
 
     own_missed = True
 
@@ -33,7 +33,7 @@ class Kernels(Domain):
         return int(workload.source.get("bytes", 0))
 
     def confined(self, workload: Workload) -> Any:
-        """What the code at hand lets a search try: other choices, or another default, are another search."""
+        """The space that the current code declares; a change to its choices or default starts a new search."""
         from autotune.domains.kernel.task import kernel_of
 
         space = kernel_of(workload).space

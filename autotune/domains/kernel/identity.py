@@ -1,8 +1,8 @@
 """The identity of a kernel: its name, and a fingerprint of its source.
 
-An edited kernel must not be served what was measured of another one. The fingerprint covers the function's syntax tree,
-without docstrings, comments and what declares the tuning, those of the functions and plain constants of its module that
-it uses, and the names of its parameters. A new comment or a new choice invalidates nothing; a new statement does.
+Measurements of a kernel must not be used after an edit. The fingerprint covers the syntax tree of the function, of the
+functions and plain constants of its module that it uses, and the names of its tuned parameters. Docstrings, comments
+and tuning decorators are excluded: a new comment or choice keeps the fingerprint, a new statement changes it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def plain_function(fn: Any) -> Any:
-    """The Python function under the decorators of Numba, Triton, functools and this package; ``fn`` where there is
-    none."""
+    """Unwrap the decorators of Numba, Triton, functools and this package; returns ``fn`` if it is not wrapped."""
     for _ in range(16):
         inner = next((found for name in _INSIDE if callable(found := getattr(fn, name, None))), None)
         if inner is None or (isinstance(fn, FunctionType) and not hasattr(fn, "__wrapped__")):
@@ -40,17 +39,19 @@ def plain_function(fn: Any) -> Any:
 
 
 _INSIDE = ("py_func", "fn", "func", "__wrapped__")
-"""Where Numba's dispatchers, Triton's kernels, ``functools.partial`` and ``functools.wraps`` keep what they wrap."""
+"""Attributes in which Numba's dispatchers, Triton's kernels, ``functools.partial`` and ``wraps`` keep the function."""
 
 
 def module_of(fn: Any) -> str:
-    """The module by which other processes import the kernel: of a script that is run, its file's name."""
+    """The module from which other processes import the kernel; for a script, the file's stem."""
     return _importable(str(getattr(plain_function(fn), "__module__", "") or ""))
 
 
 def target_of(declared: Any, fn: Any) -> str:
-    """The name ``package.module:name`` by which another process imports a declared kernel: that which a module has for
-    it, which need be neither the kernel's name nor in its module."""
+    """The name ``package.module:name`` by which another process imports a declared kernel.
+
+    It is a module attribute that holds the object; it may differ from the kernel's name and its module.
+    """
     own = str(getattr(plain_function(fn), "__module__", "") or "")
     for name in (own, *list(sys.modules)):
         for attribute, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
@@ -76,20 +77,20 @@ def path_of(fn: Any) -> str:
 
 
 def kernel_name(fn: Any) -> str:
-    """A short name, ``kernels:matmul``: the last part of the module and the function."""
+    """A short name such as ``kernels:matmul``: the module's last component and the function."""
     return f"{module_of(fn).rpartition('.')[2]}:{path_of(fn)}"
 
 
 def source_fingerprint(fn: Any, parameters: Iterable[str]) -> str:
-    """SHA-256 (64 hex digits) of what a kernel computes, as far as its module says it, and its parameters' names."""
+    """SHA-256 (64 hex digits) of the kernel's source within its module, and of its tuned parameters' names."""
     texts: dict[str, Any] = {}
     _collect(plain_function(fn), texts, set())
     return digest({"source": texts, "parameters": sorted(parameters)})
 
 
 def _collect(fn: Any, texts: dict[str, Any], seen: set[int]) -> None:
-    """Add a function, and what of its module it uses, to ``texts``. ``seen`` has the ids of functions in it."""
-    if id(fn) in seen:  # a function may call itself
+    """Add a function, and the parts of its module that it uses, to ``texts``; ``seen`` has the visited functions' ids."""
+    if id(fn) in seen:  # recursion
         return
     seen.add(id(fn))
     _add(texts, path_of(fn), _tree_of(fn))
@@ -105,13 +106,13 @@ def _collect(fn: Any, texts: dict[str, Any], seen: set[int]) -> None:
 
 
 def _add(texts: dict[str, Any], name: str, text: Any) -> None:
-    """Add a text; the second one of a name, such as another closure of the same function, gets a number."""
+    """Add a text; a repeated name, such as another closure of the same function, gets a number."""
     free = itertools.chain([name], (f"{name} {n}" for n in itertools.count(2)))
     texts[next(key for key in free if key not in texts)] = text
 
 
 def _used(fn: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Globals and closed-over values that a function reads, by name; those that it writes are state, not source."""
+    """Globals and closure variables that a function reads, by name; a global that it also writes is state, not source."""
     names, written = _names(fn.__code__)
     for name in sorted(names - written):
         if name in fn.__globals__:
@@ -124,7 +125,7 @@ def _used(fn: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _names(code: CodeType) -> tuple[set[str], set[str]]:
-    """Names that a code object, and those inside it, may read and write as globals."""
+    """Names that a code object and its nested code objects may read, and those that they write, as globals."""
     import dis
 
     read, written = set(code.co_names), set()
@@ -146,7 +147,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _tree_of(fn: Any) -> Any:
-    """The syntax tree of a function as lists; its compiled code where its source is not there."""
+    """The syntax tree of a function as nested lists; its compiled code if the source is not available."""
     text = source_of(fn)
     if text is None:
         return _without_source(fn)
@@ -158,10 +159,12 @@ def _tree_of(fn: Any) -> Any:
 
 
 def source_of(fn: Any) -> str | None:
-    """The text of a function; None where there is none, or where the text found may be another function's.
+    """The source of a function; None if it is not available, or may be another function's.
 
-    ``inspect`` goes by the name of a file and a line. All texts that ``exec`` compiles share the name ``<string>``, for
-    which Python 3.13 has the text of ``python -c``. So a text that is in no file has to compile to the function's code.
+    ``inspect`` finds source by file name and line. All code that ``exec`` compiles shares the name ``<string>``, for
+    which Python 3.13 has the text of ``python -c``. So if the file does not exist, the text must compile to ``fn``'s
+    code.
+
     """
     try:
         text = textwrap.dedent(inspect.getsource(fn))
@@ -170,7 +173,7 @@ def source_of(fn: Any) -> str | None:
         return None
     code = getattr(fn, "__code__", None)
     if isinstance(code, CodeType):
-        if code.co_name == "<lambda>" and text.count("lambda") > 1:  # a line is all that is found
+        if code.co_name == "<lambda>" and text.count("lambda") > 1:  # inspect finds lines, not expressions
             return None
         if not os.path.isfile(code.co_filename) and not _compiles_to(code, "".join(lines)):
             return None
@@ -178,7 +181,7 @@ def source_of(fn: Any) -> str | None:
 
 
 def _compiles_to(code: CodeType, text: str) -> bool:
-    """True if a module's text has a function whose code is ``code``."""
+    """True if a module's source compiles to a function with the code ``code``."""
     flags = code.co_flags & functools.reduce(operator.or_, (f.compiler_flag for f in _FUTURE))
     try:
         module = compile(text, code.co_filename, "exec", flags, dont_inherit=True)
@@ -194,7 +197,7 @@ _FUTURE = [getattr(__future__, name) for name in __future__.all_feature_names]
 
 
 def _without_source(fn: Any) -> Any:
-    """The compiled code of a function; of other callables the name, and the version of the package."""
+    """The compiled code of a function; for other callables, the name and the package's version."""
     package = str(getattr(fn, "__module__", "") or "").partition(".")[0]
     code = getattr(fn, "__code__", None)
     if isinstance(code, CodeType):
@@ -204,7 +207,7 @@ def _without_source(fn: Any) -> Any:
 
 
 def _constant(value: Any) -> Any:
-    """A constant of compiled code, or code itself without its place in a file, as lists and texts."""
+    """A constant of compiled code, or a code object without its file and line numbers, as lists and strings."""
     if isinstance(value, CodeType):
         shape = [value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags]
         names = [value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars]
@@ -226,7 +229,7 @@ def _version(package: str) -> str:
 
 
 def _dump(node: Any) -> Any:
-    """A tree without positions, decorators and docstrings, alike under all versions of Python that have its syntax."""
+    """A tree without positions, tuning decorators and docstrings; equal in all Python versions that have its syntax."""
     if isinstance(node, ast.AST):
         fields: dict[str, Any] = {}
         for name, value in ast.iter_fields(node):
@@ -245,7 +248,7 @@ def _dump(node: Any) -> Any:
 
 
 def _declares(decorator: ast.expr) -> bool:
-    """True for a decorator that says how the kernel is tuned, not what it computes."""
+    """True for a decorator that configures the tuning and does not change the kernel's result."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     return ast.unparse(called).rpartition(".")[2] in ("tunable", "autotune", "triton_autotune")
 

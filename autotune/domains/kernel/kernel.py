@@ -1,7 +1,7 @@
-"""A kernel as its user has declared it, and the key that a call's configuration is looked up by.
+"""A kernel's declaration, and the keys under which configurations are looked up.
 
-A key has two forms: a tuple of whatever the arguments hold, made in a microsecond or two in every call, and a JSON
-object, made once for each tuple, which names the same in every process and is what a database keeps.
+A key has two forms. In a process it is a tuple, made from the arguments of every call in one or two microseconds. In
+the database it is a JSON object, made once per tuple and equal in all processes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ DEFAULT = "default"
 
 @dataclass(frozen=True)
 class Call:
-    """The view of a candidate that an objective and a metric get.
+    """The information about a candidate that an objective or a metric receives.
 
     Attributes:
-        arguments: the kernel's arguments by name, without what is tuned.
-        config: the candidate.
-        us: its median time in microseconds; None for an objective, which measures by itself.
-        run: runs the candidate once more and returns its result.
+        arguments: the kernel's arguments by name, without tuned parameters.
+        config: the candidate's configuration.
+        us: median time in microseconds; None for an objective, which measures by itself.
+        run: runs the candidate once and returns its result.
     """
 
     arguments: Mapping[str, Any]
@@ -43,13 +43,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Objective:
-    """A figure to minimise, or to maximise, in place of time.
+    """A figure to minimise or maximise instead of time.
 
     Attributes:
-        measure: from a :class:`Call` to a figure above 0.
-        unit: of the figure, such as "J".
+        measure: returns a figure above 0 for a :class:`Call`.
+        unit: unit of the figure, such as "J".
         direction: "min" or "max".
-        name: in the database; figures of another name are never compared with these.
+        name: name in the database; figures of different names are never compared.
     """
 
     measure: Callable[[Call], float]
@@ -58,16 +58,16 @@ class Objective:
     name: str = "objective"
 
     def cost(self, figure: float) -> float:
-        """The cost that a search minimises: the figure, or its inverse."""
+        """The cost that a search minimises: the figure, or its reciprocal."""
         return figure if self.direction == "min" else 1 / figure
 
     figure = cost
-    """The inverse of :meth:`cost`, which is the same function."""
+    """Inverse of :meth:`cost`; both are the same function."""
 
 
 @dataclass
 class Kernel:
-    """A callable, and all that was said of it; see :func:`autotune.domains.kernel.tunable.tunable`."""
+    """A callable and its declaration; see :func:`autotune.domains.kernel.tunable.tunable`."""
 
     fn: Any
     space: KernelSpace
@@ -93,7 +93,7 @@ class Kernel:
 
     @cached_property
     def signature(self) -> dict[str, Any] | None:
-        """Its parameters but for what is tuned, with their defaults (None where there is none); None if unknown."""
+        """Untuned parameters and their defaults (None without a default); None if the signature is unknown."""
         parameters = parameters_of(self.fn)
         if parameters is None:
             return None
@@ -103,7 +103,7 @@ class Kernel:
 
     @cached_property
     def positional(self) -> list[str] | None:
-        """Names of what may be given by position, tuned or not; None where that has no end or is not known."""
+        """Names of positional parameters, tuned or not; None with ``*args`` or an unknown signature."""
         parameters = parameters_of(self.fn)
         if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
             return None
@@ -116,14 +116,14 @@ class Kernel:
 
     @cached_property
     def source(self) -> str:
-        """Fingerprint of what it computes."""
+        """Fingerprint of the kernel's source."""
         return source_fingerprint(self.fn, self.space.names)
 
     def workload(self, key: Mapping[str, Any], **source: Any) -> Workload:
         """The workload of a key.
 
         Args:
-            source: data from which the measuring process makes the inputs: ``target``, ``file``, ``arguments``.
+            source: data for the measuring process to make the inputs: ``target``, ``file``, ``arguments``.
         """
         spec: dict[str, Any] = {"kernel": self.name, "source": self.source, "key": dict(key)}
         if self.objective is not None:
@@ -140,20 +140,20 @@ class Kernel:
         )
 
     def family(self, key: Mapping[str, Any]) -> str:
-        """The family of a key, for all versions of a kernel: look-ups seek near keys and earlier versions in it."""
+        """Hash shared by a kernel's keys and versions; look-ups search it for near keys and earlier versions."""
         objective = [self.objective.name, self.objective.unit, self.objective.direction] if self.objective else []
         return digest({"kind": KIND, "kernel": self.name, "key": sorted(key), "objective": objective})
 
     def launch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], config: Mapping[str, Any]) -> Any:
-        """Run it once with a configuration; a Triton kernel over its declared grid."""
+        """Run the kernel once with a configuration; a Triton kernel over its declared grid."""
         if self.grid is None:
             return self.fn(*args, **{**kwargs, **config})
         self.fn[self.grid](*args, **{**kwargs, **config})
-        return None  # Triton gives the compiled kernel back, which is no result
+        return None  # Triton returns the compiled kernel, which is not a result
 
 
 def parameters_of(fn: Any) -> list[inspect.Parameter] | None:
-    """The parameters of the Python function behind a kernel; None where it tells none."""
+    """The parameters of the Python function behind a kernel; None if it has no signature."""
     try:
         return list(inspect.signature(plain_function(fn)).parameters.values())
     except (TypeError, ValueError):
@@ -161,13 +161,13 @@ def parameters_of(fn: Any) -> list[inspect.Parameter] | None:
 
 
 def check_parameters(fn: Any, names: Sequence[str], where: str, meta: Sequence[str] = ()) -> dict[str, Any]:
-    """See that a callable has the parameters that are to be tuned; returns the defaults that it gives them.
+    """Check that a callable has the parameters to tune; returns their defaults in its signature.
 
     Args:
-        meta: parameters that the launch takes in the function's place.
+        meta: parameters of the launch, which the function does not declare.
 
     Raises:
-        UserError: it has none of such a name.
+        UserError: the function lacks one of the parameters.
     """
     parameters = parameters_of(fn)
     if parameters is None:
@@ -189,20 +189,20 @@ Key = Mapping[str, Any]
 Raw = tuple[Any, ...]
 
 _SCALARS = frozenset((int, str, type(None)))
-_TYPED = frozenset((float, bool))  # equal to an int of another meaning, so that their types count
+_TYPED = frozenset((float, bool))  # may equal an int of another meaning, so the type is part of the key
 
 
 class KeyReader:
     """Reads a call's key.
 
     Args:
-        signature: the kernel's parameters but for what is tuned: name and default, in order; those that are given by
-            name alone come last. None where the kernel tells no signature.
-        key: names of parameters; a callable of the kernel's own arguments; None for all that is not tuned.
-        where: how messages begin.
+        signature: names and defaults of the kernel's untuned parameters in order, keyword-only ones last; None if the
+            kernel has no signature.
+        key: names of parameters; a callable of the kernel's own arguments; None for all untuned parameters.
+        where: prefix of messages.
 
     Raises:
-        UserError: a name that is none of the kernel's parameters.
+        UserError: a name is not one of the kernel's untuned parameters.
     """
 
     def __init__(
@@ -232,7 +232,7 @@ class KeyReader:
         )
 
     def raw(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Raw:
-        """The key of a call in this process; its parts are hashable."""
+        """The key of a call in this process; its items are hashable."""
         if self._made is not None:
             return (_hashable(self._made(*args, **kwargs)),)
         out: list[Any] = []
@@ -260,7 +260,7 @@ class KeyReader:
         """The key as a JSON object.
 
         Raises:
-            UserError: it holds what is neither a number, a text, nor a list of these.
+            UserError: it holds a value other than numbers, strings, dtypes and lists of them.
         """
         if self._made is not None:
             try:
@@ -302,7 +302,7 @@ class KeyReader:
 
 
 def device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The device of a call's first CUDA tensor, else "cpu"."""
+    """The device of a call's first CUDA tensor; "cpu" without one."""
     for value in (*args, *kwargs.values()):
         if getattr(value, "is_cuda", False):
             return str(value.device)
@@ -326,9 +326,9 @@ def _hashable(value: Any) -> Any:
 
 
 def log_distance(a: Key, b: Key) -> float:
-    """Distance of two keys: the largest ``|log2|`` of the ratio of two numbers, 1 being a factor of two.
+    """Distance of two keys: the largest ``|log2|`` of the ratio of two numbers; 1 is a factor of two.
 
-    Infinite where anything but numbers above 0 differs.
+    The distance is infinite if anything other than positive numbers differs.
     """
     if a.keys() != b.keys():
         return math.inf
@@ -345,14 +345,14 @@ def _log_distance(x: Any, y: Any) -> float:
 
 
 def extent_of(key: Key) -> int:
-    """The product of a key's sizes, at most 2**62: a search begins with what was best for keys of nearly its size."""
+    """The product of a key's sizes, at most 2**62; a search starts from the best of keys of similar extent."""
     sizes = [n for value in key.values() for n in (value if isinstance(value, list) else [value])]
     numbers = [n for n in sizes if isinstance(n, int) and not isinstance(n, bool) and n > 0]
     return min(math.prod(numbers), 1 << 62)
 
 
 def words(key: Key) -> str:
-    """A key for people: ``M=512 N=512 x=4096x1024 float32``."""
+    """Format a key for display: ``M=512 N=512 x=4096x1024 float32``."""
     out = []
     types = {name.removesuffix(".dtype"): value for name, value in key.items() if name.endswith(".dtype")}
     for name, value in key.items():

@@ -1,4 +1,4 @@
-"""The space of a kernel: choices of its parameters, or a list of points; constraints; and the default."""
+"""A kernel's search space: choices of its parameters or a list of configurations, constraints, and the default."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from autotune.space import Choice, Config, Parameter, Space, is_number
 from autotune.task import config_key
 
 _LOOKED_AT = 200_000
-"""Configurations that are tried at most to see that constraints leave any."""
+"""Maximum number of configurations to test for one that fulfils the constraints."""
 
 
 @dataclass(frozen=True)
 class KernelSpace:
-    """The configurations of a kernel that may be tried.
+    """The configurations of a kernel that a search may try.
 
     Attributes:
         space: every combination of the parameters' choices.
         default: the configuration without a search.
-        constraints: what a configuration has to fulfil, besides.
-        points: the only configurations there are, where the user listed them; () for every combination.
+        constraints: conditions that a configuration must also fulfil.
+        points: the listed configurations, the only valid ones; () allows every combination.
     """
 
     space: Space
@@ -35,17 +35,18 @@ class KernelSpace:
 
     @property
     def names(self) -> list[str]:
-        """The parameters."""
+        """Names of the parameters."""
         return [p.name for p in self.space]
 
     def reject(self, config: Mapping[str, Choice], key: Mapping[str, Any] | None = None) -> str | None:
-        """The reason why a configuration is outside of this space, or None.
+        """The reason why a configuration is outside this space; None if it is inside.
 
         Args:
-            key: of the call; constraints that read more than ``config`` and it are passed over where it is None.
+            key: the call's key; if None, constraints that also read the key are skipped.
 
         Raises:
-            UserError: a constraint reads what is neither a parameter nor in the key, or cannot be computed.
+            UserError: a constraint reads a name that is in neither the parameters nor the key, or cannot be computed.
+
         """
         if not self.space.contains(config):
             return "it is not in the space"
@@ -69,28 +70,28 @@ class KernelSpace:
         return {config_key(point) for point in self.points}
 
     def nearest(self, config: Config) -> Config:
-        """The listed point that a combination stands for: itself, or the one with the most equal and nearest values."""
+        """The configuration itself if it is listed or no list was given; else the nearest listed one."""
         if not self.points or config_key(config) in self._listed:
             return config
         found: Config = min(self.points, key=lambda point: self._distance(config, point))
         return dict(found)
 
     def _distance(self, a: Config, b: Config) -> float:
-        """Steps between two configurations, each parameter's choices taken in order."""
+        """Distance in steps through each parameter's ordered choices, relative to their number."""
         return sum(abs((p.index(a[p.name]) or 0) - (p.index(b[p.name]) or 0)) / len(p.choices) for p in self.space)
 
     def candidates(self) -> Iterator[Config]:
-        """Every configuration, feasible or not."""
+        """All configurations, including those that break a constraint."""
         if self.points:
             yield from map(dict, self.points)
         else:
             yield from map(self.space.at, range(self.space.size))
 
     def check(self, key: Mapping[str, Any] | None = None) -> None:
-        """See that the default is possible.
+        """Check that the default fulfils the constraints.
 
         Raises:
-            UserError: it breaks a constraint, in one line; where nothing fulfils them all, that says so.
+            UserError: the default breaks a constraint, or no configuration fulfils all; a one-line message.
         """
         why = self.reject(self.default, key)
         if why is None:
@@ -108,16 +109,16 @@ class KernelSpace:
 def declare_space(
     given: object, default: object, constraints: Iterable[object], known: Mapping[str, Any], where: str
 ) -> KernelSpace:
-    """A space from what the user gave.
+    """Make a space from a declaration.
 
     Args:
         given: parameter name to choices, or a list of configurations.
         default: a configuration; None takes ``known``, or the first of a list.
-        known: defaults that the function's signature has.
-        where: how messages begin, such as "kernels:matmul".
+        known: defaults in the function's signature.
+        where: prefix of messages, such as "kernels:matmul".
 
     Raises:
-        UserError: whatever is wrong with it, in one line.
+        UserError: the declaration is invalid; a one-line message.
     """
     points: tuple[Config, ...] = ()
     if isinstance(given, Mapping):
@@ -140,10 +141,10 @@ def declare_space(
 
 
 def narrowed(space: KernelSpace, given: Mapping[str, Any], where: str) -> KernelSpace:
-    """The part of a space that the user's file leaves.
+    """Narrow a space by the choices in the user's file.
 
     Raises:
-        UserError: it names what the space does not have.
+        UserError: the file has parameters or choices that the space lacks, or no configuration remains.
     """
     kept = space.space
     for name, values in given.items():
@@ -190,7 +191,7 @@ def _choice(name: object, value: object, where: str) -> Choice:
 
 
 def _distinct(values: Iterable[Choice]) -> tuple[Choice, ...]:
-    """Each once, numbers in order: neighbours in the space are neighbours in size then."""
+    """Distinct values, numbers sorted: neighbours in the space are then neighbours in size."""
     found: list[Choice] = []
     for value in values:
         if Parameter("", tuple(found)).index(value) is None:
@@ -238,5 +239,5 @@ def _default(given: object, space: Space, points: Sequence[Config], known: Mappi
 
 
 def config_words(config: Mapping[str, Any]) -> str:
-    """A configuration for people: ``BLOCK=64 num_warps=4``."""
+    """Format a configuration for display: ``BLOCK=64 num_warps=4``."""
     return " ".join(f"{name}={value}" for name, value in config.items())

@@ -1,7 +1,7 @@
-"""From what the user named to a kernel, and the search's side of it; see :class:`autotune.task.Task`.
+"""Kernels resolved from the user's target, and their search task; see :class:`autotune.task.Task`.
 
-A measuring process imports a kernel by its name, ``package.module:function``. It imports only what the user of this
-very command has named (:func:`allow`): a workload that came out of a database cannot have anything imported.
+A measuring process imports a kernel by its name, ``package.module:function``. It imports only targets that the user
+named for the current command (:func:`allow`): a workload from a database cannot cause an import.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from autotune.workload import Workload
 
 
 class KernelTask(Task):
-    """A kernel for one key.
+    """Search task of a kernel for one key.
 
     Raises:
-        UserError: nobody named the kernel on this command, or it was edited meanwhile.
+        UserError: the current command does not name the kernel, or its source changed.
     """
 
     def __init__(self, workload: Workload, device: str) -> None:
@@ -60,15 +60,17 @@ class KernelTask(Task):
         return fitted if fitted is not None and self.reject(fitted) is None else None
 
     def build(self, config: Config) -> Artifact:
-        """Nothing: a kernel is compiled by its own compiler, in the process that measures it. A Triton kernel is
-        compiled here, into Triton's cache, where that process finds it."""
+        """An artifact without code: the kernel's own compiler runs in the measuring process.
+
+        A Triton kernel is compiled here into Triton's cache, from which the measuring process loads it.
+        """
         if told := self.workload.source.get("triton"):
             compile_ahead(self.kernel, told, config)
         return Artifact(self.device.partition(":")[0], (Launch(self.kernel.name),), generator="kernel-1")
 
 
 def _left(space: KernelSpace, workload: Workload) -> KernelSpace:
-    """The configurations that ``prune_configs_by`` left, and the default."""
+    """Restrict a space to the configurations that ``prune_configs_by`` kept, and the default."""
     left = workload.source.get("left")
     if not isinstance(left, list):
         return space
@@ -82,20 +84,20 @@ def _left(space: KernelSpace, workload: Workload) -> KernelSpace:
 
 
 ALLOWED = "AUTOTUNE_KERNEL_TARGETS"
-"""The environment variable that says what may be imported: ``package.module:function``, or that and ``=FILE`` where a
-file declares it; several by comma. A search sets it for the processes it starts; a user sets it for commands that take
-their workloads from a database."""
+"""The environment variable with the targets that may be imported, separated by commas: ``package.module:function``, or
+``package.module:function=FILE`` if a file declares the kernel. A search sets it for its subprocesses. A user sets it
+for commands that read their workloads from a database."""
 
 
 def resolve(target: str, file: str = "") -> Kernel:
-    """The kernel that a user named, confined to a file's space where he gave one.
+    """Import the kernel that a user named, and narrow its space if a file is given.
 
     Args:
         target: ``package.module:function``; the current directory is importable.
         file: a TOML file that declares a plain function, or narrows a declared kernel.
 
     Raises:
-        UserError: whatever is wrong with either, in one line.
+        UserError: the target or the file is invalid; a one-line message.
     """
     found = load(target)
     kernel = from_converted(found.fn, Converted.of(found), {}) if is_autotuner(found) else declared(found)
@@ -113,7 +115,7 @@ def resolve(target: str, file: str = "") -> Kernel:
 
 
 def is_declared(target: str) -> bool:
-    """True if the target declares its own space, so that a file only narrows that."""
+    """True if the target declares its own space; a file then only narrows it."""
     found = load(target)
     return declared(found) is not None or is_autotuner(found)
 
@@ -127,10 +129,10 @@ def load(target: str) -> Any:
 
 
 def allow(target: str, file: str) -> None:
-    """Let the processes that this one starts import a target.
+    """Allow subprocesses of this process to import a target.
 
     Raises:
-        UserError: the file's name has a comma, which parts the targets.
+        UserError: the file's name has a comma, the separator of targets.
     """
     if "," in file:
         raise UserError(f"--space {file}: its name has a comma: give the file another one")
@@ -148,7 +150,7 @@ def _allowed() -> list[str]:
 
 
 def refused(workload: Workload) -> str | None:
-    """The reason why a workload's kernel is not imported (only a database has named it), or None."""
+    """The reason why a workload's kernel is not imported (only a database names it); None if it may be."""
     target, file = _named(workload)
     if _entry(target, file) in _allowed():
         return None
@@ -167,7 +169,7 @@ def kernel_of(workload: Workload) -> Kernel:
     """The kernel of a workload of this search.
 
     Raises:
-        UserError: it is of a target that nobody named, or the kernel's source has changed since the search began.
+        UserError: the user did not name its target, or the kernel's source changed since the search began.
     """
     if why := refused(workload):
         raise UserError(why)

@@ -1,6 +1,6 @@
-"""Triton's part: what ``triton.autotune`` was told, as a space, and kernels that are compiled before they are measured.
+"""Triton support: convert the arguments of ``triton.autotune`` to a space, and compile kernels ahead of measurement.
 
-Triton itself is not imported for the former: its objects say what is needed.
+The conversion does not import Triton: it reads the attributes of Triton's objects.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from autotune.errors import UserError, first_line
 from autotune.task import Config, config_key
 
 META = ("num_warps", "num_stages", "num_ctas", "maxnreg")
-"""Parameters of every Triton kernel's launch."""
+"""Launch parameters of every Triton kernel."""
 
 Prune = Callable[[Mapping[str, Any], list[dict[str, Any]]], list[dict[str, Any]]]
 
@@ -27,9 +27,9 @@ class Converted:
     Attributes:
         points: the configurations, in order.
         key: names of arguments.
-        reset: arguments that are zero before each run.
-        restore: arguments that have their first values before each run.
-        prune: from arguments by name and configurations to those worth trying; None for all.
+        reset: arguments that are zeroed before each run.
+        restore: arguments that are restored to their first values before each run.
+        prune: maps arguments by name and configurations to the configurations worth trying; None keeps all.
     """
 
     points: tuple[dict[str, Any], ...]
@@ -40,7 +40,7 @@ class Converted:
 
     @classmethod
     def of(cls, autotuner: Any) -> Converted:
-        """The arguments that an ``Autotuner`` of Triton holds; raises UserError."""
+        """Read the arguments from a Triton ``Autotuner``; raises UserError."""
         early = getattr(autotuner, "early_config_prune", None)
         model = getattr(autotuner, "perf_model", None)
         by = {"early_config_prune": early, "perf_model": model, "top_k": getattr(autotuner, "configs_top_k", None)}
@@ -56,12 +56,12 @@ class Converted:
 
 
 def is_triton(fn: Any) -> bool:
-    """True for what Triton launches as ``kernel[grid](...)``, compiled or interpreted."""
+    """True for a kernel that Triton launches as ``kernel[grid](...)``, compiled or interpreted."""
     return type(fn).__module__.startswith("triton.") and hasattr(fn, "fn") and not is_autotuner(fn)
 
 
 def is_autotuner(fn: Any) -> bool:
-    """True for an object of ``triton.autotune``."""
+    """True for a Triton ``Autotuner``."""
     return type(fn).__module__.startswith("triton.") and hasattr(fn, "configs") and hasattr(fn, "keys")
 
 
@@ -74,10 +74,11 @@ def converted(
     pre_hook: Any = None,
     post_hook: Any = None,
 ) -> Converted:
-    """Read what ``triton.autotune`` takes.
+    """Convert the arguments of ``triton.autotune``.
 
     Raises:
-        UserError: a hook: it is code that changes what is run, and a stored configuration could not bring it along.
+        UserError: there is a hook, which changes the code that runs and cannot be stored with a configuration.
+
     """
     if pre_hook or post_hook:
         raise UserError(
@@ -101,7 +102,7 @@ def converted(
 
 
 def point_of(config: Any, nth: int) -> dict[str, Any]:
-    """A ``triton.Config`` as a configuration."""
+    """Convert a ``triton.Config`` to a configuration."""
     if isinstance(config, Mapping):
         return dict(config)
     if not isinstance(getattr(config, "kwargs", None), Mapping):
@@ -113,7 +114,7 @@ def point_of(config: Any, nth: int) -> dict[str, Any]:
 
 
 def _alike(points: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Without the launch's parameters that are the same number in all."""
+    """Remove ``num_ctas`` and ``maxnreg`` where they are 1 in all configurations or absent."""
     for name in ("num_ctas", "maxnreg"):
         if len({p.get(name, 1) for p in points}) == 1 and points[0].get(name, 1) == 1:
             points = [{k: v for k, v in p.items() if k != name} for p in points]
@@ -121,7 +122,7 @@ def _alike(points: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
 
 
 def _pruning(objects: Mapping[str, Any], by: Mapping[str, Any]) -> Prune:
-    """``prune_configs_by`` as Triton applies it: first the early pruning, then the best few of the model."""
+    """Apply ``prune_configs_by`` as Triton does: first the early pruning, then the top configurations by the model."""
     early, model, top = by.get("early_config_prune"), by.get("perf_model"), by.get("top_k")
 
     def prune(arguments: Mapping[str, Any], points: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -161,8 +162,10 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def described(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """JSON of what Triton compiles a kernel for: its target, and each argument's type, or number; None where that is
-    not all, or the kernel is not Triton's."""
+    """The compilation inputs of a Triton kernel as JSON: target, and the dtype or value of each argument.
+
+    Returns None for other kernels, and if these inputs do not describe the compilation completely.
+    """
     if kernel.grid is None or not is_triton(kernel.fn):
         return None
     try:
@@ -174,7 +177,7 @@ def described(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
             "args": [_described(value) for value in args],
             "kwargs": {name: _described(value) for name, value in kwargs.items()},
         }
-    except Exception:  # Triton of another version, or without a device; arguments that are something else
+    except Exception:  # another version of Triton, no device, or arguments of other types
         return None
 
 
@@ -189,7 +192,7 @@ def _described(value: Any) -> dict[str, Any]:
 
 
 class _Tensor:
-    """The part of a tensor that Triton uses."""
+    """The part of a tensor's interface that Triton uses."""
 
     def __init__(self, dtype: Any, off: int) -> None:
         self.dtype, self._off = dtype, off
@@ -199,12 +202,12 @@ class _Tensor:
 
     @staticmethod
     def ptr_range() -> int:
-        """Of AMD's backend: large, so that nothing is assumed."""
+        """For AMD's backend; a large value prevents assumptions about the range."""
         return 1 << 40
 
 
 class _NoDevice:
-    """The part of a driver that Triton uses to compile."""
+    """The part of a driver's interface that Triton uses to compile."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -220,9 +223,10 @@ class _NoDevice:
 
 
 def compile_ahead(kernel: Kernel, told: Mapping[str, Any], config: Config) -> None:
-    """Compile a candidate into Triton's cache, as :func:`described` told; silent where that cannot be done.
+    """Compile a candidate into Triton's cache for the inputs of :func:`described`; ignores failures.
 
-    For a process that uses no device, since it takes Triton's driver away.
+    Call it only in a process that uses no device: it replaces Triton's active driver.
+
     """
     with contextlib.suppress(Exception):
         from triton.backends.compiler import GPUTarget

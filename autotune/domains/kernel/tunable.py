@@ -1,8 +1,8 @@
-"""``autotune.tunable``: a callable and what is to be tuned of it, the kernel as it is called, and its look-ups.
+"""``autotune.tunable``: kernels whose tuned parameters are filled in at each call, and the look-up behind them.
 
-``exact``: this key was tuned on an equal device. ``nearest``: another key of the kernel was, not too far by its
-distance. ``default``: neither; the kernel runs as it would have without autotune. What comes out of a database is data:
-a configuration is used if the space of the code at hand has it, and nothing of a row is imported or called.
+``exact``: this key was tuned on an equal device. ``nearest``: another key of the kernel, within the allowed distance,
+was tuned. ``default``: neither; the kernel runs as it would without autotune. A database row is only data: a
+configuration is used if it is in the current code's space, and a look-up never imports or calls anything from a row.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
     from autotune.tuner.result import Result
 
 _KEPT = 1 << 16
-"""Keys that a kernel remembers at most."""
+"""Maximum number of keys that a kernel keeps in memory."""
 _MISSES = 1000
-"""Keys without a schedule that a process records at most."""
+"""Maximum number of keys without a schedule that a process records."""
 
 
 class Tunable:
     """A callable whose tuned parameters are filled in; made by ``autotune.tunable``.
 
-    The first call with a key looks its configuration up in the database; later ones find it in a dictionary. A
-    parameter that the caller gives is the caller's. Nothing is ever searched or measured in a call.
+    The first call with a key looks up its configuration in the database; later calls find it in a dictionary. A
+    parameter given by the caller overrides the configuration. A call never searches or measures.
 
     Attributes:
-        kernel: what was declared.
-        db: database to look up in; None for $AUTOTUNE_DB or the default file.
+        kernel: the declaration.
+        db: database for look-ups; None for $AUTOTUNE_DB or the default file.
     """
 
     def __init__(self, kernel: Kernel, db: str | None = None) -> None:
@@ -76,7 +76,7 @@ class Tunable:
         return self._fn(*args, **config)
 
     def __getitem__(self, grid: Any) -> Callable[..., Any]:
-        """A Triton kernel over a grid, ``kernel[grid](...)``; the grid may be a callable of the parameters."""
+        """Launch a Triton kernel, ``kernel[grid](...)``; the grid may be a callable of the parameters."""
         over = self._fn[grid]
 
         def launch(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +105,7 @@ class Tunable:
         return self._matches[raw]
 
     def refresh(self) -> None:
-        """Forget what was looked up, so that the next calls see what was stored meanwhile."""
+        """Clear the cached look-ups, so that later calls use newly stored results."""
         with self._lock:
             self._configs.clear()
             self._matches.clear()
@@ -118,16 +118,16 @@ class Tunable:
         db: str | None = None,
         **options: Any,
     ) -> list[Result]:
-        """Search this kernel on this machine; what ``autotune search kernel`` does.
+        """Search this kernel on this machine, as ``autotune search kernel`` does.
 
         Args:
-            shapes: the arguments of the inputs factory, a dict for each key; None for the declared ones.
+            shapes: arguments of the inputs factory, one dict per key; None for the declared ones.
             device: "auto", "cpu", "cuda:N", or several equal GPUs.
-            db: database; None for that of the kernel, $AUTOTUNE_DB or the default file.
-            options: of :func:`autotune.api.tune_workloads`: ``trials``, ``timeout``, ``sampler``, ...
+            db: database; None for the kernel's, $AUTOTUNE_DB or the default file.
+            options: options of :func:`autotune.api.tune_workloads`: ``trials``, ``timeout``, ``sampler``, ...
 
         Raises:
-            UserError: a mistake in the arguments, or in what was declared.
+            UserError: the arguments or the declaration are invalid.
         """
         from autotune.api import tune_workloads
         from autotune.device import resolve_devices
@@ -142,11 +142,11 @@ class Tunable:
         return results
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same call, with what is tuned, and all after it, by name."""
+        """Move the first tuned positional argument, and all after it, to keyword arguments."""
         return args[: self._most], {**dict(zip(self._names[self._most :], args[self._most :], strict=False)), **kwargs}
 
     def _decide(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Config:
-        """Look a call's key up, and keep what was found; never fails for what is wrong with the database."""
+        """Look up and cache the configuration of a call's key; a failing database gives the default and a warning."""
         from autotune.device import environment, identify
 
         raw = self._raw(args, kwargs)
@@ -175,7 +175,7 @@ class Tunable:
 
 
 class _Tunable:
-    """The decorator, and what else makes a tunable kernel."""
+    """The decorator ``autotune.tunable`` and its variants for Triton."""
 
     def __call__(
         self,
@@ -205,31 +205,30 @@ class _Tunable:
             def blur(x, block=64): ...
 
         Args:
-            space: parameter name to choices; or a list of configurations; or the name of a TOML file beside the code.
-            key: by what a call's configuration is found: names of arguments (a number counts by its value, an array by
-                its shape), or a callable of the arguments that returns numbers and texts. None for all arguments.
-                Arrays that are not named count by their types.
-            reference: takes the arguments without what is tuned and returns the right result, or writes it as the
-                kernel does. None for the kernel's default configuration.
+            space: parameter name to choices; or a list of configurations; or a TOML file, relative to the code's folder.
+            key: arguments that select a call's configuration, by name (a number counts by its value, an array by its
+                shape), or a callable of the arguments that returns numbers and strings. None for all arguments.
+                Arrays that are not named count by dtype.
+            reference: takes the untuned arguments and returns the correct result, or writes it as the kernel does. None
+                for the kernel's default configuration.
             inputs: makes arguments: a callable that returns a dict of them, a tuple or ``(args, kwargs)``; it is given
                 ``device`` and ``seed`` if it takes them. Or a list of such arguments.
-            shapes: what ``inputs`` is called with, a dict for each key to search.
-            constraints: texts such as "A * B <= 1024", or callables of parameters by name.
+            shapes: arguments of ``inputs``, one dict per key to search.
+            constraints: strings such as "A * B <= 1024", or callables that take parameters by name.
             default: the configuration without a search; None takes it from the function's signature.
-            outputs: the arguments that the kernel writes to, where it returns nothing and the reference returns what
-                should be there.
+            outputs: arguments that the kernel writes, if it returns nothing and the reference returns their values.
             metrics: name to a figure of a :class:`Call`, ``{"GB/s": lambda c: 8e-3 * c.arguments["n"] / c.us}``.
-            objective: what is to be smallest, or largest, in the place of time.
-            distance: of two keys, for the nearest; infinite where one says nothing of the other. None for the largest
-                ``|log2|`` of the ratio of two numbers.
-            within: the largest such distance; not for a ``distance`` of your own.
-            tolerance: relative error allowed; None for one by storage type.
-            grid: of a Triton kernel, for the search.
-            name: in the database; None for the module's last name and the function's.
-            db: database to look up in; None for $AUTOTUNE_DB or the default file.
+            objective: figure to minimise or maximise instead of time.
+            distance: distance of two keys, for level ``nearest``; infinite if they are not comparable. None for the
+                largest ``|log2|`` of the ratio of two numbers.
+            within: largest distance for level ``nearest``; ignored with a custom ``distance``.
+            tolerance: relative error allowed; None for one by dtype.
+            grid: grid of a Triton kernel, for the search.
+            name: name in the database; None for the module's last name and the function's.
+            db: database for look-ups; None for $AUTOTUNE_DB or the default file.
 
         Raises:
-            UserError: whatever is wrong with these, in one line.
+            UserError: an argument is invalid; a one-line message.
         """
         given = {k: v for k, v in locals().items() if k not in ("self", "space", "db", "name")}
         if callable(space):
@@ -247,18 +246,18 @@ class _Tunable:
         return declare
 
     def from_triton(self, kernel: Any, **more: Any) -> Tunable:
-        """A kernel with ``triton.autotune`` as a tunable one: its configurations are the space, its key is the key.
+        """Make a kernel with ``triton.autotune`` tunable: its configurations become the space, its key the key.
 
         ::
 
             matmul = autotune.tunable.from_triton(matmul, inputs=make, grid=grid)
 
         Args:
-            kernel: what ``@triton.autotune`` made.
-            more: of ``autotune.tunable``; ``inputs`` and ``grid`` are what a search needs besides.
+            kernel: the result of ``@triton.autotune``.
+            more: arguments of ``autotune.tunable``; a search also needs ``inputs`` and ``grid``.
 
         Raises:
-            UserError: it is no such kernel, or it uses what cannot be kept: a ``pre_hook``.
+            UserError: the argument is not such a kernel, or it has a ``pre_hook``, which cannot be stored.
         """
         if not is_autotuner(kernel):
             raise UserError(f"{kernel_name(kernel)} has no triton.autotune: use autotune.tunable(space=...)")
@@ -284,11 +283,11 @@ class _Tunable:
     ) -> Callable[[Any], Tunable]:
         """Replace ``@triton.autotune``: takes the same arguments, and those of ``autotune.tunable``.
 
-        ``warmup``, ``rep``, ``use_cuda_graph``, ``do_bench`` and ``cache_results`` say how Triton measures in a call;
-        here a search measures, by its own policy, and they mean nothing.
+        ``warmup``, ``rep``, ``use_cuda_graph``, ``do_bench`` and ``cache_results`` configure Triton's measurements in a
+        call. They are ignored: a search measures by its own policy.
 
         Raises:
-            UserError: a hook, which cannot be kept.
+            UserError: a hook is given, which cannot be stored.
         """
         found = converted(configs, key, prune_configs_by, reset_to_zero, restore_value, pre_hook, post_hook)
         return lambda fn: Tunable(from_converted(fn, found, more), more.pop("db", None))
@@ -308,7 +307,7 @@ CHANGED = "the kernel changed since it was tuned"
 
 
 class KernelLevel(StrEnum):
-    """Level of a look-up, best first."""
+    """Match levels of a look-up, best first."""
 
     EXACT = "exact"
     NEAREST = "nearest"
@@ -320,14 +319,14 @@ class KernelMatch:
     """The configuration found for a key.
 
     Attributes:
-        level: how well it is founded.
-        config: what the kernel runs with.
-        key: that was looked up.
+        level: the match level.
+        config: the configuration that the kernel runs.
+        key: the key of the look-up.
         tuned: the key that ``config`` was tuned for; None at level ``default``.
-        distance: from ``key`` to ``tuned``; None at level ``default``.
-        schedule: what was stored for ``tuned``.
-        reason: why there is no better match; empty at level ``exact``.
-        changed: whether what is stored is of an earlier version of the kernel.
+        distance: distance from ``key`` to ``tuned``; None at level ``default``.
+        schedule: the schedule stored for ``tuned``.
+        reason: reason why there is no better match; empty at level ``exact``.
+        changed: True if nothing matched and schedules of an earlier version of the kernel are stored.
     """
 
     level: KernelLevel
@@ -354,15 +353,14 @@ def find(
     *,
     strict: bool = False,
 ) -> KernelMatch:
-    """Look a key up; there is always an answer.
+    """Look up a key; always returns a match.
 
     Args:
-        store: None finds nothing.
-        strict: whether ``env`` must equal the software that was tuned with, or only the minor versions of torch and
-            CUDA.
+        store: the database; None gives the default.
+        strict: require the software of the tuning run exactly, instead of only the minor versions of torch and CUDA.
 
     Raises:
-        UserError: the database failed, or the kernel's own distance or constraint did.
+        UserError: the database, the kernel's own distance or a constraint failed.
     """
     default = dict(kernel.space.default)
     if store is None:
@@ -394,7 +392,7 @@ def find(
 
 
 def _by_distance(kernel: Kernel, key: Mapping[str, Any], tuned: list[Workload]) -> list[tuple[float, Workload]]:
-    """Workloads of other keys that are near enough, the nearest first."""
+    """Workloads of other keys within the allowed distance, nearest first."""
     near = []
     for other in tuned:
         its = other.spec.get("key")
@@ -412,7 +410,7 @@ def _by_distance(kernel: Kernel, key: Mapping[str, Any], tuned: list[Workload]) 
 def _usable(
     kernel: Kernel, key: Mapping[str, Any], schedule: Schedule, workload: Workload | None
 ) -> tuple[Config, str]:
-    """The configuration that a schedule means, and why it cannot be used ("" where it can)."""
+    """The configuration of a schedule, and the reason why it cannot be used ("" if it can)."""
     config = schedule.config
     if config is None and schedule.winner == DEFAULT:
         then = workload.source.get(DEFAULT) if workload is not None else None

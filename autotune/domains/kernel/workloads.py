@@ -1,7 +1,7 @@
-"""From shapes to workloads: the inputs of each are made once and their keys read, in a process of its own.
+"""Workloads from shapes: a subprocess makes the inputs of each shape once and reads its key.
 
-Inputs may not fit in memory, and a factory or a reference may raise, hang or crash. That is told before a search
-begins, in one line, and costs the command nothing but ``python -m autotune.domains.kernel.workloads``.
+Inputs may not fit in memory, and a factory or a reference may raise, hang or crash. The command then reports one line
+before the search begins, and only the subprocess ``python -m autotune.domains.kernel.workloads`` is lost.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from autotune.workload import Workload
 def workloads_of(
     kernel: Kernel, target: str, shapes: Sequence[Mapping[str, Any]] | None, device: str, *, reference: bool = True
 ) -> list[Workload]:
-    """The workloads of a kernel's shapes, each once; a process of its own makes the inputs and reads their keys.
+    """The distinct workloads of a kernel's shapes; a subprocess makes the inputs and reads their keys.
 
     Args:
-        target: how other processes import it, ``package.module:name``.
-        shapes: what the inputs factory is called with; None for the declared ones.
-        reference: try it on the inputs, too.
+        target: import name of the kernel, ``package.module:name``.
+        shapes: arguments of the inputs factory; None for the declared ones.
+        reference: also run the reference on the inputs.
 
     Raises:
         UserError: inputs cannot be made, the reference fails on them, or the kernel cannot be imported by its name.
@@ -69,7 +69,7 @@ def workloads_of(
 
 START_S = 180.0
 STEP_S = 120.0
-"""Seconds for the process to start, and for each of its steps: making inputs, running the reference on them."""
+"""Seconds for the process to start, and for each of its steps: making inputs, running the reference."""
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,10 @@ class Seen:
     """The key and size of one set of inputs.
 
     Attributes:
-        key: under which a configuration for them is looked up.
-        nbytes: of their arrays.
-        left: the configurations that ``prune_configs_by`` leaves; None where there is no such thing.
-        triton: what Triton compiles for; None for what it does not.
+        key: key under which their configuration is looked up.
+        nbytes: bytes of their arrays.
+        left: configurations that ``prune_configs_by`` keeps; None without ``prune_configs_by``.
+        triton: the inputs of Triton's compilation; None if Triton does not compile the kernel.
     """
 
     key: Mapping[str, Any]
@@ -98,14 +98,14 @@ def probe(
     reference: bool = True,
     step_s: float | None = None,
 ) -> list[Seen]:
-    """Make the inputs of each of ``wanted`` and read their keys.
+    """Make the inputs for each entry of ``wanted`` and read their keys.
 
     Args:
-        reference: run it once on each, too.
+        reference: also run the reference once on each.
         step_s: seconds for a step; None for :data:`STEP_S`.
 
     Raises:
-        UserError: one of them failed, hung or died; one line that says which.
+        UserError: an entry failed, hung or crashed; a one-line message that names it.
     """
     limit, step = STEP_S if step_s is None else step_s, "starting"
     found: list[Seen] = []

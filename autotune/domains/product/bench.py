@@ -1,4 +1,4 @@
-"""The measuring worker's side of a product: inputs, verification against float64, and the program as it was."""
+"""Measure matrix products in the worker: inputs, verification against float64, and the baseline programs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from autotune.task import Artifact, Bench, Config, Runnable, Verdict
 from autotune.workload import Workload
 
 _ROWS = 2048
-"""Rows that are compared at a time: a whole result in float64 may be larger than the device's memory."""
+"""Rows compared at a time: a full float64 result may exceed the device's memory."""
 _CALLS = 8
 _GRAPH_US = 1200.0
-"""A CUDA graph has so many calls, fewer of those that take longer together."""
+"""Calls per CUDA graph, and the upper bound on the graph's duration in microseconds."""
 _LEAD_S = 0.006
 _REPLAYS = 4
-"""A sample is the mean of so many replays, after the same calls for so many seconds."""
+"""A sample is the mean of ``_REPLAYS`` replays, after ``_LEAD_S`` seconds of the same calls."""
 
 
 class ProductBench(Bench):
@@ -39,9 +39,9 @@ class ProductBench(Bench):
         self._graphs: dict[int, tuple[Runnable, Callable[[], object], int]] = {}
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
-        """Random inputs of the program, then further ones of what is left of its region.
+        """Random inputs of the product, followed by the additional inputs of the rest of its region.
 
-        Those of the second factor keep the products near 1.
+        The second factor is scaled so that the products stay near 1.
         """
         generator = torch.Generator(self.device).manual_seed(seed)
         made = []
@@ -56,12 +56,12 @@ class ProductBench(Bench):
         return made
 
     def outputs(self) -> list[torch.Tensor]:
-        """Matrices for the results, whose elements are NaN where nothing is written."""
+        """Result matrices filled with NaN, so that unwritten elements are detected."""
         shape, dtype = (int(self.spec["m"]), int(self.spec["n"])), getattr(torch, self.spec["dtype"])
         return [torch.full(shape, float("nan"), dtype=dtype, device=self.device) for _ in self.places]
 
     def input_sets(self, count: int) -> list[list[torch.Tensor]]:
-        """See :class:`autotune.task.Bench`; for a device whose policy takes copies in turn."""
+        """See :class:`autotune.task.Bench`; for a device whose policy rotates through copies of the inputs."""
         return [self.given, *([t.clone() for t in self.given] for _ in range(count - 1))]
 
     def load(self, config: Config, artifact: Artifact) -> Runnable:
@@ -70,10 +70,10 @@ class ProductBench(Bench):
         return _Candidate(run, self)
 
     def figure(self) -> Callable[[Runnable], float] | None:
-        """Microseconds of calls one right behind the other, as products follow each other in a step.
+        """Microseconds per call in a run of back-to-back calls, as products follow each other in a training step.
 
-        A GPU at its power cap lowers its clock, and then other algorithms are the fastest than in single calls. On one
-        H200 an algorithm that won 3% in single calls, with cold caches, made the step of a ViT 1.2% slower.
+        A GPU at its power cap lowers its clock, which changes the ranking of the algorithms. On one H200 an algorithm
+        that was 3% faster in single calls with cold caches made a ViT's step 1.2% slower.
         """
         return self._sustained if self.device.type == "cuda" else None
 
@@ -94,7 +94,7 @@ class ProductBench(Bench):
         return _elapsed_us(replay, _REPLAYS) / (_REPLAYS * count)
 
     def verify(self, run: Runnable, seed: int) -> Verdict:
-        """Compare the results on random inputs, of which one element is NaN, with float64."""
+        """Compare the results with float64, on random inputs that contain one NaN."""
         assert isinstance(run, _Candidate)
         inputs, outputs = self.inputs(seed), self.outputs()
         a, b, bias, other = (None if place < 0 else inputs[place] for place in self.source["roles"])
@@ -121,7 +121,7 @@ class ProductBench(Bench):
         return Verdict(True, worst)
 
     def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
-        # Inductor calls a product alone as torch does.
+        # For a product without a further epilogue, Inductor makes the same library call as eager mode.
         if self.spec["epilogue"] in ("", "bias"):
             return {"inductor": self._eager}
         return {"eager": self._eager, "inductor": self._inductor}
@@ -133,7 +133,7 @@ class ProductBench(Bench):
         return _Program(compile_bare(self._program(), self.given), self)
 
     def _program(self) -> fx.GraphModule:
-        """The product with all of its region, as a function of the bench's inputs."""
+        """The product and the rest of its region, as a function of the bench's inputs."""
         product = aten.from_json(self.source, self.device.type)
         if "rest" not in self.source:
             return product
@@ -147,13 +147,13 @@ class ProductBench(Bench):
 
     @cached_property
     def compiled_rest(self) -> Callable[..., Any]:
-        """What is left of the region, by Inductor: of its inputs, the last of which is the product's result."""
+        """The rest of the region, compiled by Inductor; its last input is the product's result."""
         rest = aten.from_json(self.source["rest"]["program"], self.device.type)
         own, shape = len(self.source["inputs"]), self.source["rest"]["program"]["inputs"][-1]["shape"]
         return compile_bare(rest, [*self.of_rest(self.given[:own], self.given[own:]), self.outputs()[0].view(shape)])
 
     def of_rest(self, own: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        """The inputs of the rest but the last one, from those of the product and further ones."""
+        """All inputs of the rest except the last, from the product's inputs and the additional ones."""
         more = iter(others)
         return [own[k] if k >= 0 else next(more) for k in self.source["rest"]["shares"]]
 
@@ -169,15 +169,15 @@ def _elapsed_us(run: Callable[[], object], times: int = 1) -> float:
 
 
 def _inlined(graph: fx.Graph, module: fx.GraphModule, given: Sequence[fx.Node]) -> list[fx.Node]:
-    """A module's calls at the end of a graph; gives what stands for its results."""
+    """Append a module's graph to ``graph``; returns the nodes of its results."""
     found = graph.graph_copy(module.graph, dict(zip(module.graph.find_nodes(op="placeholder"), given, strict=True)))
     return list(found)  # type: ignore[arg-type]
 
 
 class _Candidate:
-    """A product by one algorithm; calling it allocates its results as deployment does.
+    """A product computed by one algorithm; a call allocates the results, as deployment does.
 
-    What is left of the region runs behind it, as Inductor compiles it.
+    A call then runs the rest of the region, compiled by Inductor.
     """
 
     def __init__(self, run: Callable[..., None], bench: ProductBench) -> None:
@@ -185,7 +185,7 @@ class _Candidate:
         self.like = [(t.shape, t.dtype) for t in bench.outputs()]
 
     def into(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Run the product on inputs into given results."""
+        """Run the product on ``inputs`` and write to ``outputs``."""
         on_gpu = self.bench.device.type == "cuda"
         stream = torch.cuda.current_stream(self.bench.device).cuda_stream if on_gpu else 0
         self.run(*inputs[: self.own], *outputs, stream)
@@ -202,7 +202,7 @@ class _Candidate:
 
 
 class _Program:
-    """The program as it was, on the bench's inputs."""
+    """A baseline program on the bench's inputs."""
 
     def __init__(self, function: Callable[..., Any], bench: ProductBench) -> None:
         self.function, self.bench = function, bench

@@ -1,7 +1,7 @@
-"""Matrix products and the regions behind them, computed in one call of cuBLASLt.
+"""Matrix products and the regions after them, computed in one cuBLASLt call.
 
-A workload is a product and one region (:mod:`autotune.compiler.regions.epilogues`). A candidate is one of the library's
-algorithms, with the epilogue that computes the region. The baselines are both as the program has them.
+A workload is a product and one region (:mod:`autotune.compiler.regions.epilogues`). A candidate is one of cuBLASLt's
+algorithms, with the epilogue that computes the region. The baselines run both as the original program does.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 KIND = "product"
 _BYTES = {"bfloat16": 2, "float16": 2}
 _MATRICES = {"gelu_aux": 2, "dgelu": 2, "add": 2, "bias_add": 2}
-"""Matrices of the result's shape that an epilogue reads or writes, where it is more than the result."""
+"""Number of matrices of the result's shape that an epilogue reads or writes, where that is more than one."""
 
 
 class ProductTask(Task):
     """See :class:`autotune.task.Task`.
 
     Raises:
-        Unsupported: the device has no library with epilogues.
+        Unsupported: the device has no library that supports epilogues.
     """
 
     def __init__(self, workload: Workload, device: str) -> None:
@@ -41,7 +41,7 @@ class ProductTask(Task):
             raise Unsupported(f"products are searched on {' and '.join(sorted(DEVICES))}")
 
     def space(self, file: str | None = None) -> Space:
-        # A search of a program's regions has a file for those.
+        # In a search of a program's regions, the file describes the regions' space.
         own = file is not None and read_toml(Path(file).expanduser(), "search-space file").get("domain") == KIND
         return load_space(KIND, "cuda", file if own else None)
 
@@ -52,7 +52,7 @@ class ProductTask(Task):
         return [{"algorithm": choice} for choice in self.space()["algorithm"].choices]
 
     def under(self, method: str, figures: Mapping[str, float]) -> Task:
-        return self  # methods are ways to cut a region
+        return self  # methods select how a region is split into groups
 
     def build(self, config: Config) -> Artifact:
         return Artifact(self.side, (Kernel(f"{KIND}_{self.workload.spec['epilogue']}"),), generator=KIND)
