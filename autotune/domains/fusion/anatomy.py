@@ -1,7 +1,7 @@
-"""What becomes of a region under a plan, in words and numbers: kernels, passes, where each value lives, bytes.
+"""Description of a region under a plan: kernels, passes, storage of each value, and bytes moved.
 
-Nothing here runs or compiles a kernel; it reads the plan, the schedules of its groups and their programs. ``autotune
-plan`` shows it as text and :mod:`autotune.domains.fusion.picture` draws it.
+This module reads the plan, the schedules of its groups and their programs; it does not run or compile kernels.
+``autotune plan`` prints the result, and :mod:`autotune.domains.fusion.picture` draws it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from autotune.ir.ops import POINTWISE
 from autotune.task import Config
 
 HOMES = ("thread", "warp", "block", "cluster", "grid", "again", "output")
-"""Where a value lives until it is used: registers of one thread, the shuffles of a warp, shared memory of a block, that
-of a cluster of blocks, global memory (scratch between groups, partial results of blocks), nowhere (made again from the
-inputs), and global memory as a result of the region."""
+"""Storage of a value until its use: registers of a thread, warp shuffles, shared memory of a block, shared memory of a
+cluster of blocks, global memory (scratch between groups, partial results of blocks), none (recomputed from the inputs),
+or global memory as a result of the region."""
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A tensor in global memory that a group reads or writes.
 
-    ``name`` is x<n> for inputs of the region, y<n> for its outputs, s<n> for scratch; ``bytes`` what the group moves.
+    ``name`` is x<n> for inputs of the region, y<n> for its outputs, s<n> for scratch; ``bytes`` is the group's traffic.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Tensor:
 
     @property
     def label(self) -> str:
-        """Such as ``x0 bf16 8192x4096``."""
+        """Text such as ``x0 bf16 8192x4096``."""
         return f"{self.name} {SHORT[self.dtype]} {'x'.join(map(str, self.extents)) or '1'}"
 
 
@@ -53,13 +53,13 @@ class Operator:
     """One operator of a group.
 
     Attributes:
-        value: its number in the group's graph.
-        name: the operator, or for a load what it reads.
+        value: index of the value in the group's graph.
+        name: the operator's name; for a load, the tensor it reads.
         kind: "load", "leaf" (constants are left out; an index), "pointwise" or "reduction".
-        args: the values it takes, constants left out.
-        step: the pass it belongs to, from 0.
-        home: where its result lives, one of :data:`HOMES`.
-        extents: of its result.
+        args: values of its arguments, without constants.
+        step: index of its pass.
+        home: storage of its result, one of :data:`HOMES`.
+        extents: extents of its result.
     """
 
     value: int
@@ -71,7 +71,7 @@ class Operator:
     extents: tuple[int, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """JSON for ``--json``."""
         return {
             "value": self.value, "name": self.name, "kind": self.kind, "args": list(self.args), "pass": self.step,
             "lives": self.home, "extents": list(self.extents),
@@ -80,20 +80,20 @@ class Operator:
 
 @dataclass(frozen=True)
 class GroupAnatomy:
-    """One group: the operators of one body of a kernel.
+    """One group: the operators in one kernel body.
 
     Attributes:
-        number: of the group in the plan.
-        roots: as the plan names them.
-        scheme: of its kernel.
+        number: index of the group in the plan.
+        roots: root values, as named in the plan.
+        scheme: scheme of its kernel.
         config: its schedule.
-        shape: its rows and columns in words.
+        shape: text about its rows and columns.
         reads, writes: tensors in global memory.
-        stores: value number to the tensor that it is written to, in order of ``writes``.
-        operators: in order.
-        kernels: launches of its own (0: it shares the launch of another group).
-        private_bytes: of partial results in global memory.
-        cost: operations, in units of one fused multiply-add; what is made again counts once.
+        stores: pairs of a value and the tensor it is written to, in order of ``writes``.
+        operators: its operators in order.
+        kernels: number of launches (0 if it shares the launch of another group).
+        private_bytes: bytes of partial results in global memory.
+        cost: operations in units of one fused multiply-add; a recomputed value counts once.
     """
 
     number: int
@@ -111,7 +111,7 @@ class GroupAnatomy:
 
     @property
     def bytes(self) -> int:
-        """Moved: every tensor once, partial results written and read."""
+        """Bytes moved: every tensor once; partial results are written and read."""
         return sum(t.bytes for t in (*self.reads, *self.writes)) + 2 * self.private_bytes
 
     @property
@@ -120,12 +120,12 @@ class GroupAnatomy:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """Equal for groups that do the same to tensors of whatever size."""
+        """Key that is equal for groups with the same operators, whatever their sizes."""
         ops = tuple((o.name.split(" ")[0] if o.kind != "load" else "load", o.args, o.home) for o in self.operators)
         return (self.scheme, ops, tuple(t.dtype for t in (*self.reads, *self.writes)))
 
     def to_json(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """JSON for ``--json``."""
         return {
             "number": self.number,
             "roots": list(self.roots),
@@ -147,8 +147,8 @@ class Anatomy:
 
     Attributes:
         plan: the plan's text.
-        launches: for each launch its groups.
-        scratch_bytes: of the tensors between groups and of partial results.
+        launches: the groups of each launch.
+        scratch_bytes: bytes of tensors between groups and of partial results.
     """
 
     plan: str
@@ -161,7 +161,7 @@ class Anatomy:
 
     @property
     def kernels(self) -> int:
-        """Kernels launched."""
+        """Number of kernels launched."""
         return sum(g.kernels for g in self.groups)
 
     @property
@@ -174,7 +174,7 @@ class Anatomy:
         return sum(g.cost for g in self.groups)
 
     def to_json(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """JSON for ``--json``."""
         return {
             "plan": self.plan,
             "kernels": self.kernels,
@@ -189,10 +189,10 @@ def dissect(graph: Graph, config: Config, side: str, sms: int) -> Anatomy:
     """The anatomy of a region under a configuration.
 
     Args:
-        graph: the region's, canonical.
-        config: as a schedule has it; ``config["plan"]`` is the plan, the greedy one where it is not given.
+        graph: the region's canonical graph.
+        config: a schedule's configuration; ``config["plan"]`` is the plan, by default the greedy one.
         side: "cuda" or "cpu".
-        sms: multiprocessors of the device, for kernels whose grid depends on them.
+        sms: number of multiprocessors of the device, for kernels whose grid depends on it.
 
     Raises:
         Unsupported: the region has no kernels under this plan.
@@ -215,7 +215,7 @@ def dissect(graph: Graph, config: Config, side: str, sms: int) -> Anatomy:
 
 
 def _kernels(graph: Graph, config: Config, side: str, sms: int) -> tuple[int, int]:
-    """(kernels, bytes of its own scratch) of a group launched alone."""
+    """(number of kernels, bytes of private scratch) of a group launched alone."""
     if side == "cpu":
         split = column_split(graph) if config.get("parts") else None
         if split is None:
@@ -255,7 +255,7 @@ def _tensor_name(kind: str, n: int) -> str:
 
 
 def _read(graph: Graph, slot: int, name: str) -> Tensor:
-    """The part of a slot that the group reads, each element once."""
+    """The part of an input that the group reads; each element counts once."""
     parts = (graph.read_extents(v) for v in graph.values if v.slot == slot)
     elements, extents = max(((min(prod(p), graph.input_numel(slot)), p) for p in parts), default=(0, ()))
     return Tensor(name, graph.inputs[slot], extents, elements * STORAGE_BYTES[graph.inputs[slot]])
@@ -274,7 +274,7 @@ def _shape(graph: Graph) -> str:
 
 
 def cost(graph: Graph) -> int:
-    """Operations of a graph in units of one fused multiply-add, every value made once."""
+    """Operations of a graph in units of one fused multiply-add; every value is computed once."""
     total = 0
     for i in graph.live:
         v = graph.values[i]
@@ -286,7 +286,7 @@ def cost(graph: Graph) -> int:
 
 
 def steps_of(graph: Graph) -> list[int]:
-    """The pass that each value is first needed in: how many reductions, one after the other, must be done before."""
+    """The pass in which each value is first needed: the length of the chain of reductions before it."""
     level = [0] * len(graph.values)
     for i, v in enumerate(graph.values):
         if v.args:
@@ -342,7 +342,7 @@ def _kept(graph: Graph, config: Config) -> set[int]:
 
 
 def reduction_home(graph: Graph, i: int, config: Config, side: str, scheme: str) -> str:
-    """Where the partial results of a reduction meet, one of :data:`HOMES`."""
+    """Storage in which the partial results of a reduction are combined, one of :data:`HOMES`."""
     if side == "cuda":
         return schemes()[scheme].home(graph, i, config)
     if not config.get("parts"):

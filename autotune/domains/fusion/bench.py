@@ -1,5 +1,7 @@
-"""The measuring worker's side of a fusion workload: inputs, verification against the oracle, and baselines rebuilt from
-the program that the user had."""
+"""The measuring worker's side of a fusion workload: inputs, verification against the oracle, and baselines.
+
+Baselines are rebuilt from the user's original program.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +32,19 @@ from autotune.task import Artifact, Bench, Config, Runnable, Verdict
 from autotune.workload import Workload
 
 _KEPT_BYTES = 1 << 31
-"""What the oracle's results of one seed may take to be kept for the next candidate."""
+"""Maximum bytes of the inputs and oracle results of one seed that are kept for the next candidate."""
 _KEPT_SHARE = 0.2
-"""On a GPU that has more: of its memory. A large region's oracle takes seconds, longer than all else of a candidate."""
+"""Share of a GPU's memory that replaces the maximum if larger: a large region's oracle takes seconds, longer than all
+other steps of a candidate."""
 _VIEWS = ("reshape", "view", "expand", "unsqueeze", "squeeze", "permute", "slice", "select", "clone")
 _FOLLOWED = frozenset(
-    # What the last ones pick is where their result points.
+    # gather, index and index_select return elements of their first argument, which are then the indices.
     [*_VIEWS, "convert_element_type", "gather", "index", "index_select"]
 )
 
 
 class Runs(Protocol):
-    """A region's kernels, as :class:`autotune.runtime.launch.executor.Executor` runs them."""
+    """Interface of a region's kernels; see :class:`autotune.runtime.launch.executor.Executor`."""
 
     def call(self, *inputs: torch.Tensor) -> object:
         """Run on flat inputs, into new outputs."""
@@ -53,7 +56,7 @@ class Runs(Protocol):
 
 
 class _Inputs:
-    """A set of a bench's inputs: flat, as kernels take them, and as views of the same memory for baselines."""
+    """A set of inputs: flat for kernels, and as views of the same memory for baselines."""
 
     def __init__(self, source: Mapping[str, Any], flat: list[torch.Tensor], device: torch.device) -> None:
         self.flat = flat
@@ -61,7 +64,7 @@ class _Inputs:
 
 
 class _Candidate:
-    """A loaded configuration; calling it runs the kernels as deployment would, into new outputs."""
+    """A loaded configuration; a call runs the kernels as deployment does, with new outputs."""
 
     def __init__(self, executor: Runs, bench: FusionBench) -> None:
         self.executor, self.bench = executor, bench
@@ -71,7 +74,7 @@ class _Candidate:
 
 
 class _Baseline:
-    """The user's own code on the bench's inputs."""
+    """The user's original program on the bench's inputs."""
 
     def __init__(self, function: Callable[..., object], bench: FusionBench) -> None:
         self.function, self.bench = function, bench
@@ -81,17 +84,17 @@ class _Baseline:
 
 
 class _Expectation:
-    """Inputs, the oracle's results, and, once asked for, how far rounding alone may move them."""
+    """Inputs, the oracle's results, and a bound on their rounding error, which is computed lazily."""
 
     def __init__(self, inputs: list[torch.Tensor], want: list[torch.Tensor]) -> None:
         self.inputs, self.want = inputs, want
         self.lost: list[torch.Tensor | None] | None = None
-        """For each output, where eager comes to NaN or an infinity, once asked for."""
+        """For each output, a mask of NaN and infinite elements in eager mode; computed lazily."""
         self._slack: list[torch.Tensor | None] | None = None
         self._sizes: dict[int, float] = {}
 
     def size(self, k: int) -> float:
-        """The typical size of output ``k``, which a comparison would look for in all of it."""
+        """The typical magnitude of output ``k``, cached since a comparison would read the whole output for it."""
         if k not in self._sizes:
             self._sizes[k] = typical(self.want[k])
         return self._sizes[k]
@@ -129,12 +132,12 @@ class FusionBench(Bench):
 
     @cached_property
     def doubt(self) -> str:
-        """Why the workload's program, which may come from a database, is not run; "" where it is what it should be."""
+        """The reason why the workload's program, which may come from a database, does not run; "" if it is valid."""
         return check_source(self.workload)
 
     @cached_property
     def _within(self) -> dict[int, int]:
-        """Bounds on slots that the program uses as positions, where the graph has integers of which it says none."""
+        """Bounds on input slots that the program uses as indices, if the graph does not bound all integer inputs."""
         said = index_bounds(self.graph)
         if not any(name in ("int32", "int64") and k not in said for k, name in enumerate(self.graph.inputs)):
             return {}
@@ -144,12 +147,12 @@ class FusionBench(Bench):
 
     @property
     def source(self) -> Mapping[str, Any]:
-        """The program that the user had; empty where there is none to be trusted."""
+        """The user's program; empty if there is no valid one."""
         return {} if self.doubt else self.workload.source
 
     @cached_property
     def given(self) -> _Inputs:
-        """The inputs for kernels and baselines, which read the same memory."""
+        """The inputs of kernels and baselines, which share their memory."""
         return _Inputs(self.source, self.inputs, self.device)
 
     def input_sets(self, count: int) -> list[_Inputs]:
@@ -161,7 +164,7 @@ class FusionBench(Bench):
         return _Candidate(self.executor(config, artifact), self)
 
     def executor(self, config: Config, artifact: Artifact) -> Runs:
-        """What runs a candidate; another target's bench is this one with a method of its own here."""
+        """Load a candidate's kernels; benches of other targets override this method."""
         schedule = Schedule(Key("", "", "", ""), config, 0.0, {}, artifact)
         inputs = [TensorSpec((t.numel(),), (1,), t.dtype) for t in self.inputs]
         outputs = [
@@ -173,7 +176,7 @@ class FusionBench(Bench):
         )
 
     def verify(self, run: Runnable, seed: int) -> Verdict:
-        """Ordinary random inputs, then ones with NaN, infinities, huge values and zeros among them."""
+        """Compare on random inputs, then on inputs that include NaN, infinities, huge values and zeros."""
         assert isinstance(run, _Candidate)
         worst = 0.0
         for special in (False, True):
@@ -196,7 +199,7 @@ class FusionBench(Bench):
         for k, (o, want) in enumerate(zip(self.graph.outputs, expected.want, strict=True)):
             shape = [self.graph.extents[a] for a in o.axes]
             got = outputs[k].as_strided(shape, o.strides, o.offset)
-            # Rounding a float to an integer (quantisation) may fall either way at a tie.
+            # Rounding a float to an integer (quantisation) may round a tie in either direction.
             rounded = o.dtype not in FLOATS
             off_by_one = rounded and from_float(self.graph, k)
             size = None if rounded else expected.size(k)
@@ -214,11 +217,11 @@ class FusionBench(Bench):
         return Verdict(True, worst)
 
     def _lost(self, expected: _Expectation) -> list[torch.Tensor | None]:
-        """For each float output, where the user's own program, run as it is on the same inputs, comes to NaN or an
-        infinity, as a mask of the oracle's shape; None where there is no such program.
+        """For each float output, the elements that are NaN or infinite in the user's program on the same inputs.
 
-        Which of the two an operator makes of infinities depends on the order of additions and products: a kernel may
-        factor ``inf * a - inf * b``, which is NaN, into ``inf * (a - b)``. Where eager is finite, nothing is lost.
+        A mask of the oracle's shape; None without a valid program. Whether an operator returns NaN or an infinity for
+        infinite inputs depends on the order of additions and products: a kernel may factor ``inf * a - inf * b``, which
+        is NaN, to ``inf * (a - b)``. Elements that are finite in eager mode must match.
         """
         if expected.lost is None:
             expected.lost = [None] * len(self.graph.outputs)
@@ -234,7 +237,7 @@ class FusionBench(Bench):
         return expected.lost
 
     def _expectation(self, seed: int, special: bool) -> _Expectation:
-        """Inputs and what the oracle makes of them; those of the last seeds are kept where they are not too large."""
+        """Inputs and the oracle's results; those of the last seeds are cached unless they are too large."""
         found = self._expected.get((seed, special))
         if found is None:
             inputs = make_inputs(self.graph, seed, self.device, special, self._within)
@@ -264,10 +267,10 @@ class FusionBench(Bench):
 
 
 def _compiled(module: Any, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
-    """An aten module by Inductor. Dynamo would trace it once more, and find the same calls.
+    """Compile an aten module with Inductor directly; Dynamo would only trace the same calls again.
 
     Args:
-        inputs: real tensors, or fake ones of :func:`_fake_mode`, without which Inductor's cache is not used.
+        inputs: real tensors, or fake tensors of :func:`_fake_mode`; Inductor's cache requires that mode.
     """
     from torch._inductor.compile_fx import compile_fx
 
@@ -285,10 +288,10 @@ def _fake_mode() -> FakeTensorMode:
 
 
 def compile_ahead(workload: Workload, device: str) -> None:
-    """Compile a workload by Inductor, whose cache the bench's own compilation then finds.
+    """Compile a workload with Inductor, to fill the cache for the bench's own compilation.
 
     Raises:
-        Exception: whatever Inductor raises.
+        Exception: any exception of Inductor.
     """
     if not workload.source or check_source(workload):
         return
@@ -298,9 +301,9 @@ def compile_ahead(workload: Workload, device: str) -> None:
 
 
 def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """The tensors that a workload's source program takes, in its order, laid over the graph's flat inputs.
+    """The inputs of a workload's source program in its order, as views of the graph's flat inputs.
 
-    An input that no slot reads (only its shape matters), or whose slot is not given, gets fresh memory.
+    An input without a slot (only its shape is used), or whose slot is not given, gets new memory.
     """
     slot_of = {int(i): slot for slot, i in enumerate(source["slots"])}
     out = []
@@ -320,7 +323,7 @@ def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], devic
 
 
 def _poison(t: torch.Tensor) -> torch.Tensor:
-    """A value no kernel writes by chance: an element that is not written shows."""
+    """Fill a tensor with a value that no kernel writes by chance, so that unwritten elements are detected."""
     if t.dtype.is_floating_point:
         return t.fill_({1: -352.0, 2: -60000.0, 4: -7.03125e4}[t.dtype.itemsize])
     if str(t.dtype) == "torch.bool":
@@ -329,10 +332,10 @@ def _poison(t: torch.Tensor) -> torch.Tensor:
 
 
 def positions(program: fx.GraphModule) -> dict[int, int]:
-    """For each input that indexes something by itself, the bound on it.
+    """For each input that is used directly as an index, the upper bound of its elements.
 
     Args:
-        program: aten calls, with fake tensors in ``meta["val"]`` (:func:`autotune.compiler.regions.symbols.traced`).
+        program: aten calls with fake tensors in ``meta["val"]`` (:func:`autotune.compiler.regions.symbols.traced`).
     """
     inputs = {n: k for k, n in enumerate(program.graph.find_nodes(op="placeholder"))}
     bounds: dict[int, int] = {}
@@ -348,7 +351,7 @@ def positions(program: fx.GraphModule) -> dict[int, int]:
 
 
 def _indexed(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
-    """The index arguments of a call, and the extent that each points into."""
+    """The index arguments of a call, each with the extent of the axis that it indexes."""
     name = _name(node).removeprefix("_unsafe_")
     if name.startswith(("index_select", "index_fill", "scatter", "index_add")):
         name = "scatter"

@@ -1,4 +1,4 @@
-"""Built-in targets: the functions ``autotune search fusion NAME`` knows, with inputs for a CPU and for a GPU."""
+"""Built-in targets of ``autotune search fusion NAME``, with input sizes for CPUs and for GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class Size:
-    """Shape of the main input, and the type of all floats."""
+    """Shape of the main input, and the dtype of all float tensors."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -30,10 +30,10 @@ class BuiltinTarget:
     """A named function or module.
 
     Attributes:
-        about: one line for ``autotune workloads``.
-        sizes: by preset, "cpu" (a few MB) and "gpu" (what a GPU is measured with).
-        make: the callable for a size, on a device.
-        inputs: its positional arguments for a size, on a device; random, the same every time.
+        about: one-line description for ``autotune workloads``.
+        sizes: sizes by preset: "cpu" (a few MB) and "gpu" (the size for measurements on GPUs).
+        make: makes the callable for a size and a device.
+        inputs: makes its positional arguments for a size and a device; random, with fixed seeds.
     """
 
     about: str
@@ -57,7 +57,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def softmax_mask(x: Tensor, mask: Tensor) -> Tensor:
-    """[B, S, T] and [1, S, T]: the probabilities of an attention with head size 64."""
+    """Attention probabilities for head size 64; ``x`` is [B, S, T], ``mask`` [1, S, T]."""
     return torch.softmax(x * 0.125 + mask, -1)
 
 
@@ -70,14 +70,14 @@ def swiglu_rms_norm(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
 
 
 def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Loss of every row, [N], in float32."""
+    """Loss per row, [N], in float32."""
     x = logits.float()
     loss: Tensor = torch.logsumexp(x, -1) - x.gather(1, target[:, None])[:, 0]
     return loss
 
 
 class BertLayer(nn.Module):
-    """One encoder layer of BERT-base: attention, then feed-forward, each with a residual and a layer norm after it."""
+    """One encoder layer of BERT-base: attention, then feed-forward, each followed by a residual and a layer norm."""
 
     def __init__(self, hidden: int = 768, heads: int = 12) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ def _fn(fn: Callable[..., Tensor]) -> Callable[[Size, str], Callable[..., Any]]:
 
 
 def _random(*shapes: str) -> Callable[[Size, str], tuple[Tensor, ...]]:
-    """One random tensor for each of "full" (the main shape), "row" (its last extent) and "one" (1 in front)."""
+    """Random tensors, one per name: "full" (the main shape), "row" (its last extent) and "one" (first extent 1)."""
 
     def make(size: Size, device: str) -> tuple[Tensor, ...]:
         of = {"full": size.shape, "row": size.shape[-1:], "one": (1, *size.shape[1:])}
@@ -133,7 +133,7 @@ def _cross_entropy_inputs(size: Size, device: str) -> tuple[Tensor, ...]:
 
 
 def _bert(size: Size, device: str) -> nn.Module:
-    # The weights are random but fixed, and the caller's random state is left alone.
+    # The weights are random but fixed; the caller's random state is preserved.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layer = BertLayer(size.shape[-1])

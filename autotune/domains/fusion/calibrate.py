@@ -1,9 +1,10 @@
-"""Calibration: what the cost models need to know of a device, measured by our own kernels in the measuring worker; and
-how well the models order what was measured, by Spearman's rank correlation.
+"""Calibration: figures of a device for the cost models, measured with generated kernels in the measuring worker.
 
-Each probe is a small graph and a plan for it. Differences of probes give the figures: a chain of launches less one
-launch is what a launch adds; a large copy is the bandwidth; a value that goes through a scratch tensor of a few MiB is
-the cache; a chain of operators that is bound by arithmetic is their rate.
+It also reports how well the models rank measured schedules, by Spearman's rank correlation.
+
+Each probe is a small graph and a plan for it. Figures are differences of probes. A chain of launches minus one launch
+gives the cost of a launch; a large copy gives the bandwidth. A value that passes through a few MiB of scratch
+gives the cache's bandwidth; a chain of operators bound by arithmetic gives their rate.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ MIB = 1 << 20
 _CHAIN = 8
 _LIGHT, _HEAVY = 40, 6
 _TRIES = 4
-"""Schedules tried of a probe: the default, and what is suggested beside it; the fastest counts."""
+"""Maximum number of schedules per probe: the default and suggested ones; the fastest counts."""
 FEWEST = 8
-"""Measured schedules of a workload, or workloads, from which an order says something."""
+"""Minimum number of measured schedules of a workload, or of workloads, for a rank correlation."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A graph that is timed.
+    """A graph to time.
 
     Attributes:
-        graph: of the region; ``plan`` its plan's text in the canonical graph, "" for the greedy one.
-        work: bytes or operations that figures are made of.
+        graph: graph of the region; ``plan`` is the text of its plan in the canonical graph, "" for the greedy plan.
+        work: bytes or operations from which figures are computed.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Probe:
 
 
 def probes(side: str) -> list[Probe]:
-    """Every probe of a device of ``side``, small first."""
+    """All probes for a device of type ``side``, small ones first."""
     scale = 1 if side == "cuda" else 8
     found = [
         Probe("one launch", _separate(1), 0.0),
@@ -85,11 +86,11 @@ def calibrate(
 
     Args:
         device: "cpu" or "cuda:N".
-        measurer: the measuring worker, turned to a task's workload.
-        progress: told every probe with its microseconds, None where it could not be run.
+        measurer: returns the measuring worker, opened on a task's workload.
+        progress: called with each probe's name and microseconds, None if it could not run.
 
     Returns:
-        Figures as of :class:`autotune.compiler.planner.cost.Figures`; those whose probes failed are missing.
+        Figures by field of :class:`autotune.compiler.planner.cost.Figures`, without those whose probes failed.
     """
     times: dict[str, float] = {}
     side = "cuda" if device.startswith("cuda") else "cpu"
@@ -104,7 +105,7 @@ def calibrate(
 
 
 def figures(made: Sequence[Probe], times: Mapping[str, float]) -> dict[str, float]:
-    """The figures that follow from the probes' microseconds."""
+    """Compute figures from the probes' microseconds."""
     out: dict[str, float] = {}
     by_name = {p.name: p for p in made}
     first = times.get("one launch")
@@ -117,7 +118,7 @@ def figures(made: Sequence[Probe], times: Mapping[str, float]) -> dict[str, floa
     if copies:
         out["copy_gbs"] = max(copies)
     if {"through the cache", "from memory"} <= times.keys() and "next_us" in out:
-        # The first kernel reads memory, the second what the first has left in the cache.
+        # The first kernel reads memory; the second reads the first kernel's result from the cache.
         second = times["through the cache"] - times["from memory"] - out["next_us"]
         if second > 0:
             out["l2_gbs"] = max(by_name["through the cache"].work / second / 1e3, out.get("copy_gbs", 0.0))
@@ -128,7 +129,7 @@ def figures(made: Sequence[Probe], times: Mapping[str, float]) -> dict[str, floa
 
 
 def _time(probe: Probe, device: str, measurer: Callable[[FusionTask], Measurer]) -> float | None:
-    """The fastest schedule's microseconds; None where none works."""
+    """Microseconds of the fastest schedule; None if no schedule works."""
     graph, _, outputs = canonicalize(simplify(probe.graph))
     task = FusionTask(to_workload(graph, f"probe: {probe.name}"), device)
     try:
@@ -159,7 +160,7 @@ def _configs(task: FusionTask, text: str) -> list[Config]:
 
 
 def _renamed(text: str, outputs: Sequence[int]) -> str:
-    """A plan's text with outputs numbered as the canonical form has them."""
+    """A plan's text with the outputs renumbered as in the canonical form."""
     where = {old: new for new, old in enumerate(outputs)}
     words = [f"o{where[int(w[1:])]}" if w[:1] == "o" else w for w in text.split()]
     return " ".join(words)
@@ -179,13 +180,13 @@ def _copy(n: int) -> Graph:
 
 
 def _twice(n: int) -> Graph:
-    """exp(x) + 1, of which the exponential may be kept in memory between two kernels."""
+    """exp(x) + 1; a plan may store the exponential between two kernels."""
     values = (_load(1, (1,)), Value("exp", (0,), (0,)), Value("const", number=1.0), Value("add", (1, 2), (0,)))
     return Graph((n,), values, ("float32",), (Output(3, (0,), (1,), "float32"),))
 
 
 def _separate(count: int) -> Graph:
-    """Unrelated additions to a few elements each, of different lengths."""
+    """Independent additions on a few elements each, of different lengths."""
     values: list[Value] = []
     outputs = []
     for k in range(count):
@@ -200,7 +201,7 @@ def _separate(count: int) -> Graph:
 
 
 def _chain(n: int, ops: Sequence[str], times: int) -> Graph:
-    """The operators one after the other, ``times`` times; binary ones take a constant too, so that none is dropped."""
+    """A sequence of operators, repeated ``times`` times; a constant operand of binary ones prevents simplification."""
     values: list[Value] = [_load(1, (1,)), Value("const", number=0.999)]
     last = 0
     for _ in range(times):
@@ -219,13 +220,13 @@ def report(store: Store, device: str) -> dict[str, Any]:
     """Compare the models with everything measured on a device.
 
     Args:
-        device: fingerprint; it needs not be this machine's.
+        device: the device's fingerprint; it need not be this machine's.
 
     Returns:
-        Rank correlations for ``--json``, null where too little was measured: ``latency_spearman``, the
-        latency-evaluator's, is the median over ``workloads`` of the correlation among their schedules, and
-        ``delta_spearman``, the delta-evaluator's, is over the best of every workload. ``plan_pairs`` are pairs of plans
-        of one region, of which ``plan_pairs_right`` are in the right order.
+        Rank correlations for ``--json``, null if there are too few measurements. ``latency_spearman``, for the
+        latency-evaluator, is the median over ``workloads`` of the correlation among their schedules.
+        ``delta_spearman``, for the delta-evaluator, is over the best schedules of all workloads. ``plan_pairs`` counts
+        pairs of plans of one region, and ``plan_pairs_right`` those in the right order.
     """
     identity = store.get_device(device)
     found = store.get_calibration(device, "fusion")
@@ -274,7 +275,7 @@ def _task(workload: Workload, identity: DeviceIdentity, figures: Mapping[str, fl
 
 
 def _latest(several: Iterable[Measurement]) -> list[Measurement]:
-    """One measurement for each schedule, the repeated one where there is one."""
+    """The latest measurement of each schedule, a repeated one if there is one."""
     found: dict[str, Measurement] = {}
     for m in sorted(several, key=lambda m: m.stage == "repeat"):
         found[config_key(m.config)] = m
@@ -298,7 +299,7 @@ def _plans(task: FusionTask, several: Iterable[Measurement]) -> list[tuple[float
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:
-    """Spearman's rank correlation, equal values sharing the mean of their ranks; 0 where one side is all equal."""
+    """Spearman's rank correlation; ties share the mean of their ranks; 0 if one side is constant."""
     a, b = (_ranks([p[k] for p in pairs]) for k in (0, 1))
     try:
         return statistics.correlation(a, b)

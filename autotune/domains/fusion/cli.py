@@ -1,4 +1,4 @@
-"""Fusion's part of the command line: its options, and its search, lookup and calibrate."""
+"""Fusion's commands: options, ``search``, ``lookup`` and ``calibrate``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TRAIN = {
 
 
 def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
-    """Add what ``command`` takes for fusion."""
+    """Add fusion's options of ``command``."""
     if command not in _TRAIN:
         return
     parser.add_argument("--train", action="store_true", help=_TRAIN[command])
@@ -80,12 +80,12 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def _rows(text: str) -> list[int]:
-    """argparse type: different numbers of rows, by comma."""
+    """argparse type: distinct numbers of rows, separated by commas."""
     return list(dict.fromkeys(positive_int(part.strip()) for part in text.split(",")))
 
 
 def search(args: argparse.Namespace) -> int:
-    """Search the regions of a program, whose step decides at the end what of them is deployed."""
+    """Search the regions of a program; a measurement of its whole step then decides what is deployed."""
     if args.missed and (args.target or args.inputs or args.train or args.precision or args.matmul_precision):
         left_out = "TARGET, --inputs, --train, --precision and --matmul-precision"
         raise UserError(f"--missed takes its workloads from the database: leave out {left_out}")
@@ -93,16 +93,16 @@ def search(args: argparse.Namespace) -> int:
 
 
 class FusionSteps(Steps):
-    """The steps of a search of a program's regions."""
+    """Steps of the search of a program's regions."""
 
     def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
         if args.rows and args.missed:
             raise UserError("--rows goes with a target: what was missed has its own numbers of rows")
         if args.mode != ["default"]:
             check_modes(args.mode)
-        if args.space:  # a mistake in the file is told before the target is captured, which takes seconds
+        if args.space:  # report an error in the file before the target is captured, which takes seconds
             load_space("fusion", devices[0].partition(":")[0], args.space)
-        if args.ray:  # the variable is this host's
+        if args.ray:  # remote hosts do not inherit this host's variable
             args.precision = args.precision or os.environ.get("AUTOTUNE_PRECISION") or None
 
     def confines(self, args: argparse.Namespace) -> bool:
@@ -157,21 +157,21 @@ class FusionSteps(Steps):
 
 
 def _has_step(args: argparse.Namespace) -> bool:
-    """True where the command ends with its target's step; a built-in target has none."""
+    """True if the command ends with a measurement of the target's step; a built-in target has none."""
     return not args.no_step and not args.missed and ":" in args.target
 
 
 def captured_target(args: argparse.Namespace, device: str, store: Store, rows: int | None = None) -> Captured:
-    """The regions of the command's target, captured or as an earlier run has stored them.
+    """The regions of the command's target, captured or taken from an earlier run's entry in the database.
 
     Args:
-        rows: another number of rows of its inputs.
+        rows: another number of rows of the inputs.
     """
     from autotune.domain import domain_of
     from autotune.domains.fusion.program_spec import captured
 
     def known(signature: str) -> list[tuple[Workload, int]] | None:
-        """The workloads that an earlier run captured, if the database still has them unchanged."""
+        """Workloads captured by an earlier run, if the database still has all of them undamaged."""
         stored = store.captured(signature)
         intact = stored and not any(domain_of(w.kind).damage(w) for w, _ in stored)
         return stored if intact else None
@@ -192,7 +192,7 @@ def captured_target(args: argparse.Namespace, device: str, store: Store, rows: i
 
 
 def lookup(args: argparse.Namespace) -> int:
-    """Look up what is stored for the regions of a program; returns 0 whatever the match."""
+    """Look up the stored schedules of a program's regions; returns 0 at every match level."""
     check_target(args)
     verdicts: list[Verdict] = []
     with machine_output(args.json) as emit:
@@ -200,7 +200,7 @@ def lookup(args: argparse.Namespace) -> int:
         from autotune.device import resolve_device
         from autotune.runtime.lookup import ID, lookup, lookup_stored
 
-        with attached(args.db, args.db_read):  # what cannot be used is told before all else
+        with attached(args.db, args.db_read):  # report an unusable database first
             pass
         device = resolve_device(args.device)
         if ID.fullmatch(args.target) and args.inputs is None:

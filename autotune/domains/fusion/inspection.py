@@ -1,12 +1,12 @@
-"""Programs that are looked at without running them: before a search, and as a database has them.
+"""Inspection of programs without running them: a preview of a target's regions, and checks of stored programs.
 
-A target's regions are captured over tensors that have shapes but no data, and no GPU. Where the device is there, the
-target is captured on it as a search would. Otherwise it is captured on the CPU, with the sizes meant for the device;
-operators that the CPU implements differently (attention, convolutions) are none of ours.
+A target's regions are captured over fake tensors, which have shapes but no data, and without a GPU. If the device is
+present, the target is captured on it, as in a search. Else it is captured on the CPU, with the sizes for the device.
+Operators that the CPU implements differently (attention, convolutions) are never part of a region.
 
-``Workload.source`` is no part of a workload's identity, and whoever can write to a shared database can change it. So it
-is translated again before anything is done with it: a program that comes to the same graph computes what the workload
-says, on the same inputs, and nothing else is run as "what the user had".
+``Workload.source`` is not part of a workload's identity, and anyone with write access to a shared database can change
+it. It is therefore lowered again before it is used. A program that lowers to the same graph computes the workload on
+the same inputs; no other program runs as the user's baseline.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SIDES = ("cpu", "cuda")
 
 @dataclass(frozen=True)
 class PlannedRegion:
-    """A distinct region of a target, how often it occurs, and the ``reason`` for which Inductor compiles it, or ""."""
+    """A distinct region, its number of occurrences, and the ``reason`` why Inductor compiles it, or ""."""
 
     region: Region
     count: int
@@ -52,10 +52,10 @@ class PlannedRegion:
 
 @dataclass(frozen=True)
 class Outside:
-    """Calls of one operator that Inductor compiles, for one reason.
+    """Calls of one operator that Inductor compiles for one reason.
 
     Attributes:
-        bytes: what they read and write together; None where their sizes are not known.
+        bytes: total bytes that they read and write; None if their sizes are unknown.
     """
 
     operator: str
@@ -66,14 +66,14 @@ class Outside:
 
 @dataclass(frozen=True)
 class Planned:
-    """A target's regions, and the operators outside of them.
+    """A target's regions, and the operators outside them.
 
     Attributes:
-        regions: the distinct ones in order of appearance, those that cannot be tuned last.
-        outside: operators that are in none of them, with how often each occurs: matrix products, convolutions and
-            attention, and operators without a rule.
-        why: the same operators by reason, those of regions that Inductor compiles among them; the most bytes first.
-        gradients: how it was captured (:func:`autotune.domains.fusion.program_spec.gradients_of`).
+        regions: distinct regions in order of appearance, followed by those that cannot be tuned.
+        outside: operators outside all regions with their counts: matrix products, convolutions, attention, and
+            operators without a lowering rule.
+        why: the same operators by reason, plus those of regions that Inductor compiles; most bytes first.
+        gradients: capture modes (:func:`autotune.domains.fusion.program_spec.gradients_of`).
     """
 
     regions: Sequence[PlannedRegion]
@@ -90,25 +90,25 @@ def here(device: str) -> bool:
 
 
 def planned(target: str, inputs: str | None, device: str, *, train: bool = False) -> Planned:
-    """The distinct regions of a target, and the operators outside of them.
+    """The distinct regions of a target, and the operators outside them.
 
     Args:
-        target, inputs: as ``autotune search`` takes them.
-        device: "cpu", "cuda" or "cuda:N"; need not be there.
-        train: also the backward pass, whatever the target says requires a gradient.
+        target, inputs: as in ``autotune search``.
+        device: "cpu", "cuda" or "cuda:N"; this machine need not have it.
+        train: also capture the backward pass, whatever requires a gradient.
 
     Raises:
-        UserError: as :func:`autotune.domains.fusion.program_spec.resolve`, or where the callable fails on its inputs.
+        UserError: as :func:`autotune.domains.fusion.program_spec.resolve`, or the callable fails on its inputs.
     """
     if here(device):
         fn, call, label = resolve(target, inputs, device)
         return _regions(fn, *call, label, train, side_of(device))
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    # The callable itself is made outside: its weights are real, and may be what its module keeps.
+    # Make the callable outside the fake mode: its module may keep the weights, which must be real tensors.
     builtin = BUILTIN.get(target) if inputs is None else None
     if builtin is None and ":" not in target:
-        resolve(target, inputs, "cpu")  # says what is wrong
+        resolve(target, inputs, "cpu")  # raises the error
     size = builtin.size(device) if builtin else None
     fn = builtin.make(size, "cpu") if builtin and size else load_callable(target, inputs)
 
@@ -121,7 +121,7 @@ def planned(target: str, inputs: str | None, device: str, *, train: bool = False
     except UserError:
         if builtin:
             raise
-    # Inputs or a program that look at data cannot do without.
+    # Inputs or a program that read data need real tensors.
     return _regions(fn, *arguments(), target, train, side_of(device))
 
 
@@ -174,13 +174,13 @@ class _Calls(NamedTuple):
 
 
 def _option(region: Region, side: str) -> str:
-    """The option of Inductor that requires results which stored kernels do not compute; "" if none is set."""
+    """The Inductor option that requires results that stored kernels do not produce; "" if none is set."""
     precision = str(region.workload.spec.get("precision", "")) if region.workload else ""
     return next((f"option {one.partition(' ')[0]} of Inductor" for one in requirements(side, precision)), "")
 
 
 def check_graph(workload: Workload) -> str:
-    """Why a stored workload has no graph that kernels could be made of; "" where it has."""
+    """The reason why a stored workload's graph is invalid; "" if it is valid."""
     try:
         Graph.from_json(workload.spec)
     except (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
@@ -189,10 +189,11 @@ def check_graph(workload: Workload) -> str:
 
 
 def check_source(workload: Workload) -> str:
-    """Why a workload's program is not to be run; "" where it is what the workload was made of, or there is none.
+    """The reason why a workload's program must not run; "" if it matches the workload, or there is no program.
 
-    The same operators make results of other types on other devices (a layer norm's statistics, say): the program is
-    translated as on the device that it was captured on, and failing that as on the others.
+    The same operators produce results of different dtypes on different devices (a layer norm's statistics, for
+    example). The program is lowered for the device of its capture first, then for the other one.
+
     """
     if not workload.source:
         return ""
@@ -203,7 +204,7 @@ def check_source(workload: Workload) -> str:
         except Unsupported as error:
             why = why or f"it is no region ({error})"
             continue
-        except Exception as error:  # whatever torch says of a program that makes no sense
+        except Exception as error:  # torch raises many types for an invalid program
             why = why or f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             continue
         if fingerprint == workload.fingerprint and list(binding.inputs) == list(workload.source.get("slots", ())):
@@ -213,7 +214,7 @@ def check_source(workload: Workload) -> str:
 
 
 def _sides(source: Mapping[str, Any]) -> list[str]:
-    """The sides to translate for, the program's own first."""
+    """The device types to lower for, the program's own first."""
     inputs = source.get("inputs")
     first = inputs[0] if isinstance(inputs, Sequence) and inputs else None
     own = first.get("device") if isinstance(first, Mapping) else None
@@ -221,7 +222,7 @@ def _sides(source: Mapping[str, Any]) -> list[str]:
 
 
 def results_of(workload: Workload) -> tuple[int, ...]:
-    """Which of its program's results each output of a workload's graph is, for one whose source was checked."""
+    """For each output of the workload's graph, the index of the program's result; the source must have been checked."""
     for side in _sides(workload.source):
         fingerprint, binding = rederived(workload, side)
         if fingerprint == workload.fingerprint:
@@ -230,7 +231,7 @@ def results_of(workload: Workload) -> tuple[int, ...]:
 
 
 def rederived(workload: Workload, side: str) -> tuple[str, Binding]:
-    """Fingerprint of the graph of a workload's program, and how the program's tensors meet that. Computes nothing."""
+    """The fingerprint of the graph of a workload's program, and the binding of its tensors. Executes nothing."""
     module = traced(workload.source, side)
     made, binding = workload_of(module, str(workload.spec.get("precision", "")), dict(workload.source))
     return made.fingerprint, binding

@@ -1,7 +1,7 @@
-"""A plan as an SVG picture, and a report's sections about a region: that picture, and the bytes that each kernel moves.
+"""SVG pictures of plans, and a report's sections about a region: its picture, and the bytes moved by each kernel.
 
-Boxes are operators; around them the pass, the group (one body of a kernel), the launch and the region. An edge's colour
-shows where the value lives between two operators. :mod:`autotune.domains.fusion.svg_layout` has the geometry.
+Boxes are operators, nested in passes, groups (one kernel body each), launches and the region. An edge's colour shows
+the storage of the value between two operators. :mod:`autotune.domains.fusion.svg_layout` computes the geometry.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ _DARK = {
     "#dcfce7": "#052e16", "#fee2e2": "#450a0a", "#111827": "#e5e7eb", "#374151": "#9ca3af", "#e5e7eb": "#374151",
     "#2563eb": "#60a5fa", "#d97706": "#f59e0b", "#15803d": "#22c55e", "#dc2626": "#f87171", "#7c3aed": "#a78bfa",
 }  # fmt: skip
-"""What a dark page shows instead: a viewer of the picture says by itself which it is."""
+"""Replacement colours for dark mode; the viewer selects them by its colour scheme."""
 _OPERATORS = 400
-"""Operators beyond which a plan is a table only: its picture would be unreadable."""
+"""Maximum number of operators in a picture; a larger plan is shown as a table only."""
 
 
 def _style() -> str:
-    """Colours for a dark page; those in the elements themselves are for a light one."""
+    """CSS rules for dark mode; attributes of the elements have the colours of light mode."""
     rules = [
         f"{element}[{kind}='{light}'] {{ {kind}: {dark} }}"
         for light, dark in _DARK.items()
@@ -91,7 +91,7 @@ def _style() -> str:
 
 
 def draw(title: str, drawings: Sequence[Drawing]) -> str:
-    """An SVG document of regions one under the other, with a legend; the same text for the same plans."""
+    """An SVG document of regions from top to bottom, with a legend; deterministic."""
     legend, legend_width, legend_height = _legend(PAD, PAD + _TITLE + PAD)
     page = lay_out(drawings, PAD + _TITLE + PAD + legend_height)
     width = max(page.width, legend_width + PAD, PAD * 2 + len(title) * _TITLE * 0.62)
@@ -115,7 +115,7 @@ def draw(title: str, drawings: Sequence[Drawing]) -> str:
 
 
 def _n(value: float) -> str:
-    """A number with at most one decimal."""
+    """Format a number with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -191,7 +191,7 @@ def _legend(x: float, y: float) -> tuple[list[str], float, float]:
 def exhibits(
     workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None, device: DeviceIdentity
 ) -> Sequence[Exhibit]:
-    """See ``autotune.domain.Domain``. The plan is the winner's, else the greedy one."""
+    """See ``autotune.domain.Domain``. Shows the plan of the winner, or the greedy plan without a winner."""
     graph = Graph.from_json(workload.spec)
     try:
         anatomy = dissect(graph, dict(config or {}), device.kind, device.units)

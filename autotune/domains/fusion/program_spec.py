@@ -1,5 +1,8 @@
-"""What the user named on the command line, and its inputs: a built-in target, ``package.module:callable``, or a call of
-a factory with literals, ``package.module:make("bert", layers=4)``, which returns the target."""
+"""Targets and inputs from the command line.
+
+A target is a built-in name, ``package.module:callable``, or a factory call with literals such as
+``package.module:make("bert", layers=4)``, which returns the target.
+"""
 
 from __future__ import annotations
 
@@ -35,23 +38,22 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 def resolve(
     target: str, inputs: str | None, device: str, matmul_precision: str | None = None
 ) -> tuple[Callable[..., Any], Call, str]:
-    """The callable a user named, its ``(args, kwargs)`` on ``device``, and a label.
+    """The callable named by the user, its ``(args, kwargs)`` on ``device``, and a label.
 
-    Settings of torch's that the target's module makes when it is imported stay in force in this process.
+    Global torch settings that the target's module makes at import remain in force in this process.
 
     Args:
-        target: a name of :data:`BUILTIN`, or ``package.module:callable``; the current directory is importable. A class
-            is instantiated without arguments; a module is moved to the device. What is written as a call, with literals
-            as arguments, is called, and returns the target: ``package.module:make()``,
-            ``package.module:make("bert", layers=4)``.
+        target: a name in :data:`BUILTIN`, or ``package.module:callable``; the current directory is importable. A class
+            is instantiated without arguments; a module is moved to the device. A factory call with literal arguments
+            returns the target: ``package.module:make()``, ``package.module:make("bert", layers=4)``.
         inputs: ``package.module:callable`` returning a tensor, a tuple or list of arguments, a dict of keyword
-            arguments, or ``(args, kwargs)``; it is given ``device`` if it takes a parameter of that name. May be
-            written as a call too. None for built-in targets.
+            arguments, or ``(args, kwargs)``; it is given ``device`` if it has a parameter of that name. It may also be
+            a factory call. None for built-in targets.
         device: "cpu" or "cuda:N".
-        matmul_precision: put in force in the place of the module's, as ``torch.set_float32_matmul_precision`` does.
+        matmul_precision: overrides the module's setting, as ``torch.set_float32_matmul_precision`` does.
 
     Raises:
-        UserError: whatever is wrong with any of these, in one line.
+        UserError: an argument is invalid; a one-line message.
     """
     found = _resolved(target, inputs, device)
     numerics.set_matmul(matmul_precision)
@@ -80,7 +82,7 @@ def _resolved(target: str, inputs: str | None, device: str) -> tuple[Callable[..
 
 
 def load_callable(target: str, inputs: str | None) -> Callable[..., Any]:
-    """The callable that ``target`` names or makes, classes instantiated; refuses early where its inputs are not named.
+    """Load or make the target, and instantiate it if it is a class; raises early if ``inputs`` is missing.
 
     Raises:
         UserError: as :func:`resolve`.
@@ -100,13 +102,13 @@ def load_callable(target: str, inputs: str | None) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Captured:
-    """What a target came to.
+    """The result of capturing a target.
 
     Attributes:
-        workloads: distinct, in order of appearance, with how often each occurs.
-        signature: of what the capture depended on; None where that cannot be told.
-        known: whether it was taken from an earlier capture.
-        gradients: as of :func:`gradients_of`.
+        workloads: distinct workloads in order of appearance, each with the number of its occurrences.
+        signature: hash of everything that the capture depends on; None if it cannot be computed.
+        known: True if the workloads are those of an earlier capture.
+        gradients: see :func:`gradients_of`.
     """
 
     workloads: list[tuple[Workload, int]]
@@ -115,7 +117,7 @@ class Captured:
     gradients: tuple[bool, ...] = (False,)
 
     def to_json(self) -> dict[str, Any]:
-        """What to keep, so that ``known`` of :func:`captured` finds it again."""
+        """The entry to store; ``known`` of :func:`captured` finds it later."""
         return {"signature": self.signature, "workloads": [[w.fingerprint, count] for w, count in self.workloads]}
 
 
@@ -129,20 +131,20 @@ def captured(
     known: Callable[[str], list[tuple[Workload, int]] | None] | None = None,
     matmul_precision: str | None = None,
 ) -> Captured:
-    """The distinct workloads of a target, in order of appearance, with how often each occurs.
+    """The distinct workloads of a target in order of appearance, each with the number of its occurrences.
 
-    A target that requires a gradient is captured with and without autograd: the regions store different results.
-    A workload that occurs in both is counted where it occurs more often.
+    A target that requires a gradient is captured with and without autograd, since its regions store different results.
+    A workload that occurs in both captures has the larger of the two counts.
 
     Args:
-        train: only the way with autograd, forward and backward, whatever the target says requires grad; see
-            :func:`training`.
-        rows: see :func:`with_rows`; None for the inputs as they are.
-        known: from a signature (:mod:`autotune.compiler.capture.signature`) to what an earlier capture of a module
-            found, which is then not captured again; None where there was none.
-        matmul_precision: as of :func:`resolve`.
+        train: capture only with autograd, forward and backward, whatever requires a gradient; see :func:`training`.
+        rows: see :func:`with_rows`; None leaves the inputs unchanged.
+        known: maps a signature (:mod:`autotune.compiler.capture.signature`) to the workloads of an earlier capture,
+            which replace a new one; returns None if there is none.
+        matmul_precision: see :func:`resolve`.
 
     Raises:
+        UserError: as :func:`resolve`, or the callable fails on its inputs.
         UserError: as :func:`resolve`, or where the callable fails on the inputs.
     """
     fn, call, label = resolve(target, inputs, device, matmul_precision)
@@ -161,7 +163,7 @@ def captured(
 
 
 def _or_a_factory(fn: Callable[..., Any], target: str) -> str:
-    """What to add to an error of a function that may be meant to make the target."""
+    """Hint to append to an error if the function is probably a factory of the target."""
     if not inspect.isfunction(fn) or "(" in target or ":" not in target:
         return ""
     try:
@@ -172,17 +174,19 @@ def _or_a_factory(fn: Callable[..., Any], target: str) -> str:
 
 
 def named_after(target: str, workload: Workload) -> Workload:
-    """The one workload of a built-in target: its own name says more than its operators'. Others as they are."""
+    """Label the only workload of a built-in target with the target's name; other workloads are unchanged."""
     extents = workload.label.partition(" ")[2]
     return replace(workload, label=f"{target} {extents}") if target in BUILTIN else workload
 
 
 def with_rows(call: Call, rows: int) -> Call:
-    """Inputs for another number of rows: each tensor as long along axis 0 as the first one of two axes or more gets
-    ``rows`` there, by repeating or leaving out; the others stay.
+    """Inputs with another number of rows.
+
+    The number of rows is the first extent of the first tensor with two or more axes. Each tensor whose axis 0 has that
+    extent is repeated or truncated to ``rows``; other values are unchanged.
 
     Raises:
-        UserError: no input has two axes, so that none tells what rows are; so many rows cannot be made.
+        UserError: no input has two axes, or tensors with so many rows cannot be made.
     """
     tensors = [t for t in pytree.tree_leaves(call) if isinstance(t, torch.Tensor)]
     first = next((t for t in tensors if t.dim() > 1 and len(t)), None)
@@ -230,7 +234,7 @@ def workloads_of(
 def captures(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, label: str, *, train: bool
 ) -> list[tuple[CapturedGraph, ...]]:
-    """The graphs of a target in each of the ways that :func:`gradients_of` tells.
+    """The graphs of a target in each mode of :func:`gradients_of`.
 
     Raises:
         UserError: the callable fails on the inputs, or has nothing to train.
@@ -255,14 +259,14 @@ def training(
     *,
     train: bool = True,
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:
-    """The arguments with which ``fn`` has a backward pass, while the context lasts; as they are without ``train``.
+    """Arguments for which ``fn`` has a backward pass while the context is active; unchanged without ``train``.
 
-    Nothing is changed where something requires grad already. Otherwise a module's floating parameters do meanwhile, or
-    the floating inputs where it has none. The backward pass starts from the gradients of all results, as that of a
-    larger model would.
+    If a parameter or input already requires grad, nothing changes. Else the module's floating-point parameters require
+    grad within the context, or its floating-point inputs if it has no such parameters. The backward pass starts from
+    gradients of all results, as in a larger model.
 
     Raises:
-        UserError: nothing could require grad.
+        UserError: no parameter or input could require grad.
     """
     if not train or _requires_grad(fn, args, kwargs):
         yield args, kwargs
@@ -296,10 +300,10 @@ def training(
 def gradients_of(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None, *, train: bool
 ) -> tuple[bool, ...]:
-    """How a target is captured: False stands for a call under ``torch.no_grad()``, True for one in training.
+    """Capture modes of a target: False for a call under ``torch.no_grad()``, True for training.
 
-    A target that requires a gradient is captured in both ways, as it may be deployed in either; with ``train`` in
-    training alone.
+    A target that requires a gradient is captured in both modes, as it may be deployed in either. With ``train``, it is
+    captured in training mode only.
     """
     if train:
         return (True,)
@@ -337,7 +341,7 @@ def _check_device(device: str) -> None:
 
 
 def _load(spec: str, what: str) -> tuple[Any, Call | None]:
-    """What ``package.module:attribute`` names, and what to call it with where it is written as a call."""
+    """Import ``package.module:attribute``; returns the object, and the arguments if it is written as a call."""
     module_name, _, path = spec.partition(":")
     call = None
     if "(" in path:
@@ -348,10 +352,10 @@ def _load(spec: str, what: str) -> tuple[Any, Call | None]:
 
 
 def _parsed(text: str, spec: str, what: str) -> tuple[str, Call]:
-    """The name and the arguments of a call such as ``make("bert", layers=4)``; nothing of it is evaluated."""
+    """Parse a call such as ``make("bert", layers=4)`` to its name and arguments, without evaluating code."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError):  # the latter of a null byte
+    except (SyntaxError, ValueError):  # ValueError: a null byte
         call = None
     if not isinstance(call, ast.Call) or not _is_name(call.func):
         form = 'package.module:make() or package.module:make("bert", layers=4)'
@@ -377,7 +381,7 @@ def _is_name(node: ast.expr) -> bool:
 
 
 def _made(factory: Any, call: Call, spec: str, **more: Any) -> Any:
-    """What a factory returns for the arguments that ``spec`` gives it."""
+    """Call the factory that ``spec`` names with its arguments."""
     if not callable(factory):
         raise UserError(f"{spec}: a {type(factory).__name__} cannot be called; leave out the brackets")
     args, kwargs = call
@@ -385,7 +389,7 @@ def _made(factory: Any, call: Call, spec: str, **more: Any) -> Any:
 
 
 def load_inputs(spec: str, device: str) -> Call:
-    """The arguments that ``package.module:callable`` gives, on ``device``; see :func:`resolve`."""
+    """Load arguments from ``package.module:callable`` and move them to ``device``; see :func:`resolve`."""
     made, call = _load(spec, "--inputs")
     if call is not None or (callable(made) and not isinstance(made, torch.Tensor)):
         given = {"device": device} if _takes_device(made) else {}
@@ -426,7 +430,7 @@ def _as_call(made: Any, spec: str) -> Call:
 
 
 def _moved(value: Any, device: str) -> Any:
-    """On the device, and still a leaf that requires grad where it was one."""
+    """Move a tensor to the device; it remains a leaf, and still requires grad if it did."""
     if not isinstance(value, torch.Tensor) or value.device == torch.device(device):
         return value
     return value.detach().to(device).requires_grad_(value.requires_grad)

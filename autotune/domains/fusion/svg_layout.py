@@ -1,8 +1,8 @@
-"""Where everything lies in the picture of a plan: boxes in boxes, and edges between them. No drawing here.
+"""Layout of a plan's picture: nested boxes, and the edges between them. This module does not draw.
 
-Top to bottom: a region, in it launches, in them groups, in a group its passes, in a pass its operators, one
-line for each step of dependence. What a group writes is a line of its own at the bottom. The same plan gives the same
-layout. Lengths are in CSS pixels, text is measured as monospaced.
+From top to bottom: a region contains launches, a launch its groups, a group its passes, a pass its operators, with one
+row per level of dependence. A group's results are a row of their own at the bottom. The layout is deterministic.
+Lengths are in CSS pixels; text widths assume a monospaced font.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ BOX_H = 24
 GAP_X = 14
 GAP_Y = 30  # room for edges, and for the label under a box
 PAD = 12
-ABREAST = 8  # operators in one line
-WIDEST_GAP = 160  # left free to bring a box under what it takes
-PAGE = 1500  # groups beside each other are wrapped beyond this
+ABREAST = 8  # maximum number of operators in a row
+WIDEST_GAP = 160  # maximum gap that moves a box under its arguments
+PAGE = 1500  # width beyond which the groups of a launch wrap
 
 
 @dataclass
@@ -30,11 +30,11 @@ class Box:
 
     Attributes:
         kind: "region", "launch", "group", "pass", "load", "leaf", "pointwise", "reduction", "output",
-            "scratch", or "via": a place kept free for an edge.
-        lines: text; in the middle of operators, at the top left of everything else.
-        label: shown under the box: where its value lives.
-        home: as :data:`autotune.domains.fusion.anatomy.HOMES`; colours ``label``.
-        inside: boxes within, at places relative to this one's corner until :func:`place` is called.
+            "scratch", or "via": space reserved for an edge.
+        lines: text; centred in operators, at the top left of all other boxes.
+        label: text under the box: where its value is stored.
+        home: one of :data:`autotune.domains.fusion.anatomy.HOMES`; selects the colour of ``label``.
+        inside: child boxes, at positions relative to this box's corner until :func:`place` is called.
     """
 
     kind: str
@@ -49,11 +49,11 @@ class Box:
 
     @property
     def header(self) -> float:
-        """Height of the text at the top of a box that holds others."""
+        """Height of the text at the top of a box with children."""
         return LINE * len(self.lines) + (PAD / 2 if self.lines else 0)
 
     def fit(self) -> None:
-        """Grow around the boxes within and the text."""
+        """Set the size from the children and the text."""
         right = max([b.x + b.w for b in self.inside] + [PAD + text_width(line) for line in self.lines], default=0.0)
         bottom = max((b.y + b.h + (LINE if b.label else 0) for b in self.inside), default=self.header)
         self.w, self.h = right + PAD, bottom + PAD
@@ -61,8 +61,10 @@ class Box:
 
 @dataclass(frozen=True)
 class Edge:
-    """From the bottom of one box to the top of another, through the places ``via``; ``home`` says where the value
-    lives on the way."""
+    """An edge from the bottom of one box to the top of another, through the boxes ``via``.
+
+    ``home`` is where the value is stored in between.
+    """
 
     source: Box
     sink: Box
@@ -72,7 +74,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Page:
-    """A finished layout; boxes have absolute places."""
+    """A finished layout; boxes have absolute positions."""
 
     boxes: list[Box]
     edges: list[Edge]
@@ -80,7 +82,7 @@ class Page:
     height: float
 
     def every(self) -> Iterable[Box]:
-        """All boxes, outer ones first."""
+        """All boxes, parents before children."""
         stack = list(reversed(self.boxes))
         while stack:
             box = stack.pop()
@@ -90,7 +92,7 @@ class Page:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A region to be drawn: its name, its cost before and after in words, and its anatomy."""
+    """A region to draw: its title, text about its cost before and after fusion, and its anatomy."""
 
     title: str
     before: str
@@ -105,7 +107,7 @@ LABELS = {
     "grid": "global memory",
     "again": "made again",
 }
-"""What is written under an operator; values in registers carry no label."""
+"""Labels under operators; values in registers have none."""
 
 
 def text_width(text: str) -> float:
@@ -113,7 +115,7 @@ def text_width(text: str) -> float:
 
 
 def folded(launch: Sequence[GroupAnatomy]) -> list[tuple[GroupAnatomy, int]]:
-    """The groups of a launch, those of equal form once, with how many there are."""
+    """One group of each form in a launch, with the number of groups of that form."""
     found: dict[object, list[GroupAnatomy]] = {}
     for group in launch:
         found.setdefault(group.form, []).append(group)
@@ -121,7 +123,7 @@ def folded(launch: Sequence[GroupAnatomy]) -> list[tuple[GroupAnatomy, int]]:
 
 
 def lay_out(drawings: Sequence[Drawing], top: float = 0.0) -> Page:
-    """Regions one under the other, from ``top`` down."""
+    """Compute the layout of regions from top to bottom, starting at ``top``."""
     boxes: list[Box] = []
     edges: list[Edge] = []
     y, width = top, 0.0
@@ -135,7 +137,7 @@ def lay_out(drawings: Sequence[Drawing], top: float = 0.0) -> Page:
 
 
 def place(box: Box, x: float, y: float) -> None:
-    """Make the places of a box and those within absolute."""
+    """Make the positions of a box and its descendants absolute."""
     box.x, box.y = box.x + x, box.y + y
     for inner in box.inside:
         place(inner, box.x, box.y)
@@ -191,7 +193,7 @@ def _roots(roots: Sequence[str], most: int = 8) -> str:
 
 
 def _depths(ops: Sequence[Operator]) -> dict[int, int]:
-    """The line of each operator of a pass: after its arguments; loads just before what first takes them."""
+    """The row of each operator of a pass: below its arguments; a load is one row above its first user."""
     here = {o.value for o in ops}
     depth: dict[int, int] = {}
     for o in ops:
@@ -207,14 +209,17 @@ def _depths(ops: Sequence[Operator]) -> dict[int, int]:
 
 
 class _Lines:
-    """The lines of a group's operators, and the way of each value past the lines between its maker and its takers
-    (Sugiyama, Tagawa and Toda 1981: layers, places kept free for long edges, order by the mean of what is above)."""
+    """The rows of a group's operators, and the route of each value through the rows between its producer and its users.
+
+    Uses the method of Sugiyama, Tagawa and Toda (1981): layers, space reserved for long edges, and an order within each
+    row by the mean position of the predecessors.
+    """
 
     def __init__(self, group: GroupAnatomy) -> None:
         self.group = group
         self.boxes: dict[int, Box] = {}
         self.line: dict[int, int] = {}
-        self.steps: list[int] = []  # the pass of each line
+        self.steps: list[int] = []  # the pass of each row
         self.made_by = {o.value: o for o in group.operators}
         extents = {t.name: "x".join(map(str, t.extents)) for t in group.reads}
         for o in group.operators:
@@ -245,7 +250,7 @@ class _Lines:
             self.via[value] = [Box("via", w=6, h=BOX_H) for _ in range(self.line[value] + 1, end)]
 
     def arrange(self, outer: Box) -> None:
-        """Give everything its place inside the group's box, and the box its size."""
+        """Set the positions of all boxes inside the group's box, and its size."""
         y = outer.header + PAD
         bands: list[Box] = []
         for n, step in enumerate(self.steps):
@@ -271,7 +276,7 @@ class _Lines:
         outer.fit()
 
     def _items(self, n: int) -> list[Box]:
-        """What lies in line ``n``, from left to right."""
+        """The boxes of row ``n``, from left to right."""
         found = []
         for value, line in self.line.items():
             if line == n:
@@ -282,11 +287,11 @@ class _Lines:
                 found.append((self._above(value, n), value, self.via[value][n - line - 1]))
         found.sort(key=lambda f: f[:2])
         for centre, _, box in found:
-            box.x = centre  # where it would like to be
+            box.x = centre  # preferred position
         return [box for _, _, box in found]
 
     def _above(self, value: int, n: int) -> float:
-        """Where the edge of ``value`` leaves the line before ``n``."""
+        """The x coordinate at which the edge of ``value`` leaves row ``n - 1``."""
         if value not in self.boxes:
             return 0.0
         way = [self.boxes[value], *self.via.get(value, [])]
@@ -294,7 +299,7 @@ class _Lines:
         return box.x + box.w / 2
 
     def _place(self, items: Sequence[Box], y: float) -> None:
-        """One line: each box as near below what it takes as its neighbours leave room."""
+        """Place one row: each box as close below its arguments as its neighbours allow."""
         x = 2.0 * PAD
         for box in items:
             box.x, box.y = max(x, min(box.x - box.w / 2, x + WIDEST_GAP)), y

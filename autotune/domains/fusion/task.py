@@ -1,8 +1,8 @@
-"""The search's side of fusion: a region's spaces, defaults and compiling, and how it is put together of its groups.
+"""The search task of fusion: spaces, defaults and compilation of a region, and its composition from groups.
 
-Each group is a workload of its own, tuned once wherever it occurs. A group's graph is canonical, so equal groups of
-different plans, regions, models and runs have one fingerprint. A composition is a plan; combining the groups' best
-schedules gives a configuration of the region.
+Each group is a workload, tuned once wherever it occurs. A group's graph is canonical, so equal groups of different
+plans, regions, models and runs have the same fingerprint. A composition is a plan; the best schedules of its groups
+combine to a configuration of the region.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from autotune.space import Parameter, Space, load_space
 from autotune.task import Artifact, Composition, Config, Kernel, Ranked, Task
 from autotune.workload import Workload
 
-_TRIES = 48  # ways to combine the groups' candidates that are looked at
+_TRIES = 48  # combinations of the groups' candidates to consider
 
 
 _INDUCTOR = ((1.13, 1.0), (1.7, 1.09), (2.12, 1.69), (2.6, 1.5))
-"""Inductor's time over that of a copy of the region's bytes, and over the winner's, by the number of sets of axes that
-it reduces over: medians of 427 regions of models on an H200 (the packaged schedules). The last has 9 regions."""
+"""Inductor's time relative to a copy of the region's bytes, and relative to the winner's time, by the number of sets
+of reduced axes: medians of 427 regions of models on an H200 (the packaged schedules). The last has 9 regions."""
 
 
 class FusionTask(Task):
-    """A region on one device; see ``autotune.task.Task``.
+    """Search task of a region on one device; see ``autotune.task.Task``.
 
     Args:
-        target: "sm_90" and the like; found from the device if None (without creating a context on it).
-        sms: streaming multiprocessors, for persistent grids; found from the device if None.
+        target: architecture such as "sm_90"; None queries the device, without creating a CUDA context.
+        sms: number of streaming multiprocessors, for persistent grids; None queries the device.
 
     Raises:
         Unsupported: the region has no kernels in this version.
@@ -61,7 +61,7 @@ class FusionTask(Task):
         self.plan: Plan = make_plan(self.graph, self.side)
 
     def under(self, method: str, figures: Mapping[str, float]) -> FusionTask:
-        """This task confined to a method of :mod:`autotune.compiler.planner.methods`."""
+        """Return a copy of this task, restricted to a method of :mod:`autotune.compiler.planner.methods`."""
         from autotune.compiler.planner.beam import confined
 
         made = copy.copy(self)
@@ -73,9 +73,9 @@ class FusionTask(Task):
         return made
 
     def compositions(self, limit: int) -> Sequence[Composition]:
-        """Plans under the task's method, as compositions of their groups' workloads, the most promising first.
+        """Plans under the task's method as compositions of their groups' workloads, most promising first.
 
-        Empty where the only plan is one group: the region itself.
+        Empty if the only plan is a single group, which is the region itself.
         """
         from autotune.compiler.planner.beam import shapes
 
@@ -88,7 +88,7 @@ class FusionTask(Task):
                 continue
             if all(_alone(g, self.side) for g in plan.groups):
                 made = composition(self, plan, figures)
-                if not self.method.model:  # then it may not keep a plan from being measured, nor share out the time
+                if not self.method.model:  # without the model, measure every plan and weight all parts equally
                     made = replace(made, weights=(1.0,) * len(made.parts), expected_us=0.0)
                 out.append(made)
         if len(out) == 1 and len(out[0].parts) == 1 and out[0].parts[0] == self.workload:
@@ -96,7 +96,7 @@ class FusionTask(Task):
         return out
 
     def predict(self, config: Config) -> float | None:
-        """Microseconds by the latency-evaluator; None where a group's scheme has no model, or the method has none."""
+        """Microseconds by the latency-evaluator; None if a group's scheme or the task's method has no model."""
         if not self.method.model:
             return None
         figures, times = self.estimates, list[float]()
@@ -117,9 +117,9 @@ class FusionTask(Task):
             return None
 
     def least_us(self) -> float | None:
-        """What moving the region's bytes takes, by the device's calibration; None without one.
+        """Time to move the region's bytes, from the device's calibration; None without a calibration.
 
-        None too where elements are gathered: the same ones, read again and again, come from a cache.
+        Also None if elements are gathered, since repeated reads of the same elements hit in a cache.
         """
         figures = self.estimates
         if not figures.calibrated or any(v.op == "gather" for v in self.graph.values):
@@ -127,8 +127,11 @@ class FusionTask(Task):
         return figures.first_us + self.graph.bytes_moved / figures.copy_gbs / 1e3
 
     def expected_gain(self, expected_us: float) -> float | None:
-        """See ``autotune.task.Task``. Inductor's code moves the region's bytes, more than once where it reduces over
-        several sets of axes, and is rarely faster than the candidate where it reduces at all."""
+        """See ``autotune.task.Task``.
+
+        Inductor's code moves the region's bytes, more than once if it reduces over several sets of axes. On regions
+        with reductions it is rarely faster than the candidate.
+        """
         if self.side == "cpu":
             return None
         overs = len({v.over for v in self.graph.values if v.op in REDUCTIONS})
@@ -139,7 +142,7 @@ class FusionTask(Task):
 
     @cached_property
     def estimates(self) -> Figures:
-        """What the cost models take the device for."""
+        """The device's figures for the cost models."""
         if self.side == "cpu":
             return Figures.of("cpu", self.figures, units=usable_processors())
         arch, sms = self.target()
@@ -159,7 +162,7 @@ class FusionTask(Task):
         return self._target, self._sms
 
     def plan_of(self, config: Config) -> Plan:
-        """The plan a configuration names; the greedy one where it names none."""
+        """The plan named by a configuration; the greedy plan if it names none."""
         text = str(config.get("plan", ""))
         return make_plan(self.graph, self.side, text) if text else self.plan
 
@@ -177,11 +180,11 @@ class FusionTask(Task):
         return replace(space, parameters=(*space.parameters, *fixed))
 
     def _named(self, plan: Plan) -> Config:
-        """What a configuration says of its plan: nothing where it is the greedy one, which deployment finds itself."""
+        """The entry that names a plan in a configuration; empty for the greedy plan, which deployment recomputes."""
         return {} if plan.text == make_plan(self.graph, self.side).text else {"plan": plan.text}
 
     def joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
-        """The region's configuration under ``plan``, made of its groups' own, normalised."""
+        """The region's normalised configuration under ``plan``, from its groups' configurations."""
         return self.normalize(self._planned(plan, parts))
 
     def default(self) -> Config:
@@ -199,7 +202,7 @@ class FusionTask(Task):
         return self._joined(plan, parts) | self._named(plan)
 
     def normalize(self, config: Config) -> Config:
-        """The configuration that would in effect run."""
+        """Replace parameters without effect, so that equivalent configurations are equal."""
         plan = self.plan_of(config)
         parts = group_configs(plan, config)
         sides = self.sides(plan)
@@ -207,13 +210,13 @@ class FusionTask(Task):
         return made | {"plan": config["plan"]} if "plan" in config else made
 
     def sides(self, plan: Plan) -> list[tuple[Choices, Group]]:
-        """Each group with what knows how to schedule it on this target."""
+        """Each group with the module or scheme that makes its schedules on this target."""
         return [(scheme_of(g.graph) if self.side == "cuda" else target_cpu, g) for g in plan.groups]
 
     def _joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
-        """The region's configuration: one copy for each family of groups, block sizes agreed within each launch."""
+        """The region's configuration: one entry per family of groups, with equal block sizes within each launch."""
         if self.side == "cuda" and any(len(launch) > 1 for launch in plan.launches):
-            # Another block size may leave other parameters without effect.
+            # A different block size may make other parameters ineffective.
             agreed = zip(self.sides(plan), agree(plan, parts), strict=True)
             parts = agree(plan, [on.normalize(g.graph, c) for (on, g), c in agreed])
         return join_configs(parts, plan.leaders)
@@ -240,7 +243,7 @@ class FusionTask(Task):
         return None if fitted is None else self.normalize(fitted)
 
     def build(self, config: Config) -> Artifact:
-        if why := improper(config, self.side):  # what was measured once may come from a database
+        if why := improper(config, self.side):  # a configuration from a database is not trusted
             raise BuildError(why)
         plan = self.plan_of(config)
         parts = group_configs(plan, config)
@@ -259,18 +262,18 @@ class FusionTask(Task):
             raise BuildError(str(error)) from error
 
     def _compile_cpu(self, plan: Plan, parts: Sequence[Config]) -> None:
-        """Compile into the on-disk cache here, in the pool's process, so that the worker only loads."""
+        """Compile into the on-disk cache in the compile pool's process, so that the worker only loads the code."""
         from autotune.runtime.launch.cpu import make_launches
 
         make_launches(plan, join_configs(parts))
 
 
 def composition(task: FusionTask, plan: Plan, figures: Figures) -> Composition:
-    """One plan as a composition of its groups' workloads; groups of one family are tuned as their leader is."""
+    """Make a composition of a plan's group workloads; groups of a family share the schedule of their leader."""
     leaders = sorted(set(plan.leaders))
     if len(leaders) == 1 and plan.text == task.plan.text:
-        # One body for all groups: the region has the parameters of one group, and knows better than a group alone what
-        # suits all of them together.
+        # All groups have the same kernel body. The region then has the parameters of one group, and its measurements
+        # include all groups, which those of a single group do not.
         expected = task.predict(task.default()) or plan_us(
             [group_cost(g, figures).us(figures) for g in plan.groups], 1, figures
         )
@@ -292,8 +295,8 @@ class Combined:
     """``Composition.combine`` of one plan.
 
     Attributes:
-        which: each group's part.
-        scale: each group's time over that of its part.
+        which: index of each group's part.
+        scale: time of each group relative to its part.
     """
 
     task: FusionTask
@@ -305,7 +308,7 @@ class Combined:
 
     def __call__(self, choices: Sequence[Sequence[Ranked]]) -> list[Ranked]:
         found: list[Ranked] = []
-        # In the order of how far down the rankings they reach: the best of each part comes first.
+        # By the sum of ranks: the combination of the best of each part comes first.
         depth = [range(min(len(c), 8)) for c in choices]
         ways = sorted(itertools.islice(itertools.product(*depth), 4096), key=sum)[:_TRIES]
         for way in ways:
@@ -321,9 +324,9 @@ class Combined:
 
 
 def whole_us(plan: Plan, costs: Sequence[GroupCost], times: Sequence[float], f: Figures) -> float:
-    """What a plan should take where its groups, each timed alone with cold caches, take ``times`` (microseconds).
+    """Estimate a plan's microseconds from ``times``, those of its groups, each timed alone with cold caches.
 
-    A launch by itself costs more than one among others, and scratch that fits the cache is not read from memory.
+    A single launch costs more than one in a sequence, and scratch that fits in the cache is not read from memory.
     """
     if len(times) == 1:
         return times[0]
@@ -336,7 +339,7 @@ def whole_us(plan: Plan, costs: Sequence[GroupCost], times: Sequence[float], f: 
 
 
 def group_cost(group: Group, figures: Figures) -> GroupCost:
-    """The cost of a group of a plan, from its own graph."""
+    """The cost of a plan's group, from the group's graph."""
     graph = group.graph
     costs = Costs(graph, figures)
     cost = costs.group(graph.live, (), (), range(len(graph.outputs)))
@@ -347,13 +350,13 @@ def group_cost(group: Group, figures: Figures) -> GroupCost:
 
 
 def group_workload(graph: Graph) -> Workload:
-    """The workload of a group's (canonical) graph, under a label of its telling operators."""
+    """The workload of a group's (canonical) graph, labelled with its main operators."""
     names = graph_ops(graph)
     return to_workload(graph, f"part {'+'.join(names[:3])}{'+...' if len(names) > 3 else ''} {form(graph)}")
 
 
 def _alone(group: Group, side: str) -> bool:
-    """Whether a group's own graph plans to that one group again, so that it can be tuned by itself."""
+    """True if the group's graph plans to a single group, so that the group can be tuned separately."""
     try:
         return len(make_plan(group.graph, side).groups) == 1
     except Unsupported:

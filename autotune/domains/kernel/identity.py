@@ -89,7 +89,7 @@ def source_fingerprint(fn: Any, parameters: Iterable[str]) -> str:
 
 
 def _collect(fn: Any, texts: dict[str, Any], seen: set[int]) -> None:
-    """Add a function, and the parts of its module that it uses, to ``texts``; ``seen`` has the visited functions' ids."""
+    """Add a function and the parts of its module that it uses to ``texts``; ``seen`` has visited functions' ids."""
     if id(fn) in seen:  # recursion
         return
     seen.add(id(fn))
@@ -112,7 +112,7 @@ def _add(texts: dict[str, Any], name: str, text: Any) -> None:
 
 
 def _used(fn: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Globals and closure variables that a function reads, by name; a global that it also writes is state, not source."""
+    """Globals and closure variables that a function reads, by name, without globals that it writes (state)."""
     names, written = _names(fn.__code__)
     for name in sorted(names - written):
         if name in fn.__globals__:

@@ -205,7 +205,7 @@ class _Tunable:
             def blur(x, block=64): ...
 
         Args:
-            space: parameter name to choices; or a list of configurations; or a TOML file, relative to the code's folder.
+            space: parameter name to choices; or a list of configurations; or a TOML file, found relative to the code.
             key: arguments that select a call's configuration, by name (a number counts by its value, an array by its
                 shape), or a callable of the arguments that returns numbers and strings. None for all arguments.
                 Arrays that are not named count by dtype.
