@@ -1,4 +1,4 @@
-"""Answers of ``search c3`` and ``lookup c3``: a scenario's times and what they come to, as JSON and as a table."""
+"""Answers of ``search c3`` and ``lookup c3``: times and metrics of a scenario, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autotune.domains.c3.strategy import BASELINES
 
 
 def deployed_config(config: Mapping[str, Any] | None, winner: str, side: str) -> dict[str, Any] | None:
-    """The strategy that a schedule stands for, where a baseline may have won."""
+    """The strategy that a schedule deploys: the winning baseline's, or ``config``."""
     found = BASELINES[side].get(winner, config)
     return None if found is None else dict(found)
 
@@ -19,12 +19,12 @@ def deployed_config(config: Mapping[str, Any] | None, winner: str, side: str) ->
 def figures(
     baselines: Mapping[str, float | None], references: Mapping[str, float], deployed_us: float | None
 ) -> dict[str, Any]:
-    """Times in microseconds and the metrics; null what is not known.
+    """Times in microseconds and metrics; null where unknown.
 
     Args:
-        baselines: what the user had, of a schedule.
-        references: the isolated times beside them.
-        deployed_us: what is deployed.
+        baselines: times of the baselines, from a schedule.
+        references: isolated times of both parts.
+        deployed_us: time of the deployed strategy.
     """
     alone = Isolated.of(references)
     metrics: dict[str, Any] = {"speedup": None, "fraction": None, "t_over_max": None}
@@ -44,7 +44,7 @@ def figures(
 
 
 def print_scenario(answer: Mapping[str, Any]) -> None:
-    """A scenario's answer as a table on stdout."""
+    """Print a scenario's answer as a table on stdout."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -1,4 +1,4 @@
-"""C3's part of the command line: the options of scenarios, their search and their look-up."""
+"""C3's commands: options that describe a scenario, ``search`` and ``lookup``."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from autotune.tuner.cluster.cluster import Cluster
 
 MOST_RANKS = 256
-"""Processes that a scenario from a database may ask for."""
+"""Maximum number of processes for a scenario from a database."""
 SCENARIO = ("gemm", "compute", "collective", "bytes", "dtype", "layout")
-"""Options that say what a C3 scenario is, beside the number of ranks."""
+"""Options that describe a C3 scenario, apart from the number of ranks."""
 
 
 def search(args: argparse.Namespace) -> int:
-    """Search how a computation and a collective share the devices, with ranks of its own."""
+    """Search strategies for a computation that overlaps a collective, with one process per rank."""
     _check(args)
     with machine_output(args.json) as emit, joined(args) as cluster:
         from autotune.device import resolve_device
@@ -65,10 +65,10 @@ def search(args: argparse.Namespace) -> int:
 
 
 def _gpus(args: argparse.Namespace, cluster: Cluster) -> int:
-    """How many GPUs of one node are searched on: ``--ranks``, or all of the node that has most.
+    """The number of GPUs per node for the search: ``--ranks``, or all GPUs of the largest node.
 
     Raises:
-        UserError: no node has so many.
+        UserError: no node has that many GPUs.
     """
     most = cluster.most_devices()
     if cluster.device != "cpu" and (args.ranks or 2) > most:
@@ -77,7 +77,7 @@ def _gpus(args: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _described(args: argparse.Namespace, device: str, store: Store) -> tuple[list[Scenario], str]:
-    """The scenarios of the command and what to call them, on a node that has the devices."""
+    """The scenarios of the command and a name for them; runs on a node that has the devices."""
     if args.missed:
         return missed(store, device), "missed scenarios"
     scenario, name = scenario_of(args, device)
@@ -93,12 +93,12 @@ def search_scenarios(
     timeout: float | None,
     cluster: Cluster | None = None,
 ) -> Searched:
-    """Search scenarios one after the other, with the options of the command.
+    """Search scenarios in sequence with the command's options.
 
     Args:
-        name: what to call them together.
-        timeout: seconds for all of them.
-        cluster: on whose nodes they are searched, side by side.
+        name: name of the scenarios together.
+        timeout: seconds for all scenarios.
+        cluster: cluster whose nodes search the scenarios in parallel.
     """
     workloads = [scenario.workload() for scenario in scenarios]
     many = f"{name}: {len(scenarios)} scenarios" if len(scenarios) > 1 else scenarios[0].label
@@ -144,8 +144,8 @@ def _check(args: argparse.Namespace) -> None:
 def missed(store: Store, device: str) -> list[Scenario]:
     """The scenarios that deployments on these devices missed, on any number of ranks.
 
-    Others may have written them. What is told and left out: those for which there are too few GPUs, those that are
-    damaged, and those whose computation is a program of the user's, which a search would import and call.
+    Other users may have written them. A message reports each scenario that is left out: if it needs more GPUs than
+    there are, if it is damaged, or if its computation is a user's program, which a search would import and call.
     """
     from autotune.domains.c3.task import check_devices
 
@@ -176,10 +176,10 @@ def missed(store: Store, device: str) -> list[Scenario]:
 
 
 def check_program(scenario: Scenario) -> None:
-    """Refuse a scenario from a database whose computation would be imported by name.
+    """Reject a scenario from a database whose computation would be imported by name.
 
     Raises:
-        UserError: its computation is neither a GEMM nor a built-in workload; says how to search it by hand.
+        UserError: the computation is neither a GEMM nor a built-in workload; the message has a command to search it.
     """
     from autotune.domains.fusion.builtin import BUILTIN
 
@@ -193,7 +193,7 @@ def check_program(scenario: Scenario) -> None:
 
 
 def _command(args: argparse.Namespace) -> str:
-    """The command to note with the run; without the database's URL, which may hold a password."""
+    """The command to store with the run, without the database's URL, which may contain a password."""
     words = [
         "autotune",
         "search",
@@ -202,7 +202,7 @@ def _command(args: argparse.Namespace) -> str:
         *(["--missed"] if args.missed else []),
     ]
     for name in (*SCENARIO, "inputs", "ranks", "device", "trials", "timeout", "sampler", "seed", "space"):
-        value = getattr(args, name, None)  # a search of all that was missed has no options of scenarios
+        value = getattr(args, name, None)  # absent in a search of all missed workloads
         if value is not None:
             words += [f"--{name}", str(value)]
     return shlex.join(words)
@@ -227,7 +227,7 @@ def _one(store: Store, result: Result, scenario: Scenario, device: str) -> dict[
 
 
 def _answer(name: str, device: str, answers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One scenario's answer with itself as the only one of ``workloads``; the sums of several."""
+    """A single scenario's answer, with itself under ``workloads``; or the sums of several scenarios."""
     failed: Counter[str] = Counter()
     for answer in answers:
         failed.update(answer["failed"])
@@ -244,7 +244,7 @@ def _answer(name: str, device: str, answers: Sequence[dict[str, Any]]) -> dict[s
 
 
 def lookup(args: argparse.Namespace) -> int:
-    """Look up which strategy a scenario would be deployed with; returns 0 whatever the match."""
+    """Look up the strategy with which a scenario would be deployed; returns 0 at every match level."""
     with machine_output(args.json) as emit:
         from autotune.device import environment, resolve_device
         from autotune.domains.c3.answers import figures, print_scenario
@@ -258,7 +258,7 @@ def lookup(args: argparse.Namespace) -> int:
             env = environment(device)
             found = match_scenario(scenario, store, identity, env, strict=args.strict, side=side)
             ladder = explain(scenario, found, store, identity, env) if args.explain else ()
-        measured = found.schedule if found.level is C3Level.EXACT else None  # another scenario's times are not ours
+        measured = found.schedule if found.level is C3Level.EXACT else None  # else it is for another scenario
         baselines = measured.rivals if measured else {}
         best = {"config": dict(found.config), "latency_us": measured.latency_us} if measured else None
         answer = {
@@ -293,7 +293,7 @@ def lookup(args: argparse.Namespace) -> int:
 
 
 def add_scenario(parser: argparse.ArgumentParser) -> None:
-    """What describes a C3 scenario in the place of ``TARGET``."""
+    """Add options that describe a C3 scenario instead of ``TARGET``."""
     group = parser.add_argument_group("c3", "a scenario without a name: a computation beside a collective")
     group.add_argument("--gemm", metavar="MxNxK", help="the computation: a matrix product, such as 8192x28672x8192")
     about = "another computation: a built-in fusion workload or package.module:callable, the latter with --inputs"
@@ -309,19 +309,19 @@ def add_scenario(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ranks(parser: argparse._ActionsContainer) -> None:
-    """``--ranks``."""
+    """Add ``--ranks``."""
     about = "processes, one device each (default: all GPUs, or 2 on a CPU; under torchrun its processes)"
     parser.add_argument("--ranks", type=positive_int, metavar="N", help=about)
 
 
 def scenario_of(args: argparse.Namespace, device: str) -> tuple[Scenario, str]:
-    """The scenario, and what to call it.
+    """The scenario and its name.
 
     Args:
-        device: as resolved.
+        device: the resolved device.
 
     Raises:
-        UserError: it is described twice or not at all, or it cannot be.
+        UserError: the scenario is described twice or not at all, or is invalid.
     """
     if args.target is not None:
         given = [f"--{name}" for name in (*SCENARIO, "inputs") if name != "dtype" and getattr(args, name) is not None]
@@ -341,10 +341,10 @@ def scenario_of(args: argparse.Namespace, device: str) -> tuple[Scenario, str]:
 
 
 def ranks_of(args: argparse.Namespace, device: str) -> int:
-    """How many processes take part.
+    """The number of processes.
 
     Raises:
-        UserError: fewer than 2, more than there are GPUs on this host, or not as many as torchrun started.
+        UserError: fewer than 2, more than this host has GPUs, or another number than torchrun started.
     """
     world = int(os.environ.get("WORLD_SIZE", "1")) if _under_torchrun() else 0
     if world and args.ranks not in (None, world):
@@ -364,10 +364,10 @@ def ranks_of(args: argparse.Namespace, device: str) -> int:
 
 
 def serves() -> bool:
-    """Under torchrun, in all processes but the first: do that one's work until it has finished.
+    """Under torchrun, serve the first process until it has finished; returns at once in the first process.
 
     Returns:
-        Whether this process has served and is done.
+        True if this process served and has no further work.
     """
     if not _under_torchrun():
         return False
@@ -398,7 +398,7 @@ def _compute(args: argparse.Namespace, dtype: str) -> Compute:
     if ":" in args.compute:
         from autotune.domains.fusion.program_spec import load_callable
 
-        load_callable(args.compute, args.inputs)  # what is wrong with it is told before anything is started
+        load_callable(args.compute, args.inputs)  # report an error in it before any process starts
     else:
         from autotune.domains.fusion.builtin import BUILTIN
 

@@ -1,4 +1,4 @@
-"""The computation of a scenario, ready to run on tensors of its own: a GEMM, or a program."""
+"""The computation of a scenario with its own input tensors: a GEMM, or a program."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from autotune.errors import UserError, first_line
 from autotune.measure.verify import compare
 from autotune.task import Verdict
 
-_BLOCK = 1 << 28  # elements of a reference's operands that are widened at a time
+_BLOCK = 1 << 28  # operand elements that a reference widens at a time
 
 
 def open_compute(compute: Compute, device: torch.device | str, seed: int = 0) -> Computation:
-    """The computation with random inputs on ``device``.
+    """Open the computation with random inputs on ``device``.
 
     Args:
-        seed: of the inputs.
+        seed: seed of the inputs.
 
     Raises:
-        UserError: a program that is not there, or does not run.
+        UserError: the program does not exist, or fails.
     """
     where = torch.device(device)
     return GemmComputation(compute, where, seed) if isinstance(compute, Gemm) else ProgramComputation(compute, where)
 
 
 class GemmComputation:
-    """``C = A @ B`` on random matrices, which are views where they are stored transposed."""
+    """``C = A @ B`` on random matrices; a matrix stored transposed is a view."""
 
     def __init__(self, gemm: Gemm, device: torch.device, seed: int) -> None:
         generator = torch.Generator(device).manual_seed(seed)
@@ -48,7 +48,7 @@ class GemmComputation:
         self.c = torch.zeros(gemm.m, gemm.n, dtype=DTYPES[gemm.dtype], device=device)
 
     def run(self) -> None:
-        """Enqueue it on the current stream (CUDA), or run it (CPU)."""
+        """Enqueue the GEMM on the current stream (CUDA), or run it (CPU)."""
         torch.mm(self.a, self.b, out=self.c)
 
     def output(self) -> Tensor:
@@ -57,7 +57,7 @@ class GemmComputation:
 
     @cached_property
     def reference(self) -> Tensor:
-        """The right result, in fp32, or fp64 where the inputs are fp32."""
+        """The expected result in fp32, or in fp64 for fp32 inputs."""
         wide = torch.float64 if self.gemm.dtype == "f32" else torch.float32
         made = torch.empty(self.gemm.m, self.gemm.n, dtype=wide, device=self.c.device)
         step = max(1, _BLOCK // self.gemm.k)
@@ -68,11 +68,11 @@ class GemmComputation:
         return made
 
     def poison(self) -> None:
-        """Overwrite the output, so that what is not computed again shows."""
+        """Overwrite the output with NaN, so that unwritten elements are detected."""
         self.c.fill_(float("nan"))
 
     def check(self) -> Verdict:
-        """The last run's output against the reference. Waits for the device."""
+        """Compare the last run's output with the reference. Waits for the device."""
         return compare(self.c, self.reference, DTYPES[self.gemm.dtype], self.gemm.k)
 
     def bytes_moved(self) -> int:
@@ -81,13 +81,13 @@ class GemmComputation:
 
 
 class ProgramComputation:
-    """A built-in fusion workload with the kernels that are stored for it, or the user's callable as it is; has the
-    methods of :class:`GemmComputation`.
+    """A built-in fusion workload with its stored kernels, or the user's callable unchanged.
 
-    It runs once when it is made, so that what it compiles lazily is compiled.
+    It has the methods of :class:`GemmComputation`. The constructor runs it, so that lazy compilation is complete.
 
     Raises:
-        UserError: there is no such program, or it fails.
+        UserError: the program does not exist, or fails.
+
     """
 
     def __init__(self, program: Program, device: torch.device) -> None:
@@ -104,7 +104,7 @@ class ProgramComputation:
             again = self._floats()
         except Exception as error:
             raise UserError(f"{self._label} failed on its inputs: {first_line(error)}") from error
-        # Random numbers, or inputs that it writes to: then no two runs agree, and there is nothing to compare with.
+        # A program with random numbers, or one that modifies its inputs, differs between runs and cannot be compared.
         self._steady = torch.equal(first.nan_to_num(1e30), again.nan_to_num(1e30))
         self.reference = again
 
@@ -116,7 +116,7 @@ class ProgramComputation:
         return [t for t in tree_leaves(self._last) if isinstance(t, torch.Tensor)]
 
     def _floats(self) -> Tensor:
-        """All results end to end, as fp32 on the device."""
+        """All results, flattened and concatenated as fp32 on the device."""
         flat = [t.detach().reshape(-1).float() for t in self._results()]
         return torch.cat(flat) if flat else torch.zeros(0)
 
@@ -130,7 +130,7 @@ class ProgramComputation:
                 t.detach().fill_(float("nan"))
 
     def _tensors(self) -> list[Tensor]:
-        """Every tensor that it is given, its parameters and buffers included."""
+        """All input tensors, parameters and buffers."""
         found = [t for t in tree_leaves((self._args, self._kwargs)) if isinstance(t, torch.Tensor)]
         for owner in (self._fn, getattr(self._fn, "__self__", None)):
             if isinstance(owner, torch.nn.Module):
@@ -138,7 +138,7 @@ class ProgramComputation:
         return found
 
     def check(self) -> Verdict:
-        """By the tolerance of the coarsest type among the results: kernels may be chosen anew for another run."""
+        """Compare by the tolerance of the coarsest dtype among the results: another run may select other kernels."""
         if not self._steady:
             return Verdict(True, 0.0)
         types = {t.dtype for t in self._results() if t.is_floating_point()}

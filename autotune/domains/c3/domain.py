@@ -1,4 +1,4 @@
-"""C3 as a domain: a computation and a collective that share the devices."""
+"""The C3 domain: a computation and a collective that run concurrently on the same devices."""
 
 from __future__ import annotations
 

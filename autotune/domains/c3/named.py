@@ -1,4 +1,4 @@
-"""The suite's scenarios, from a TOML file of the form of ``benchmarks/c3_scenarios.toml``."""
+"""Named scenarios, from a TOML file in the format of ``benchmarks/c3_scenarios.toml``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autotune.files import read_toml, resource_dir
 from autotune.words import closest
 
 CLASSES = ("compute", "equal", "communication")
-"""Which side was expected to take longer when a list was made."""
+"""The side that was expected to take longer when the list was made."""
 VERSION = 1
 
 _KEYS = ("gemm", "compute", "inputs", "bytes", "dtype", "layout")
@@ -20,11 +20,11 @@ _KEYS = ("gemm", "compute", "inputs", "bytes", "dtype", "layout")
 
 @dataclass(frozen=True)
 class Entry:
-    """A named scenario that leaves the number of ranks open.
+    """A named scenario without a number of ranks.
 
     Attributes:
         expected: one of :data:`CLASSES`.
-        dtype: of the collective, and of the GEMM; "" leaves it to the device.
+        dtype: dtype of the collective and of the GEMM; "" selects it by device.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Entry:
         return f"{extents} beside {self.collective} of {size}"
 
     def scenario(self, ranks: int, dtype: str) -> Scenario:
-        """The scenario on ``ranks`` ranks, of ``dtype`` throughout.
+        """The scenario on ``ranks`` ranks, with ``dtype`` for both parts.
 
         Raises:
-            UserError: its bytes do not divide among so many ranks.
+            UserError: its bytes are not divisible among that many ranks.
         """
         compute = replace(self.compute, dtype=dtype) if isinstance(self.compute, Gemm) else self.compute
         try:
@@ -56,10 +56,10 @@ class Entry:
 
 
 def load(file: str | Path | None = None) -> dict[str, Entry]:
-    """The scenarios of ``file``, by name, in its order; None for the project's own.
+    """The scenarios of ``file`` by name, in file order; None for the project's own list.
 
     Raises:
-        UserError: the file cannot be read, or is not of the form; one line that says where.
+        UserError: the file cannot be read or has an invalid format; a one-line message with the location.
     """
     path = resource_dir("benchmarks") / "c3_scenarios.toml" if file is None else Path(file).expanduser()
     data = read_toml(path, "file of scenarios")
@@ -83,7 +83,7 @@ def load(file: str | Path | None = None) -> dict[str, Entry]:
 
 
 def find(name: str) -> Entry:
-    """One scenario of the project's own list; raises UserError."""
+    """A scenario of the project's own list; raises UserError."""
     entries = load()
     if name not in entries:
         raise UserError(f"there is no scenario {name!r}; {hint(name, entries)}")
@@ -91,7 +91,7 @@ def find(name: str) -> Entry:
 
 
 def hint(name: str, entries: Mapping[str, Entry]) -> str:
-    """A scenario of nearly that name, or where they are listed."""
+    """A scenario with a similar name, or the command that lists all."""
     return closest(name, entries) or "`python -m benchmarks.c3 --list` lists them"
 
 
@@ -110,7 +110,7 @@ def _entry(where: str, name: str, collective: str, expected: str, entry: object,
         else:
             compute = Program(entry["compute"], entry.get("inputs", ""))
         found = Entry(name, collective, expected, compute, parse_bytes(entry["bytes"]), kind)
-        Scenario(compute, collective, found.nbytes, 2, kind or "bf16")  # tells what is wrong on any number of ranks
+        Scenario(compute, collective, found.nbytes, 2, kind or "bf16")  # raises on errors that hold for any ranks
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return found

@@ -1,4 +1,4 @@
-"""A computation beside a collective, as a strategy says: streams, priorities and SMs on CUDA, threads on CPUs."""
+"""A computation that overlaps a collective: streams, priorities and SM partitions on CUDA, threads on CPUs."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from autotune.task import Choice
 
 _RESOURCE_SM = 1  # CU_DEV_RESOURCE_TYPE_SM
 _DEFAULT_STREAM, _NON_BLOCKING = 1, 1  # CU_GREEN_CTX_DEFAULT_STREAM, CU_STREAM_NON_BLOCKING
-_SM_FIELDS = 96  # in a CUdevResource, behind its type and padding: SM count, smallest part, SMs in a group
-_RESOURCE_BYTES = 512  # room for a CUdevResource of any CUDA version
+_SM_FIELDS = 96  # offset in a CUdevResource of: SM count, smallest partition, SMs per group
+_RESOURCE_BYTES = 512  # enough for a CUdevResource of any CUDA version
 
 
 class Runs(Protocol):
-    """A computation."""
+    """Interface of a computation."""
 
     def run(self) -> None:
-        """Enqueue it on the current stream (CUDA), or run it (CPU)."""
+        """Enqueue the computation on the current stream (CUDA), or run it (CPU)."""
         ...
 
 
@@ -40,10 +40,10 @@ def open_overlap(
     *,
     graph: bool = True,
 ) -> CudaOverlap | HostOverlap:
-    """The way that ``config``, a strategy of the side that ``device`` is on, runs the two; either may be missing.
+    """Open the strategy ``config`` of the type of ``device`` for both parts; either may be missing.
 
     Args:
-        graph: capture both in one CUDA graph; else they are enqueued call by call.
+        graph: capture both in one CUDA graph; if False, each call enqueues them.
     """
     if device.type == "cpu":
         return HostOverlap(compute, collective, HostStrategy.of(config))
@@ -51,14 +51,14 @@ def open_overlap(
 
 
 class CudaOverlap:
-    """Runs a strategy again and again on the same computation and collective; either may be missing.
+    """Run a strategy repeatedly on the same computation and collective; either may be missing.
 
-    A call enqueues both behind what the current stream has, and lets that stream go on after both. With ``graph`` they
-    are captured once, in the first call or by :meth:`prepare`; a call under the caller's own capture becomes a part of
-    the caller's graph.
+    A call enqueues both after the current stream's work, and the stream then waits for both. With ``graph`` they are
+    captured once, in the first call or by :meth:`prepare`. A call during the caller's own capture becomes a part of the
+    caller's graph.
 
     Attributes:
-        sms: what the computation really has, where some are kept from it; 0 where it has all.
+        sms: number of SMs that the computation has, if the strategy reserves some; 0 if it has all.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class CudaOverlap:
         self._captured: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
-        """Enqueue both."""
+        """Enqueue both parts."""
         if not self.graph or torch.cuda.is_current_stream_capturing():
             self._enqueue()
             return
@@ -89,18 +89,18 @@ class CudaOverlap:
         self._captured.replay()
 
     def prepare(self) -> None:
-        """Run once, so that what is made lazily exists, and capture. A collective call."""
+        """Run once, so that lazily made objects exist, then capture. A collective call."""
         self._enqueue()
         torch.cuda.synchronize()
         if self.graph:
             captured = torch.cuda.CUDAGraph()
-            # NCCL's watchdog queries events from a thread of its own, which a global capture would forbid.
+            # NCCL's watchdog queries events from another thread, which a global capture would forbid.
             with torch.cuda.graph(captured, capture_error_mode="thread_local"):
                 self._enqueue()
             self._captured = captured
 
     def _enqueue(self) -> None:
-        """Both, on the streams of the strategy, between a fork from and a join to the current stream."""
+        """Enqueue both parts on the strategy's streams, forked from and joined to the current stream."""
         main, compute, collective = torch.cuda.current_stream(), self.compute, self.collective
         if self.strategy.order == "sequential" or compute is None or collective is None:
             if compute is not None:
@@ -126,17 +126,17 @@ class CudaOverlap:
         main.wait_stream(self._comm)
 
     def close(self) -> None:
-        """Let the graph go. The collective is its owner's to close."""
+        """Free the graph. The owner of the collective closes it."""
         torch.cuda.synchronize()
         self._captured = None
 
 
 class HostOverlap:
-    """Runs a strategy again and again on the same computation and collective; either may be missing.
+    """Run a strategy repeatedly on the same computation and collective; either may be missing.
 
-    The computation runs in the caller's thread, or in one of its own where the strategy gives it another number of
-    threads. A collective beside it runs in a thread of its own, which waits for its peers without Python's lock. The
-    order says which of the two waits until the other has begun.
+    The computation runs in the caller's thread, or in a separate thread if the strategy sets its number of torch
+    threads. An overlapped collective runs in a separate thread, which waits for its peers without the GIL. The
+    strategy's order determines which of the two starts first.
     """
 
     def __init__(self, compute: Runs | None, collective: Collective | None, strategy: HostStrategy) -> None:
@@ -146,7 +146,7 @@ class HostOverlap:
         self._own = _thread("compute", strategy.threads) if compute is not None and strategy.threads else None
 
     def __call__(self) -> None:
-        """Run both; they are done at return."""
+        """Run both parts to completion."""
         if self._comm is None:
             if self.compute is not None:
                 self._compute(lambda: None)
@@ -159,16 +159,16 @@ class HostOverlap:
             if comm_first:
                 begun.wait()
             self._compute(begun.set)
-        finally:  # the peers wait for this rank's collective, whatever became of its computation
+        finally:  # the peers wait for this rank's collective, even if the computation failed
             begun.set()
             beside.result()
 
     def prepare(self) -> None:
-        """Run once, so that the threads are there. Called by every rank."""
+        """Run once, so that the threads exist. Called by every rank."""
         self()
 
     def _compute(self, begun: Callable[[], object]) -> None:
-        """Run the computation where it belongs, in the caller's grad mode: each thread has a mode of its own."""
+        """Run the computation in its thread, with the caller's grad mode, since grad mode is per thread."""
         grad = torch.is_grad_enabled()
 
         def run() -> None:
@@ -188,17 +188,17 @@ class HostOverlap:
         self.collective.enqueue()
 
     def close(self) -> None:
-        """End the threads. The collective is its owner's to close."""
+        """End the threads. The owner of the collective closes it."""
         for pool in (self._comm, self._own):
             if pool is not None:
                 pool.shutdown()
 
 
 def _thread(name: str, width: int) -> ThreadPoolExecutor:
-    """A thread whose torch operators are run by ``width`` threads.
+    """A thread whose torch operators run on ``width`` threads.
 
-    torch's setting belongs to the thread that makes it, but for its default for new threads, which is put back. A
-    thread takes the default when it first asks, so it has to ask before it sets.
+    torch's setting is per thread, except that it also changes the default for new threads, which is restored here. A
+    thread adopts the default at its first query, so the thread must query before it sets the number.
     """
     mine = torch.get_num_threads()
     pool = ThreadPoolExecutor(1, thread_name_prefix=f"autotune-{name}")
@@ -212,19 +212,19 @@ def _thread(name: str, width: int) -> ThreadPoolExecutor:
 
 @lru_cache(maxsize=64)
 def partition_stream(device: int, sms: int) -> tuple[torch.cuda.Stream, int]:
-    """A stream whose kernels run on at most ``sms`` SMs of ``device`` (a green context), and how many they really are.
+    """A stream whose kernels run on at most ``sms`` SMs of ``device`` (a green context), and their actual number.
 
-    SMs come in groups (8 on sm_90), of which there are as many as fit. The stream stays for the life of the process, as
-    captured graphs hold it.
+    SMs are allocated in groups (8 on sm_90), as many as fit. The stream lives as long as the process, since captured
+    graphs refer to it.
 
     Raises:
-        Unsupported: the driver has no green contexts, or refuses this one.
+        Unsupported: the driver has no green contexts, or rejects this one.
     """
     lib = driver()
     if not hasattr(lib, "cuGreenCtxStreamCreate"):
         raise Unsupported("this driver has no green contexts (CUDA 12.5)")
     priority = new_stream(torch.device("cuda", device)).priority
-    torch.cuda.current_stream(device).synchronize()  # the primary context exists from here on
+    torch.cuda.current_stream(device).synchronize()  # creates the primary context
 
     def buffer() -> Any:
         return ctypes.create_string_buffer(_RESOURCE_BYTES)
@@ -235,7 +235,7 @@ def partition_stream(device: int, sms: int) -> tuple[torch.cuda.Stream, int]:
         every, part, rest = buffer(), buffer(), buffer()
         check(lib.cuDeviceGetDevResource(handle, every, _RESOURCE_SM), "asking for the SMs")
         lib.cuDriverGetVersion(ctypes.byref(version))
-        grouped = version.value >= 13000  # from CUDA 13 on a driver tells how SMs are grouped
+        grouped = version.value >= 13000  # drivers from CUDA 13 on report the group size
         unit = max(1, ctypes.c_uint.from_buffer(every, _SM_FIELDS + 8).value) if grouped else 8
         sms = max(unit, sms // unit * unit)
         groups = ctypes.c_uint(1)

@@ -1,7 +1,7 @@
-"""The metrics of a scenario's times, and their charts in a report (:mod:`autotune.charts`).
+"""Metrics of a scenario's times, and their charts in a report (:mod:`autotune.charts`).
 
-After ConCCL: with the computation and the collective each timed alone, on all devices, the ideal speedup
-over doing one after the other is ``(T_gemm + T_comm) / max(T_gemm, T_comm)``. A strategy that takes ``T_c3`` has the
+The metrics are ConCCL's. The computation and the collective are each timed alone, on all devices. The ideal speedup
+over running them in sequence is ``(T_gemm + T_comm) / max(T_gemm, T_comm)``. A strategy that takes ``T_c3`` has the
 speedup ``(T_gemm + T_comm) / T_c3``, and realises ``(speedup - 1) / (ideal - 1)`` of the ideal.
 """
 
@@ -36,11 +36,11 @@ RED = "#dc2626"
 
 @dataclass(frozen=True)
 class Isolated:
-    """The computation and the collective by themselves.
+    """Isolated times of the computation and the collective.
 
     Attributes:
         compute: time of the computation, in any unit.
-        engines: time of the collective by each engine that could be measured; at least one.
+        engines: time of the collective for each engine that could be measured; at least one.
     """
 
     compute: float
@@ -48,14 +48,14 @@ class Isolated:
 
     @classmethod
     def of(cls, times: Mapping[str, float], scale: float = 1.0) -> Isolated | None:
-        """From times by name, with or without the mark of a reference; None where a part of it is missing."""
+        """Make it from times by name, with or without the prefix of references; None if a part is missing."""
         plain = {name.removeprefix(REFERENCE): us * scale for name, us in times.items() if us and us > 0}
         engines = {name.removeprefix(COMM): us for name, us in plain.items() if name.startswith(COMM)}
         return cls(plain[COMPUTE], engines) if COMPUTE in plain and engines else None
 
     @property
     def comm(self) -> float:
-        """Of the fastest engine."""
+        """Time of the fastest engine."""
         return min(self.engines.values())
 
     @property
@@ -69,7 +69,7 @@ class Isolated:
 
     @property
     def ideal(self) -> float:
-        """The speedup that nobody can beat, if neither slows the other down."""
+        """The maximum speedup if neither part slows the other down."""
         return (self.compute + self.comm) / self.longest
 
     @property
@@ -80,16 +80,16 @@ class Isolated:
         return "communication" if self.comm > LONG * self.compute else "equal"
 
     def speedup(self, time: float) -> float:
-        """Over the two one after the other."""
+        """Speedup over running both in sequence."""
         return (self.compute + self.comm) / time
 
     def fraction(self, time: float) -> float | None:
-        """Share of the ideal that ``time`` realises; None where there is nothing to gain."""
+        """Share of the ideal gain that ``time`` realises; None if there is no possible gain."""
         gain = self.ideal - 1
         return (self.speedup(time) - 1) / gain if gain > 1e-6 else None
 
     def figures(self, time: float) -> dict[str, Any]:
-        """Speedup, fraction of the ideal and time over the longer of the two."""
+        """Speedup, fraction of the ideal, and time relative to the longer part."""
         fraction = self.fraction(time)
         return {
             "speedup": round(self.speedup(time), 4),
@@ -99,7 +99,7 @@ class Isolated:
 
 
 def exhibits(workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None) -> Sequence[Exhibit]:
-    """Sections of a report about a scenario that was searched; see ``autotune.domain.Domain``."""
+    """Sections of a report about a searched scenario; see ``autotune.domain.Domain``."""
     alone = Isolated.of(schedule.references) if schedule else None
     if schedule is None or alone is None:
         return ()
@@ -118,10 +118,10 @@ def exhibits(workload: Workload, config: Mapping[str, Any] | None, schedule: Sch
 
 
 def against_ideal(found: Mapping[str, float], ideal: float) -> Chart:
-    """One scenario's speedups as bars, and a line at the ideal.
+    """A scenario's speedups as a bar chart, with a line at the ideal.
 
     Args:
-        found: family, or baseline, to speedup over one after the other.
+        found: family or baseline to its speedup over running both in sequence.
     """
     spare = dict.fromkeys(found, "#0891b2") | COLOURS
     x = {"field": "speedup", "type": "quantitative", "title": "speedup over one after the other"}

@@ -1,7 +1,7 @@
-"""The workload of C3: one computation beside one collective, on so many ranks.
+"""The workload of C3: a computation that overlaps a collective, on a number of ranks.
 
-Sizes follow one convention for all collectives: ``nbytes`` is the larger of a rank's two buffers, so what an all-gather
-collects, and what a rank of an all-to-all, a reduce-scatter or an all-reduce puts in.
+All collectives use the same convention for sizes: ``nbytes`` is the size of the larger of a rank's two buffers. That is
+the output of an all-gather, and the input of an all-to-all, a reduce-scatter or an all-reduce.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ITEMSIZE = {"bf16": 2, "f16": 2, "f32": 4}
 LAYOUTS = ("nn", "nt", "tn", "tt")
 REDUCING = ("reduce_scatter", "all_reduce")
 LONG = 1.15
-"""One side is long when it takes more than this many times the other (ConCCL, section 3)."""
+"""A side is long if it takes more than this many times the other side's time (ConCCL, section 3)."""
 
 _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9,
           "k": 2**10, "m": 2**20, "g": 2**30}  # fmt: skip
@@ -28,8 +28,11 @@ _UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, 
 
 @dataclass(frozen=True)
 class Gemm:
-    """``C[m, n] = A[m, k] @ B[k, n]``; ``layout`` says for A and for B whether it is stored as named (n) or
-    transposed (t), as in BLAS: "nt" is ``torch.nn.Linear``."""
+    """``C[m, n] = A[m, k] @ B[k, n]``.
+
+    ``layout`` has a letter for A and one for B: stored as named (n) or transposed (t), as in BLAS. "nt" is
+    ``torch.nn.Linear``.
+    """
 
     m: int
     n: int
@@ -49,8 +52,11 @@ class Gemm:
 
 @dataclass(frozen=True)
 class Program:
-    """A computation of the user's: ``name`` is a built-in fusion workload or "package.module:callable", ``inputs`` a
-    "package.module:callable" that makes its inputs (empty for a built-in one)."""
+    """A user's computation.
+
+    ``name`` is a built-in fusion workload or "package.module:callable". ``inputs`` is a "package.module:callable" that
+    makes its inputs (empty for a built-in workload).
+    """
 
     name: str
     inputs: str = ""
@@ -65,14 +71,14 @@ Compute = Gemm | Program
 
 @dataclass(frozen=True)
 class Scenario:
-    """A computation beside a collective.
+    """A computation that overlaps a collective.
 
     Attributes:
         collective: one of :data:`COLLECTIVES`.
-        nbytes: bytes of the larger of a rank's two buffers; a multiple of ranks x itemsize, except for all_reduce,
-            where a multiple of the itemsize will do.
-        dtype: of the collective's elements: "bf16", "f16" or "f32".
-        ranks: processes, one device each.
+        nbytes: bytes of the larger of a rank's two buffers; a multiple of ranks x itemsize, for all_reduce a multiple
+            of the itemsize.
+        dtype: dtype of the collective's elements: "bf16", "f16" or "f32".
+        ranks: number of processes, one device each.
     """
 
     compute: Compute
@@ -106,12 +112,12 @@ class Scenario:
 
     @property
     def part(self) -> int:
-        """Elements of one rank's share of the larger buffer (all_reduce: rounded up)."""
+        """Elements of one rank's shard of the larger buffer (all_reduce: rounded up)."""
         return -(-self.numel // self.ranks)
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of a rank's buffers, and of the matrices of a GEMM."""
+        """Bytes of a rank's buffers, plus those of a GEMM's matrices."""
         buffers = (self.input_numel + self.output_numel) * ITEMSIZE[self.dtype]
         return buffers + (self.compute.bytes_held if isinstance(self.compute, Gemm) else 0)
 
@@ -128,7 +134,7 @@ class Scenario:
         return f"{self.compute.label} | {self.collective} {format_bytes(self.nbytes)} x{self.ranks}"
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object from which :meth:`from_json` makes an equal scenario."""
+        """JSON object, the inverse of :meth:`from_json`."""
         if isinstance(self.compute, Gemm):
             g = self.compute
             compute: dict[str, Any] = {"op": "gemm", "m": g.m, "n": g.n, "k": g.k, "dtype": g.dtype, "layout": g.layout}
@@ -139,7 +145,7 @@ class Scenario:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Scenario:
-        """Rebuild; raises UserError for what does not fit."""
+        """Rebuild a scenario; raises UserError if it is invalid."""
         if data.get("version") != 1:
             raise UserError(f"a C3 scenario of version {data.get('version')!r}; this autotune reads version 1")
         c = data["compute"]
@@ -150,7 +156,7 @@ class Scenario:
         return cls(compute, str(data["collective"]), int(data["nbytes"]), int(data["ranks"]), str(data["dtype"]))
 
     def workload(self) -> Workload:
-        """The workload. Its family leaves the GEMM's extents and the bytes open; ``extent`` is the bytes."""
+        """The workload. Its family omits the GEMM's extents and the bytes; ``extent`` is the bytes."""
         spec = self.to_json()
         open_ = {**spec, "nbytes": 0}
         if isinstance(self.compute, Gemm):
@@ -160,7 +166,7 @@ class Scenario:
 
 
 def parse_gemm(text: str, dtype: str = "bf16", layout: str = "nn") -> Gemm:
-    """ "8192x28672x8192" (MxNxK); raises UserError."""
+    """Parse "8192x28672x8192" (MxNxK); raises UserError."""
     found = re.fullmatch(r"(\d{1,12})[xX](\d{1,12})[xX](\d{1,12})", text.strip())
     if not found:
         raise UserError(f"--gemm {text!r}: write MxNxK, such as 8192x28672x8192")
@@ -168,7 +174,7 @@ def parse_gemm(text: str, dtype: str = "bf16", layout: str = "nn") -> Gemm:
 
 
 def parse_bytes(text: str) -> int:
-    """ "512MiB", "4GiB", "65536", "100MB" in bytes; raises UserError."""
+    """Parse "512MiB", "4GiB", "65536" or "100MB" to bytes; raises UserError."""
     found = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)\s*([a-zA-Z]*)", text.strip())
     unit = found[2].lower() if found else ""
     if not found or unit not in _UNITS:
@@ -180,7 +186,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(n: int) -> str:
-    """ "512MiB": the largest binary unit that divides evenly."""
+    """Format bytes with the largest binary unit that divides them evenly, such as "512MiB"."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if n >= size and n % size == 0:
             return f"{n // size}{unit}"

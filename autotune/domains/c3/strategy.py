@@ -1,11 +1,12 @@
-"""The searched configuration, which says how the two share the devices; and the rule without a search.
+"""The searched configuration, which describes how both parts share the devices; and the default rule.
 
-A strategy is a flat :data:`autotune.task.Config`, as ``search_spaces/c3.toml`` lists it: section ``cuda`` or ``cpu``.
+A strategy is a flat :data:`autotune.task.Config` with the parameters of ``search_spaces/c3.toml``, section ``cuda`` or
+``cpu``.
 
-The rule chooses by the collective alone, as measured on H200s: copy engines behind the computation, except for
-all_reduce. The driver copies the part of an all-to-all that stays on the device, and a kernel adds for a
-reduce-scatter. Both then run in the computation's tail. The collective's stream has the higher priority even where
-it launches no kernel: streams of one priority may share a hardware queue, and then run one after the other.
+The rule depends on the collective alone, from measurements on H200s: copy engines, enqueued after the computation,
+except for all_reduce. The driver copies the local part of an all-to-all, and a kernel reduces for a reduce-scatter.
+Both then run in the computation's tail. The collective's stream has the higher priority even if it launches no kernel:
+streams of equal priority may share a hardware queue, and are then serialised.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from autotune.space import load_space
 from autotune.task import Config
 
 SM_BLOCKS = 16
-"""Blocks of a Numba kernel where ``ctas`` is 0."""
+"""Thread blocks of a Numba kernel if ``ctas`` is 0."""
 NCCL_MOST = 64
-"""Thread blocks that NCCL may be limited to, at most."""
+"""Maximum limit on NCCL's thread blocks."""
 
 
 _IN = "autotune.domains.c3.collectives"
@@ -30,19 +31,20 @@ ENGINES: Mapping[str, Mapping[str, str]] = {
     "cuda": {"nccl": f"{_IN}.nccl:NcclCollective", "copy": f"{_IN}.dma:CopyCollective", "sm": f"{_IN}.sm:SmCollective"},
     "cpu": {"gloo": f"{_IN}.host:GlooCollective", "copy": f"{_IN}.host:HostCopy"},
 }
-"""For each side, who can move the data: a :class:`~autotune.domains.c3.collectives.base.Collective` by name. Another
-engine is a line here, and a choice in ``search_spaces/c3.toml``."""
+"""For each device type, the engines that can move the data, as names of
+:class:`~autotune.domains.c3.collectives.base.Collective` classes. A new engine is an entry here and a choice in
+``search_spaces/c3.toml``."""
 
 
 class _Labelled:
-    """Common part of the strategies of both sides."""
+    """Common base of the strategies of both device types."""
 
     order: str
     engine: str
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Any:
-        """From a configuration; names that are missing keep their default, and others are ignored."""
+        """Make a strategy from a configuration; missing parameters have their default, unknown ones are ignored."""
         fields: Mapping[str, Any] = cls.__dataclass_fields__  # type: ignore[attr-defined]
         return cls(**{name: config[name] for name in fields if name in config})
 
@@ -51,7 +53,7 @@ class _Labelled:
 
     @property
     def label(self) -> str:
-        """The engine, the order and what differs from the default, such as ``copy comm_first reserve=8``."""
+        """The engine, the order and non-default parameters, such as ``copy comm_first reserve=8``."""
         plain = type(self)().config()
         rest = [f"{k}={v}" for k, v in self.config().items() if k not in ("order", "engine") and v != plain[k]]
         return " ".join([self.engine, self.order, *rest])
@@ -89,13 +91,13 @@ BASELINES: Mapping[str, Mapping[str, Config]] = {
     "cuda": {"sequential": Strategy().config(), "naive": Strategy(order="gemm_first").config()},
     "cpu": {"sequential": HostStrategy().config(), "naive": HostStrategy(order="comm_first").config()},
 }
-"""What a user has without a tuner: the computation, then NCCL's or gloo's collective; and both on two streams, the
-computation enqueued first (on a CPU: gloo's asynchronous call, then the computation)."""
+"""Strategies without a tuner: the computation, then NCCL's or gloo's collective; and both on two streams, computation
+first (on a CPU: gloo's asynchronous call, then the computation)."""
 
 
 @lru_cache(maxsize=2)
 def limits(side: str) -> Mapping[str, tuple[int | str, ...]]:
-    """The parameters of a side: the words there are, or the smallest and the largest number of a stored strategy."""
+    """Valid values of each parameter: its words, or the minimum and the maximum in a stored strategy."""
     return {p.name: p.bounds or tuple(map(str, p.choices)) for p in load_space("c3", side)}
 
 
@@ -103,12 +105,12 @@ EARLIER: Mapping[str, frozenset[str]] = {
     "cuda": frozenset({"launch", "panels", "streams", "direction", "batch"}),
     "cpu": frozenset({"chunks", "panels"}),
 }
-"""Parameters of earlier versions. In the comparisons of four H200s they won 0.1% in the mean and 1.6% at most
+"""Parameters of earlier versions. In comparisons on four H200s they gained 0.1% on average and 1.6% at most
 (docs/decisions/005), so stored strategies run without them."""
 
 
 def current(config: Mapping[str, Any], side: str) -> Config:
-    """A strategy without the choices that only earlier versions had."""
+    """A strategy without parameters and choices that only earlier versions had."""
     found = {name: value for name, value in config.items() if name not in EARLIER[side]}
     if found.get("priority") == "gemm":
         found["priority"] = "equal"
@@ -116,7 +118,7 @@ def current(config: Mapping[str, Any], side: str) -> Config:
 
 
 def improper(config: Mapping[str, Any], side: str) -> str:
-    """The reason why a stored strategy cannot be one of this version, whoever wrote the database; "" if it can."""
+    """The reason why a stored strategy from an untrusted database is invalid in this version; "" if it is valid."""
     every = limits(side)
     for name, value in current(config, side).items():
         if name not in every:
@@ -134,7 +136,7 @@ def improper(config: Mapping[str, Any], side: str) -> str:
 
 
 def normalize(config: Mapping[str, Any], scenario: Scenario, side: str) -> Config:
-    """The strategy that would in effect run, with what plays no part set to its default."""
+    """The equivalent strategy with parameters without effect set to their defaults."""
     c = current(config, side)
     if side == "cpu":
         if c["engine"] != "copy":
@@ -144,28 +146,28 @@ def normalize(config: Mapping[str, Any], scenario: Scenario, side: str) -> Confi
     if c["order"] == "sequential":
         c.update(priority="equal", reserve=0)
     elif engine != "nccl":
-        # Streams of one priority may come to share a hardware queue, and then run one after the other: on 8 H200s one
-        # graph in twelve did, of those whose streams differed in priority none.
+        # Streams of equal priority may share a hardware queue, and are then serialised: on 8 H200s this happened to one
+        # graph in twelve, and to none whose streams differed in priority.
         c["priority"] = "comm"
     if engine == "copy" and not adds:
         c["ctas"] = 0
     elif engine != "nccl" and c["ctas"] == 0:
         c["ctas"] = SM_BLOCKS
     if engine != "copy" or not adds:
-        c["chunks"] = 1  # only sums by copies have something to do while the next piece travels
+        c["chunks"] = 1  # only reductions by copies overlap work with the next chunk
     return c
 
 
 def kernel_of(config: Mapping[str, Any], collective: str) -> bool:
-    """True if a strategy needs the compiled kernel that adds. On CPUs, whose strategies have ``copies``, none does."""
+    """True if a strategy needs the compiled reduction kernel. Strategies on CPUs, which have ``copies``, do not."""
     return collective in REDUCING and config["engine"] in ("copy", "sm") and "copies" not in config
 
 
 def reject(config: Mapping[str, Any], scenario: Scenario, side: str, *, sms: int = 0) -> str | None:
-    """The reason why a strategy cannot work, or None.
+    """The reason why a strategy cannot work; None if it can.
 
     Args:
-        sms: of the device; 0 where it is not known.
+        sms: number of SMs of the device; 0 if unknown.
     """
     if side == "cpu":
         return None
@@ -224,9 +226,9 @@ _HOST = (
 
 
 def by_rule(scenario: Scenario, side: str) -> list[Config]:
-    """Strategies to expect most of, the best first; the first one is deployed where nothing is known.
+    """The most promising strategies, best first; without a match, the first one is deployed.
 
-    Each is there once, normalised, and can work.
+    The strategies are distinct, normalised and valid.
     """
     found: Iterable[Strategy | HostStrategy] = _HOST if side == "cpu" else _RULES[scenario.collective]
     out: list[Config] = []

@@ -1,6 +1,8 @@
-"""The C3 domain: a computation beside a collective as something to be searched. It is measured by several processes,
-:class:`autotune.domains.c3.measuring.ranks.Ranks`, each of which has an
-:class:`autotune.domains.c3.measuring.bench.RankBench`."""
+"""The search task of C3: a computation that overlaps a collective.
+
+Several processes measure it, see :class:`autotune.domains.c3.measuring.ranks.Ranks`; each has a
+:class:`autotune.domains.c3.measuring.bench.RankBench`.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,10 @@ _JOINED = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
 
 
 class C3Task(Task):
-    """A scenario on the devices from ``device`` on; see ``autotune.task.Task``.
+    """Search task of a scenario on consecutive devices, starting with ``device``; see ``autotune.task.Task``.
 
     Raises:
-        UserError: the workload's scenario does not fit together.
+        UserError: the workload's scenario is inconsistent.
     """
 
     def __init__(self, workload: Workload, device: str) -> None:
@@ -55,12 +57,12 @@ class C3Task(Task):
         return space
 
     def _possible(self, name: str, choice: Choice) -> bool:
-        """True if a choice of one parameter has an effect on this scenario, with the defaults of the others."""
+        """True if a choice of one parameter has an effect on this scenario, given the other parameters' defaults."""
         config = {**Strategy("comm_first", "copy").config(), name: choice}
         return self.normalize(config)[name] == choice and self.reject(config) is None
 
     def _fits(self, threads: Choice) -> bool:
-        """True if so many threads leave something of a rank's share of the processors; all of it is the choice 0."""
+        """True if a rank's share of the processors exceeds ``threads``; the choice 0 uses the full share."""
         from autotune.device import usable_processors
 
         return int(threads) < max(1, usable_processors() // self.scenario.ranks)
@@ -69,7 +71,7 @@ class C3Task(Task):
         return by_rule(self.scenario, self.side)[0]
 
     def seeds(self) -> Sequence[Config]:
-        """Strategies by rule, and those of a user without a tuner."""
+        """Strategies by rule, and the baselines'."""
         plain = map(self.normalize, BASELINES[self.side].values())
         suggested = (self.adapt(c) for c in by_rule(self.scenario, self.side))
         found = [*(c for c in suggested if c is not None), *plain]
@@ -98,10 +100,10 @@ def side_of(device: str) -> str:
 
 
 def build(scenario: Scenario, config: Config, device: str) -> Artifact:
-    """The kernel that a strategy needs, if any.
+    """Build the kernel that a strategy needs, if any.
 
     Raises:
-        BuildError: it cannot be compiled; or the strategy, which may come from a database, is none.
+        BuildError: it does not compile, or the strategy, which may come from a database, is invalid.
     """
     if why := improper(config, side_of(device)):
         raise BuildError(why)
@@ -120,7 +122,7 @@ def build(scenario: Scenario, config: Config, device: str) -> Artifact:
 
 
 def open_measurer(workload: Workload, device: str, policy: Policy) -> Measurer:
-    """The ranks, which take the devices from ``device`` on.
+    """Open the ranks on consecutive devices, starting with ``device``.
 
     Raises:
         UserError: there are fewer GPUs than ranks.
@@ -132,10 +134,10 @@ def open_measurer(workload: Workload, device: str, policy: Policy) -> Measurer:
 
 
 def check_devices(ranks: int, device: str) -> None:
-    """Refuse a number of ranks that the machine has no GPUs for.
+    """Check that the machine has enough GPUs for the ranks.
 
     Raises:
-        UserError: there are fewer GPUs, from ``device`` on, than ranks.
+        UserError: there are fewer GPUs than ranks, counted from ``device`` on.
     """
     if side_of(device) == "cpu" or int(os.environ.get("WORLD_SIZE", "1")) >= ranks:  # torchrun's ranks have their own
         return
@@ -151,7 +153,7 @@ def check_devices(ranks: int, device: str) -> None:
 
 
 def place(workload: Workload, device: str) -> DeviceIdentity:
-    """One of the devices, how many take part, and how they are linked."""
+    """Identity of one device, with the number of devices and the links between them."""
     from autotune.device import identify
 
     ranks = int(workload.spec["ranks"])
@@ -161,8 +163,10 @@ def place(workload: Workload, device: str) -> DeviceIdentity:
 
 @lru_cache(maxsize=16)
 def links(device: str, ranks: int) -> str:
-    """The kinds of links between ``ranks`` GPUs from ``device`` on, as nvidia-smi names them ("NV18"; "NV4+SYS" where
-    they differ); "P2P" or "none" where it does not tell. Never fails."""
+    """The kinds of links between ``ranks`` GPUs, starting with ``device``. Never fails.
+
+    Names are those of nvidia-smi ("NV18"; "NV4+SYS" if they differ), or "P2P" or "none" if its output lacks them.
+    """
     first = int(device.partition(":")[2] or 0)
     try:
         text = subprocess.run(
@@ -175,8 +179,10 @@ def links(device: str, ranks: int) -> str:
 
 
 def visible(setting: str | None, first: int, ranks: int) -> list[int] | None:
-    """The machine's numbers of the ``ranks`` GPUs that this process counts from ``first``; None where that is not
-    known (they are named by UUID, or each rank sees its own only)."""
+    """The machine's indices of ``ranks`` GPUs, starting with this process's index ``first``.
+
+    None if they are unknown (GPUs are named by UUID, or each rank sees only its own).
+    """
     if setting is None:
         return list(range(first, first + ranks))
     names = [name.strip() for name in setting.split(",")]
@@ -186,14 +192,16 @@ def visible(setting: str | None, first: int, ranks: int) -> list[int] | None:
 
 
 def parse_topology(text: str, chosen: list[int] | None) -> str:
-    """The kinds of links in a matrix of ``nvidia-smi topo -m`` between the ``chosen`` GPUs, or all where it lacks some;
-    empty where it has none."""
+    """The kinds of links between the ``chosen`` GPUs in the matrix of ``nvidia-smi topo -m``.
+
+    Uses all GPUs if the matrix lacks a chosen one; returns "" if it has no links.
+    """
     rows: dict[int, list[str]] = {}
     columns = 0
     for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines():
         words = line.split()
         if words and re.fullmatch(r"GPU\d+", words[0]):
-            if words[1:] and re.fullmatch(r"GPU\d+", words[1]):  # the head of the table
+            if words[1:] and re.fullmatch(r"GPU\d+", words[1]):  # the table's header
                 columns = sum(bool(re.fullmatch(r"GPU\d+", w)) for w in words)
             else:
                 rows[int(words[0][3:])] = words[1 : 1 + columns]
@@ -214,7 +222,7 @@ def _peers(first: int, ranks: int) -> str:
         last = min(first + ranks, torch.cuda.device_count())
         pairs = [(a, b) for a in range(first, last) for b in range(first, last) if a != b]
         return "P2P" if pairs and all(torch.cuda.can_device_access_peer(a, b) for a, b in pairs) else "none"
-    except Exception:  # a name for what nobody could tell
+    except Exception:  # the links are unknown
         return "none"
 
 
@@ -234,8 +242,8 @@ CPU = replace(CUDA, method="ranks-cpu", warmup=2, cold_bytes=16 * MIB)
 
 
 def policy(device: str) -> Policy:
-    """The policy of scenarios: every sample begins on all ranks at once, and the slowest rank's time counts.
+    """The policy for scenarios: every sample starts on all ranks at once, and the slowest rank's time counts.
 
-    Samples are dear, as they are long, and good, as a rank has its device to itself.
+    Samples are long, hence few, and have little noise, since a rank has exclusive use of its device.
     """
     return CUDA if side_of(device) == "cuda" else CPU

@@ -1,1 +1,1 @@
-"""The collectives, a file an engine: NCCL, copy engines, a Numba kernel that adds, and on CPUs gloo and copies."""
+"""Collectives by engine: NCCL, copy engines, a Numba kernel that reduces, and on CPUs gloo and copies."""

@@ -1,4 +1,4 @@
-"""The interface of an engine: one collective on fixed buffers, which runs again and again.
+"""The interface of an engine: one collective on fixed buffers, which runs repeatedly.
 
 Buffers, with ``n`` elements in the larger one (see :mod:`autotune.domains.c3.scenario`) and ``W`` ranks:
 
@@ -11,9 +11,9 @@ reduce_scatter  ``n``     ``n/W``    sum over ranks of ``input[me*n/W : ...]``
 all_reduce      ``n``     ``n``      sum over ranks of ``input``
 =============== ========= ========== ==========================================================================
 
-The buffers are one-dimensional, contiguous and owned by the collective, which allocates them as its engine needs
-(symmetric memory, say). For all_gather the input may be a part of the output (gather in place), and for all_reduce it
-may be the output. A caller copies its tensors there, or writes to :attr:`Collective.input`.
+The buffers are one-dimensional, contiguous and owned by the collective, which allocates them as its engine requires
+(symmetric memory, for example). For all_gather the input may be a slice of the output (in-place gather), and for
+all_reduce it may be the output. A caller copies its tensors to these buffers, or writes to :attr:`Collective.input`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from autotune.domains.c3.strategy import ENGINES, KINDS
 from autotune.task import Artifact, Choice
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
-"""torch's types by the names that scenarios have for them."""
+"""torch dtypes by their names in scenarios."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A collective without a computation beside it.
+    """A collective without its computation.
 
     Attributes:
         op: one of :data:`autotune.domains.c3.scenario.COLLECTIVES`.
-        numel: elements of the larger buffer; a multiple of the ranks, except for all_reduce.
+        numel: elements of the larger buffer; divisible by the number of ranks, except for all_reduce.
         dtype: "bf16", "f16" or "f32".
     """
 
@@ -48,22 +48,23 @@ class Spec:
     dtype: str
 
     def part(self, ranks: int) -> int:
-        """Elements of one rank's share (all_reduce: rounded up)."""
+        """Elements of one rank's shard (all_reduce: rounded up)."""
         return -(-self.numel // ranks)
 
 
 class Collective(Protocol):
-    """One collective on fixed buffers. Making one is itself a collective call: every rank makes the same, in the same
-    order.
+    """One collective on fixed buffers.
 
-    Calls follow each other safely, back to back and with ranks that come late: a call waits until its peers may be
-    written to. Calls of one collective never overlap each other; those of two different ones may.
+    The constructor is a collective call: every rank makes the same collectives in the same order.
+
+    Calls may follow each other back to back, and with ranks that arrive late: a call waits until its peers' memory may
+    be written. Calls of one collective never overlap each other; calls of two collectives may.
 
     Attributes:
-        input, output: see the module's table. The input is read, and the output written, by :meth:`enqueue` only.
-        engine: who moves the data; see :class:`autotune.domains.c3.strategy.Strategy`.
-        met: an event behind the handshake, before the kernel; None where none launches a kernel then. A persistent
-            GEMM that begins before that kernel keeps it from every SM until it ends.
+        input, output: see the module's table. Only :meth:`enqueue` reads the input and writes the output.
+        engine: name of the engine that moves the data; see :class:`autotune.domains.c3.strategy.Strategy`.
+        met: an event between the handshake and the kernel; None if no kernel follows the handshake. A persistent GEMM
+            that starts before that kernel keeps it from every SM until the GEMM ends.
     """
 
     input: torch.Tensor
@@ -72,24 +73,25 @@ class Collective(Protocol):
     met: Any
 
     def enqueue(self, stream: Any = None) -> None:
-        """Enqueue a call on ``stream`` (CUDA; the current one unless given), or run it (CPU)."""
+        """Enqueue a call on ``stream`` (CUDA; default: the current stream), or run it (CPU)."""
         ...
 
     def close(self) -> None:
-        """Give the buffers back. A collective call."""
+        """Free the buffers. A collective call."""
         ...
 
 
 def open_collective(
     spec: Spec, group: Group, config: Mapping[str, Choice], artifact: Artifact | None = None
 ) -> Collective:
-    """The collective ``spec`` by the engine that ``config`` names. A collective call.
+    """Make the collective ``spec`` with the engine that ``config`` names. A collective call.
 
     Args:
-        config: a strategy of the side that ``group.device`` is on.
-        artifact: what the task's ``build`` made of the strategy: the kernel that adds. None where it needs none.
+        config: a strategy for the type of ``group.device``.
+        artifact: result of the task's ``build`` for the strategy, with the reduction kernel; None without one.
 
     Raises:
+        Unsupported: the devices do not support it (no peer access, for example); a one-line message.
         Unsupported: the devices cannot do it (no peer access, say); one line.
     """
     side = group.device.type

@@ -1,14 +1,14 @@
-"""Collectives by copy engines: no kernel moves data, and none runs but to add (ConCCL, arXiv 2412.14335, section 5).
+"""Collectives by copy engines: kernels only reduce, they do not move data (ConCCL, arXiv 2412.14335, section 5).
 
-Ranks write to each other's symmetric memory with plain copies. Flags are raised and waited for by stream memory
-operations, so that nothing of a collective queues behind a GEMM that holds every SM. A call is
+Ranks write to each other's symmetric memory with plain copies. Stream memory operations set flags and wait for them, so
+that no part of a collective queues behind a GEMM that occupies every SM. A call is
 
-1. *ready*: tell the peers that this rank's memory may be written; wait for theirs;
+1. *ready*: signal to the peers that this rank's memory may be written; wait for their signals;
 2. the copies, on one stream;
-3. *done*: tell the peers that the copies are through, and wait for theirs.
+3. *done*: signal to the peers that the copies are complete, and wait for their signals.
 
-Flags go back to zero as they are waited for, so a captured call can be replayed. What ConCCL could not do:
-reduce_scatter and all_reduce exchange by copies what a small kernel adds, each chunk while the next one travels.
+Each wait resets its flag to zero, so a captured call can be replayed. Unlike ConCCL, this module also supports
+reduce_scatter and all_reduce: copies exchange the data, and a small kernel reduces each chunk during the next copy.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from autotune.task import Artifact
 
 _READY, _DONE, _CHUNKS = 0, 1, 2
 _LINE = 128
-"""Bytes that chunks are cut at: a cache line, and what wide accesses need."""
+"""Alignment of chunks in bytes: a cache line, which also satisfies vectorised accesses."""
 
 
 class CopyCollective:
     """A collective by copy engines. All-gather and all-reduce are in place.
 
     Raises:
-        Unsupported: some device cannot reach the memory of another.
+        Unsupported: a device has no access to a peer's memory.
+
     """
 
     engine = "copy"
@@ -51,7 +52,7 @@ class CopyCollective:
         self._flags = Flags(group, _CHUNKS + chunks)
         self._tell = [self._flags.tell(k) for k in range(_CHUNKS + chunks)]
         self._wait = [self._flags.wait(k) for k in range(_CHUNKS + chunks)]
-        self._shared = take(group, self._bytes * ranks)  # what peers write to
+        self._shared = take(group, self._bytes * ranks)  # written by peers
         self._result = take(group, self._bytes * ranks) if spec.op == "all_reduce" else None
         if self._result is not None:
             self._source = self._result.view(dtype, self._part * ranks)
@@ -64,7 +65,7 @@ class CopyCollective:
             self.output = self._shared.view(dtype, spec.numel)
             if reducing:
                 self.output = torch.empty(self._part, dtype=dtype, device=group.device)
-        # Every rank gets what it has to have, or to add, into this rank's part of what it shares.
+        # A copy to each peer: the data it gathers or reduces, to this rank's slot of its shared buffer.
         source, step = self._source.data_ptr(), 0 if spec.op == "all_gather" else self._bytes
         pointers, mine = self._shared.pointers, me * self._bytes
         self._pieces = cuts(self._bytes, chunks)
@@ -79,8 +80,8 @@ class CopyCollective:
         if reducing:
             self._reduction = new_stream(group.device, high=True)
             self._added = [new_event() for _ in range(chunks)]
-        # Only an all-to-all has another place for what stays on this device. A copy within a device may be a kernel,
-        # which waits for SMs: it goes where it keeps nothing else waiting.
+        # Only an all-to-all copies a part within this device. Such a copy may be a kernel, which waits for SMs, so it
+        # is enqueued where nothing else waits for it.
         own: list[Copy] = [(self.output.data_ptr() + mine, source + mine, self._bytes)]
         self._own = Copies(own if spec.op == "all_to_all" else [])
         self._own_last = strategy.order == "gemm_first"
@@ -96,7 +97,7 @@ class CopyCollective:
             for chunk, copies in enumerate(self._copies):
                 copies(raw)
                 self._tell[_CHUNKS + chunk](raw)
-                # Else, where branches of a graph share a hardware queue, every rank may wait before it tells.
+                # Branches of a graph may share a hardware queue: each rank must signal before it waits, or all hang.
                 self._reduction.wait_stream(stream)
                 self._add(chunk)
             self._finish(stream)
@@ -108,7 +109,7 @@ class CopyCollective:
         self._wait[_DONE](raw)
 
     def _add(self, chunk: int) -> None:
-        """Add one chunk of this rank's share once it has come from every peer, on the stream of the additions."""
+        """Reduce one chunk of this rank's shard on the reduction stream, after every peer has written it."""
         begin, length = self._pieces[chunk]
         stream = self._reduction.cuda_stream
         self._wait[_CHUNKS + chunk](stream)
@@ -126,7 +127,7 @@ class CopyCollective:
             self._added[chunk].record(self._reduction)
 
     def _finish(self, stream: Any) -> None:
-        """After the last chunk: what is added goes to the peers (all_reduce), and the streams join."""
+        """After the last chunk: send the sums to the peers (all_reduce), and join the streams."""
         raw = stream.cuda_stream
         if not self._gather:
             stream.wait_stream(self._reduction)
@@ -142,12 +143,12 @@ class CopyCollective:
         self._wait[_DONE](raw)
 
     def close(self) -> None:
-        """Give buffers and flags back. A collective call; no call may be under way."""
+        """Free buffers and flags. A collective call; no call may be in progress."""
         give_all(self.group, self._flags, self._shared, self._result)
 
 
 def cuts(nbytes: int, chunks: int) -> list[tuple[int, int]]:
-    """``nbytes`` in ``chunks`` pieces (offset, size), cut at whole cache lines; the last ones may be empty."""
+    """Split ``nbytes`` into ``chunks`` pieces (offset, size) of whole cache lines; the last ones may be empty."""
     step = -(-nbytes // (chunks * _LINE)) * _LINE
     begins = [min(nbytes, c * step) for c in range(chunks)]
     return [(begin, min(nbytes, begin + step) - begin) for begin in begins]

@@ -1,9 +1,9 @@
 """Collectives on CPUs: by gloo, and by copies through memory that the ranks of a host share.
 
-Of the latter, copy engines in small, each rank has its buffers, and two numbers, where its peers can reach them.
-``ready`` is the call that it has come to: its input may be read and its output written. ``done`` is the last call for
-which it has read and written all that it has to, at its peers too; a call is complete when all ranks have done it. A
-rank writes its own numbers only.
+The latter are a model of copy engines. Each rank has its buffers and two counters in memory that its peers map.
+``ready`` is the number of the call that the rank has reached: its input may be read and its output written. ``done`` is
+the last call whose reads and writes the rank has completed, including those at its peers. A call is complete when all
+ranks have done it. A rank writes only its own counters.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from autotune.domains.c3.strategy import HostStrategy
 from autotune.errors import Unsupported
 from autotune.task import Artifact
 
-# torch 2.13 renamed what 2.11 has.
+# Names in torch 2.13, else those of torch 2.11.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 _PAGE = 4096
-_READY, _DONE = 0, 16  # 8-byte words of the first page, a cache line and its neighbour apart
+_READY, _DONE = 0, 16  # indices of 8-byte words in the first page, two cache lines apart
 _BLOCK = 1 << 14
-"""Elements that are added at a time: they stay in the cache, and torch takes no further threads for so few."""
+"""Elements per reduction step: the block stays in the cache, and torch uses a single thread for so few."""
 _SPINS = 50
 _LOCK = threading.Lock()
 
 
 class GlooCollective:
-    """One of gloo's collectives on buffers of its own.
+    """A gloo collective on buffers that it allocates.
 
-    Operators of one gloo group are matched by their order. So each collective has a group to itself while it is open:
-    two of them may then be under way in different threads.
+    A gloo group matches operations by their order. Each open collective therefore has its own group, so that two
+    collectives may run in different threads.
     """
 
     engine = "gloo"
@@ -72,21 +72,23 @@ class GlooCollective:
             move.get(self.spec.op, dist.all_to_all_single)(self.output, self.input, group=comm)
 
     def close(self) -> None:
-        """Leave the process group to the next one. A collective call."""
+        """Return the process group for reuse. A collective call."""
         if self._number is not None:
             self.group.restore(self._number)
             self._number = None
 
 
 class HostCopy:
-    """A collective by copies between processes. All-gather is in place; reductions read their peers' inputs, add in
-    fp32 in the order of ranks, and write the sums where they belong.
+    """A collective by copies between processes. All-gather is in place.
+
+    Reductions read the peers' inputs, sum them in fp32 in the order of ranks, and write the sums to their destinations.
 
     Attributes:
-        timeout_s: after so long without a sign of life of a peer a call fails.
+        timeout_s: seconds without progress of a peer after which a call fails.
 
     Raises:
-        Unsupported: the ranks do not share memory, or there is not enough of it.
+        Unsupported: the ranks do not share memory, or there is too little of it.
+
     """
 
     engine = "copy"
@@ -129,12 +131,12 @@ class HostCopy:
             self._await(peer, _DONE, self._calls)
 
     def _order(self) -> list[int]:
-        """This rank and its peers, from itself on, so that ranks turn to different peers first."""
+        """This rank and its peers, starting with this rank, so that ranks access different peers first."""
         me, ranks = self.group.rank, self.group.ranks
         return [(me + k) % ranks for k in range(ranks)]
 
     def _move(self, begin: int, end: int) -> None:
-        """Elements ``begin`` to ``end`` of this rank's share to every peer."""
+        """Send elements ``begin`` to ``end`` of this rank's shard to every peer."""
         me, part = self.group.rank, self._part
         gather = self.spec.op == "all_gather"
         for peer in self._order():
@@ -145,11 +147,11 @@ class HostCopy:
             _copy(self._outputs[peer][me * part + begin : me * part + end], source)
 
     def _add(self, begin: int, end: int) -> None:
-        """Elements ``begin`` to ``end`` of this rank's share, summed over ranks."""
+        """Sum elements ``begin`` to ``end`` of this rank's shard over ranks."""
         for peer in self._order():
             self._await(peer, _READY, self._calls)
         first = self.group.rank * self._part
-        last = min(first + end, self.spec.numel)  # the last share of an all-reduce may be short
+        last = min(first + end, self.spec.numel)  # the last shard of an all-reduce may be short
         scatter = self.spec.op == "reduce_scatter"
         targets = [self.output] if scatter else [self._outputs[p] for p in self._order()]
         total = torch.empty(_BLOCK, dtype=torch.float32)
@@ -164,32 +166,32 @@ class HostCopy:
                 target[at : at + hi - lo].copy_(block)
 
     def _await(self, peer: int, word: int, value: int) -> None:
-        """Wait until a peer's number is ``value`` or more."""
+        """Wait until a peer's counter is at least ``value``."""
         flags = self._flags[peer]
         if flags[word] >= value:
             return
         spins, end = 0, time.monotonic() + self.timeout_s
         while flags[word] < value:
             spins += 1
-            time.sleep(0 if spins < _SPINS else 2e-5 if spins < 20 * _SPINS else 1e-3)  # lets go of Python's lock
+            time.sleep(0 if spins < _SPINS else 2e-5 if spins < 20 * _SPINS else 1e-3)  # releases the GIL
             if spins > _SPINS and time.monotonic() > end:
                 raise TimeoutError(f"{self.spec.op}: rank {peer} did not come within {self.timeout_s:g} s")
         _fence()
 
     def close(self) -> None:
-        """Let go of the memory; it is gone when the last rank has, and the last tensor in it."""
+        """Release the memory; it is freed after the last rank and the last tensor in it have released it."""
         if self._pool is not None:
             self._pool.shutdown()
         self._outputs, self._inputs, self._flags = [], [], []
 
 
 def share(group: Group, nbytes: int) -> list[mmap.mmap]:
-    """Memory of ``nbytes`` for each rank, zeroed, that all ranks map; in the order of ranks. A collective call.
+    """Allocate ``nbytes`` of zeroed memory per rank and map all of it; in the order of ranks. A collective call.
 
-    It has no name in a file system once this returns (nor before, on Linux), so that nothing is left of killed ranks.
+    It has no name in a file system after this returns (on Linux never), so that killed ranks leave nothing behind.
 
     Raises:
-        Unsupported: the ranks are on different hosts, or cannot open each other's memory, or there is not enough.
+        Unsupported: the ranks are on different hosts, or cannot open each other's memory, or there is too little.
     """
     name, problem, fd, path = "", "", -1, ""
     try:
@@ -200,7 +202,7 @@ def share(group: Group, nbytes: int) -> list[mmap.mmap]:
             fd, path = tempfile.mkstemp(prefix="autotune-c3-")
             name = path
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, nbytes)  # running out of memory is an error now, and not a signal later
+            os.posix_fallocate(fd, 0, nbytes)  # a lack of memory is an error here instead of a signal later
         else:
             os.ftruncate(fd, nbytes)
     except OSError as error:
@@ -246,13 +248,15 @@ def _pages(nbytes: int) -> int:
 
 
 def _copy(target: Tensor, source: Tensor) -> None:
-    """As bytes and by numpy, which lets go of Python's lock and takes no further threads, unlike torch."""
+    """Copy bytes with NumPy, which releases the GIL and starts no threads, unlike torch."""
     np.copyto(target.view(torch.uint8).numpy(), source.view(torch.uint8).numpy())
 
 
 def _fence() -> None:
-    """Order memory accesses before with those after: on some processors peers could else see a number before the data
-    that it stands for. A lock that is let go and taken again does so."""
+    """Memory fence: on some processors, peers could otherwise see a counter before the data it covers.
+
+    Releasing a lock and acquiring it again orders the accesses.
+    """
     with _LOCK:
         pass
     with _LOCK:
@@ -260,5 +264,5 @@ def _fence() -> None:
 
 
 def pieces(numel: int, parts: int) -> list[tuple[int, int]]:
-    """``numel`` elements in so many pieces (begin, end) that differ by one element at most; some may be empty."""
+    """Split ``numel`` elements into ``parts`` ranges (begin, end) of nearly equal length; some may be empty."""
     return list(itertools.pairwise(numel * k // parts for k in range(parts + 1)))

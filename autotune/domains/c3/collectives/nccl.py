@@ -1,4 +1,4 @@
-"""NCCL's collectives, with a communicator of their own for each limit on its thread blocks."""
+"""NCCL's collectives, with a separate communicator for each limit on thread blocks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from autotune.task import Artifact
 
 
 def communicator(group: Group, ctas: int) -> dist.ProcessGroup:
-    """NCCL's group with at most ``ctas`` thread blocks a collective; 0 is the user's own. A collective call.
+    """The NCCL group with at most ``ctas`` thread blocks per collective; 0 is the user's own. A collective call.
 
-    Raising the minimum with the maximum is on purpose: NCCL would else choose fewer for small messages, and the search
-    could not tell the two apart.
+    Both the minimum and the maximum are set: with the maximum alone, NCCL would use fewer blocks for small messages,
+    and different limits would not differ in the search.
     """
     if not ctas:
         return group.data
@@ -30,7 +30,7 @@ def communicator(group: Group, ctas: int) -> dist.ProcessGroup:
             members, backend="nccl", pg_options=options, use_local_synchronization=True
         )
         warm = torch.zeros(1, device=group.device)
-        dist.all_reduce(warm, group=made)  # makes the communicator, which must not happen in a capture
+        dist.all_reduce(warm, group=made)  # creates the communicator, which is not allowed during a capture
         torch.cuda.synchronize()
         return made
 
@@ -38,7 +38,7 @@ def communicator(group: Group, ctas: int) -> dist.ProcessGroup:
 
 
 class NcclCollective:
-    """One of NCCL's collectives on buffers of its own. All-gather and all-reduce are in place."""
+    """An NCCL collective on buffers that it allocates. All-gather and all-reduce are in place."""
 
     engine = "nccl"
     met = None
@@ -69,4 +69,4 @@ class NcclCollective:
                 dist.all_reduce(self.output, group=self._comm)
 
     def close(self) -> None:
-        """The communicator stays: making one takes seconds."""
+        """Keep the communicator: creating one takes seconds."""

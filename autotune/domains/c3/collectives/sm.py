@@ -1,12 +1,12 @@
-"""Sums over ranks by a Numba kernel that reads the peers' memory and adds as it goes: nothing is staged.
+"""Sums over ranks by a Numba kernel that reads the peers' memory directly, without staging buffers.
 
-The protocol is that of :mod:`autotune.domains.c3.collectives.dma`, with the kernel in the place of the copies. Copies
-that are to be added use the same kernel.
+The protocol is that of :mod:`autotune.domains.c3.collectives.dma`, with the kernel instead of the copies. That module's
+reductions use the same kernel.
 
-The kernel reads and writes memory of this device or of its peers, through pointers that are handed over at each launch,
-and runs on grids of any size. It orders nothing between ranks: whoever launches it sees to it that the data is there
-before, and waited for after (by operations of streams on flags). Loads are plain ones, as another device may have
-written what they read; each thread loads several packs of 16 bytes before it stores any.
+The kernel reads and writes memory of this device or of its peers through pointers passed at each launch, and supports
+any grid size. It does not synchronise ranks: the caller's stream operations on flags order it after the writes of its
+inputs and before the reads of its outputs. Loads do not use the read-only cache, since other devices may have written
+the data. Each thread loads several packs of 16 bytes before it stores any.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ if TYPE_CHECKING:
     from autotune.compiler.targets.cuda.source import Listing
 
 GENERATOR = "comm-2"
-"""Changes when emitted code changes meaning; part of an artifact."""
+"""Version of the emitted code's semantics; part of an artifact."""
 MOST = 16
-"""Ranks of a sum, at most."""
+"""Maximum number of ranks of a sum."""
 _READY, _DONE = 0, 1
 _PACK = 16
-_IN_FLIGHT = 16  # loads of 16 bytes that a thread issues before it waits: 64 registers
+_IN_FLIGHT = 16  # 16-byte loads that a thread issues before it waits: 64 registers
 _launches: dict[tuple[int, int, int, int], tuple[Launch, Kernel]] = {}
-"""Launches that were made, each with its kernel, so that no other takes its ``id``."""
+"""Launches by key, each with its kernel; the reference keeps the kernel's ``id`` from being reused."""
 
 Lines = Callable[[int], list[str]]
 
 
 class SmCollective:
-    """A reduce-scatter or an all-reduce by the kernel that adds.
+    """A reduce-scatter or an all-reduce by the reduction kernel.
 
     Args:
-        artifact: holds the kernel ("op" in its ``launch`` is "reduce").
+        artifact: contains the kernel ("op" in its ``launch`` is "reduce").
 
     Raises:
-        Superseded: a collective that only moves data, which kernels of earlier versions did too.
-        Unsupported: some device cannot reach the memory of another; the kernel is missing.
+        Superseded: the collective only moves data, which kernels of earlier versions also did.
+        Unsupported: a device has no access to a peer's memory, or the kernel is missing.
+
     """
 
     engine = "sm"
@@ -77,7 +78,7 @@ class SmCollective:
             self._spread = Copies([])
         else:
             self.output = self._result.view(dtype, spec.numel)
-            # The sums go out by copy engines: the computation would have taken a second kernel's SMs.
+            # Copy engines send the sums: a second kernel would have to wait for SMs, which the computation occupies.
             self._spread = Copies(self._result.to_peers(self._flags.peers, self._own, self._bytes))
 
     def enqueue(self, stream: Any = None) -> None:
@@ -90,12 +91,12 @@ class SmCollective:
         target = self.output.data_ptr() + (0 if self._result is None else self._own)
         count = self._bytes // ITEMSIZE[self.spec.dtype]
         launch(self._kernel, self.group.device.index or 0, self.strategy.blocks, [*sources, target], count, raw)
-        self._spread(raw)  # every rank's sums have a part of the output to themselves
+        self._spread(raw)  # each rank's sums have a separate slot of the output
         self._tell[_DONE](raw)
         self._wait[_DONE](raw)
 
     def close(self) -> None:
-        """Give buffers and flags back. A collective call; no call may be under way."""
+        """Free buffers and flags. A collective call; no call may be in progress."""
         give_all(self.group, self._flags, self._shared, self._result)
 
 
@@ -103,17 +104,17 @@ class SmCollective:
 
 
 def launch(kernel: Kernel, device: int, grid: int, pointers: Sequence[int], count: int, stream: int) -> None:
-    """Enqueue a kernel of :func:`build_sum`; under the capture of a graph too, as its cubin is loaded whole before.
+    """Enqueue a kernel of :func:`build_sum`; also during graph capture, since its cubin is loaded eagerly.
 
     Args:
-        device: number of the device, which is current.
-        grid: thread blocks.
+        device: index of the current device.
+        grid: number of thread blocks.
         pointers: addresses in the order of ``kernel.launch["args"]``.
-        count: elements of each.
+        count: number of elements per pointer.
         stream: raw handle of a stream of that device.
 
     Raises:
-        LaunchError: the driver refuses.
+        LaunchError: the driver returns an error.
     """
     key = (id(kernel), device, grid, count)
     found = _launches.get(key)
@@ -126,21 +127,21 @@ def launch(kernel: Kernel, device: int, grid: int, pointers: Sequence[int], coun
 
 
 def build_sum(ranks: int, dtype: str, target: str) -> Kernel:
-    """Compile the kernel that adds for ``target`` ("sm_90"), without a GPU.
+    """Compile the reduction kernel for ``target`` ("sm_90"), without a GPU.
 
     The kernel takes pointers, in the order of ``launch["args"]``: ``ranks`` sources and the destination, which may be
-    one of the sources; and one int64 after them, the elements of each. They are added in fp32, in the order of the
-    sources, and rounded once.
+    one of the sources. An int64 after them is the number of elements of each. Elements are summed in fp32, in the order
+    of the sources, and rounded once.
 
-    Addresses are multiples of an element's size. Where all are the same modulo 16, accesses are of 16 bytes; else of an
+    Addresses are multiples of the element size. If all are congruent modulo 16, accesses are 16 bytes wide; else one
     element.
 
     Args:
-        dtype: of the elements: "bf16", "f16" or "f32".
+        dtype: dtype of the elements: "bf16", "f16" or "f32".
 
     Raises:
-        Unsupported: there is no such kernel.
-        BuildError: it does not compile.
+        Unsupported: there is no kernel for these arguments.
+        BuildError: the kernel does not compile.
     """
     from autotune.compiler.targets.cuda.compile import build
 
@@ -148,11 +149,11 @@ def build_sum(ranks: int, dtype: str, target: str) -> Kernel:
 
 
 def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Listing:
-    """The source that :func:`build_sum` compiles.
+    """The source code that :func:`build_sum` compiles.
 
     Args:
-        threads: of a block, a multiple of 32 up to 1024.
-        unroll: packs of 16 bytes in flight for each source; 0 for as many as registers allow.
+        threads: threads per block, a multiple of 32 up to 1024.
+        unroll: packs of 16 bytes in flight per source; 0 for as many as registers allow.
     """
     from autotune.compiler.kernel.printer import tuple_of
     from autotune.compiler.targets.cuda.source import PREFIX, Listing
@@ -173,7 +174,7 @@ def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Lis
         return text
 
     def through(total: str, vec: int, base: str, loaded: str, added: str) -> list[str]:
-        """Lines that add ``total`` pieces of ``vec`` elements, from element ``base`` on."""
+        """Lines that sum ``total`` packs of ``vec`` elements, starting at element ``base``."""
 
         def load(u: int) -> list[str]:
             return [f"u{u}_{r} = {loaded}(p{r}, {base}w{u} * {vec}, ok{u})" for r in range(ranks)]
@@ -203,7 +204,7 @@ def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Lis
         "        head = n0",
         f"    packs = (n0 - head) // {vec}",
         *_in(through("packs", vec, "head + ", "lg_i32_4_c", "f0")),
-        f"    if blk == 0 and tid < {vec}:",  # what lies before the first pack and after the last
+        f"    if blk == 0 and tid < {vec}:",  # elements before the first pack and after the last
         "        if tid < head:",
         f"            {alone('tid')}",
         f"        rest = head + packs * {vec} + tid",
@@ -217,7 +218,7 @@ def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Lis
         "op": "reduce",
         "args": [list(a) for a in args],
         "align": [size] * len(args),
-        "dynamic": True,  # the elements follow the pointers
+        "dynamic": True,  # the number of elements follows the pointers
         "block": threads,
         "shared": 0,
         "generator": GENERATOR,
@@ -227,13 +228,13 @@ def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Lis
 
 
 def _walk(total: str, first: str, count: str, threads: int, unroll: int, load: Lines, store: Lines) -> list[str]:
-    """Lines that take ``total`` packs in steps of ``threads * unroll``: every ``count``-th step, from ``first`` on.
+    """Lines that process ``total`` packs in steps of ``threads * unroll``: every ``count``-th step from ``first`` on.
 
-    Loads are predicated, without a branch between them, so that those of the last step are in flight together too.
+    Loads are predicated, without branches between them, so that those of the last step are also in flight together.
 
     Args:
-        load: lines that load pack ``w<u>``, for u below ``unroll``, where ``ok<u>`` says that there is such a pack.
-        store: lines that store it.
+        load: lines that load pack ``w<u>``, for u below ``unroll``; ``ok<u>`` is True if the pack exists.
+        store: lines that store the pack.
     """
     step = threads * unroll
     lines = [f"for group in range({first}, ({total} + {step - 1}) // {step}, {count}):"]

@@ -1,11 +1,11 @@
-"""Access to other ranks' memory without a kernel: symmetric buffers, copies between them, flags in them.
+"""Access to other ranks' memory without kernels: symmetric buffers, copies between them, and flags in them.
 
-Buffers come from ``torch.distributed._symmetric_memory``, whose rendezvous is a collective call and costs
-milliseconds, so they are kept and handed out again. Flags are words of one such buffer; their slots are dealt out in
-the same order on every rank, since making a collective is itself a collective call.
+Buffers come from ``torch.distributed._symmetric_memory``, whose rendezvous is a collective call and costs milliseconds,
+so they are cached and reused. Flags are words of one such buffer. Their slots are allocated in the same order on every
+rank, since making a collective is itself a collective call.
 
-Copies and flags are driver calls that torch does not offer. Arguments are packed once and handed over by ctypes, so
-that an eager call costs the host microseconds. All may be captured in a CUDA graph.
+Copies and flags are driver calls without a torch API. Arguments are packed once and passed by ctypes, so that an eager
+call takes the host microseconds. All of them can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from autotune.errors import Unsupported
 from autotune.runtime.launch.cuda import LaunchError, driver
 
 FLAGS = 1 << 16
-"""Words for flags that a group has; a collective takes 2 to 20 times as many as there are ranks."""
+"""Flag words of a group; a collective uses 2 to 20 words per rank."""
 KEPT_BYTES = 16 << 30
-"""Free buffers are kept up to this; then all of them are let go."""
+"""Maximum bytes of free buffers that are kept; beyond it all of them are freed."""
 _ALIGN = 1 << 21
 _POOL = "symmetric buffers"
 _WAIT_32, _WRITE_32 = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32, ..._WRITE_VALUE_32
@@ -40,7 +40,7 @@ Copy = tuple[int, int, int]
 
 
 def check(code: int, doing: str) -> None:
-    """Raise LaunchError with the driver's words unless ``code`` is 0."""
+    """Raise LaunchError with the driver's message unless ``code`` is 0."""
     if code:
         text = ctypes.c_char_p()
         driver().cuGetErrorString(code, ctypes.byref(text))
@@ -48,7 +48,7 @@ def check(code: int, doing: str) -> None:
 
 
 def new_stream(device: torch.device, *, high: bool = False) -> Any:
-    """A stream of the lowest priority, or of the highest."""
+    """A stream of the lowest or the highest priority."""
     cuda: Any = torch.cuda
     least, greatest = cuda.Stream.priority_range()
     return cuda.Stream(device, priority=greatest if high else least)
@@ -74,7 +74,7 @@ class _MemOp(ctypes.Structure):
 
 
 class MemOps:
-    """Writes to and waits for 32-bit words, in order, done by the stream itself: no kernel, no SM.
+    """Ordered writes to 32-bit words and waits for them, executed by the stream without a kernel or an SM.
 
     Args:
         ops: ("write" | "wait", device address, value); a wait ends when the word equals the value.
@@ -96,7 +96,7 @@ class MemOps:
 
 
 class Copies:
-    """Copies between device addresses (peers' too), by copy engines; one after the other on their stream."""
+    """Copies between device addresses (also of peers) by copy engines, in sequence on their stream."""
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         self._copies = [
@@ -116,7 +116,7 @@ class Copies:
 
 @dataclass(eq=False)
 class Buffer:
-    """``nbytes`` bytes on every rank; ``pointers`` are the addresses, by rank, as this process sees them."""
+    """``nbytes`` bytes on every rank; ``pointers`` are their addresses in this process, by rank."""
 
     memory: torch.Tensor
     pointers: list[int]
@@ -124,18 +124,18 @@ class Buffer:
     handle: Any
 
     def view(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
-        """The first ``numel`` elements of ``dtype`` of this rank's memory."""
+        """The first ``numel`` elements of this rank's memory as ``dtype``."""
         part: torch.Tensor = self.memory[: numel * dtype.itemsize].view(dtype)
         return part
 
     def to_peers(self, peers: Sequence[int], begin: int, nbytes: int) -> list[Copy]:
-        """Copies that bring a part of this rank's memory to the same place at every peer."""
+        """Copies of a part of this rank's memory to the same offset at every peer."""
         source = self.memory.data_ptr() + begin
         return [(self.pointers[p] + begin, source, nbytes) for p in peers]
 
 
 def check_access(group: Group) -> None:
-    """Raise Unsupported, on every rank alike, where some device cannot reach the memory of another."""
+    """Raise Unsupported on all ranks if a device has no access to a peer's memory."""
 
     def found() -> str:
         here, mine = socket.gethostname(), group.device.index or 0
@@ -155,7 +155,7 @@ def check_access(group: Group) -> None:
 
 
 def take(group: Group, nbytes: int) -> Buffer:
-    """A buffer of at least ``nbytes``, of a size shared by many requests. A collective call.
+    """A buffer of at least ``nbytes``, rounded up so that it can be reused. A collective call.
 
     Raises:
         Unsupported: see :func:`check_access`.
@@ -170,20 +170,20 @@ def take(group: Group, nbytes: int) -> Buffer:
         return best
     if sum(b.nbytes for b in free) + size > KEPT_BYTES:
         torch.cuda.synchronize(group.device)
-        drop_free(group)  # sizes are the same on all ranks, so all do
+        drop_free(group)  # sizes are the same on all ranks, so all ranks reach this
     memory = symmetric.empty(size, dtype=torch.uint8, device=group.device)
     handle = symmetric.rendezvous(memory, group.data)
     return Buffer(memory, [int(p) for p in handle.buffer_ptrs], size, handle)
 
 
 def give(group: Group, *buffers: Buffer) -> None:
-    """Give buffers back, for :func:`take` to hand out again. Called in the same order on every rank."""
+    """Return buffers for reuse by :func:`take`. Called in the same order on every rank."""
     free: list[Buffer] = group.keep(_POOL, list)
     free.extend(buffers)
 
 
 def drop_free(group: Group) -> None:
-    """Let the memory go that nobody uses. A collective call."""
+    """Free the memory of unused buffers. A collective call."""
     group.keep(_POOL, list).clear()
 
 
@@ -191,14 +191,14 @@ def drop_free(group: Group) -> None:
 
 
 class Flags:
-    """A stretch of flag words: ``slots`` words for each peer, zero before and after every use. A collective call."""
+    """A range of flag words: ``slots`` words per peer, zero before and after every use. A collective call."""
 
     def __init__(self, group: Group, slots: int) -> None:
         def make() -> tuple[Buffer, list[int]]:
             buffer = take(group, 4 * FLAGS)
             buffer.memory.zero_()
             torch.cuda.synchronize()
-            group.barrier()  # no peer writes before it is zero
+            group.barrier()  # no peer may write before the memory is zero
             return buffer, [0]
 
         buffer, used = group.keep("flags", make)
@@ -215,31 +215,31 @@ class Flags:
 
     @property
     def peers(self) -> list[int]:
-        """The other ranks, beginning behind this one, so that not all begin with the same."""
+        """The other ranks, starting after this one, so that ranks start with different peers."""
         return [(self._rank + k) % self._ranks for k in range(1, self._ranks)]
 
     def _word(self, at: int, sender: int, slot: int) -> int:
         return self._pointers[at] + 4 * (self._first + slot * self._ranks + sender)
 
     def tell(self, slot: int) -> MemOps:
-        """Raise flag ``slot`` of this rank at every peer."""
+        """Set flag ``slot`` of this rank at every peer."""
         return MemOps([("write", self._word(p, self._rank, slot), 1) for p in self.peers])
 
     def wait(self, slot: int) -> MemOps:
-        """Wait for flag ``slot`` of every peer, and lower them for the next time.
+        """Wait for flag ``slot`` of every peer, and reset the flags for the next use.
 
-        A peer raises it again only after it has heard of this rank in between, so none is lost.
+        A peer sets its flag again only after another signal of this rank, so no signal is lost.
         """
         words = [self._word(self._rank, p, slot) for p in self.peers]
         return MemOps([("wait", w, 1) for w in words] + [("write", w, 0) for w in words])
 
     def close(self) -> None:
-        """Give the slots back, in the same order on every rank, once no call is under way."""
+        """Free the slots, in the same order on every rank, when no call is in progress."""
         self._free.append(self._first)
 
 
 def give_all(group: Group, flags: Flags, *buffers: Buffer | None) -> None:
-    """Give a collective's flags and buffers back, once all ranks are through with it. A collective call."""
+    """Free a collective's flags and buffers when all ranks have finished with it. A collective call."""
     torch.cuda.synchronize(group.device)
     group.barrier()
     flags.close()
@@ -247,7 +247,7 @@ def give_all(group: Group, flags: Flags, *buffers: Buffer | None) -> None:
 
 
 class DeviceBarrier:
-    """All ranks meet on their streams. Two sets of flags take turns: a rank may be one meeting ahead of another."""
+    """A barrier of all ranks on their streams. Two sets of flags alternate, since a rank may be one barrier ahead."""
 
     def __init__(self, group: Group) -> None:
         flags = Flags(group, 2)
