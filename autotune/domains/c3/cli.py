@@ -364,7 +364,7 @@ def ranks_of(args: argparse.Namespace, device: str) -> int:
 
 
 def serves() -> bool:
-    """Under torchrun, serve the first process until it has finished; returns at once in the first process.
+    """Under torchrun, serve the first process until it has finished; return at once in the first process.
 
     Returns:
         True if this process served and has no further work.

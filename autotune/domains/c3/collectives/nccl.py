@@ -17,7 +17,7 @@ def communicator(group: Group, ctas: int) -> dist.ProcessGroup:
     """The NCCL group with at most ``ctas`` thread blocks per collective; 0 is the user's own. A collective call.
 
     Both the minimum and the maximum are set: with the maximum alone, NCCL would use fewer blocks for small messages,
-    and different limits would not differ in the search.
+    and different limits would be the same candidate.
     """
     if not ctas:
         return group.data

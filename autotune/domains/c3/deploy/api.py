@@ -1,4 +1,4 @@
-"""A computation beside a collective on tensors of the caller, by the stored strategy: ``autotune.overlap``."""
+"""``autotune.overlap``: run a computation and a collective concurrently on the caller's tensors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def overlap(
     db: str | None = None,
     strict: bool = False,
 ) -> Overlapped:
-    """Run a computation and a collective at the same time, by the strategy that a search found for the two.
+    """Run a computation and a collective concurrently, with the strategy that a search found for them.
 
     ::
 
@@ -59,19 +59,19 @@ def overlap(
     Args:
         compute: a callable; or the shape of a GEMM ((m, n, k), "MxNxK" or a Gemm), which is called with both matrices.
         collective: "all_gather", "all_to_all", "reduce_scatter" or "all_reduce" (sums).
-        like: a tensor such as this rank will put in. With it, and ``inputs``, ``gemm`` or ``program``, everything is
-            made ready at once; else in the first call.
-        inputs: example inputs of ``compute`` (a tuple or list of positional ones, or the only one), for the look-up.
-        gemm: the matrix product that takes most of the computation's time, for the look-up. Found by itself where
+        like: a tensor with the shape and dtype of this rank's input. With it, and ``inputs``, ``gemm`` or ``program``,
+            buffers and streams are made at once; else in the first call.
+        inputs: example inputs of ``compute`` (a tuple or list of positional ones, or a single one), for the look-up.
+        gemm: the matrix product that dominates the computation's time, for the look-up. Derived automatically if
             ``compute`` is ``torch.nn.Linear``, ``torch.mm``, ``torch.matmul`` or ``F.linear``.
-        program: the name under which the computation was searched, where it is no GEMM.
+        program: the name under which the computation was searched, if it is no GEMM.
         group: process group; None for the default one.
-        differentiable: let the collective's result carry a gradient to the tensor that was put in.
+        differentiable: propagate gradients from the collective's result to its input tensor.
         db: database; None for $AUTOTUNE_DB or the default file.
-        strict: look up for this very software instead of equal minor versions of torch and CUDA.
+        strict: require exactly the current software, instead of equal minor versions of torch and CUDA.
 
     Raises:
-        UserError: a mistake in the arguments; torch.distributed is not initialised.
+        UserError: an argument is invalid; torch.distributed is not initialised.
     """
     if collective not in COLLECTIVES:
         raise UserError(f"unknown collective {collective!r}: there is {', '.join(COLLECTIVES)}")
@@ -99,10 +99,10 @@ def _gemm(shape: Any) -> Gemm:
 
 
 class Overlapped:
-    """A computation and a collective that run side by side; made by :func:`overlap`.
+    """A computation and a collective that run concurrently; made by :func:`overlap`.
 
     Attributes:
-        match: which strategy runs, and how well it is founded. None until the tensors are known.
+        match: the strategy in use and its match level. None until the tensors are known.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Overlapped:
         self._differentiable, self._db, self._strict, self._typed = differentiable, db, strict, typed
         self._ready: Ready | None = None
         self._busy = threading.Lock()
-        untraced: Any = torch.compiler.disable  # a compiled caller's graph is cut here; a compiled computation stays
+        untraced: Any = torch.compiler.disable  # a graph break in a compiled caller; the computation may be compiled
         self._run: Callable[..., Result] = untraced(self._run_both)
 
     def __repr__(self) -> str:
@@ -140,24 +140,24 @@ class Overlapped:
 
     @property
     def buffers(self) -> Buffers:
-        """The collective's own tensors: what is written to ``buffers.input`` needs no copy (call without a tensor).
+        """The collective's own tensors: data written to ``buffers.input`` needs no copy (call without a tensor).
 
         Raises:
-            UserError: the tensors are not known yet.
+            UserError: the tensors are unknown so far.
         """
         if self._ready is None:
             raise UserError("the buffers are made when the tensors are known: give like= and inputs=, or call it once")
         return self._ready.buffers
 
     def open(self, inputs: Any, like: Tensor, *, kwargs: Kwargs | None = None) -> None:
-        """Look the scenario up and make buffers and streams, once. A collective call; the first call does it otherwise.
+        """Look up the scenario and make buffers and streams, once; by default in the first call. A collective call.
 
         Args:
-            inputs, kwargs: example inputs of the computation; their shapes count.
-            like: as this rank will put in.
+            inputs, kwargs: example inputs of the computation, for their shapes.
+            like: a tensor with the shape and dtype of this rank's input.
 
         Raises:
-            UserError: the tensor does not suit the collective.
+            UserError: the tensor does not fit the collective.
         """
         if self._ready is not None:
             return
@@ -188,18 +188,18 @@ class Overlapped:
         """Run both.
 
         Args:
-            inputs: of the computation: a tuple or list of positional ones, or the only one.
-            tensor: what this rank puts in, of the shape and type it was opened with; None for what is in
-                ``buffers.input`` already.
+            inputs: inputs of the computation: a tuple or list of positional ones, or a single one.
+            tensor: this rank's input of the collective, with the shape and dtype it was opened with; None for the
+                current content of ``buffers.input``.
             kwargs: keyword inputs of the computation.
-            out: a tensor of the caller's for the collective's result, which is copied there.
+            out: a tensor of the caller to which the collective's result is copied.
 
         Returns:
-            The computation's result, with its autograd graph; and the collective's, which lies in ``buffers.output``
-            until the next call, or in ``out``.
+            The computation's result, with its autograd graph; and the collective's, in ``buffers.output`` until the
+            next call, or in ``out``.
 
         Raises:
-            UserError: a tensor that does not suit; a call within a call.
+            UserError: a tensor does not fit, or another call is in progress.
         """
         return self._run(inputs, tensor, kwargs, out)
 
@@ -221,7 +221,7 @@ class Overlapped:
             ready.buffers.fill(tensor)
             ready.compute.bind(args, kwargs or {})
             cuda = ready.group.device.type == "cuda"
-            # A thread of its own would not know of the caller's autocast, nor of hooks on what autograd saves.
+            # Another thread would lack the caller's autocast state, and its hooks on tensors saved by autograd.
             stays = records(self._compute, args, kwargs or {}) or (not cuda and torch.is_autocast_enabled("cpu"))
             (ready.still if stays else ready.whole)()
             result = ready.compute.take()
@@ -235,24 +235,24 @@ class Overlapped:
         return result, moved
 
     def capture(self, inputs: Any = (), tensor: Tensor | None = None, *, kwargs: Kwargs | None = None) -> Captured:
-        """Both on fixed tensors, as one CUDA graph; on a CPU a call like any other. A collective call.
+        """Capture both on fixed tensors as one CUDA graph; on a CPU this is a normal call. A collective call.
 
         Args:
-            inputs, tensor, kwargs: as of a call; what is written to them later is what later replays work on.
+            inputs, tensor, kwargs: as of a call; replays read their contents at the time of the replay.
         """
         with torch.no_grad():
-            results = self(inputs, tensor, kwargs=kwargs)  # what is made lazily must exist before a capture
+            results = self(inputs, tensor, kwargs=kwargs)  # lazily made objects must exist before a capture
             if self.buffers.input.device.type != "cuda":
                 return Captured(None, lambda: self(inputs, tensor, kwargs=kwargs), results)
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
-            # NCCL's watchdog queries events from a thread of its own, which a global capture would forbid.
+            # NCCL's watchdog queries events from another thread, which a global capture would forbid.
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 results = self(inputs, tensor, kwargs=kwargs)
             return Captured(graph, None, results)
 
     def close(self) -> None:
-        """Give the buffers back. A collective call; results of earlier calls must not be used any more."""
+        """Free the buffers. A collective call; results of earlier calls must not be used afterwards."""
         ready, self._ready = self._ready, None
         if ready is not None:
             ready.close()
@@ -260,7 +260,7 @@ class Overlapped:
 
 @dataclass
 class Captured:
-    """A call on fixed tensors, ready to be repeated: calling it returns what :meth:`Overlapped.__call__` does."""
+    """A repeatable call on fixed tensors; calling it returns the same as :meth:`Overlapped.__call__`."""
 
     graph: torch.cuda.CUDAGraph | None
     again: Callable[[], Result] | None
@@ -281,7 +281,7 @@ def _positional(inputs: Any) -> Args:
 
 
 def _used_here(result: Any) -> None:
-    """Tell the allocator that the caller's stream uses what was allocated on the strategy's."""
+    """Record for the allocator that the caller's stream uses tensors allocated on the strategy's stream."""
     stream = torch.cuda.current_stream()
     for leaf in tree_leaves(result):
         if isinstance(leaf, torch.Tensor) and leaf.is_cuda:

@@ -1,4 +1,4 @@
-"""The caller's computation and tensors, as a look-up identifies them, and as a strategy runs on them."""
+"""The caller's computation and tensors: their identity in a look-up, and their use by a strategy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-"""torch's dtypes as scenarios call them."""
+"""Names of torch dtypes in scenarios."""
 _PRODUCTS = (torch.mm, torch.matmul, operator.matmul, torch.Tensor.mm, torch.Tensor.matmul)
 
 
@@ -32,7 +32,7 @@ _PRODUCTS = (torch.mm, torch.matmul, operator.matmul, torch.Tensor.mm, torch.Ten
 
 @dataclass(frozen=True)
 class Product:
-    """``a @ b``, perhaps with a bias, where ``a`` has any number of leading dimensions."""
+    """``a @ b``, possibly with a bias, where ``a`` has any number of leading dimensions."""
 
     a: Tensor
     b: Tensor
@@ -40,7 +40,7 @@ class Product:
 
     @property
     def gemm(self) -> Gemm | None:
-        """The GEMM it is, in the type that autocast makes of it; None where scenarios have no such type."""
+        """The equivalent GEMM in the dtype under autocast; None if scenarios have no such dtype."""
         kind, dtype = self.a.device.type, self.a.dtype
         if torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -52,7 +52,7 @@ class Product:
 
 
 def product_of(compute: object, args: Args, kwargs: Kwargs) -> Product | None:
-    """The matrix product that calling ``compute`` is, or None where it is something else."""
+    """The matrix product that a call of ``compute`` executes; None if it is none."""
     if kwargs or not all(isinstance(t, torch.Tensor) for t in args if t is not None):
         return None
     if isinstance(compute, Gemm) and len(args) == 2:
@@ -74,7 +74,7 @@ def _linear(x: Tensor, weight: Tensor) -> Product | None:
 
 
 def _fits(a: Tensor, b: Tensor) -> bool:
-    plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in (a, b))  # no DTensor, say
+    plain = all(type(t) in (torch.Tensor, torch.nn.Parameter) for t in (a, b))  # no subclasses such as DTensor
     return plain and a.dim() >= 2 and b.dim() == 2 and a.shape[-1] == b.shape[0]
 
 
@@ -83,8 +83,10 @@ def _stored(matrix: Tensor) -> str:
 
 
 def known_as(compute: object, args: Args, kwargs: Kwargs) -> Compute:
-    """The computation that a look-up seeks for a call of ``compute``: its GEMM where it is one, else its "module:name"
-    (of a module its class's)."""
+    """The computation to look up for a call of ``compute``: its GEMM, or else its name "module:name".
+
+    The name of a module is that of its class.
+    """
     if isinstance(compute, Gemm):
         return compute
     product = product_of(compute, args, kwargs)
@@ -96,7 +98,7 @@ def known_as(compute: object, args: Args, kwargs: Kwargs) -> Compute:
 def records(compute: object, args: Args, kwargs: Kwargs) -> bool:
     """True if a call of ``compute`` may become part of an autograd graph.
 
-    autotune cannot see the closure of a plain callable: there the grad mode decides.
+    autotune cannot inspect the closure of a plain callable, for which only the grad mode counts.
     """
     if not torch.is_grad_enabled():
         return False
@@ -109,12 +111,12 @@ def records(compute: object, args: Args, kwargs: Kwargs) -> bool:
 
 
 class CallerComputation:
-    """The caller's computation as something that a strategy runs.
+    """The caller's computation in the interface that strategies run.
 
-    An error waits until the collective is complete, for the peers wait for it: :meth:`take` raises it.
+    :meth:`take` raises an error of the computation after the collective has completed, since the peers wait for it.
 
     Args:
-        compute: a callable; or a GEMM's shape, which multiplies two matrices stored as its layout says.
+        compute: a callable; or a GEMM's shape, which multiplies two matrices stored in its layout.
     """
 
     def __init__(self, compute: Callable[..., Any] | Gemm) -> None:
@@ -126,20 +128,20 @@ class CallerComputation:
         self.bind((), {})
 
     def bind(self, args: Args, kwargs: Kwargs) -> None:
-        """Set the arguments of the next call."""
+        """Set the arguments of the next run."""
         self._args, self._kwargs = args, kwargs
         self._result: Any = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Enqueue it on the current stream (CUDA), or run it (CPU)."""
+        """Enqueue the computation on the current stream (CUDA), or run it (CPU)."""
         try:
             self._result = self._function(*self._args, **self._kwargs)
         except BaseException as error:
             self._error = error
 
     def take(self) -> Any:
-        """The result of the last call, which is forgotten here; raises what the computation raised."""
+        """Return and release the result of the last run; raises the computation's exception."""
         result, error = self._result, self._error
         self.bind((), {})
         if error is not None:
@@ -163,10 +165,10 @@ class Shapes:
 
 
 def shapes_of(collective: str, shape: tuple[int, ...], ranks: int) -> Shapes:
-    """The shapes of a collective that concatenates, or splits, along dimension 0.
+    """The shapes of a collective that concatenates or splits along dimension 0.
 
     Raises:
-        UserError: dimension 0 does not divide among the ranks; there are no elements.
+        UserError: dimension 0 is not divisible among the ranks, or there are no elements.
     """
     whole = shape or (1,)
     if not prod(whole):
@@ -181,13 +183,13 @@ def shapes_of(collective: str, shape: tuple[int, ...], ranks: int) -> Shapes:
 
 
 def stored_as(dtype: torch.dtype, *, exact: bool) -> str:
-    """The type that a collective moves elements of ``dtype`` as: their own, or one that holds the same bytes.
+    """The dtype that a collective uses for elements of ``dtype``: the same, or one with the same bytes.
 
     Args:
-        exact: it adds them, so that only their own will do.
+        exact: the collective sums elements, so only the same dtype is valid.
 
     Raises:
-        UserError: it cannot add such elements.
+        UserError: sums of this dtype are not supported.
     """
     if dtype in NAMES:
         return NAMES[dtype]
@@ -197,15 +199,15 @@ def stored_as(dtype: torch.dtype, *, exact: bool) -> str:
 
 
 class Buffers:
-    """A collective's tensors as the caller sees them.
+    """A collective's tensors with the caller's shapes.
 
     Args:
-        raw_input, raw_output: the collective's own, of one dimension.
-        dtype, shapes: of the caller's tensors.
+        raw_input, raw_output: the collective's own one-dimensional tensors.
+        dtype, shapes: dtype and shapes of the caller's tensors.
 
     Attributes:
-        input: what this rank puts in; written to by the caller. It may share memory with :attr:`output`.
-        output: what the last call brought.
+        input: this rank's input, written by the caller. It may share memory with :attr:`output`.
+        output: the result of the last call.
     """
 
     def __init__(self, raw_input: Tensor, raw_output: Tensor, dtype: torch.dtype, shapes: Shapes) -> None:
@@ -214,7 +216,7 @@ class Buffers:
         self.output = raw_output.view(dtype).view(shapes.output)
 
     def check(self, tensor: Tensor | None, out: Tensor | None) -> None:
-        """Raise UserError where a tensor of the caller's is not what the collective was opened for."""
+        """Raise UserError if a tensor of the caller differs from those that the collective was opened for."""
         for what, given, shape in (("tensor", tensor, self.shapes.input), ("out", out, self.shapes.output)):
             if given is None:
                 continue
@@ -224,15 +226,17 @@ class Buffers:
                 raise UserError(f"{what} is {found}, not {_words(*wanted)}, as opened: make another overlap for it")
 
     def fill(self, tensor: Tensor | None) -> None:
-        """Put the caller's tensor in, unless it is there already, and mark the output as written to: autograd then
-        refuses to use what an earlier call returned for a backward pass."""
+        """Copy the caller's tensor to the input, unless it is the input, and increment the output's version.
+
+        Autograd then refuses to use results of earlier calls in a backward pass.
+        """
         with torch.no_grad():
             if tensor is not None and tensor.data_ptr() != self.input.data_ptr():
                 self.input.copy_(tensor)
         torch.autograd.graph.increment_version(self.output)
 
     def take(self, out: Tensor | None) -> Tensor:
-        """The result: in the caller's tensor, or a new view of the buffer."""
+        """The result, copied to the caller's tensor, or as a new view of the buffer."""
         with torch.no_grad():
             if out is not None:
                 return out.copy_(self.output.view(out.shape))
@@ -244,9 +248,9 @@ def _words(dtype: torch.dtype, shape: tuple[int, ...], device: torch.device) -> 
 
 
 def attach(tensor: Tensor, moved: Tensor, collective: str, group: dist.ProcessGroup) -> Tensor:
-    """``moved``, the result of ``collective`` on ``tensor``, as a function of it.
+    """Make ``moved``, the result of ``collective`` on ``tensor``, differentiable with respect to ``tensor``.
 
-    The backward pass runs torch's own collective in ``group``, on every rank alike, on the stream of the backward.
+    The backward pass runs torch's own collective in ``group``, on every rank, on the stream of the backward pass.
     """
     made: Tensor = _Moved.apply(tensor, moved, collective, group)  # type: ignore[no-untyped-call]
     return made

@@ -1,10 +1,10 @@
-"""The look-up of a scenario's strategy at deploy time, and its level.
+"""The look-up of a scenario's strategy at deployment, and its match level.
 
-``exact``: the very scenario was tuned on equal devices. ``nearest``: one of its family was (the same collective, types
-and ranks), and no extent differs by more than a factor of two; the GEMM's matrices may be stored otherwise.
-``other_device``: the scenario was tuned on as many other devices of the same architecture, joined by the same links;
-that is used where a setting allows it (:mod:`autotune.runtime.settings`).
-``default``: nothing like it was tuned, and the rule chooses (:func:`autotune.domains.c3.strategy.by_rule`).
+``exact``: this scenario was tuned on equal devices. ``nearest``: a scenario with the same collective, dtypes and ranks
+was tuned. No extent differs by more than a factor of two; the GEMM's matrices may have another layout.
+``other_device``: this scenario was tuned on an equal number of other devices of the same architecture, with the same
+links; used only if a setting allows it (:mod:`autotune.runtime.settings`).
+``default``: no similar scenario was tuned, and the rule selects (:func:`autotune.domains.c3.strategy.by_rule`).
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from autotune.task import Artifact, Choice, Config
 from autotune.workload import Workload
 
 NEAR = 1.0
-"""Largest distance over which a stored strategy is taken for another scenario: a factor of two, as ``|log2|``, in an
-extent of the GEMM or in the bytes."""
+"""Largest distance at which another scenario's strategy is used: a factor of two, as ``|log2|``, in an extent of the
+GEMM or in the bytes."""
 
 
 class C3Level(StrEnum):
-    """Level of a look-up; ``rank`` orders them, best first."""
+    """Match level of a look-up; ``rank`` orders them, best first."""
 
     EXACT = "exact"
     NEAREST = "nearest"
@@ -60,15 +60,15 @@ class C3Match:
     """The strategy found for a scenario.
 
     Attributes:
-        level: how well it is founded.
-        config: the strategy to deploy, normalised, with every parameter of its side.
-        schedule: what it was taken from; None at level ``default``. Its own ``config`` is None where
-            a baseline won.
-        tuned: the scenario that the schedule was tuned for: the same one at level ``exact``.
-        distance: from the scenario to :attr:`tuned`; None where there is none.
-        reason: why there is no better match; empty at level ``exact``.
-        differences: in what the devices and the software that it was tuned with differ from those at hand; where rank
-            0 looked up, only that knows.
+        level: the match level.
+        config: the strategy to deploy, normalised, with every parameter of its device type.
+        schedule: the schedule it comes from; None at level ``default``. The schedule's own ``config`` is None if a
+            baseline won.
+        tuned: the scenario that the schedule was tuned for; the same scenario at level ``exact``.
+        distance: distance from the scenario to :attr:`tuned`; None without a schedule.
+        reason: reason why there is no better match; empty at level ``exact``.
+        differences: differences between the tuning run's devices and software and the current ones; not included in
+            the message in which rank 0 sends a match to all ranks.
     """
 
     level: C3Level
@@ -86,13 +86,13 @@ class C3Match:
 
     @property
     def label(self) -> str:
-        """The strategy in a few words, such as ``copy comm_first reserve=8``."""
+        """A short text of the strategy, such as ``copy comm_first reserve=8``."""
         found: str = KINDS["cpu" if "copies" in self.config else "cuda"].of(self.config).label
         return found
 
     @property
     def latency_us(self) -> float | None:
-        """Measured time of both together, in microseconds; at ``nearest`` that of :attr:`tuned`."""
+        """Measured time of both parts together, in microseconds; at ``nearest`` that of :attr:`tuned`."""
         return self.schedule.latency_us if self.schedule else None
 
 
@@ -105,13 +105,13 @@ def match_scenario(
     strict: bool = False,
     side: str,
 ) -> C3Match:
-    """Look a scenario up; there is always an answer.
+    """Look up a scenario; always returns a match.
 
     Args:
-        store: None finds nothing.
-        identity: the devices together, as ``autotune.domain.place`` has them.
-        env: the software at hand.
-        strict: whether ``env`` must equal the software that a schedule was tuned with, whatever the settings say.
+        store: the database; None gives the default.
+        identity: identity of all devices together, see ``autotune.domain.place``.
+        env: the current software.
+        strict: require the software of the tuning run exactly, whatever the settings.
         side: "cuda" or "cpu".
 
     Raises:
@@ -135,7 +135,7 @@ def match_scenario(
     for away, tuned in _neighbours(scenario, store, identity, env, how):
         near = store.get_schedule(tuned.workload().fingerprint, identity.fingerprint, env, match=how)
         if near is None:
-            continue  # damaged, which the store has told
+            continue  # damaged; the store has warned
         config, unfit = deployable(near, scenario, side, sms=sms)
         if unfit:
             why += f"; the strategy of {tuned.label} does not fit: {unfit}"
@@ -155,10 +155,10 @@ def match_scenario(
 def explain(
     scenario: Scenario, found: C3Match, store: Reader | None, identity: DeviceIdentity, env: Environment
 ) -> tuple[Step, ...]:
-    """Each rung of the ladder, from the top: what it has, and why that is or is not taken.
+    """Each step of the look-up from the top: what is stored, and why it is or is not used.
 
     Args:
-        found: what :func:`match_scenario` came to.
+        found: the result of :func:`match_scenario`.
     """
     workload, level = scenario.workload(), found.level
     if store is None:
@@ -187,12 +187,12 @@ def explain(
 
 
 def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 0) -> tuple[Config, str]:
-    """The strategy that a schedule means for ``scenario``, and why it cannot be used ("" where it can)."""
+    """The strategy of a schedule for ``scenario``, and the reason why it cannot be used ("" if it can)."""
     if schedule.config is None:
         config = BASELINES[side].get(schedule.winner)
         return (dict(config), "") if config else ({}, f"its winner {schedule.winner!r} is no strategy")
     if why := improper(schedule.config, side):
-        # Told once: who finds a default in the place of what was searched would wonder.
+        # Warn once: the default would otherwise replace the searched strategy silently.
         short = schedule.key.workload[:12]
         text = f"autotune: the stored strategy of {short} is damaged and not used: {why}; search it again"
         deployment().warn_once(f"strategy {short}", text)
@@ -204,8 +204,10 @@ def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 
 
 
 def fit(config: Mapping[str, Choice], scenario: Scenario, side: str, *, sms: int = 0) -> tuple[Config, str]:
-    """A strategy, which may come from a database, as it would run for ``scenario``, and why it cannot ("" where it
-    can)."""
+    """Normalise a strategy, which may come from a database, for ``scenario``.
+
+    Returns the strategy and the reason why it cannot run ("" if it can).
+    """
     if why := improper(config, side):
         return {}, why
     whole = normalize(KINDS[side].of(config).config(), scenario, side)
@@ -213,7 +215,7 @@ def fit(config: Mapping[str, Choice], scenario: Scenario, side: str, *, sms: int
 
 
 def without_search(scenario: Scenario, side: str, *, sms: int = 0) -> list[Config]:
-    """Strategies that need nothing from a search, the best first; the last works everywhere."""
+    """Strategies that need no search results, best first; the last one works everywhere."""
     out: list[Config] = []
     for guess in [*by_rule(scenario, side), BASELINES[side]["sequential"]]:
         config, why = fit(guess, scenario, side, sms=sms)
@@ -229,7 +231,7 @@ def _unfounded(scenario: Scenario, side: str, why: str, *, sms: int = 0) -> C3Ma
 def _neighbours(
     scenario: Scenario, store: Reader, identity: DeviceIdentity, env: Environment, how: Any
 ) -> list[tuple[float, Scenario]]:
-    """Tuned scenarios that are near enough, and how far they are: those of the family first, then by distance."""
+    """Tuned scenarios within :data:`NEAR` and their distances: those of the same family first, then by distance."""
     near = []
     for nth, variant in enumerate(_layouts(scenario)):
         family = variant.workload().family
@@ -248,7 +250,7 @@ def _neighbours(
 
 
 def _scenario(workload: Workload) -> Scenario | None:
-    """The scenario of a stored workload; None where it is damaged."""
+    """The scenario of a stored workload; None if it is damaged."""
     try:
         return Scenario.from_json(workload.spec)
     except (UserError, *BROKEN):
@@ -256,7 +258,7 @@ def _scenario(workload: Workload) -> Scenario | None:
 
 
 def _layouts(scenario: Scenario) -> list[Scenario]:
-    """The scenario, and the same with its matrices stored otherwise, which matters little to what goes on beside it."""
+    """The scenario, then its variants with other matrix layouts, which hardly affect the overlap."""
     gemm = scenario.compute
     if not isinstance(gemm, Gemm):
         return [scenario]

@@ -1,7 +1,7 @@
-"""One strategy for all ranks: rank 0 looks it up and sends it to the others, and all open it, or a default.
+"""One strategy for all ranks: rank 0 looks it up and sends it to the others, and all ranks open it or a default.
 
-Databases may differ between hosts, or change between two look-ups; ranks that run different strategies would hang.
-Where some rank cannot run the strategy, all take the first default that all can run.
+Databases may differ between hosts, or change between two look-ups, and ranks with different strategies would hang.
+If a rank cannot run the strategy, all ranks use the first default that all of them can run.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Overlap = CudaOverlap | HostOverlap
 
 
 def decide(scenario: Scenario, group: Group, *, db: str | None = None, strict: bool = False) -> C3Match:
-    """The strategy of ``scenario`` for all ranks of ``group``, who call this together. Never fails for want of one.
+    """The strategy of ``scenario`` for all ranks of ``group``. A collective call that always returns a strategy.
 
-    What has no exact match is recorded as a miss, where a search could run it: see :func:`searchable`.
+    A scenario without an exact match is recorded as a miss if a search could run it: see :func:`searchable`.
     """
     told: Any = None
     if group.rank == 0:
@@ -49,7 +49,7 @@ def decide(scenario: Scenario, group: Group, *, db: str | None = None, strict: b
 
 
 def searchable(scenario: Scenario) -> bool:
-    """True if a search could run the computation: a GEMM, a built-in program, or one with a factory of inputs."""
+    """True if a search could run the computation: a GEMM, a built-in program, or one with an input factory."""
     compute = scenario.compute
     return isinstance(compute, Gemm) or bool(compute.inputs) or ":" not in compute.name
 
@@ -64,7 +64,7 @@ def _look_up(scenario: Scenario, device: str, db: str | None, strict: bool) -> C
         if match.level is not C3Level.EXACT and searchable(scenario):
             deployment().record_misses([(workload, match.reason)], device, db, identity=identity)
         return match
-    except Exception as error:  # the model runs on
+    except Exception as error:  # the model continues with a default
         why = first_line(error)
         deployment().warn_once(f"c3 {why}", f"autotune: {scenario.label} could not be looked up: {why}")
         log.debug("the look-up that failed", exc_info=True)
@@ -73,7 +73,7 @@ def _look_up(scenario: Scenario, device: str, db: str | None, strict: bool) -> C
 
 
 def match_to_wire(match: C3Match) -> dict[str, Any]:
-    """A match as JSON, kernels included."""
+    """A match as JSON, including its kernels."""
     out: dict[str, Any] = {"level": str(match.level), "config": match.config, "distance": match.distance,
                            "reason": match.reason, "tuned": match.tuned.to_json() if match.tuned else None}  # fmt: skip
     if match.schedule is None:
@@ -104,11 +104,11 @@ def match_from_wire(data: Mapping[str, Any]) -> C3Match:
 
 @dataclass(frozen=True)
 class Ready:
-    """A strategy, ready to run on tensors of the caller.
+    """A strategy that is ready to run on the caller's tensors.
 
     Attributes:
-        whole: the strategy as it is, enqueued call by call: what a caller's computation does is not captured unasked.
-        still: the same with the computation left on the caller's stream or thread, where its backward will run too.
+        whole: the strategy, enqueued call by call; the caller's computation is not captured in a graph.
+        still: the same, but the computation stays on the caller's stream or thread, where its backward pass also runs.
     """
 
     scenario: Scenario
@@ -121,7 +121,7 @@ class Ready:
     still: Overlap
 
     def close(self) -> None:
-        """Give everything back. A collective call."""
+        """Free all parts. A collective call."""
         self.whole.close()
         if self.still is not self.whole:
             self.still.close()
@@ -136,13 +136,13 @@ def make_ready(
     dtype: torch.dtype,
     shapes: Shapes,
 ) -> Ready:
-    """The strategy of ``match``, or the first default that all ranks can run. A collective call.
+    """Open the strategy of ``match``, or the first default that all ranks can run. A collective call.
 
     Args:
-        dtype, shapes: of the caller's tensors.
+        dtype, shapes: dtype and shapes of the caller's tensors.
 
     Raises:
-        UserError: not even the plainest one can be run.
+        UserError: the ranks cannot run any default.
     """
     rest = [c for c in without_search(scenario, group.device.type) if c != match.config]
     problem = ""
@@ -180,7 +180,7 @@ class _Opened:
     def open(
         self, compute: Callable[..., Any] | Gemm, scenario: Scenario, config: Config, artifact: Artifact | None
     ) -> str:
-        """Open everything; returns why it cannot be, or ""."""
+        """Open all parts; returns the reason for a failure, or ""."""
         group, side = self.group, self.group.device.type
         spec = Spec(scenario.collective, scenario.numel, scenario.dtype)
         try:
@@ -197,7 +197,7 @@ class _Opened:
         return ""
 
     def give_up(self) -> None:
-        """Close what was opened, on every rank alike; the collective only where all ranks have it."""
+        """Close the opened parts on every rank; the collective only if all ranks have opened it."""
         everywhere = all(self.group.gather(self.collective is not None))
         if everywhere and self.collective is not None:
             with suppress(Exception):

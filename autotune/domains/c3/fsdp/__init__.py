@@ -1,1 +1,1 @@
-"""FSDP2's collectives by the engines of C3, chosen in the program's own steps: ``autotune.fsdp``."""
+"""``autotune.fsdp``: FSDP2's collectives on C3's engines, chosen by timing the program's own training steps."""

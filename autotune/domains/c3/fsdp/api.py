@@ -1,4 +1,4 @@
-"""``autotune.fsdp``: a choice for each collective of a sharded model, found once, looked up ever after."""
+"""``autotune.fsdp``: a strategy for each collective of a sharded model, searched once and then looked up."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from autotune.workload import digest
 
 log = logging.getLogger("autotune")
 POLICY = "steps of the program"
-"""The policy of a stored choice's key: it was timed in the program."""
+"""The policy in a stored strategy's key: it was timed in the program."""
 
 
 def fsdp(model: nn.Module, *, steps: int = 0, db: str | None = None, group: dist.ProcessGroup | None = None) -> Sharded:
-    """Run the collectives of a model that ``fully_shard`` sharded as they are fastest in the model's own step.
+    """Run the collectives of a model sharded by ``fully_shard`` with the fastest strategies in its own step.
 
     ::
 
@@ -41,21 +41,20 @@ def fsdp(model: nn.Module, *, steps: int = 0, db: str | None = None, group: dist
         fully_shard(model)
         autotune.fsdp(model, steps=60)
 
-    For all-gathers and for reduce-scatters of each size the choice is torch's own group, NCCL with fewer thread
-    blocks, copy engines, or a kernel that adds what it reads from the peers; and prefetching. The first training step
-    is stock FSDP2. After it rank 0 looks the choice up; with ``steps``, what is not stored is searched in the next
-    steps, and stored. Without either, and where a choice cannot run, FSDP2 stays as it is. Parameters, checkpoints,
-    mixed precision, ``reshard_after_forward`` and gradient accumulation are FSDP2's own. Every rank makes the same
-    call.
+    For the all-gathers and reduce-scatters of each size, the choices are torch's own group, NCCL with fewer thread
+    blocks, copy engines, and a kernel that reduces directly from peer memory; and prefetching. The first training step
+    is stock FSDP2. After it rank 0 looks up the strategies. With ``steps``, missing ones are searched in the next steps
+    and stored. Without ``steps``, and for a strategy that cannot run, FSDP2 stays as it is. Parameters, checkpoints,
+    mixed precision, ``reshard_after_forward`` and gradient accumulation are unchanged. Every rank makes the same call.
 
     Args:
-        model: its own forward pass begins a step. Modules whose collectives the program has set itself are left alone.
-        steps: training steps that a search may take, 24 or more; 0 only looks up.
+        model: the model; its forward pass starts a step. Modules with custom collectives of the program are skipped.
+        steps: maximum number of training steps for a search, 24 or more; 0 only looks up.
         db: database; None for $AUTOTUNE_DB or the default file.
-        group: the ranks that train this model; None for all. Pipeline stages have one each.
+        group: the ranks that train this model; None for all. Each pipeline stage has its own.
 
     Returns:
-        a handle, whose ``repr`` shows the choice.
+        a handle whose ``repr`` shows the strategies.
 
     Raises:
         UserError: no module of the model is sharded; ``steps`` is too small; torch.distributed is not initialised.
@@ -72,8 +71,8 @@ class Sharded:
     """A model whose collectives autotune runs; made by :func:`fsdp`.
 
     Attributes:
-        chosen: by kind of collective, the strategy; None for torch's own group. Empty before the first step has ended.
-        found: the search's result, on every rank; None without a search, or before its end.
+        chosen: strategy by kind of collective; None for torch's own group. Empty until the first step has ended.
+        found: the search's result, on every rank; None without a search, or before it ends.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class Sharded:
     # ---- steps -----------------------------------------------------------------------------------------------------
 
     def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Before the model's forward pass: a training step begins where one with a backward pass has ended."""
+        """Before the model's forward pass: a training step starts after one with a backward pass has ended."""
         if not (module.training and torch.is_grad_enabled()):
             return
         if not self._inputs:
@@ -115,11 +114,11 @@ class Sharded:
         self._traffic.new_step()
         next(self._states, None)
         if self._beat is not None and self._traffic.engines:
-            # Engines wait for peers without NCCL, whose watchdog ends a program that waits for a dead one.
+            # Engines wait for peers without NCCL, whose watchdog aborts a program that waits for a dead peer.
             dist.all_reduce(self._beat, group=self._everyone.data, async_op=True)
 
     def _run(self) -> Generator[None, None, None]:
-        """The life of the handle, resumed at the beginning of each step but the first."""
+        """The handle's work as a generator, resumed at the start of each step except the first."""
         try:
             kinds = self._kinds()
             if not kinds:
@@ -134,7 +133,7 @@ class Sharded:
             self._stay(str(error))
 
     def _kinds(self) -> dict[Kind, int]:
-        """Kinds of collectives and their calls in a step; none where ranks differ."""
+        """Kinds of collectives and their calls per step; empty if ranks differ."""
         kinds = {kind: seen.calls for kind, seen in self._traffic.seen.items() if seen.calls}
         every = self._everyone.gather([_words(kind) for kind in kinds])
         if any(other != every[0] for other in every):
@@ -143,7 +142,7 @@ class Sharded:
         return kinds
 
     def _stay(self, why: str) -> None:
-        """Warn once in a program: ranks agree on the reason."""
+        """Warn once per program; all ranks have the same reason."""
         if self._everyone.rank == 0:
             deployment().warn_once("fsdp", f"autotune: FSDP2 stays as it is: {why}")
 
@@ -153,7 +152,7 @@ class Sharded:
         return Scenario(Program(self._name), kind.op, kind.nbytes, kind.ranks, kind.dtype)
 
     def _look_up(self, kinds: Mapping[Kind, int]) -> list[Kind]:
-        """Take over what is stored; returns the kinds that have nothing."""
+        """Apply the stored strategies; returns the kinds without one."""
         missing = []
         plan: dict[Kind, Config | None] = {}
         artifacts: dict[Kind, Artifact | None] = {}
@@ -169,7 +168,7 @@ class Sharded:
         return missing
 
     def _apply(self, plan: Plan, artifacts: Mapping[Kind, Artifact | None], *, trial: bool = False) -> bool:
-        """Run every kind by its strategy; False where some kind cannot, which stays with torch's own group."""
+        """Run every kind with its strategy; False if a kind cannot run it, and stays with torch's own group."""
         right = True
         for kind, config in plan.items():
             if kind in self.chosen and self.chosen[kind] == config:
@@ -185,10 +184,10 @@ class Sharded:
         return right
 
     def _prefetch(self, wanted: bool) -> None:
-        """Have each module's gather issued before the computation of the module before, or not."""
+        """Set whether each module's all-gather is issued before the computation of the preceding module."""
         order = self._traffic.order
         if any(getattr(m._get_fsdp_state(), "_states_to_forward_prefetch", ()) for m in order) and not self._started:
-            return  # the program has set its own
+            return  # the program has configured prefetching itself
         self._started = self._started or wanted
         if self._started:
             for module, after in itertools.pairwise(order):
@@ -216,11 +215,11 @@ class Sharded:
         if self._everyone.rank == 0:
             try:
                 self._store(self.found, artifacts)
-            except Exception as error:  # the program trains on
+            except Exception as error:  # training continues
                 self._stay_unstored(first_line(error))
 
     def _block(self) -> Generator[None, None, float]:
-        """Milliseconds of a step on the slowest rank, in a block of steps."""
+        """Milliseconds per step on the slowest rank, over a block of steps."""
         for _ in range(WARM):
             yield
         self._settle()
@@ -236,7 +235,7 @@ class Sharded:
         self._everyone.barrier()
 
     def _build(self, kinds: Mapping[Kind, int], side: str) -> dict[tuple[str, str, int], Artifact]:
-        """The kernels that candidates need, compiled on each rank alike."""
+        """Compile the kernels that candidates need, on each rank."""
         from autotune.domains.c3.task import build
 
         device = str(self._device) if self._device.type == "cuda" else side
@@ -273,7 +272,7 @@ class Sharded:
         deployment().warn_once("fsdp store", f"autotune: FSDP2's choice is not stored: {why}")
 
     def close(self) -> None:
-        """Give FSDP2 its own collectives back, and free the buffers. A collective call, between two steps."""
+        """Restore FSDP2's own collectives and free the buffers. A collective call, between two steps."""
         if self._hook is None:
             return
         self._hook.remove()
@@ -284,7 +283,7 @@ class Sharded:
 
 
 def _stock(module: nn.Module) -> bool:
-    """True for a sharded module whose collectives the program has not set itself."""
+    """True for a sharded module without custom collectives."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as torchs
 
@@ -295,13 +294,13 @@ def _stock(module: nn.Module) -> bool:
     if groups is None:
         groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
     if len(groups) != 1:
-        return False  # no parameters of its own; or several groups, for which torch takes no custom collectives
+        return False  # no own parameters, or several groups, for which torch supports no custom collectives
     own = (type(groups[0]._all_gather_comm), type(groups[0]._reduce_scatter_comm))
     return own == (torchs.DefaultAllGather, torchs.DefaultReduceScatter)
 
 
 def _bucket(tensor: torch.Tensor) -> list[Any]:
-    """A tensor's type and extents, each rounded up to a power of two: batches of a loader differ in length."""
+    """A tensor's dtype and extents, rounded up to powers of two, since a loader's batches differ in length."""
     return [str(tensor.dtype), *(1 << max(0, int(extent) - 1).bit_length() for extent in tensor.shape)]
 
 

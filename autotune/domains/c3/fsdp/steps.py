@@ -1,11 +1,11 @@
-"""The search of FSDP2's collectives in a program's own steps.
+"""The search for FSDP2's collectives in a program's own training steps.
 
-A candidate runs for a block of steps, and its first step is not timed. All ranks try the same candidate at the same
-time, and the slowest rank's time counts. Stock FSDP2 is among the candidates, and the best of the others has to win
-against it in blocks that take turns.
+A candidate runs for a block of steps, of which the first is not timed. All ranks try the same candidate at the same
+time, and the slowest rank's time counts. Stock FSDP2 is one of the candidates. The best other candidate must also win
+against it in alternating blocks.
 
-The search is a generator: it yields the plan of the next block, and receives the block's time. So neither clocks nor
-ranks occur here.
+The search is a generator: it yields the plan of the next block, and receives the block's time. It therefore uses
+neither clocks nor ranks.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize
 from autotune.task import Config
 
 WARM, TIMED = 1, 2
-"""Steps of a block that are not timed, and that are."""
+"""Untimed and timed steps of a block."""
 BLOCK = WARM + TIMED
 FINAL = 3
-"""Blocks of stock, and of the best plan, in the final comparison."""
+"""Blocks of stock FSDP2, and of the best plan, in the final comparison."""
 LEAST = BLOCK * (2 + 2 * FINAL)
-"""Steps of the shortest search: one plan besides stock, and the final comparison."""
+"""Steps of the shortest search: one plan in addition to stock, and the final comparison."""
 MARGIN = 0.005
-"""Gain over stock that a plan needs, as a share of the step."""
+"""Minimum gain of a plan over stock, as a fraction of the step."""
 HEAVY = 0.01
-"""Share of a step's bytes from which a kind is searched. Smaller ones stay with torch's own group."""
+"""Minimum share of a step's bytes for a kind to be searched; smaller ones stay with torch's own group."""
 FAILED = math.inf
 """Time of a plan that cannot run here."""
 
@@ -56,7 +56,7 @@ _CANDIDATES: Mapping[tuple[str, str], tuple[Strategy | HostStrategy, ...]] = {
 
 
 def candidates(kind: Kind, side: str) -> list[Config]:
-    """The strategies of a kind besides torch's own group, those that win most often first."""
+    """The strategies of a kind other than torch's own group, most frequent winners first."""
     scenario = Scenario(Program("fsdp"), kind.op, kind.nbytes, kind.ranks, kind.dtype)
     return [normalize(strategy.config(), scenario, side) for strategy in _CANDIDATES[side, kind.op]]
 
@@ -66,9 +66,9 @@ class Found:
     """The result of a search.
 
     Attributes:
-        plan: the best one; stock FSDP2 where none is faster by :data:`MARGIN`.
-        step_ms, stock_ms: of a step by the plan and by stock, medians of the final comparison.
-        tried: plans and the time of a step in the search, milliseconds.
+        plan: the best plan; stock FSDP2 if none is faster by :data:`MARGIN`.
+        step_ms, stock_ms: milliseconds per step of the plan and of stock, medians of the final comparison.
+        tried: plans and their milliseconds per step in the search.
     """
 
     plan: dict[Kind, Config | None]
@@ -81,11 +81,11 @@ def search(kinds: Mapping[Kind, int], side: str, steps: int) -> Generator[Plan, 
     """Search within ``steps`` steps of the program.
 
     Args:
-        kinds: with the calls in a step.
+        kinds: kinds and their calls per step.
         side: "cuda" or "cpu".
 
     Yields:
-        the plan of the next block; it is sent milliseconds of a step, or :data:`FAILED`.
+        the plan of the next block; the caller sends milliseconds per step, or :data:`FAILED`.
     """
     moved = {kind: kind.nbytes * calls for kind, calls in kinds.items()}
     ordered = sorted(kinds, key=lambda kind: (-moved[kind], kind))
@@ -119,10 +119,10 @@ def search(kinds: Mapping[Kind, int], side: str, steps: int) -> Generator[Plan, 
 def _plans(
     stock: Plan, heavy: Sequence[Kind], side: str, tried: Sequence[tuple[dict[Kind, Config | None], float]]
 ) -> Generator[dict[Kind, Config | None], None, None]:
-    """Plans in the order of their promise: each from the best so far, by another choice for one kind.
+    """Plans, most promising first: each changes the choice for one kind in the best plan so far.
 
-    The first one has the first candidate everywhere, and a kind at a time follows, those with the most bytes first.
-    A second pass has what the first one's later choices made worth another try.
+    The first plan has the first candidate for all kinds. Changes to one kind at a time follow, kinds with the most
+    bytes first. A second pass repeats them, since later choices may have changed which candidates are best.
     """
     yield {**stock, **{kind: candidates(kind, side)[0] for kind in heavy}}
     for kind in [*heavy, *heavy]:

@@ -1,10 +1,10 @@
-"""The collectives of a model that ``fully_shard`` sharded, and who runs them.
+"""The collectives of a model that ``fully_shard`` sharded, and the engines that run them.
 
-FSDP2 hands each all-gather and each reduce-scatter to an object of the module's (``set_custom_all_gather``,
-``set_custom_reduce_scatter``). It asks that object for the buffer first, copies the shards or the gradients there, and
-then has the collective run on its own stream. :class:`Gather` and :class:`Scatter` are those objects. Both send a
-collective of some size where :class:`Traffic` says: to torch's own group, to an NCCL communicator with fewer thread
-blocks, or to an engine of C3, which owns its buffers.
+FSDP2 passes each all-gather and each reduce-scatter to an object of the module (``set_custom_all_gather``,
+``set_custom_reduce_scatter``). It requests the buffer from that object, copies the shards or the gradients to the
+buffer, and then runs the collective on its own stream. :class:`Gather` and :class:`Scatter` are those objects.
+:class:`Traffic` selects how the collectives of each size run: in torch's own group, in an NCCL communicator with fewer
+thread blocks, or in an engine of C3, which owns its buffers.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from autotune.task import Artifact, Config
 
 SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 _RESERVE = 1.2
-"""Free memory that the buffers of an engine need, as a multiple of their size."""
+"""Free memory required for an engine's buffers, as a multiple of their size."""
 
 
 @dataclass(frozen=True, order=True)
 class Kind:
-    """Collectives that run alike: all of one size and type, whichever module asks for them.
+    """Collectives that run with the same strategy: all of one size and dtype, for any module.
 
     Attributes:
         op: "all_gather" or "reduce_scatter".
         numel: elements of the larger buffer.
         dtype: "bf16", "f16" or "f32".
-        ranks: of the process group.
-        group: its name, which has a meaning in this process only.
+        ranks: number of ranks of the process group.
+        group: name of the process group, valid only in this process.
     """
 
     op: str
@@ -58,12 +58,12 @@ class Kind:
 
 @dataclass
 class Seen:
-    """What a step showed of one kind.
+    """Observations of one kind in a step.
 
     Attributes:
-        group: the process group that FSDP2 names.
-        calls: in a step.
-        alive: the most buffers that were in use at a time.
+        group: the process group that FSDP2 passes.
+        calls: calls per step.
+        alive: maximum number of buffers in use at the same time.
     """
 
     group: dist.ProcessGroup
@@ -73,10 +73,11 @@ class Seen:
 
 @dataclass
 class _Ring:
-    """Collectives of one kind that take turns, since FSDP2 uses several buffers at a time.
+    """Collectives of one kind, used in rotation, since FSDP2 uses several buffers at the same time.
 
-    The number of calls alone decides whose turn it is: all ranks have to take the same, and memory is not released at
-    the same time on each.
+    The rotation depends only on the number of calls: all ranks must use the same collective, and ranks release memory
+    at different times.
+
     """
 
     collectives: list[Collective]
@@ -98,12 +99,12 @@ class _Ring:
 
 
 class Traffic:
-    """All collectives of a model, by kind, and how each kind runs.
+    """All collectives of a model by kind, and the strategy of each kind.
 
     Attributes:
-        seen: kinds that occurred, in the order of their first call.
-        order: modules by their first all-gather.
-        scattered: reduce-scatters since it was set to 0.
+        seen: observed kinds, in the order of their first call.
+        order: modules in the order of their first all-gather.
+        scattered: number of reduce-scatters since it was reset to 0.
     """
 
     def __init__(self) -> None:
@@ -117,21 +118,21 @@ class Traffic:
         self._counts: Counter[Kind] = Counter()
 
     def new_step(self) -> None:
-        """Begin to count the calls of a step."""
+        """Start counting the calls of a step."""
         for kind, calls in self._counts.items():
             self.seen[kind].calls = calls
         self._counts.clear()
         self.scattered = 0
 
-    # ---- what FSDP2 asks for ---------------------------------------------------------------------------------------
+    # ---- the interface to FSDP2 ------------------------------------------------------------------------------------
 
     def buffer(
         self, op: str, size: Sequence[int | torch.SymInt], dtype: torch.dtype, device: torch.device, group: Any
     ) -> Tensor:
-        """The larger buffer of a collective that is about to run; an engine's own, where one runs it.
+        """The larger buffer of the next collective, owned by the engine that runs it, if any.
 
         Args:
-            group: of the module's collectives; None before its first one.
+            group: group of the module's collectives; None before its first one.
         """
         shape = torch.Size([int(extent) for extent in size])
         if self._rings and group is not None and (kind := _kind(op, shape.numel(), dtype, group)) in self._rings:
@@ -139,7 +140,7 @@ class Traffic:
         return torch.empty(shape, dtype=dtype, device=device)
 
     def note(self, op: str, larger: Tensor, group: dist.ProcessGroup) -> Kind | None:
-        """Count a call; None where no engine could run it."""
+        """Count a call; None if no engine could run it."""
         kind = _kind(op, larger.numel(), larger.dtype, group)
         if kind is None or kind.ranks < 2:
             return None
@@ -151,30 +152,30 @@ class Traffic:
         return kind
 
     def engine(self, larger: Tensor) -> Collective | None:
-        """The collective whose own buffer this is."""
+        """The collective that owns this buffer."""
         return self._by_address.get(larger.data_ptr())
 
     def group(self, kind: Kind | None, group: dist.ProcessGroup) -> dist.ProcessGroup:
-        """The group that runs a collective of this kind without an engine."""
+        """The group that runs collectives of this kind without an engine."""
         return self._limited.get(kind, group) if kind is not None else group
 
     @property
     def engines(self) -> bool:
-        """True if an engine of C3 runs some kind."""
+        """True if an engine of C3 runs any kind."""
         return bool(self._rings)
 
-    # ---- how a kind runs -------------------------------------------------------------------------------------------
+    # ---- strategies of kinds ---------------------------------------------------------------------------------------
 
     def use(self, kind: Kind, config: Config | None, artifact: Artifact | None, everyone: Group, group: Group) -> str:
-        """Run a kind by a strategy from now on. A collective call, between two steps.
+        """Run a kind with a strategy from now on. A collective call, between two steps.
 
         Args:
-            config: None for torch's own group.
-            everyone: all ranks of the program, who agree.
+            config: the strategy; None for torch's own group.
+            everyone: all ranks of the program, which must agree.
             group: the ranks of the kind's own group.
 
         Returns:
-            why it cannot, and then torch's own group runs it; "" where it can.
+            the reason why the strategy cannot run, in which case torch's own group runs the kind; else "".
         """
         self.release(kind)
         if config is None or (config["engine"] in ("nccl", "gloo") and not config.get("ctas")):
@@ -208,7 +209,7 @@ class Traffic:
         return ""
 
     def release(self, kind: Kind) -> None:
-        """Let torch's own group run a kind again, and give an engine's buffers back. A collective call."""
+        """Return a kind to torch's own group, and free an engine's buffers. A collective call."""
         self._limited.pop(kind, None)
         ring = self._rings.pop(kind, None)
         if ring is None:
@@ -225,7 +226,7 @@ def _kind(op: str, numel: int, dtype: torch.dtype, group: dist.ProcessGroup) -> 
 
 
 def _too_little(kind: Kind, depth: int, group: Group) -> str:
-    """Say that a GPU has too little free memory for an engine's buffers; "" where there is enough."""
+    """The reason if a GPU has too little free memory for an engine's buffers; "" if it has enough."""
     if group.device.type != "cuda":
         return ""
     needed = int(_RESERVE * depth * kind.nbytes * (1 if kind.op == "all_gather" else 2))
@@ -241,7 +242,7 @@ class Gather(AllGather):
         self._group: dist.ProcessGroup | None = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The gathered buffer."""
+        """Allocate the gathered buffer."""
         return self._traffic.buffer("all_gather", size, dtype, device, self._group)
 
     def __call__(
@@ -273,7 +274,7 @@ class Scatter(ReduceScatter):
         self._inputs = True
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The buffer of the gradients, then that of the sums: FSDP2 asks for both in this order."""
+        """Allocate the buffer of the gradients, then that of the sums: FSDP2 requests them in this order."""
         asked, self._inputs = self._inputs, not self._inputs
         if not asked:
             return torch.empty([int(extent) for extent in size], dtype=dtype, device=device)

@@ -1,1 +1,1 @@
-"""Measuring a strategy on all ranks together."""
+"""Measurement of a strategy on all ranks together."""

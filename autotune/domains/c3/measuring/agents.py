@@ -1,9 +1,9 @@
-"""Under torchrun: the process of RANK 0 searches, and every other one is an agent that owns a rank's process for it.
+"""Support for torchrun: the process of RANK 0 searches, and each other process is an agent that owns a rank's process.
 
 ``torchrun --nproc-per-node 4 -m autotune search c3 ...`` starts four equal processes. Those above RANK 0 call
-:func:`serve_agent`. Each connects to RANK 0, is told to start a process, passes frames on between the two, and kills it
-when the connection closes; then it connects again. So a connection is the life of a process, and when RANK 0 is gone no
-connection comes about, and the agents are done.
+:func:`serve_agent`. Each connects to RANK 0, starts a process on request, forwards frames between the two, and kills it
+when the connection closes; then it connects again. The lifetime of a connection is thus that of a process. When RANK 0
+has exited, connections fail, and the agents exit.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _POLL_S = 2.0
 
 
 def under_torchrun() -> bool:
-    """True if torchrun has started this process as one of several."""
+    """True if torchrun started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ and "MASTER_ADDR" in os.environ
 
 
 def serve_agent() -> bool:
-    """Own a rank's process for the search in RANK 0, until that has ended; in RANK 0 only let agents come.
+    """Own a rank's process for the search in RANK 0 until the search ends; in RANK 0, only accept agents.
 
     Returns:
-        True when this process was an agent, and has no more to do; False in RANK 0 and without torchrun.
+        True if this process was an agent and has no further work; False in RANK 0 and without torchrun.
 
     Raises:
         UserError: torchrun spans several hosts.
@@ -71,7 +71,7 @@ def torchrun_agents() -> Agents | None:
     """The agents of this process's torchrun; None without torchrun.
 
     Raises:
-        UserError: this process is to be an agent itself, or torchrun spans several hosts.
+        UserError: this process must be an agent itself, or torchrun spans several hosts.
     """
     if not under_torchrun():
         return None
@@ -85,7 +85,7 @@ def torchrun_agents() -> Agents | None:
 
 
 class RemoteChild:
-    """A process that an agent owns; has the methods of :class:`autotune.measure.child.Child`."""
+    """A process owned by an agent, with the methods of :class:`autotune.measure.child.Child`."""
 
     def __init__(self, connection: socket.socket, module: str, env: Mapping[str, str]) -> None:
         self._connection = connection
@@ -105,7 +105,7 @@ class RemoteChild:
         return not self._died
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"", timeout: float = 60.0) -> None:
-        """As :meth:`Child.send`."""
+        """See :meth:`Child.send`."""
         self._connection.settimeout(timeout)
         try:
             self._connection.sendall(pack(message, blob))
@@ -115,11 +115,11 @@ class RemoteChild:
             raise ChildDied(self._epitaph()) from None
 
     def fileno(self) -> int:
-        """As :meth:`Child.fileno`."""
+        """See :meth:`Child.fileno`."""
         return self._connection.fileno()
 
     def poll(self) -> tuple[dict[str, Any], bytes] | None:
-        """As :meth:`Child.poll`."""
+        """See :meth:`Child.poll`."""
         frame = self._reader.next()
         if frame is None and select.select([self._connection], [], [], 0)[0]:
             frame = self._read()
@@ -130,18 +130,18 @@ class RemoteChild:
         return frame
 
     def terminate(self) -> None:
-        """Have the agent kill the process and everything it started, without waiting."""
+        """Make the agent kill the process and its descendants, without waiting."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def kill(self) -> None:
-        """:meth:`terminate`; the agent is back when the process has ended."""
+        """Kill the process; the agent is available again when the process has ended."""
         self.terminate()
         self._connection.close()
         self._died = self._died or "killed"
 
     def _read(self) -> tuple[dict[str, Any], bytes] | None:
-        """A frame, after reading once; waits for something to come."""
+        """Read once, waiting for data; returns a frame if one is complete."""
         try:
             data = self._connection.recv(1 << 20)
         except TimeoutError:
@@ -155,7 +155,7 @@ class RemoteChild:
         return self._reader.next()
 
     def _epitaph(self) -> str:
-        """The cause of death, if the agent could still send it."""
+        """The cause of death, if the agent sent it in time."""
         with contextlib.suppress(ChildDied, ValueError):
             while self.poll() is not None:
                 pass
@@ -163,10 +163,10 @@ class RemoteChild:
 
 
 class Agents:
-    """RANK 0's side: where agents connect, and are given processes to own.
+    """The side of RANK 0: accepts connections of agents, and gives them processes to own.
 
     Attributes:
-        ranks: processes that torchrun has started, this one included.
+        ranks: number of processes that torchrun started, including this one.
     """
 
     def __init__(self, ranks: int, store: Store) -> None:
@@ -178,10 +178,10 @@ class Agents:
         atexit.register(self._listener.close)
 
     def child(self, rank: int, module: str, env: Mapping[str, str]) -> RemoteChild:
-        """``python -m module``, started by the agent of RANK ``rank``.
+        """Start ``python -m module`` through the agent of RANK ``rank``.
 
         Raises:
-            ChildDied: there is no such agent any more.
+            ChildDied: that agent does not exist any more.
         """
         deadline = time.monotonic() + _CONNECT_S
         while rank not in self._idle:
@@ -199,7 +199,7 @@ class Agents:
 
 
 def _hello(connection: socket.socket) -> dict[str, Any]:
-    """The frame that an agent begins with; empty if it is none."""
+    """The first frame of an agent; empty if the peer is no agent."""
     reader = Reader()
     connection.settimeout(_CONNECT_S)
     with contextlib.suppress(OSError, ValueError):
@@ -212,7 +212,7 @@ def _hello(connection: socket.socket) -> dict[str, Any]:
 
 
 def _own(connection: socket.socket, hello: Mapping[str, Any]) -> None:
-    """An agent's side of one connection: start what is asked for, and pass frames until either end has gone."""
+    """An agent's side of one connection: start the requested process, and forward frames until either end closes."""
     reader = Reader()
     child: Child | None = None
     try:
@@ -246,7 +246,7 @@ def _own(connection: socket.socket, hello: Mapping[str, Any]) -> None:
 
 
 def _tell(connection: socket.socket, how: str) -> None:
-    """Say how a process died, and wait until RANK 0 has heard it."""
+    """Send the cause of a process's death, and wait until RANK 0 has read it."""
     with contextlib.suppress(OSError):
         connection.sendall(pack({"died": how}))
         connection.shutdown(socket.SHUT_WR)
@@ -264,7 +264,7 @@ def _store() -> Store:
 
 
 def _await_address(store: Store) -> str:
-    """The address that RANK 0 has stored; "" if it ended without one (it had nothing to measure)."""
+    """The address that RANK 0 stored; "" if RANK 0 ended without storing one (it had nothing to measure)."""
     first = _rank_zero()
     while first is None or (first.is_running() and first.status() != psutil.STATUS_ZOMBIE):
         with contextlib.suppress(Exception):
@@ -274,7 +274,7 @@ def _await_address(store: Store) -> str:
 
 
 def _rank_zero() -> psutil.Process | None:
-    """The process of RANK 0: its parent, torchrun, is this one's too."""
+    """The process of RANK 0, another child of this process's parent, torchrun."""
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process(os.getppid()).children():
             with contextlib.suppress(psutil.Error):

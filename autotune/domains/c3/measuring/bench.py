@@ -1,8 +1,8 @@
-"""The bench of a scenario on one rank: inputs, candidates, and the checks that every rank makes for itself.
+"""The bench of a scenario on one rank: inputs, candidates, and the rank's own verification.
 
-Every element of a collective's result is compared with what the ranks' inputs, known by their seed, come to. These are
-small integers, made from (seed, call, rank, element), so that any share of any rank's input can be made on any rank,
-and that sums of all ranks are exact in every dtype and in any order.
+Every element of a collective's result is compared with its expected value, computed from the seeds of the ranks'
+inputs. Inputs are small integers, a hash of (seed, call, rank, element). Any rank can thus compute any shard of any
+rank's input, and sums over all ranks are exact in every dtype and in any order.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from autotune.domains.c3.scenario import Scenario
 from autotune.domains.c3.strategy import BASELINES, ENGINES, KINDS, HostStrategy, Strategy, normalize, reject
 from autotune.task import Artifact, Config, Verdict
 
-_LATE_S = 0.002  # by so much one rank comes later than the others to the second call of a check
+_LATE_S = 0.002  # delay of one rank before the second call of a check
 
 _ALONE = {"copy": 128, "sm": 64}
-"""Thread blocks of an engine's kernel without a computation beside it."""
-_CHUNK = 1 << 24  # elements made at a time
+"""Thread blocks of an engine's kernel when no computation runs concurrently."""
+_CHUNK = 1 << 24  # elements computed at a time
 _WORD = (1 << 62) - 1
 _A, _B = 0x369DEA0F31A53F85, 0x2545F4914F6CDD1D  # odd multipliers that spread consecutive numbers
 
 
 class Run:
-    """A strategy that is loaded, with the collective that it owns."""
+    """A loaded strategy, with the collective that it owns."""
 
     def __init__(self, computation: Computation | None, collective: Collective | None) -> None:
         self.computation, self.collective = computation, collective
@@ -45,12 +45,12 @@ class Run:
         self.overlap()
 
     def prepare(self) -> None:
-        """Do what the first call would have to. A collective call."""
+        """Do the lazy work of the first call. A collective call."""
         assert self.overlap is not None
         self.overlap.prepare()
 
     def close(self) -> None:
-        """Give everything back, once. A collective call."""
+        """Free everything, once. A collective call."""
         if self.closed:
             return
         self.closed = True
@@ -62,9 +62,9 @@ class Run:
 
 
 class RankBench:
-    """A scenario's computation on this rank's device, and its collective by any strategy.
+    """A scenario's computation on this rank's device, and its collective with any strategy.
 
-    Loading, verifying and running are collective calls: every rank does the same in the same order.
+    Loading, verifying and running are collective calls: every rank makes the same calls in the same order.
     """
 
     def __init__(self, scenario: Scenario, group: Group) -> None:
@@ -74,23 +74,25 @@ class RankBench:
         self._open: list[Run] = []
 
     def load(self, config: Config, artifact: Artifact | None, *, compute: bool = True, comm: bool = True) -> Run:
-        """A strategy, ready to be verified; without ``compute`` or ``comm`` the other part alone.
+        """Load a strategy for verification; without ``compute`` or ``comm``, only the other part.
 
         Raises:
-            Unsupported: the devices cannot do it; one line.
+            Unsupported: the devices do not support it; a one-line message.
         """
         self._open = [run for run in self._open if not run.closed]
         collective = open_collective(self.spec, self.group, config, artifact) if comm else None
         run = Run(self.computation if compute else None, collective)
-        self._open.append(run)  # before anything fails on this rank alone: all close it alike
+        self._open.append(run)  # before a step that may fail on this rank only: all ranks close it
         run.overlap = open_overlap(run.computation, collective, config, self.device)
         if collective is not None:
             ordinary(collective.input, self.group.rank)
         return run
 
     def verify(self, run: Run, seed: int) -> Verdict:
-        """Two calls back to back on different inputs, with one rank late to the second, then every element of both
-        results, and the computation's. The verdict is this rank's own."""
+        """Verify two back-to-back calls on different inputs, where one rank is late for the second.
+
+        Compares every element of both results, and the computation's result. The verdict is this rank's own.
+        """
         run.prepare()
         collective, computation = run.collective, run.computation
         calls = [Call(self.spec, self.group.ranks, seed, number) for number in range(2)]
@@ -120,12 +122,14 @@ class RankBench:
         return failed or Verdict(True, max((v.error for v in verdicts), default=0.0))
 
     def baselines(self) -> Mapping[str, Callable[[], Run]]:
-        """Runs without a tuner: one after the other, and on two streams in the order of a program."""
+        """Strategies without a tuner: both parts in sequence, and on two streams in program order."""
         return {name: partial(self.load, config, None) for name, config in BASELINES[self.device.type].items()}
 
     def references(self) -> Mapping[str, Callable[[], Run]]:
-        """The parts alone, by which the ideal is known: "compute", and "comm:ENGINE" for each engine, which raises
-        Unsupported where it does not work here."""
+        """The isolated parts, which define the ideal: "compute", and "comm:ENGINE" for each engine.
+
+        An entry raises Unsupported if its engine does not work here.
+        """
         plain = BASELINES[self.device.type]["sequential"]
         found: dict[str, Callable[[], Run]] = {"compute": partial(self.load, plain, None, comm=False)}
         for strategy in self._isolated():
@@ -133,7 +137,7 @@ class RankBench:
         return found
 
     def _isolated(self) -> list[Strategy | HostStrategy]:
-        """Each engine by itself; a kernel that adds has all SMs then."""
+        """Each engine alone, where a reduction kernel may use all SMs."""
         side = self.device.type
         found = [KINDS[side].of({"engine": name, "ctas": _ALONE.get(name, 0)}) for name in ENGINES[side]]
         return [strategy for strategy in found if reject(strategy.config(), self.scenario, side) is None]
@@ -150,17 +154,17 @@ class RankBench:
         return self.computation.bytes_moved() + numel * self.scenario.nbytes // self.scenario.numel
 
     def close(self) -> None:
-        """Close what is still open. A collective call."""
+        """Close all open runs. A collective call."""
         for run in self._open:
             run.close()
         self._open = []
 
 
 def open_bench(scenario: Scenario, group: Group) -> RankBench:
-    """The bench of ``scenario`` on this rank. A collective call.
+    """Open the bench of ``scenario`` on this rank. A collective call.
 
     Raises:
-        UserError: a program that is not there, or does not run.
+        UserError: the scenario's program does not exist, or fails.
     """
     return RankBench(scenario, group)
 
@@ -176,11 +180,11 @@ class Call:
 
     @property
     def _span(self) -> int:
-        """Elements lie between minus and plus this: bf16 holds integers up to 256 exactly."""
+        """Largest absolute value of an element; bf16 represents integers up to 256 exactly."""
         return max(1, min(8, 128 // self.ranks))
 
     def values(self, rank: int, begin: int, end: int, device: torch.device) -> torch.Tensor:
-        """Elements ``begin`` to ``end`` of the input of ``rank``, fp32."""
+        """Elements ``begin`` to ``end`` of the input of ``rank``, in fp32."""
         key = ((self.seed * 1_000_003 + self.number) * 1_000_003 + rank) * 0x9E3779B97F4A7C15 & _WORD
         x = torch.arange(begin, end, device=device, dtype=torch.int64)
         x = (x * _A + key) ^ (x >> 11)
@@ -189,13 +193,13 @@ class Call:
         return (x.remainder(2 * self._span + 1) - self._span).float()
 
     def fill(self, target: torch.Tensor, rank: int) -> None:
-        """Write the input of ``rank``."""
+        """Write the input of ``rank`` to ``target``."""
         for lo in range(0, target.numel(), _CHUNK):
             hi = min(lo + _CHUNK, target.numel())
             target[lo:hi] = self.values(rank, lo, hi, target.device)
 
     def expected(self, rank: int, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
-        """The output of ``rank``, as (first element, elements) from the first to the last, fp32."""
+        """The expected output of ``rank`` in fp32, as consecutive (first element, elements) chunks."""
         part, op = self.spec.part(self.ranks), self.spec.op
         if op in ("all_gather", "all_to_all"):
             first = rank * part if op == "all_to_all" else 0
@@ -213,7 +217,7 @@ class Call:
             yield lo, total
 
     def check(self, output: torch.Tensor, rank: int) -> Verdict:
-        """Compare all of ``output``, which :func:`poison` overwrote before the call, on ``rank``."""
+        """Compare all of ``output`` on ``rank``; :func:`poison` must have overwritten it before the call."""
         wrong, first, got, want = 0, -1, 0.0, 0.0
         for lo, values in self.expected(rank, output.device):
             found = output[lo : lo + values.numel()].float()
@@ -234,12 +238,15 @@ class Call:
 
 
 def poison(output: torch.Tensor) -> None:
-    """Overwrite an output, so that what is not written shows. The input may lie in it: fill that afterwards."""
+    """Overwrite an output with NaN, so that unwritten elements are detected.
+
+    The input may be a part of the output: fill it afterwards.
+    """
     output.fill_(float("nan"))
 
 
 def ordinary(target: torch.Tensor, seed: int) -> None:
-    """Random normal numbers, as what is timed should have: moving zeros takes less power."""
+    """Fill with normally distributed numbers for timing: moving zeros takes less power."""
     generator = torch.Generator(target.device).manual_seed(seed)
     for lo in range(0, target.numel(), _CHUNK):
         target[lo : lo + _CHUNK].normal_(generator=generator)

@@ -1,4 +1,4 @@
-"""The processes of one group of ranks: started together, spoken to together, and killed together."""
+"""The processes of one group of ranks, which start, receive jobs and are killed together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autotune.measure.outcome import Outcome
 from autotune.task import Status
 
 MODULE = "autotune.domains.c3.measuring.rank_server"
-_PEERS_S = 5.0  # after one rank failed, for the others to come to an end of their own
+_PEERS_S = 5.0  # seconds for the other ranks to finish after one rank failed
 
 STEPS = {
     "start": "starting the job",
@@ -34,12 +34,12 @@ STEPS = {
 
 
 class Lost(Exception):
-    """A job failed in a way that leaves the ranks apart: a rank died, fell silent, or failed where others did not.
+    """A job failed and the ranks are out of step: a rank died, hung, or failed where others did not.
 
     Attributes:
-        outcome: what it means for the candidate.
-        who: the contender it happened to, "" if it is not one of several.
-        idle: a rank was found dead before it had begun with the job, which is not to blame.
+        outcome: the candidate's outcome.
+        who: name of the affected contender, "" if there is only one.
+        idle: a rank was already dead before it began the job, so the job is not to blame.
     """
 
     def __init__(self, outcome: Outcome, who: str, idle: bool = False) -> None:
@@ -49,7 +49,7 @@ class Lost(Exception):
 
 @dataclass
 class _Seat:
-    """A rank's process, and how far it is with the job."""
+    """A rank's process, and its progress in the job."""
 
     child: Child | RemoteChild
     phase: str = "start"
@@ -64,12 +64,12 @@ class _Seat:
 
 
 class Crew:
-    """One process a rank. All are told to find each other as soon as they have started.
+    """One process per rank. Each process joins the group as soon as it has started.
 
     Args:
-        device: "cpu", or "cuda:N" for rank 0; rank r takes ``cuda:(N + r)``.
-        agents: who starts the processes of ranks above 0, under torchrun; None starts all of them here.
-        timeout_s: after which a collective call among the ranks gives up.
+        device: "cpu", or "cuda:N" for rank 0; rank r uses ``cuda:(N + r)``.
+        agents: under torchrun, start the processes of ranks above 0; None starts all of them here.
+        timeout_s: timeout of collective calls among the ranks.
     """
 
     def __init__(self, ranks: int, device: str, agents: Agents | None, timeout_s: float) -> None:
@@ -93,7 +93,7 @@ class Crew:
                         "timeout_s": timeout_s,
                     }
                 )
-        except (ChildDied, ChildSilent) as problem:  # told when all have been waited for
+        except (ChildDied, ChildSilent) as problem:  # raised later, in joined
             reason = f"rank {min(len(self._seats), ranks - 1)} {str(problem) or 'does not take its job'}"
             self._failed = Lost(Outcome(Status.CRASHED, reason=reason), "")
         except BaseException:
@@ -105,10 +105,10 @@ class Crew:
         return self._failed is None and all(seat.child.alive for seat in self._seats)
 
     def joined(self, deadline: float) -> None:
-        """Wait until all ranks have found each other.
+        """Wait until all ranks have joined.
 
         Raises:
-            Lost: they did not, by ``deadline`` (of ``time.monotonic``).
+            Lost: they have not joined by ``deadline`` (of ``time.monotonic``).
         """
         if self._failed is not None:
             raise self._failed
@@ -124,14 +124,14 @@ class Crew:
         limit: Callable[[str], float],
         passed: Callable[[str, float], None] = lambda phase, seconds: None,
     ) -> list[dict[str, Any]]:
-        """Give every rank the same job; returns their answers in the order of ranks.
+        """Send every rank the same job; returns their answers in the order of ranks.
 
         Args:
-            limit: seconds that a step, by its name, may take.
-            passed: told of every step that went well on all ranks, and the seconds that the slowest took.
+            limit: returns the time limit in seconds of a step, by its name.
+            passed: called for every step that succeeded on all ranks, with the seconds of the slowest rank.
 
         Raises:
-            Lost: no more can be asked of these processes; :meth:`kill` them.
+            Lost: these processes cannot run further jobs; :meth:`kill` them.
         """
         self._begin()
         for rank, seat in enumerate(self._seats):
@@ -144,9 +144,9 @@ class Crew:
         return self._hear(limit, passed)
 
     def kill(self) -> None:
-        """End all processes and everything they started. Never fails."""
+        """Kill all processes and their descendants. Never fails."""
         for seat in self._seats:
-            seat.child.terminate()  # all of them first: each takes a while to go
+            seat.child.terminate()  # signal all of them first: each takes a while to exit
         for seat in self._seats:
             seat.child.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -156,9 +156,9 @@ class Crew:
             seat.phase, seat.who, seat.begin, seat.check, seat.result = "start", "", time.monotonic(), None, None
 
     def _hear(self, limit: Callable[[str], float], passed: Callable[[str, float], None]) -> list[dict[str, Any]]:
-        """Listen to all ranks until all have answered, and give a verdict after every step."""
+        """Read from all ranks until all have answered, and send a verdict after every step."""
         seats = self._seats
-        failed: tuple[float, Lost] | None = None  # the first rank's failure, and when its peers must have ended
+        failed: tuple[float, Lost] | None = None  # the first rank's failure, and the deadline of its peers
         while not all(seat.result is not None for seat in seats):
             if not any(seat.busy for seat in seats):
                 self._settle(passed)
@@ -169,7 +169,7 @@ class Crew:
             if failed and (late or now > failed[0]):
                 raise failed[1]
             if late:
-                # Not by the clock alone: whoever waits for a rank that hangs is late within moments of it.
+                # Not by the deadline alone: ranks that wait for a hanging rank exceed theirs moments later.
                 raise self._silent([r for r, seat in enumerate(seats) if seat.busy and seat.phase == late.phase], limit)
             ends = [seat.begin + limit(seat.phase) for seat in seats if seat.busy] + ([failed[0]] if failed else [])
             ready, _, _ = select.select([seat.child for seat in seats], [], [], max(0.0, min(ends) - now) + 0.001)
@@ -196,10 +196,10 @@ class Crew:
             raise Lost(Outcome(Status.CRASHED, reason=f"rank {rank}: {nonsense}"), seat.who) from None
 
     def _settle(self, passed: Callable[[str, float], None]) -> None:
-        """Every rank has told how a step went, or some are through: give the verdict of all.
+        """Send the common verdict after all ranks have reported a step's result.
 
         Raises:
-            Lost: some ranks failed, so that they are no longer where the others are.
+            Lost: some ranks failed or ended, so that they are no longer at the same step as the others.
         """
         seats = self._seats
         checks = [seat.check for seat in seats if seat.check is not None]
@@ -222,7 +222,7 @@ class Crew:
                 raise self._silent([rank], lambda phase: 60.0) from None
 
     def _dead(self, rank: int, death: ChildDied) -> Lost:
-        """A rank died. Others may follow it within moments; of several the one that did not abort is to blame."""
+        """A rank died. Others may follow within moments; the first that did not abort is to blame."""
         dead = {rank: death}
         time.sleep(0.02)
         for other, seat in enumerate(self._seats):
@@ -249,7 +249,7 @@ class Crew:
 
 
 def merge(checks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One verdict for all ranks: the first that failed speaks for all; of errors the largest counts."""
+    """Merge the ranks' results to one verdict: the first failure if there is one, and the largest error."""
     bad = next((rank for rank, check in enumerate(checks) if check["status"] != Status.OK), None)
     errors = [check["error"] for check in checks if check["error"] is not None]
     verdict = dict(checks[bad or 0])
@@ -270,7 +270,7 @@ def _index(device: str) -> int:
 
 
 def _environment(ranks: int) -> dict[str, str]:
-    """Numba's threads by rank's share of the processors; torch's are set by the rank itself."""
+    """Numba's thread count by the rank's share of the processors; the rank itself sets torch's."""
     env = {}
     with contextlib.suppress(AttributeError):
         share = max(1, len(os.sched_getaffinity(0)) // ranks)

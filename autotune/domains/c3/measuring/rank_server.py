@@ -1,9 +1,9 @@
-"""One rank's own process: ``python -m autotune.domains.c3.measuring.rank_server``, driven by
-:mod:`autotune.domains.c3.measuring.ranks`.
+"""The process of one rank: ``python -m autotune.domains.c3.measuring.rank_server``.
 
-Every job goes to all ranks. Before each step a ``phase`` frame says what is being done and for whom. After it a
-``check`` frame says how it went here, and the answer how it went everywhere: ranks go on together or not at all. They
-agree through the parent, not through each other: one that failed may have left a collective call half way.
+:mod:`autotune.domains.c3.measuring.ranks` controls it. Every job is sent to all ranks. Before each step a ``phase``
+frame has the step's name and its contender. After it a ``check`` frame has the result on this rank, and the answer the
+result of all ranks: ranks continue together or not at all. They agree through the parent instead of a collective call,
+since a failed rank may have left a collective call incomplete.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from autotune.workload import Workload
 
 T = TypeVar("T")
 FINE: dict[str, Any] = {**Outcome(Status.OK).to_json(), "restart": False}
-"""How a step went that went well."""
+"""Result of a successful step."""
 
 
 class RankServer:
-    """One rank: its group, the bench, and the contenders that are loaded for a comparison."""
+    """One rank: its group, the bench, and the contenders loaded for a comparison."""
 
     def __init__(self) -> None:
         self._group: Group | None = None
@@ -78,12 +78,12 @@ class RankServer:
         return {**verdict, "bytes": size}
 
     def _turn(self, workload: Workload, module: str) -> int:
-        """Open the bench of another workload; returns the bytes that have to be moved."""
+        """Open the bench of another workload; returns its bytes to move."""
         if self._bench is not None:
             _close(self._bench)
         self._bench = None
         if self.group.device.type == "cuda":
-            torch.cuda.empty_cache()  # symmetric memory is not allocated out of torch's cache
+            torch.cuda.empty_cache()  # symmetric memory does not come from torch's cache
         scenario = Scenario.from_json(workload.spec)
         self._bench = importlib.import_module(module).open_bench(scenario, self.group)
         return self.bench.bytes_moved()
@@ -115,7 +115,7 @@ class RankServer:
     def _prepare(
         self, who: str, item: Mapping[str, Any], blob: bytes, seed: int, talk: Talk
     ) -> tuple[Run | None, dict[str, Any]]:
-        """Load and verify. Returns what runs, or None, and the verdict of all ranks."""
+        """Load and verify a strategy. Returns its run, or None, and the verdict of all ranks."""
         talk.phase("load", who)
         run, verdict = attempt(
             lambda: self.bench.load(item["config"], artifact_from_wire(item["artifact"], blob)), talk
@@ -138,11 +138,11 @@ class RankServer:
         if verdict.ok:
             return {**Outcome(Status.OK, error=verdict.error).to_json(), "restart": False}
         outcome = Outcome(Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result"))
-        # Far off means that it may have written anywhere: over the inputs, or another rank's buffers.
+        # A large error suggests writes to arbitrary addresses: to the inputs, or to another rank's buffers.
         return {**outcome.to_json(), "restart": not verdict.error < 100}
 
     def _compare(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
-        """Candidates, baselines and references, interleaved. Answers one outcome for each name."""
+        """Time candidates, baselines and references, interleaved; returns one outcome per name."""
         runs: dict[str, Run] = {}
         outcomes: dict[str, dict[str, Any]] = {}
         errors: dict[str, float | None] = {}
@@ -196,7 +196,7 @@ class RankServer:
             yield REFERENCE + name, factory
 
     def _once(self, factory: Callable[[], Run]) -> Run:
-        """Make a contender and run it, so that what is wrong with it shows."""
+        """Make a contender and run it once, to detect errors."""
         run = factory()
         run()
         if self.group.device.type == "cuda":
@@ -213,9 +213,9 @@ class RankServer:
 
     @contextlib.contextmanager
     def _alone(self, share: float, talk: Talk) -> Iterator[None]:
-        """Hold the ranks' devices, which other searches respect, and wait for quiet on CPUs.
+        """Lock the ranks' devices against other searches; on CPUs, wait for low load.
 
-        Devices are locked one by one in the order of ranks, so that two searches cannot wait for each other.
+        Ranks lock their devices in the order of ranks, so that two searches cannot deadlock.
         """
         talk.phase("wait")
         cpu, group = self._device == "cpu", self.group
@@ -229,8 +229,10 @@ class RankServer:
             yield
 
     def _finish(self, runs: Mapping[str, Run], talk: Talk) -> bool:
-        """Close what ran, and what never came to run; returns whether that failed, and the ranks are not to be trusted
-        any more."""
+        """Close the runs and the bench, including runs that never started; returns True if that failed.
+
+        After a failure the ranks must be restarted.
+        """
         try:
             for name, run in runs.items():
                 talk.phase("close", name)
@@ -243,7 +245,7 @@ class RankServer:
 
 
 def _close(thing: object) -> None:
-    """Close a run or a bench, if it has that."""
+    """Close a run or a bench, if it has a ``close`` method."""
     close = getattr(thing, "close", None)
     if close is not None:
         close()
@@ -256,11 +258,11 @@ class Talk:
         self._link = link
 
     def phase(self, name: str, who: str = "") -> None:
-        """The step that begins, and the contender it is for."""
+        """Report the start of a step, and its contender."""
         self._link.send({"phase": name, "who": who})
 
     def agree(self, here: Mapping[str, Any]) -> dict[str, Any]:
-        """Tell how a step went on this rank; returns how it went on all."""
+        """Report a step's result on this rank; returns the verdict of all ranks."""
         self._link.send({"check": here})
         frame = self._link.receive()
         if frame is None:
@@ -270,14 +272,14 @@ class Talk:
 
 
 class Load:
-    """Load of the processors by processes other than the ranks."""
+    """Load on the processors from processes other than the ranks."""
 
     def __init__(self, group: Group) -> None:
         self._group, self._meter = group, Meter()
         self._wall, self._mine = time.monotonic(), _processor_time()
 
     def others(self) -> float:
-        """Processors that others kept busy on average since this was made; a collective call."""
+        """Mean number of processors used by other processes since construction; a collective call."""
         wall = max(time.monotonic() - self._wall, 1e-9)
         ours = self._group.gather((_processor_time() - self._mine) / wall)
         return max(0.0, self._meter.others() - float(sum(ours)) + float(ours[self._group.rank]))
@@ -289,7 +291,7 @@ def _processor_time() -> float:
 
 
 def attempt(step: Callable[[], T], talk: Talk) -> tuple[T | None, dict[str, Any]]:
-    """Do a step. Returns what came of it here, None if it failed here, and the verdict of all ranks."""
+    """Run a step. Returns its result on this rank, None if it failed, and the verdict of all ranks."""
     value: T | None = None
     here = FINE
     try:

@@ -1,4 +1,4 @@
-"""The search's end of the rank processes: a strategy is measured by all ranks together, and has one outcome."""
+"""The search's side of the rank processes: all ranks measure a strategy together, with one outcome."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from autotune.task import REFERENCE, Artifact, Config, Status
 from autotune.workload import Workload
 
 BENCH = "autotune.domains.c3.measuring.bench"
-_GRACE_S = 5.0  # between a step's deadline and ours: the ranks' own answer is better than a kill
-_CALL_S = 600.0  # beyond every deadline of ours, a collective call among ranks gives up
+_GRACE_S = 5.0  # added to a step's deadline: the ranks' own answer is better than a kill
+_CALL_S = 600.0  # timeout of collective calls among ranks, longer than every other deadline here
 
 
 class Ranks:
-    """A process a rank, each with a device of its own; implements :class:`autotune.measure.worker.Measurer`.
+    """One process per rank, each with its own device; implements :class:`autotune.measure.worker.Measurer`.
 
-    What one rank does, dying or hanging included, counts for the candidate: then all processes are killed and started
-    again at once. Under torchrun each rank's process belongs to the torchrun process of that RANK; see
+    A failure of any rank, including a crash or a hang, is the candidate's; all processes are then killed and restarted.
+    Under torchrun each rank's process belongs to the torchrun process of that RANK; see
     :mod:`autotune.domains.c3.measuring.agents`. A context manager.
 
     Args:
-        workload: the scenario to measure; None if there will only be :meth:`call`.
-        device: "cpu", or "cuda:N" for rank 0; rank r takes ``cuda:(N + r)``.
-        ranks: as many as the scenario has, unless given.
+        workload: the scenario to measure; None if only :meth:`call` will be used.
+        device: "cpu", or "cuda:N" for rank 0; rank r uses ``cuda:(N + r)``.
+        ranks: number of ranks; None for that of the scenario.
         bench: the module whose ``open_bench(scenario, group)`` makes each rank's bench.
 
     Attributes:
         ranks: number of processes.
-        restarts: how often the processes had to be replaced so far.
+        restarts: number of times the processes were replaced.
         restart_s: seconds spent waiting for processes to start.
-        others: processors that other processes kept busy during the last comparison; None before one, and on GPUs.
+        others: processors used by other processes during the last comparison; None before one, and on GPUs.
         bytes_moved: bytes that a perfect implementation of the open scenario moves; 0 until the first job.
-        references: of the last comparison: isolated times in microseconds of what cannot be deployed.
+        references: isolated times of the last comparison in microseconds, which cannot be deployed.
 
     Raises:
-        UserError: torchrun has not started as many processes as there are ranks.
+        UserError: torchrun started fewer processes than there are ranks.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Ranks:
         self.close()
 
     def open(self, workload: Workload) -> None:
-        """Turn to another scenario; to other processes where its number of ranks differs. Takes effect with the next
+        """Switch to another scenario, with new processes if its number of ranks differs. Takes effect at the next
         job."""
         if workload == self._workload:
             return
@@ -101,11 +101,11 @@ class Ranks:
 
         Args:
             stage: "screen" (cheap) or "repeat" (more samples).
-            seed: of the random inputs it is verified on.
-            limit_us: for "screen": strategies slower than this get three samples only.
+            seed: seed of the random inputs for verification.
+            limit_us: for "screen": slower strategies get only three samples.
 
         Raises:
-            WorkerFault: the ranks cannot be started, or cannot open the scenario.
+            WorkerFault: the ranks cannot start, or cannot open the scenario.
         """
         message, blob = measure_message(config, artifact, stage, seed, limit_us)
         self._ready()
@@ -117,13 +117,13 @@ class Ranks:
         return Outcome.from_json(answer, time.monotonic() - begin)
 
     def compare(self, contenders: Sequence[Contender], *, seed: int) -> dict[str, Outcome]:
-        """Time strategies, baselines and references against each other, interleaved round by round.
+        """Time strategies, baselines and references, interleaved in rounds.
 
-        One that fails, hangs or kills a rank is reported with its status and the others are compared without it. The
-        names of the references begin with :data:`autotune.task.REFERENCE`.
+        A contender that fails, hangs or kills a rank is reported with its status, and the others are compared without
+        it. Names of references start with :data:`autotune.task.REFERENCE`.
 
         Raises:
-            WorkerFault: as :meth:`measure`; or no comparison came about after every failing one was left out.
+            WorkerFault: as :meth:`measure`; or no comparison succeeded after all failing contenders were left out.
         """
         answer, outcomes = without_failing(contenders, lambda left, without: self._comparison(left, without, seed), 9)
         self.others = answer["others"]
@@ -151,7 +151,7 @@ class Ranks:
         return [answer["answer"] for answer in answers]
 
     def close(self) -> None:
-        """End the processes and everything they started."""
+        """Kill the processes and their descendants."""
         if self._crew is not None:
             self._crew.kill()
             self._crew = None
@@ -173,9 +173,9 @@ class Ranks:
         limit: Callable[[str], float] | None = None,
         again: bool = False,
     ) -> list[dict[str, Any]]:
-        """One job: the answers of all ranks, of which those of one would do but for calls.
+        """Run one job; returns the answers of all ranks, which are equal except in calls.
 
-        Replaces the processes where they are not to be trusted any more.
+        Replaces the processes if they are in an unknown state.
 
         Raises:
             Lost: the job failed.
@@ -197,16 +197,16 @@ class Ranks:
         return answers
 
     def _limit(self, phase: str) -> float:
-        """Seconds that a step of a job may take."""
+        """Time limit in seconds of a job's step."""
         p = self._policy
         if phase == "verify":
-            # The oracle's share is unknown until something has passed; then several times that, for a loaded machine.
+            # The oracle's time is unknown until a step has passed; then several times that, for a loaded machine.
             return p.timeout_s + (4 * self._oracle_s if self._oracle_s is not None else p.load_s)
         return {
             "start": 30.0,
             "load": p.load_s,
             "baseline": p.baseline_s,
-            "wait": 2 * p.lock_s + p.quiet_s + _GRACE_S,  # one rank after the other locks its device
+            "wait": 2 * p.lock_s + p.quiet_s + _GRACE_S,  # ranks lock their devices one after the other
             "time": p.timeout_s + max(p.screen_s, p.final_s) + _GRACE_S,
         }.get(phase, p.timeout_s)
 
@@ -225,7 +225,7 @@ class Ranks:
         self._spawn()
 
     def _ready(self) -> Crew:
-        """Ranks with the scenario open, started if need be; start-up is not charged to any candidate."""
+        """Return ranks with the scenario open, started if necessary; no candidate is charged for the start."""
         problem = ""
         for _ in range(3):
             if self._crew is None or not self._crew.alive:

@@ -1,10 +1,10 @@
-"""Timing what runs on several ranks at once: all begin together, and the slowest rank's time counts. Microseconds.
+"""Timing on several ranks at once: all ranks start together, and the slowest rank's time counts. Microseconds.
 
-Every rank takes the same samples in the same order: what decides about the next one is agreed on first.
+Every rank takes the same samples in the same order: ranks agree on the data that decides about the next sample.
 
-On CUDA the ranks meet on their streams, not on their hosts: a flag to and from every peer by stream memory operations,
-a microsecond or two apart. Before that the L2 is swept and the device waits for half a millisecond, while the host
-enqueues what is timed, so that the time between the two events is the devices' own.
+On CUDA the ranks synchronise on their streams, not on their hosts: stream memory operations exchange a flag with every
+peer, which aligns the ranks to within a microsecond or two. Before that the L2 is flushed and the device sleeps for
+half a millisecond, while the host enqueues the timed work. The time between the two events is device time only.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from autotune.task import Runnable
 
 Samples = list[float]
 _LEAST = 3
-_LEAST_ROUNDS = 5  # of a comparison
-_COMPARED = 4  # so much longer contenders are run before a comparison than a candidate alone
+_LEAST_ROUNDS = 5  # minimum rounds of a comparison
+_COMPARED = 4  # factor on the warm-up time before a comparison
 _MOST_TURNS = 500
 _COLD = "autotune.domains.c3.measuring.timing.cold"
 _AHEAD_CYCLES = 800_000
-"""What the device waits before a sample: a strategy enqueued call by call takes the host up to a few 100 us."""
+"""Device sleep before a sample: enqueueing a strategy call by call takes the host up to a few 100 us."""
 
 
 def time_ranks(
@@ -43,17 +43,17 @@ def time_ranks(
     limit_us: float = math.inf,
     before: Callable[[str], None] | None = None,
 ) -> dict[str, Samples]:
-    """Time one contender, or several in rounds: each runs once a round, in an order that changes. A collective call.
+    """Time one contender, or several interleaved in rounds, in an order that changes. A collective call.
 
     Args:
         runs: the same names in the same order on every rank.
-        rounds: samples of each contender.
-        budget_s: stop after about this many seconds, with three samples at least, five of each of several.
+        rounds: samples per contender.
+        budget_s: stop after about this many seconds, with at least three samples, or five of each of several.
         limit_us: a single contender that is slower than this gets three samples.
-        before: told a contender's name ahead of its warm-up and of each of its turns (so that a hang can be blamed).
+        before: called with a contender's name before its warm-up and each of its turns, to attribute a hang.
 
     Returns:
-        for each contender its samples: the largest over ranks of each, and so the same on every rank.
+        the samples of each contender: each is the maximum over ranks, hence the same on every rank.
     """
     names = list(runs)
     tell = before or (lambda name: None)
@@ -67,7 +67,7 @@ def time_ranks(
         if alone and done == 0:
             count = least
         elif done >= least:
-            # By the slowest rank's clock, since all have to come to the same end.
+            # By the slowest rank's clock, since all ranks must stop after the same sample.
             spent = max(group.largest([time.perf_counter() - begin])[0], 1e-9)
             slow = alone and statistics.median(group.largest(taken[names[0]])) > limit_us
             if spent >= budget_s or slow:
@@ -84,7 +84,7 @@ def time_ranks(
 def _sampler(
     runs: Mapping[str, Runnable], group: Group, policy: Policy, tell: Callable[[str], None]
 ) -> Callable[[str, int], Samples]:
-    """Warm everything up; returns what takes so many samples of a contender, on this rank."""
+    """Warm up all contenders; returns a function that takes samples of one contender on this rank."""
     if group.device.type == "cuda":
         for name, run in runs.items():
             tell(name)
@@ -99,17 +99,17 @@ def _sampler(
         tell(name)
         quickest = min(quickest, _warm_cpu(run, group, policy))
     inner = min(1000, max(1, math.ceil(policy.min_sample_us / max(quickest, 0.05))))
-    # Each rank sweeps its own cores' caches; together they sweep what the cores share.
+    # Each rank flushes its own cores' caches; together the ranks flush the shared caches.
     size = policy.cold_bytes // group.ranks
     cold = group.keep((_COLD, size), lambda: ColdCache(size, "cpu"))
     return lambda name, count: [_sample_cpu(runs[name], group, cold, inner) for _ in range(count)]
 
 
 def _settle(runs: Mapping[str, Runnable], group: Group, seconds: float) -> None:
-    """Run everything, in turn, for about so long, so that the clocks are those of a GPU at this work.
+    """Run all contenders in turn for about ``seconds``, so that GPU clocks settle for this work.
 
-    A GPU that waited has clocked down, and one that has rested may exceed its power limit for a while: on an H200 a
-    large GEMM runs 10% faster in its first 50 ms than after 200.
+    An idle GPU has lowered its clocks, and may then exceed its power limit for a while: on an H200 a large GEMM runs
+    10% faster in its first 50 ms than after 200.
     """
 
     def turn() -> None:
@@ -126,7 +126,7 @@ def _settle(runs: Mapping[str, Runnable], group: Group, seconds: float) -> None:
 
 
 def _warm_cpu(run: Runnable, group: Group, policy: Policy) -> float:
-    """Warm up; the fastest call in microseconds, on the slowest rank."""
+    """Warm up; returns the fastest call in microseconds, on the slowest rank."""
     group.barrier()
     best = math.inf
     for _ in range(max(policy.warmup, 1)):
@@ -146,12 +146,12 @@ def _sample_cpu(run: Runnable, group: Group, cold: ColdCache, inner: int) -> flo
 
 
 def own_stream(group: Group) -> Any:
-    """The stream that work is timed on. Not the default one, which takes no batched copies."""
+    """The stream for timed work; not the default stream, which does not support batched copies."""
     return group.keep("stream", lambda: new_stream(group.device))
 
 
 def sample_cuda(run: Callable[[], object], group: Group, policy: Policy, n: int) -> list[float]:
-    """``n`` samples of ``run`` on this rank in microseconds. A collective call: the caller takes the largest."""
+    """``n`` samples of ``run`` on this rank in microseconds. A collective call; the caller takes the maximum."""
     barrier = group.keep("device barrier", lambda: DeviceBarrier(group))
     cold = group.keep("cold cache", lambda: ColdCache(policy.cold_bytes, "cuda"))
     cuda: Any = torch.cuda
