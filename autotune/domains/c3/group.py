@@ -121,7 +121,7 @@ def join(rank: int, ranks: int, device: str, init_method: str, timeout_s: float)
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve, or to a slower interface
     if where.type == "cuda":
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # die at once when a peer does
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # abort at once when a peer dies
         torch.cuda.set_device(where)
         dist.init_process_group("cpu:gloo,cuda:nccl", init_method=init_method, rank=rank, world_size=ranks,
                                 timeout=timeout, device_id=where)  # fmt: skip

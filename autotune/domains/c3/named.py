@@ -110,7 +110,7 @@ def _entry(where: str, name: str, collective: str, expected: str, entry: object,
         else:
             compute = Program(entry["compute"], entry.get("inputs", ""))
         found = Entry(name, collective, expected, compute, parse_bytes(entry["bytes"]), kind)
-        Scenario(compute, collective, found.nbytes, 2, kind or "bf16")  # raises on errors that hold for any ranks
+        Scenario(compute, collective, found.nbytes, 2, kind or "bf16")  # raises on errors for any number of ranks
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return found

@@ -48,7 +48,7 @@ class Isolated:
 
     @classmethod
     def of(cls, times: Mapping[str, float], scale: float = 1.0) -> Isolated | None:
-        """Make it from times by name, with or without the prefix of references; None if a part is missing."""
+        """Select isolated times from times by name, with or without a reference's prefix; None if one is missing."""
         plain = {name.removeprefix(REFERENCE): us * scale for name, us in times.items() if us and us > 0}
         engines = {name.removeprefix(COMM): us for name, us in plain.items() if name.startswith(COMM)}
         return cls(plain[COMPUTE], engines) if COMPUTE in plain and engines else None

@@ -118,7 +118,7 @@ def current(config: Mapping[str, Any], side: str) -> Config:
 
 
 def improper(config: Mapping[str, Any], side: str) -> str:
-    """The reason why a stored strategy from an untrusted database is invalid in this version; "" if it is valid."""
+    """The reason why a strategy from an untrusted database is invalid in this version; "" if it is valid."""
     every = limits(side)
     for name, value in current(config, side).items():
         if name not in every:

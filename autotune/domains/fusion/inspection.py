@@ -1,8 +1,8 @@
 """Inspection of programs without running them: a preview of a target's regions, and checks of stored programs.
 
-A target's regions are captured over fake tensors, which have shapes but no data, and without a GPU. If the device is
-present, the target is captured on it, as in a search. Else it is captured on the CPU, with the sizes for the device.
-Operators that the CPU implements differently (attention, convolutions) are never part of a region.
+If the device is present, a target is captured on it, as in a search. Else it is captured on the CPU over fake tensors,
+which have shapes but no data, with the sizes for the device. Operators that the CPU implements differently (attention,
+convolutions) are never part of a region.
 
 ``Workload.source`` is not part of a workload's identity, and anyone with write access to a shared database can change
 it. It is therefore lowered again before it is used. A program that lowers to the same graph computes the workload on

@@ -145,7 +145,6 @@ def captured(
 
     Raises:
         UserError: as :func:`resolve`, or the callable fails on its inputs.
-        UserError: as :func:`resolve`, or where the callable fails on the inputs.
     """
     fn, call, label = resolve(target, inputs, device, matmul_precision)
     args, kwargs = call if rows is None else with_rows(call, rows)

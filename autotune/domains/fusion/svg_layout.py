@@ -14,7 +14,7 @@ from autotune.domains.fusion.anatomy import Anatomy, GroupAnatomy, Operator
 
 FONT = 11
 GLYPH = FONT * 0.62  # widest advance of the usual monospaced fonts
-LINE = 15  # of text
+LINE = 15  # height of a line of text
 BOX_H = 24
 GAP_X = 14
 GAP_Y = 30  # room for edges, and for the label under a box

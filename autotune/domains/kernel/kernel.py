@@ -193,7 +193,7 @@ _TYPED = frozenset((float, bool))  # may equal an int of another meaning, so the
 
 
 class KeyReader:
-    """Reads a call's key.
+    """Reader of a call's key.
 
     Args:
         signature: names and defaults of the kernel's untuned parameters in order, keyword-only ones last; None if the

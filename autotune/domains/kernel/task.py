@@ -80,7 +80,7 @@ def _left(space: KernelSpace, workload: Workload) -> KernelSpace:
     return replace(space, points=points)
 
 
-# ---- what may be imported -------------------------------------------------------------------------------------------
+# ---- targets that may be imported -----------------------------------------------------------------------------------
 
 
 ALLOWED = "AUTOTUNE_KERNEL_TARGETS"

@@ -6,7 +6,7 @@ Buffers, with ``n`` elements in the larger one (see :mod:`autotune.domains.c3.sc
 collective      input     output     meaning
 =============== ========= ========== ==========================================================================
 all_gather      ``n/W``   ``n``      ``output[r*n/W : (r+1)*n/W]`` is rank r's input
-all_to_all      ``n``     ``n``      ``output[r*n/W : ...]`` is what rank r has at ``input[me*n/W : ...]``
+all_to_all      ``n``     ``n``      ``output[r*n/W : ...]`` is rank r's ``input[me*n/W : ...]``
 reduce_scatter  ``n``     ``n/W``    sum over ranks of ``input[me*n/W : ...]``
 all_reduce      ``n``     ``n``      sum over ranks of ``input``
 =============== ========= ========== ==========================================================================
@@ -92,7 +92,6 @@ def open_collective(
 
     Raises:
         Unsupported: the devices do not support it (no peer access, for example); a one-line message.
-        Unsupported: the devices cannot do it (no peer access, say); one line.
     """
     side = group.device.type
     strategy = KINDS[side].of(config)

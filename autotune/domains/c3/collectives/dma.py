@@ -65,7 +65,7 @@ class CopyCollective:
             self.output = self._shared.view(dtype, spec.numel)
             if reducing:
                 self.output = torch.empty(self._part, dtype=dtype, device=group.device)
-        # A copy to each peer: the data it gathers or reduces, to this rank's slot of its shared buffer.
+        # Each peer's gathered or reduced data is copied to this rank's slot in the peer's shared buffer.
         source, step = self._source.data_ptr(), 0 if spec.op == "all_gather" else self._bytes
         pointers, mine = self._shared.pointers, me * self._bytes
         self._pieces = cuts(self._bytes, chunks)
@@ -148,7 +148,7 @@ class CopyCollective:
 
 
 def cuts(nbytes: int, chunks: int) -> list[tuple[int, int]]:
-    """Split ``nbytes`` into ``chunks`` pieces (offset, size) of whole cache lines; the last ones may be empty."""
+    """Split ``nbytes`` at cache-line boundaries into ``chunks`` pieces (offset, size); the last ones may be empty."""
     step = -(-nbytes // (chunks * _LINE)) * _LINE
     begins = [min(nbytes, c * step) for c in range(chunks)]
     return [(begin, min(nbytes, begin + step) - begin) for begin in begins]

@@ -150,7 +150,7 @@ class Overlapped:
         return self._ready.buffers
 
     def open(self, inputs: Any, like: Tensor, *, kwargs: Kwargs | None = None) -> None:
-        """Look up the scenario and make buffers and streams, once; by default in the first call. A collective call.
+        """Look up the scenario and make buffers and streams before the first call. A collective call.
 
         Args:
             inputs, kwargs: example inputs of the computation, for their shapes.

@@ -41,11 +41,12 @@ def fsdp(model: nn.Module, *, steps: int = 0, db: str | None = None, group: dist
         fully_shard(model)
         autotune.fsdp(model, steps=60)
 
-    For the all-gathers and reduce-scatters of each size, the choices are torch's own group, NCCL with fewer thread
-    blocks, copy engines, and a kernel that reduces directly from peer memory; and prefetching. The first training step
-    is stock FSDP2. After it rank 0 looks up the strategies. With ``steps``, missing ones are searched in the next steps
-    and stored. Without ``steps``, and for a strategy that cannot run, FSDP2 stays as it is. Parameters, checkpoints,
-    mixed precision, ``reshard_after_forward`` and gradient accumulation are unchanged. Every rank makes the same call.
+    All-gathers and reduce-scatters of each size run in torch's own group, in NCCL with fewer thread blocks, on copy
+    engines, or in a kernel that reduces directly from peer memory. Prefetching is also a choice. The first training
+    step is stock FSDP2. After it rank 0 looks up the strategies. With ``steps``, missing ones are searched in the next
+    steps and stored. Without ``steps``, and for a strategy that cannot run, FSDP2 stays as it is. Parameters,
+    checkpoints, mixed precision, ``reshard_after_forward`` and gradient accumulation are unchanged. Every rank makes
+    the same call.
 
     Args:
         model: the model; its forward pass starts a step. Modules with custom collectives of the program are skipped.

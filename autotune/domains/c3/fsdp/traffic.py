@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter  # torch exports them nowhere else
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter  # not exported elsewhere
 
 from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
 from autotune.domains.c3.collectives.host import all_gather, reduce_scatter

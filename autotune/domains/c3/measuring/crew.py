@@ -1,4 +1,4 @@
-"""The processes of one group of ranks, which start, receive jobs and are killed together."""
+"""The processes of one group of ranks: all of them start, receive jobs and are killed together."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class Crew:
                 raise self._silent([rank], lambda phase: 60.0) from None
 
     def _dead(self, rank: int, death: ChildDied) -> Lost:
-        """A rank died. Others may follow within moments; the first that did not abort is to blame."""
+        """The error for a dead rank. Others may die within moments; the first that did not abort is to blame."""
         dead = {rank: death}
         time.sleep(0.02)
         for other, seat in enumerate(self._seats):

@@ -73,7 +73,7 @@ class Ranks:
         self.bytes_moved = 0
         self.others: float | None = None
         self.references: dict[str, float] = {}
-        self._spawn()  # imports while the caller is still compiling
+        self._spawn()  # the processes import modules while the caller compiles
 
     def __enter__(self) -> Ranks:
         return self
