@@ -40,7 +40,7 @@ class Actor:
     """The actor's interface for the driver.
 
     Args:
-        remote: creates a :data:`Remote` from the seconds for a build and its environment variables.
+        remote: creates a ``Remote`` from the seconds for a build and its environment variables.
     """
 
     def __init__(self, remote: Any) -> None:
@@ -86,8 +86,7 @@ class Outbox:
         self._frames.put(dict(message))
 
     def take(self, wait_s: float) -> list[dict[str, Any]]:
-        """Return all queued frames; waits for the first. If it is a progress frame, waits :data:`_GATHER_S` for
-        more."""
+        """Return all queued frames; waits for the first. If it is a progress frame, waits ``_GATHER_S`` for more."""
         found: list[dict[str, Any]] = []
         end = time.monotonic() + wait_s
         while len(found) < _MANY:
