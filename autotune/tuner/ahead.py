@@ -89,7 +89,7 @@ class Ahead:
         return self._done == self._put
 
     def _leave(self, coming: Sequence[int]) -> None:
-        """Drop what is left of other workloads than ``coming``, unless one of those has such a part too."""
+        """Drop the unused builds of workloads outside ``coming``, except those of parts that ``coming`` shares."""
         with self._lock:
             self._wanted = set(coming)
             left = [self._handed.pop(k) for k in list(self._handed) if k not in self._wanted]
