@@ -1,5 +1,4 @@
-"""Tools for running contenders in turn: exclusive turns on the device, templates compiled in threads, capture checks,
-differences.
+"""Tools for timing contenders in turn: device lock, templates in threads, capture checks, differences.
 
 Several processes prepare contenders in parallel, and only one at a time measures on the device. Compilation takes most
 of a benchmark's time, mostly on one processor, so parallel compilation takes a fraction of it. Measurements must not

@@ -68,7 +68,7 @@ class Decision:
         counts: occurrences of each family in the step.
         gains: gain of each family for the step in microseconds, None if unknown.
         in_step: families whose kernels' time in the step is known from the profiler; the others' time is measured
-        alone.
+            alone.
         graphs: see :class:`autotune.runtime.inductor.verdict.Trial`.
         missed: regions of the step without a stored kernel: by fingerprint, the device and the workload.
     """
@@ -399,8 +399,7 @@ def _gain(family: Family) -> float:
 
 
 def _groups(families: Mapping[str, Family]) -> list[frozenset[str]]:
-    """Return the first sets to leave out: the families of small gain, then each half of the others, the lower gain
-    first."""
+    """Return the first sets to leave out: families of small gain, then both halves of the others, lower gain first."""
     small = frozenset(name for name, f in families.items() if _gain(f) < SMALL)
     others = frozenset(families) - small
     found = [small, *(_halves(others, families) if len(others) > 1 else [others])]

@@ -65,11 +65,11 @@ class Step:
         captured: True if it ran as one CUDA graph; if not, on a GPU, its time includes launches from Python.
         prepare_s: seconds of its first call, with compilation and without waiting for the device.
         difference: difference of its results from eager's (:func:`autotune.bench.contenders.difference`); None if the
-        step draws random numbers. For eager, the difference of two runs with one seed.
+            step draws random numbers. For eager, the difference of two runs with one seed.
         largest: magnitude of the largest element of its first result: the loss, in training.
         kernels: of one step, :func:`autotune.bench.kernels.summed`; None on a CPU, and if the profiler reports none.
         peak_bytes: peak device memory of a step run alone from Python. It includes the memory allocated before the
-        comparison, such as parameters and inputs. None on a CPU.
+            comparison, such as parameters and inputs. None on a CPU.
         samples: in microseconds, one per round; equal indices of all contenders are of the same round.
     """
 
@@ -89,8 +89,7 @@ class Step:
         return self.difference == math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON for ``--json``, without samples. Infinities are null, and ``disagrees`` is true for an
-        infinite difference."""
+        """Return the JSON for ``--json``, without samples; infinities are null, marked by ``disagrees``."""
         found = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in vars(self).items()}
         del found["samples"]
         return {**found, "disagrees": self.disagrees}
@@ -105,11 +104,11 @@ class Comparison:
         device: "cpu" or "cuda:N"; ``modes``: of ``torch.compile``, without its own CUDA graphs.
         counters: nonzero counts of ``autotune.counters()``.
         random: True if the step draws random numbers; ``changing``: True if its results vary for another reason, such
-        as in-place changes of its inputs. Differences from eager are then meaningless.
+            as in-place changes of its inputs. Differences from eager are then meaningless.
         seconds: of "timing" and, on a GPU, of "kernels".
         others: processors that other processes kept busy during the timing (CPU).
         missed: regions of the step without a stored kernel: by fingerprint, the device and the workload.
-        coverage: the operators run by stored kernels and by Inductor, with reasons.
+        coverage: regions and operators run by stored kernels or by Inductor, with reasons.
     """
 
     steps: Mapping[str, Step]
@@ -151,7 +150,7 @@ class Peer:
 
     Attributes:
         make: returns a replacement of the compared function, called with the step's inputs. For a training step, it
-        must use the function's parameters.
+            must use the function's parameters.
         captured: True to capture the step in one CUDA graph; False if it creates CUDA graphs.
     """
 
@@ -223,11 +222,12 @@ def compare(
         args, kwargs: its inputs, on ``device``.
         train: True for forward and backward; a parameter or input must require grad.
         mode: one or several modes of ``torch.compile``, for both compilers. The step is captured as a whole, so a mode
-        with CUDA graphs is replaced by its counterpart without them.
+            with CUDA graphs is replaced by its counterpart without them.
         policy: of the final comparison (its rounds and seconds).
         say: called with each stage (a prepared contender, "timing", "kernels", "timing with peers") and its seconds.
         peers: additional contenders, by name. They are prepared last and timed in turn with all the others. If a peer
-        breaks the timing, or exhausts another contender's memory, the others keep their earlier times without peers.
+            breaks the timing, or exhausts another contender's memory, the others keep their earlier times without
+            peers.
 
     Raises:
         NotCompared: the eager step fails.
@@ -412,8 +412,7 @@ def _repeated(step: Call, first: object, device: str) -> tuple[float, bool]:
 
 @dataclass(frozen=True)
 class _Timed:
-    """Samples by contender, contenders not captured, failures with their errors, and processors busy with other
-    processes."""
+    """Samples and errors by contender, refused captures, and processors that other processes kept busy."""
 
     samples: Mapping[str, Sequence[float]]
     refused: frozenset[str]

@@ -71,8 +71,8 @@ class Ahead:
             self._thread.join(timeout=_JOIN_S)  # it may still compute compositions, which are not needed
 
     def reach(self, i: int, then: Sequence[int] | None = None) -> None:
-        """Prefetch for workload ``i``, whose search begins now, and for ``then``, the next ones; None for all that
-        follow."""
+        """Prefetch for workload ``i``, which is searched now, and for ``then``, the next ones (None: all that
+        follow)."""
         if not self._active:
             return
         coming = [i, *(range(i + 1, len(self._workloads)) if then is None else then)][:WORKLOADS]

@@ -54,7 +54,7 @@ class Context:
         lent: worker and pools owned and closed by the caller.
         picked: the cost model's picks by workload and space.
         told: workload to the fingerprints of its device (or devices) and their software, if they are another host's,
-        which has stored them.
+            which has stored them.
     """
 
     store: Store
@@ -176,8 +176,7 @@ class Context:
         return Session(self, task, self.key(task.workload), self.worker(task.workload), budget, narrowed, whole)
 
     def scope(self, key: Key) -> str:
-        """Return a digest of the restrictions of this run's searches of ``key``, which separates their efforts from
-        others.
+        """Return a digest of the restrictions on this run's searches of ``key``, which distinguishes their efforts.
 
         The domain's restrictions beyond the shipped spaces are included only after a call of :meth:`key` for the
         workload.

@@ -26,20 +26,20 @@ class SearchOptions:
 
     Attributes:
         trials: candidates for each workload, its parts included, but without the few compositions measured as a whole;
-        None for as long as there is gain.
+            None for as long as there is gain.
         timeout: seconds for all workloads together. Each workload gets a share of the remaining time by its weight, so
-        unused time goes to later workloads.
+            unused time goes to later workloads.
         patience: candidates measured without a gain of 1% before a workload's search ends; see :class:`Budget`.
         sampler: of :data:`autotune.tuner.proposals.samplers.SAMPLERS`, or ``NONE`` for the domain's cost model alone.
         seed: of the sampler and of the random inputs for verification.
         space_file: a user's narrowed copy of the domain's search space. The default and stored candidates outside it
-        are compared, but never deployed.
+            are compared, but never deployed.
         method: a method of the domain, "" for all of them; see :meth:`autotune.task.Task.under`.
         policy: measurement policy, part of the key of all stored records; None for the domain's.
         weights: fingerprint to share of the time; 1 for a missing one.
         seeds: fingerprint to configurations measured before the sampler's proposals; they count as ``trials``.
         numerics: torch's numeric settings of the workloads' program, applied where they are measured; a result of
-        :func:`autotune.numerics.read`. None for those of this process.
+            :func:`autotune.numerics.read`. None for those of this process.
         every: True to begin every workload even if the time is up, the last ones for a moment each.
 
     Raises:
@@ -70,8 +70,7 @@ class SearchOptions:
         return Budget(self.trials, seconds, self.patience)
 
     def to_json(self) -> dict[str, Any]:
-        """Return keyword arguments for equal options in another process, without ``policy`` and with this process's
-        numerics."""
+        """Return keyword arguments for equal options elsewhere, with this process's numerics and without ``policy``."""
         given = numerics.read() if self.numerics is None else dict(self.numerics)
         return asdict(replace(self, policy=None, numerics=given))
 
@@ -82,9 +81,9 @@ class Budget:
 
     Attributes:
         trials: maximum of new candidates measured; repeats and rejected ones are free. None for as long as there is
-        gain, and 256 at most.
+            gain, and 256 at most.
         timeout: seconds, including the final comparison, for which a quarter (at most 30 s) is reserved; None for no
-        limit.
+            limit.
         patience: candidates measured without a gain of 1% before giving up; None for half of ``trials`` and at least
             40 (48 where ``trials`` is None), 0 for never.
         final: seconds of ``timeout`` reserved for the final comparison, if known from earlier workloads.

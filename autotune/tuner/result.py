@@ -62,7 +62,7 @@ class Result:
         default_us: the default's latency from the same comparison; its first timing if it was too slow for it.
         baselines: name to latency; None for one that failed, with the reason in ``baseline_errors``.
         references: name to latency of references timed in the same comparison that do not do the whole work (a part of
-        it, for example).
+            it, for example).
         metrics: domain-specific figures for the best candidate, by name.
         winner: "autotune", or the baseline that is deployed because it was faster; empty before a final comparison.
         deployed_us: latency of the deployed code.
@@ -71,7 +71,7 @@ class Result:
         seconds: duration of the search, including the final comparison; ``search_s`` of them before it.
         restarts: replaced worker processes; ``restart_s`` is the seconds spent waiting for their starts.
         others: processors that other processes kept busy during the final comparison (CPU only): near 0 on a quiet
-        machine. Larger values are a reason to search again.
+            machine. Larger values are a reason to search again.
         interrupted: ended by the user.
         begun: False if the run's time was up before this workload; the result is then an earlier search's.
         error: the error that prevented measurements; empty without one.

@@ -33,7 +33,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
 
     Args:
         granted: the workload's share of the run's time in seconds, for comparison with earlier efforts; None for
-        ``budget.timeout``.
+            ``budget.timeout``.
 
     Raises:
         UserError: the arguments or the search-space file are wrong, or the database is unusable.

@@ -154,8 +154,7 @@ def check_reachable(store: Store, nodes: Sequence[Node], host: str) -> None:
 
 
 class Run:
-    """A search of workloads with the same number of devices: starts lanes on free nodes and processes their
-    messages."""
+    """Search of workloads with equal numbers of devices: starts lanes on free nodes and processes their messages."""
 
     def __init__(self, cluster: Cluster, engine: Engine, context: Context, turns: Turns, devices: int) -> None:
         self._cluster, self._engine, self._context, self._devices = cluster, engine, context, devices

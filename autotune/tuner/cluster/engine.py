@@ -98,8 +98,7 @@ class Engine:
         return self._ray.put(dict(value))
 
     def start(self, node: Node, gpus: int, cpus: float) -> Remote:
-        """Start a lane's actor on a node, once ``gpus`` GPUs and ``cpus`` processors are free there at the same
-        time."""
+        """Start a lane's actor on a node, once its ``gpus`` GPUs and ``cpus`` processors are free together."""
         return Remote(self._ray, node, gpus, cpus, self._search)
 
     def ready(self, remotes: Sequence[Remote], wait_s: float) -> list[Remote]:
@@ -120,8 +119,7 @@ class Engine:
     def call(
         self, function: Any, args: Any, device: str, url: str, more: tuple[Any, ...], nodes: Sequence[Node], gpus: int
     ) -> Any:
-        """Call ``function(args, device, store, *more)`` on the first of these nodes, or any; print its stderr output
-        here.
+        """Call ``function(args, device, store, *more)`` on the first of ``nodes``, or on any; print its stderr here.
 
         Raises:
             UserError: the function raised it, or the node cannot import the function.

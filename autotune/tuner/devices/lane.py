@@ -34,8 +34,7 @@ class Sender(Protocol):
 
 
 class Lane:
-    """The lane's side of the protocol. The parent's kill ends the resources that it opens, as for every measuring
-    process."""
+    """The lane's side of the protocol; its resources end with the parent's kill, as in every measuring process."""
 
     def __init__(self) -> None:
         self._open = ExitStack()

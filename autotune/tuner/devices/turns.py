@@ -52,8 +52,7 @@ class Clock:
         return other
 
     def granted(self, i: int) -> float | None:
-        """Return workload ``i``'s share of the devices' total seconds, regardless of use so far; ``timeout`` at
-        most."""
+        """Return workload ``i``'s share of the devices' total seconds, used or not; ``timeout`` at most."""
         if self._timeout is None:
             return None
         return self._timeout * min(1.0, self._devices * self._shares[i] / sum(self._shares))

@@ -156,8 +156,7 @@ def _search_part(
     parts: Parts,
     granted: float | None,
 ) -> list[Ranked]:
-    """Return the candidates of a part, fastest first; search it unless a stored effort suffices. Adds to the counts of
-    ``s``.
+    """Return a part's candidates, fastest first; search it if no stored effort suffices. Updates counts of ``s``.
 
     Args:
         followed: compositions whose parts share the remaining budget.
@@ -252,8 +251,7 @@ def _stored(s: Session, part: Workload, key: Key) -> list[Ranked]:
 
 
 def _wholes(s: Session, compositions: Sequence[Composition], parts: Parts) -> list[Config]:
-    """Return the configurations to measure as wholes: the best of each composition, then the second ones,
-    :data:`WHOLES` at most."""
+    """Return the configurations to measure as wholes: the best of each composition, then the second ones."""
     first: list[Ranked] = []
     second: list[Ranked] = []
     for c in compositions:
@@ -286,10 +284,9 @@ def _space_of(s: Session, config: Config) -> Space | None:
 
 
 def _polish(s: Session) -> None:
-    """Try the neighbours of the best whole. Consecutive parts share caches, which their separate searches did not
-    measure.
+    """Try the neighbours of the best whole, until the trials or the time run out.
 
-    Stops when the trials or the time run out.
+    Consecutive parts share caches, which their separate searches did not measure.
     """
     ranking = s.ranking()
     most = _POLISH if s.trials_left is None else min(_POLISH, s.trials_left)
@@ -420,8 +417,7 @@ class Parts:
         return chosen
 
     def share(self, part: Workload, compositions: Sequence[Composition]) -> float:
-        """Return a part's share of the remaining budget, in proportion to the modelled latencies of the unsearched
-        parts."""
+        """Return a part's share of the remaining budget, by the modelled latencies of the unsearched parts."""
         weights: dict[str, float] = {}
         for rank, c in enumerate(compositions):
             for p, weight in zip(c.parts, c.weights, strict=True):

@@ -63,10 +63,10 @@ class Explorer:
     Args:
         until_s: seconds after the session's start when screening ends; None for no limit.
         patience: measured candidates without a gain of 1% after which screening ends; 0 for never. A nonzero patience
-        also ends it at the floor, where no gain is possible.
+            also ends it at the floor, where no gain is possible.
         history: the study that proposes; None for seeds only (and neighbours, with ``polish``).
         polish: True to replace every other proposal of the sampler by a neighbour of the best so far. Kernels differ by
-        one or two per cent near the optimum, and a sampler that models the whole space resolves that slowly.
+            one or two per cent near the optimum, and a sampler that models the whole space resolves that slowly.
         prune: True to skip proposals that the cost model expects to be slow.
     """
 
@@ -203,8 +203,7 @@ class Explorer:
         return key in self.s.known or key in self._flying or key in self._awaited or key in self._hopeless
 
     def _inside(self) -> list[Measurement]:
-        """Return the working candidates of this space, fastest first. The session may also have those of other
-        compositions."""
+        """Return the working candidates of this space, fastest first, without those of other compositions."""
         return [m for m in self.s.ranking() if m.config.keys() == self._names]
 
     def _fresh(self) -> list[Config]:

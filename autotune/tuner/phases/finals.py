@@ -144,7 +144,7 @@ def _compared(s: Session, contenders: Sequence[Contender]) -> dict[str, Outcome]
 
     Raises:
         MachineFault: the repetition had a machine fault too. Without the failed contender, such as a baseline, the
-        decision could differ.
+            decision could differ.
         UserError: a setting is wrong.
     """
     outcomes: dict[str, Outcome] = {}
@@ -214,8 +214,7 @@ def _default_us(s: Session) -> float | None:
 
 
 def _beats(candidate: Outcome, baseline: Outcome) -> bool:
-    """True if the candidate is faster in the median and in most rounds; samples of one round are taken close
-    together."""
+    """True if the candidate is faster in the median and in most rounds, whose samples are taken close together."""
     a, b = candidate.latency_us, baseline.latency_us
     if a is None or b is None or a >= b:
         return a is not None and b is None

@@ -45,7 +45,7 @@ class Sampler:
     Attributes:
         make: Optuna's sampler for a seed.
         guided: True if the search adds neighbours of the best and prunes candidates by the cost model. Samplers that
-        serve as references are not guided.
+            serve as references are not guided.
     """
 
     make: Callable[[int | None], BaseSampler]
