@@ -199,7 +199,8 @@ def difference(got: Any, want: Any) -> float:
 def largest(results: Any) -> float | None:
     """Return the largest magnitude in the first floating-point result: the loss, in training.
 
-    None without such a result, or if it is empty."""
+    None without such a result, or if it is empty.
+    """
     for t in pytree.tree_leaves(results):
         if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()):
             return float(t.abs().max()) if t.numel() else None

@@ -168,8 +168,8 @@ def step_of(
 ) -> Call:
     """Return a step: the forward pass without ``wanted``, else the results and the gradients of ``wanted``.
 
-    The backward pass starts from a gradient of ones for every result that requires grad. For a loss, that is the usual
-    start. Inside a larger model, the gradients of later layers would be in their place.
+    The backward pass starts from gradients of ones for all results that require grad. For a single loss, that is its
+    usual gradient. For other results, the ones replace the gradients from later layers of a larger model.
     """
     leaves = list(wanted)
 

@@ -37,7 +37,7 @@ NICE = 5
 
 @dataclass(frozen=True)
 class Built:
-    """The result of a build: an artifact, or one line with the reason why there is none.
+    """The result of a build: an artifact, or the reason for its absence in one line.
 
     ``fault`` is set if the candidate is not to blame: the disk is full, or the compile process does not start or was
     killed.
@@ -71,7 +71,7 @@ class _Job(NamedTuple):
     urgency: int
     number: int
     subject: tuple[Workload, str, Config] | None
-    """None ends the thread that takes it."""
+    """None ends the thread that receives the job."""
     future: Future[Built] | None
 
 

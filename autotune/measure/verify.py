@@ -1,8 +1,8 @@
 """Verification of a candidate's output against an fp64 oracle, with tolerances by storage type and reduction length.
 
 A tolerance is ``rtol * |expected| + atol``. ``rtol`` is one rounding to the storage type plus the error of fp32
-arithmetic. That error grows with the square root of the reduction length, since rounding errors of a tree or blocked
-sum add up like a random walk.
+arithmetic. That error grows with the square root of the reduction length: rounding errors of a tree or blocked sum add
+up like a random walk.
 
 ``atol`` is the same relative error applied to the typical size (root mean square) of the expected output: an element
 that is small by cancellation has the error of the cancelled terms. ``atol`` scales with the output. A constant for

@@ -129,7 +129,7 @@ class Worker:
     matching status. The process and its descendants are then replaced.
 
     Args:
-        workload: what to measure; :meth:`open` changes to another without a new process.
+        workload: the first workload; :meth:`open` switches to another without a new process.
         device: "cpu" or "cuda:N".
         policy: the measurement policy; its deadlines apply to each step of a job.
 
@@ -174,7 +174,7 @@ class Worker:
 
         Args:
             stage: "screen" (cheap) or "repeat" (more samples).
-            seed: of the random inputs it is verified on.
+            seed: of the random inputs for verification.
             limit_us: for "screen": candidates slower than this get three samples only.
 
         Raises:

@@ -34,7 +34,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """A workload's place on the roofline: bytes that a perfect implementation moves, and microseconds."""
+    """A workload's point on the roofline: bytes that a perfect implementation moves, and microseconds."""
 
     bytes: int
     us: float

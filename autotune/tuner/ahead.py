@@ -71,8 +71,7 @@ class Ahead:
             self._thread.join(timeout=_JOIN_S)  # it may still compute compositions, which are not needed
 
     def reach(self, i: int, then: Sequence[int] | None = None) -> None:
-        """Prefetch for workload ``i``, which is searched now, and for ``then``, the next ones (None: all that
-        follow)."""
+        """Prefetch for workload ``i``, searched now, and for ``then``, the next ones (None: all that follow)."""
         if not self._active:
             return
         coming = [i, *(range(i + 1, len(self._workloads)) if then is None else then)][:WORKLOADS]
@@ -160,7 +159,7 @@ def beginnings(context: Context, task: Task) -> Iterator[Config]:
     for config in itertools.chain((seed.config for seed in known), _liked(context, task, space)):
         config = task.normalize(config)
         key = config_key(config)
-        # The default comes first, and is measured in any case.
+        # The default is first, and is always measured.
         if key not in found and (not found or task.reject(config) is None):
             found.add(key)
             yield config

@@ -1,4 +1,4 @@
-"""The options of a run, and how much the search of one workload may spend."""
+"""The options of a run, and the budget for the search of one workload."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Budget:
         timeout: seconds, including the final comparison, for which a quarter (at most 30 s) is reserved; None for no
             limit.
         patience: candidates measured without a gain of 1% before giving up; None for half of ``trials`` and at least
-            40 (48 where ``trials`` is None), 0 for never.
+            40 (48 if ``trials`` is None), 0 for never.
         final: seconds of ``timeout`` reserved for the final comparison, if known from earlier workloads.
     """
 

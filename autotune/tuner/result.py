@@ -27,7 +27,7 @@ class Progress:
         measured: candidates measured by this search, failures included; at most ``trials``.
         best_us: the best latency so far in microseconds, None before the first one.
         left_s: seconds of the time budget left; None without one.
-        note: one line about what just happened.
+        note: one line on the last event.
         part: True if ``best_us`` is of a part of the workload that is searched separately.
         device: the device, in a search on several; else empty.
         saved_us: at the end, microseconds saved per call against the fastest baseline; 0 if a baseline won.

@@ -151,8 +151,9 @@ def in_rounds(names: Sequence[str], policy: Policy, sample: Callable[[str], floa
 def balanced(contenders: Sequence[T]) -> Iterator[list[T]]:
     """Yield an endless sequence of orders, one per round, each with every contender once.
 
-    Over as many rounds as contenders (twice as many for an odd number), every contender has each position equally
-    often, and follows every other one equally often within a round. After-effects of a contender, such as a lower clock
+    The orders are balanced over as many rounds as contenders, or twice as many for an odd number. Every contender then
+    has each position equally often, and follows every other one equally often within a round. After-effects of a
+    contender, such as a lower clock
     after a large GEMM, thus affect all others equally. A rotated order would always put each contender after the same
     other one. The orders form a Latin square after E. J. Williams, "Experimental designs balanced for the estimation of
     residual effects of treatments" (1949).

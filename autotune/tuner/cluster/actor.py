@@ -262,7 +262,8 @@ def drop_shared(search: str) -> None:
 def shared_folder(search: str) -> Path | None:
     """Return this node's folder that all builds of a search share, or None if it cannot be created safely.
 
-    The last of the build processes to exit removes the folder, unless it is killed."""
+    The last of the build processes to exit removes the folder, unless it is killed.
+    """
     import fcntl
 
     folder = _folder(search)

@@ -248,7 +248,7 @@ def remote_builds(timeout_s: float, environment: Mapping[str, str], search: str)
 
     Args:
         environment: variables of the tasks' workers.
-        search: as of :func:`autotune.tuner.cluster.actor.build`.
+        search: see :func:`autotune.tuner.cluster.actor.build`.
     """
     import ray
 

@@ -22,7 +22,7 @@ class Clock:
     """Shares a run's seconds among its workloads.
 
     Every workload has a fixed cost: its inputs, the compilation of baselines and the final comparison. The clock learns
-    the fixed cost from finished workloads and reserves it for the remaining ones, so that a run of many workloads stays
+    the fixed cost from finished workloads and reserves it for the remaining ones. A run of many workloads thus stays
     within its total time. The first workload is excluded, since its cost includes the start of the worker and the
     compile processes.
 
