@@ -74,8 +74,7 @@ def saved(counted: Iterable[Saving], verdicts: Sequence[Verdict]) -> list[Saved]
 
 
 def _step(verdict: Verdict) -> tuple[str, float] | None:
-    """Return the shared name of a step's graphs, and the microseconds that the step saves, or None if it was not
-    timed."""
+    """Return the shared name of a step's graphs, and the microseconds saved per step; None if not timed."""
     record = verdict.record
     theirs, ours = record.get("compile_us"), record.get("autotune_us")
     if not is_number(theirs):

@@ -42,7 +42,7 @@ from autotune.workload import Workload
 EAGER, COMPILE, AUTOTUNE = "eager", "torch.compile", "autotune"
 CONTENDERS = (EAGER, COMPILE, AUTOTUNE)
 CHANGING = 0.05
-"""Difference between two runs with one seed beyond rounding: a step above it modifies its inputs."""
+"""Largest difference between two runs with one seed that rounding explains; a step above it modifies its inputs."""
 _LEAD_S = 0.3
 """Seconds after which the device's clock has settled to a sustained load."""
 
@@ -226,8 +226,7 @@ def compare(
         policy: of the final comparison (its rounds and seconds).
         say: called with each stage (a prepared contender, "timing", "kernels", "timing with peers") and its seconds.
         peers: additional contenders, by name. They are prepared last and timed in turn with all the others. If a peer
-            breaks the timing, or exhausts another contender's memory, the others keep their earlier times without
-            peers.
+            breaks the timing, or leaves another contender without memory, the others keep their times without peers.
 
     Raises:
         NotCompared: the eager step fails.

@@ -120,7 +120,7 @@ class CompilePool:
     def submit(self, workload: Workload, device: str, config: Config) -> Future[Built]:
         """Build ``config``. The future never raises: failures are :class:`Built` with a reason.
 
-        A finished prefetched build is returned; a queued one is built now.
+        A finished or running prefetched build is returned; a queued one is built now.
         """
         subject = (workload.fingerprint, device, config_key(config))
         with self._lock:

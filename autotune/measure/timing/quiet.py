@@ -176,7 +176,8 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _physical(device: str) -> str:
-    """Return a device's name after CUDA_VISIBLE_DEVICES: with 3, ``cuda:0`` is another device than without it."""
+    """Return a device's name with CUDA_VISIBLE_DEVICES applied: ``cuda:0`` under 3 is another device than without
+    it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     index = device.partition(":")[2]
     if device.startswith("cuda") and visible and index.isdigit():

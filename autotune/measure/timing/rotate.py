@@ -4,8 +4,8 @@ Every call uses another copy of the inputs, and its results are kept until the c
 results are larger than the caches, so a call's data is cold.
 
 Right before each sample, the same contender runs untimed on the previous copy, which loads its code into the caches.
-One call is enough: a second one reduces a case of 40 us by 4 us. Without it, the code of the previous contender would
-be in the caches.
+One call is enough: a second one reduces a case of 40 us by 4 us. Without an untimed call, the caches would contain the
+code of the previous contender.
 
 Swept caches would contain neither data nor code. Contenders with much Python code (eager's operators, Dynamo's
 wrappers, 300 to 400 us of them) would then pay for cold code regardless of the computation. Contenders with little

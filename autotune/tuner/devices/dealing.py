@@ -193,7 +193,7 @@ class Dealing:
         return self._turns.options
 
     def _again(self, lane: Lane, turn: int | None) -> bool:
-        """Queue a failed turn on another device without faults; False if it is not retried."""
+        """Queue a failed turn on another device that has no faults; return False if there is no retry."""
         others = [other for other in self._alive() if other is not lane and not other.faults]
         if turn is None or turn in self._tried or not others or self._stopped:
             return False
