@@ -49,9 +49,8 @@ class Child:
 
     Its standard error goes to an unnamed temporary file, so that an expected crash does not reach the user's terminal.
     Without ``log``, it is inherited. The child has the same ``sys.path`` as this process. It dies with its parent, even
-    one killed by SIGKILL (see
-    :func:`autotune.measure.wire.prepare`), and on Linux with the thread that started it. :meth:`kill` takes its
-    descendants along.
+    one killed by SIGKILL (see :func:`autotune.measure.wire.prepare`), and on Linux with the thread that started it.
+    :meth:`kill` takes its descendants along.
     """
 
     def __init__(self, module: str, env: Mapping[str, str] | None = None, *, log: bool = True) -> None:

@@ -84,8 +84,8 @@ class Budget:
             gain, and 256 at most.
         timeout: seconds, including the final comparison, for which a quarter (at most 30 s) is reserved; None for no
             limit.
-        patience: candidates measured without a gain of 1% before giving up; None for half of ``trials`` and at least
-            40 (48 if ``trials`` is None), 0 for never.
+        patience: candidates measured without a gain of 1% before giving up; None for half of ``trials`` and at least 40
+            (48 if ``trials`` is None), 0 for never.
         final: seconds of ``timeout`` reserved for the final comparison, if known from earlier workloads.
     """
 

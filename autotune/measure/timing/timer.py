@@ -153,10 +153,9 @@ def balanced(contenders: Sequence[T]) -> Iterator[list[T]]:
 
     The orders are balanced over as many rounds as contenders, or twice as many for an odd number. Every contender then
     has each position equally often, and follows every other one equally often within a round. After-effects of a
-    contender, such as a lower clock
-    after a large GEMM, thus affect all others equally. A rotated order would always put each contender after the same
-    other one. The orders form a Latin square after E. J. Williams, "Experimental designs balanced for the estimation of
-    residual effects of treatments" (1949).
+    contender, such as a lower clock after a large GEMM, thus affect all others equally. A rotated order would always
+    put each contender after the same other one. The orders form a Latin square after E. J. Williams, "Experimental
+    designs balanced for the estimation of residual effects of treatments" (1949).
     """
     count = len(contenders)
     zigzag = [k // 2 if k % 2 == 0 else count - (k + 1) // 2 for k in range(count)]

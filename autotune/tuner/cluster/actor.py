@@ -121,8 +121,8 @@ class ClusterLane(Lane):
         """Return the first answer with the fingerprints of device and software, which identify the kind of device.
 
         Args:
-            message: as for any lane, plus the ``version`` of the driver's autotune and the text of the user's
-                ``space`` file, which is on the driver's host.
+            message: as for any lane, plus the ``version`` of the driver's autotune and the text of the user's ``space``
+                file, which is on the driver's host.
         """
         version, space = message.pop("version"), message.pop("space")
         if version != __version__:
