@@ -176,8 +176,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _physical(device: str) -> str:
-    """Return a device's name with CUDA_VISIBLE_DEVICES applied: ``cuda:0`` under 3 is another device than without
-    it."""
+    """Return a device's name with CUDA_VISIBLE_DEVICES applied: ``cuda:0`` is GPU 3 if the variable is 3."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     index = device.partition(":")[2]
     if device.startswith("cuda") and visible and index.isdigit():
