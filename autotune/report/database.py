@@ -344,5 +344,5 @@ def _kind(row: Overview) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number of a record that may be of another version or damaged, or None."""
+    """Return a number of a record, which may be from another source; None if it is not a number."""
     return float(value) if is_number(value) else None
