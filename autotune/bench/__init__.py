@@ -1,1 +1,1 @@
-"""Whole steps under each compiler, and what they launch."""
+"""Comparison of whole steps under each compiler, and of the kernels that they launch."""

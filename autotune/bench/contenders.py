@@ -1,9 +1,9 @@
-"""Tools to run contenders in turn: a turn on the device, templates in threads, watched captures, differences.
+"""Tools for timing contenders in turn: device lock, templates in threads, capture checks, differences.
 
-Several processes prepare contenders side by side, and one at a time times something on the device. Compiling peers
-takes most of a benchmark, and most of that is one processor's work. Side by side it takes a fraction, provided that
-nobody's timing meets another's kernels: what is measured here, and what Inductor measures to choose among its own
-kernels, is done under the lock that searches hold as well (:mod:`autotune.measure.timing.quiet`).
+Several processes prepare contenders in parallel, and only one at a time measures on the device. Compilation takes most
+of a benchmark's time, mostly on one processor, so parallel compilation takes a fraction of it. Measurements must not
+overlap with another process's kernels. The measurements of this module and Inductor's autotuning therefore hold the
+same lock as searches (:mod:`autotune.measure.timing.quiet`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from autotune.measure.timing.quiet import device_lock
 
 _METHODS = ("benchmark", "benchmark_gpu", "benchmark_gpu_with_cuda_graph")
 _PIECE = 1 << 24
-"""Elements that are compared at a time, so that doubles of a large tensor need not lie in memory beside it."""
+"""Elements compared at a time, which avoids an fp64 copy of a large tensor."""
 
 
 class Turns:
-    """The lock of a device for a whole process: whoever asks while one of its threads holds it goes on at once.
+    """Device lock of a whole process: while one thread holds it, other threads of the process enter without waiting.
 
-    A thread must not wait for another of its process, which may be waiting for it: autograd runs a backward pass in a
-    thread of its own, and a step that is recompiled while it is timed has Inductor time kernels there.
+    Threads of one process must not block each other, since the holder may wait for the other thread. Autograd runs a
+    backward pass in a separate thread, and during a recompilation within a timed step, Inductor times kernels there.
 
     Args:
         device: "cuda:N" or "cpu".
-        timeout_s: as of ``measure.timing.quiet.device_lock``.
+        timeout_s: see ``measure.timing.quiet.device_lock``.
 
     Attributes:
         waited_s: seconds spent waiting for other processes so far.
@@ -49,7 +49,7 @@ class Turns:
 
     @contextlib.contextmanager
     def mine(self) -> Iterator[None]:
-        """While open, no other process measures on the device."""
+        """Return a context in which no other process measures on the device."""
         with self._counting:
             if self._depth == 0:
                 begin = time.monotonic()
@@ -67,7 +67,7 @@ class Turns:
 
 @contextlib.contextmanager
 def inductor_takes_turns(turns: Turns) -> Iterator[None]:
-    """While open, what Inductor times in this process it times with ``turns`` held; what it compiles, without."""
+    """Return a context in which Inductor holds ``turns`` while it times kernels, but not while it compiles."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     kind = type(benchmarker)
@@ -95,9 +95,10 @@ def _in_turn(method: Callable[..., Any], turns: Turns) -> Callable[..., Any]:
 
 
 def room_for(contenders: int) -> contextlib.AbstractContextManager[object]:
-    """While open, Dynamo compiles a function as often for each of the contenders as it would for one.
+    """Return a context in which Dynamo's recompile limit applies to each contender separately.
 
-    It counts by code, which they share: the later one would be left to run as it is where the earlier took all.
+    Dynamo counts recompilations by code object, which the contenders share. With the default limit, later contenders
+    could fall back to eager.
     """
     config: Any = torch._dynamo.config
     found: contextlib.AbstractContextManager[object] = config.patch(recompile_limit=contenders * config.recompile_limit)
@@ -106,7 +107,7 @@ def room_for(contenders: int) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def compiled_anew() -> Iterator[None]:
-    """While open, Inductor takes no graph from its caches: of a cached one, nothing that is missed is counted."""
+    """Return a context in which Inductor uses no cached graphs, since cached ones do not count missed regions."""
     from torch._functorch import config as aot_config
     from torch._inductor import config
 
@@ -115,7 +116,7 @@ def compiled_anew() -> Iterator[None]:
 
 
 class Watched:
-    """A contender that notices when it could not be captured: it is called plainly after it was called in a capture."""
+    """Contender wrapper that detects a refused capture: a plain call after a call within a capture."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.call, self.tried, self.refused = call, False, False
@@ -130,11 +131,12 @@ class Watched:
 
 @contextlib.contextmanager
 def templates_in_threads(wanted: bool = True) -> Iterator[None]:
-    """Let Inductor compile the templates of matrix products in threads of this process; what it chooses is the same.
+    """Let Inductor compile matrix-product templates in threads of this process; its choices are the same.
 
-    In its compiling processes (torch 2.11) their results do not reach this one: each of the twenty of a product is
-    compiled again when it is timed, one after the other, 10 s a product where threads take 2. All its other kernels
-    stay with the processes: compiled in this one they were most of the time.
+    Results of Inductor's compile processes (torch 2.11) do not reach this process for templates. Each of a product's
+    twenty templates is then compiled again when it is timed, one after the other: 10 s per product, against 2 s in
+    threads. All other kernels stay in the compile processes, since compiling them in this process took most of the
+    time.
 
     Args:
         wanted: False changes nothing.
@@ -146,18 +148,18 @@ def templates_in_threads(wanted: bool = True) -> Iterator[None]:
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-    AsyncCompile.wait_pool_ready()  # until it is, everything compiles here, one kernel after the other
+    AsyncCompile.wait_pool_ready()  # until the pool is ready, all kernels compile here, one after the other
     begin = AlgorithmSelectorCache.make_precompile_fn
 
     def in_threads(*args: Any, **kwargs: Any) -> Any:
         with config.patch(compile_threads=1):
             return begin(*args, **kwargs)
 
-    # Not by config.patch, which other threads do not see: autograd's compile backward passes.
+    # Not with config.patch, which is local to a thread: autograd's threads compile backward passes.
     told = {name: getattr(config, name) for name in ("autotune_num_choices_displayed",) if hasattr(config, name)}
     AlgorithmSelectorCache.make_precompile_fn = in_threads  # type: ignore[method-assign]
     for name in told:
-        setattr(config, name, 0)  # a table for each product otherwise
+        setattr(config, name, 0)  # suppresses a table for each product
     try:
         yield
     finally:
@@ -167,13 +169,13 @@ def templates_in_threads(wanted: bool = True) -> Iterator[None]:
 
 
 def difference(got: Any, want: Any) -> float:
-    """Root mean square of the difference of all floating results over that of ``want``'s.
+    """Return the root mean square of the difference of all floating-point results, relative to that of ``want``.
 
-    A gradient that is None counts as zeros, since compilers differ in which they make of one that nothing contributes
-    to. Equal infinities, and NaN in the same place, are no difference.
+    A None gradient counts as zeros, since compilers return either for a parameter without contributions. Equal
+    infinities, and NaN at the same position, are no difference.
 
     Returns:
-        Infinity where results are of another number, shape or type, or finite in other places than ``want``'s.
+        Infinity if the results differ from ``want`` in number, shape, type or the positions of non-finite elements.
     """
     ours, theirs = pytree.tree_leaves(got), pytree.tree_leaves(want)
     if len(ours) != len(theirs):
@@ -195,7 +197,10 @@ def difference(got: Any, want: Any) -> float:
 
 
 def largest(results: Any) -> float | None:
-    """Largest magnitude in the first floating result: the loss, in training. None if there is none, or it is empty."""
+    """Return the largest magnitude in the first floating-point result: the loss, in training.
+
+    None without such a result, or if it is empty.
+    """
     for t in pytree.tree_leaves(results):
         if isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex()):
             return float(t.abs().max()) if t.numel() else None
@@ -203,7 +208,7 @@ def largest(results: Any) -> float | None:
 
 
 def _pieces(t: Tensor) -> Iterator[Tensor]:
-    """The elements of a tensor as doubles, :data:`_PIECE` at a time; complex numbers as their parts."""
+    """Yield a tensor's elements as fp64, :data:`_PIECE` at a time; complex numbers as real and imaginary parts."""
     t = t.detach()
     t = t.to_dense() if t.layout is not torch.strided else t
     t = torch.view_as_real(t.resolve_conj()) if t.is_complex() else t

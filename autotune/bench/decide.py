@@ -1,9 +1,11 @@
-"""The step decides: all that a search has found, beside ``torch.compile``, in the program it was found for.
+"""Decision by the whole step: stored kernels against ``torch.compile`` in the program that they were found for.
 
-A kernel that is faster alone need not make its step faster. Where the step is not, families of regions are left to
-Inductor, the least gain first, and what is left out is measured each time. The best is stored as a verdict on the
-step's graphs, which deployment obeys. Where attention is rewritten, families have to pay beside the step that is
-rewritten as well and leaves all of them to Inductor: what attention gains must not hide what they cost.
+A kernel that is faster alone need not make its step faster. If the step is slower, families of regions are left to
+Inductor, the least gain first, and the step is timed with each choice. The best choice is stored as a verdict on the
+step's graphs, and deployment applies it.
+
+If attention is rewritten, families are compared with a step that has the rewrite and leaves all of them to Inductor. A
+gain of attention thus cannot hide a loss of the families.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ if TYPE_CHECKING:
     from autotune.store import Store
 
 SMALL = 0.05
-"""A gain, alone, that a step may not see: families below it are the first to be left out."""
+"""Gain, timed alone, that may vanish in a step: families below it are left out first."""
 
 MARGIN = 0.002
-"""What leaving a family out must gain of the step to be more than noise."""
+"""Relative gain of the step above noise that is required to leave a family out."""
 
 _CONTENDERS = 64
 _ALL, _BEST, _TRY, _NONE = "autotune", "best", "try", "no kernel"
@@ -50,21 +52,25 @@ class Decision:
 
     Attributes:
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
-        compile_us: of ``torch.compile``; ``attention_us`` with attention rewritten and no stored kernel, None where
-            none is rewritten; ``all_us`` with every stored kernel; ``autotune_us`` with those that are kept; where
-            everything is left to Inductor that is ``attention_us``.
-        ratio: median over rounds of ``torch.compile``'s time over autotune's, of what was measured best.
-        kernels_ratio: the same over what ``attention_us`` is of, where attention is rewritten.
+        compile_us: of ``torch.compile``.
+        attention_us: with attention rewritten and no stored kernel; None if no attention is rewritten.
+        all_us: with every stored kernel.
+        autotune_us: with the kept kernels; equal to ``attention_us`` if everything is left to Inductor.
+        ratio: median over rounds of ``torch.compile``'s time over autotune's, for the best choice measured.
+        kernels_ratio: the same ratio, but over the step of ``attention_us`` if attention is rewritten.
         noise: interquartile range over median, the larger of both.
-        tries: sets of families that were left out and measured; ``seconds`` all of it took.
-        cut: whether the time was up before all tries.
-        others: processors that other processes kept busy meanwhile, in the timing that they disturbed most (CPU).
+        tries: number of sets of families left out and measured.
+        seconds: total duration.
+        cut: True if the time was up before all tries.
+        others: processors that other processes kept busy in the most disturbed timing (CPU).
         left: workloads left to Inductor.
-        families: all that stored kernels run, by workload; ``counts`` how often each occurs in the step; ``gains``
-            what each brings the step in microseconds, None where that is not known.
-        in_step: families whose kernels' time in the step is known, from the profiler; of the others it is that alone.
-        graphs: as :class:`autotune.runtime.inductor.verdict.Trial`'s.
-        missed: regions of the step that nothing is stored for: by fingerprint, the device and the workload.
+        families: all families that stored kernels run, by workload.
+        counts: occurrences of each family in the step.
+        gains: gain of each family for the step in microseconds, None if unknown.
+        in_step: families whose kernels' time in the step is known from the profiler; the others' time is measured
+            alone.
+        graphs: see :class:`autotune.runtime.inductor.verdict.Trial`.
+        missed: regions of the step without a stored kernel: by fingerprint, the device and the workload.
     """
 
     mode: str
@@ -93,7 +99,7 @@ class Decision:
         return self.others > BUSY
 
     def record(self) -> dict[str, Any]:
-        """The JSON that is stored with the verdict, and printed by ``--json``."""
+        """Return the JSON that is stored with the verdict and printed by ``--json``."""
         return {
             "mode": self.mode,
             "compile_us": round(self.compile_us, 3),
@@ -159,23 +165,24 @@ def decide_and_store(
     say: Callable[[str], None],
     searched: Collection[str] | None = None,
 ) -> list[Decision]:
-    """Decide a step in each mode and store the verdicts. What goes wrong is said, and leaves what was stored before.
+    """Decide a step in each mode and store the verdicts.
 
-    So does a machine that others kept busy, where a quiet one has decided the step before.
+    An error is reported through ``say``, and the stored verdict stays. It also stays if the machine is busy now and was
+    quiet for the stored decision.
 
-    A training step takes what :func:`autotune.domains.fusion.program_spec.training` makes of the arguments.
+    A training step gets its arguments from :func:`autotune.domains.fusion.program_spec.training`.
 
-    Inductor may lay out what a forward pass keeps for its backward pass otherwise than in the graph that was searched:
-    on a GPU it pads rows of more than 1024 elements to multiples of 128 bytes. Such a region is another workload. It is
-    stored as missed, and said.
+    Inductor may give the activations saved for the backward pass another memory layout than in the searched graph. On a
+    GPU it pads rows of more than 1024 elements to multiples of 128 bytes. Such a region is another workload, which is
+    stored as missed and reported.
 
     Args:
-        store: that the schedules are in.
-        fn, args, kwargs, train: as of :func:`autotune.bench.step.compare`.
+        store: contains the schedules.
+        fn, args, kwargs, train: see :func:`autotune.bench.step.compare`.
         limit_s: seconds for each mode.
-        note: to be stored with the verdicts: "target" and "command".
-        say: told in one line what was decided, or why nothing was.
-        searched: the workloads that the search knew; what the step has beside them is stored as missed.
+        note: entries stored with the verdicts: "target" and "command".
+        say: called with a line on each decision or error.
+        searched: the workloads of the search; the step's other regions are stored as missed.
     """
     from autotune.device import environment, identify
     from autotune.domains.fusion.program_spec import training
@@ -224,7 +231,7 @@ def decide_and_store(
 
 
 def lying_otherwise(found: Sequence[Decision], searched: Collection[str]) -> dict[str, tuple[str, Workload]]:
-    """Workloads of steps that a search did not have: by fingerprint, the device and the workload."""
+    """Return the steps' missed workloads outside ``searched``: by fingerprint, the device and the workload."""
     return {name: miss for decision in found for name, miss in decision.missed.items() if name not in searched}
 
 
@@ -238,23 +245,23 @@ def decide(
     mode: str = "default",
     limit_s: float = 120.0,
 ) -> Decision | None:
-    """Find by timing the whole step which families of regions are to be left to Inductor; nothing is stored.
+    """Choose the families of regions to leave to Inductor by timing the whole step; nothing is stored.
 
-    All that Dynamo has compiled in this process is forgotten.
+    Dynamo's compiled code in this process is reset.
 
     Args:
-        fn, args, kwargs, train: as of :func:`autotune.bench.step.compare`.
+        fn, args, kwargs, train: see :func:`autotune.bench.step.compare`.
         mode: of ``torch.compile``.
-        limit_s: no further try is begun that would likely end later.
+        limit_s: no further try is begun that would probably end later.
 
     Returns:
-        None where no stored kernel is used.
+        None if no stored kernel is used.
 
     Raises:
-        UserError: there is nothing to train, or the step fails under a compiler.
+        UserError: nothing requires grad, or the step fails under a compiler.
     """
     begin = time.monotonic()
-    policy = default_policy(device, "warm")  # leaves the caches as the step before leaves them
+    policy = default_policy(device, "warm")  # caches stay as the previous step leaves them
     policy = replace(policy, final_s=min(policy.final_s, limit_s / 10), quiet_s=min(policy.quiet_s, limit_s / 20))
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
@@ -290,11 +297,11 @@ class _Steps:
     ) -> None:
         self.fn, self.args, self.kwargs, self.mode = fn, args, kwargs, mode
         self.device, self.policy, self.turns = device, policy, turns
-        self.others = 0.0  # processors that others kept busy, in the timing that they disturbed most
+        self.others = 0.0  # processors that others kept busy in the most disturbed timing
         self.wanted = trainable(fn, args, kwargs) if train else []
 
     def compiled(self, **options: Any) -> Callable[[], object]:
-        """A step, compiled and called once."""
+        """Return a step, compiled and called once."""
         if self.mode != "default":
             options["mode"] = self.mode
         compiled: Callable[..., Any] = torch.compile(self.fn, dynamic=False, **options)
@@ -305,7 +312,7 @@ class _Steps:
         return step
 
     def times(self, steps: Mapping[str, Callable[[], object]]) -> Mapping[str, Sequence[float]]:
-        """Samples in microseconds, one of each step a round. Raises UserError where one cannot be timed."""
+        """Return samples in microseconds, one per step and round. Raises UserError if a step cannot be timed."""
         with self.turns.mine():
             found = timed(steps, self.policy, self.device)
         for name, why in found.failed.items():
@@ -323,11 +330,11 @@ def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
         return None
     every = frozenset(trial.families)
     cost = time.monotonic() - first
-    # What a step with all of them left is: beside it each family has to pay.
+    # The reference of each family: the step with all families left to Inductor.
     peer = steps.compiled(backend=trial_backend(Trial(every))) if trial.attention else plain
     first = time.monotonic()
     samples = steps.times({COMPILE: plain, **({_NONE: peer} if trial.attention else {}), _ALL: best})
-    cost += time.monotonic() - first  # of a try, which compiles and times alike
+    cost += time.monotonic() - first  # estimate for a try, which also compiles and times
     beside = _NONE if trial.attention else COMPILE
     compile_us, by_attention = statistics.median(samples[COMPILE]), _over(samples[COMPILE], samples[beside])
     del plain  # its CUDA graph may hold half of the device's memory
@@ -339,7 +346,7 @@ def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
     while queue:
         group = queue.pop(0)
         if ratio >= 1 and not group <= left:
-            continue  # fast enough: only what was left out needlessly is put back
+            continue  # fast enough: only restore families left out without need
         if time.monotonic() - begin + cost > limit_s:
             cut = True
             break
@@ -382,17 +389,17 @@ def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
 
 
 def _over(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    """The median over rounds of how many times as fast as theirs ours is."""
+    """Return the median speedup of ours over theirs across rounds."""
     return statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
 
 
 def _gain(family: Family) -> float:
-    """Gain over Inductor's kernel, both timed alone, as a fraction of the kernel's own time."""
+    """Return the gain over Inductor's kernel, both timed alone, as a fraction of the kernel's time."""
     return 0.0 if family.inductor_us is None else family.inductor_us / family.latency_us - 1
 
 
 def _groups(families: Mapping[str, Family]) -> list[frozenset[str]]:
-    """The first sets to leave out: those of small gain, then each half of the others, the lower gain first."""
+    """Return the first sets to leave out: families of small gain, then both halves of the others, lower gain first."""
     small = frozenset(name for name, f in families.items() if _gain(f) < SMALL)
     others = frozenset(families) - small
     found = [small, *(_halves(others, families) if len(others) > 1 else [others])]
@@ -400,7 +407,7 @@ def _groups(families: Mapping[str, Family]) -> list[frozenset[str]]:
 
 
 def _halves(group: frozenset[str], families: Mapping[str, Family]) -> list[frozenset[str]]:
-    """A group's halves, that of lower gain first; none of a single family."""
+    """Return a group's halves, the one of lower gain first; none for a single family."""
     ordered = sorted(group, key=lambda name: (_gain(families[name]), name))
     middle = (len(ordered) + 1) // 2
     return [frozenset(ordered[:middle]), frozenset(ordered[middle:])] if len(ordered) > 1 else []
@@ -416,10 +423,10 @@ def _counts(trial: Trial) -> Counter[str]:
 def _gains(
     trial: Trial, counts: Mapping[str, int], step: Callable[[], object], device: str
 ) -> tuple[dict[str, float | None], frozenset[str]]:
-    """The gain of each family in microseconds, and the families whose kernels' time in the step was seen.
+    """Return the gain of each family in microseconds, and the families whose kernels were profiled in the step.
 
-    That is what Inductor takes for the regions, alone, less what the kernels take: in the step, where the profiler sees
-    them and no other family has kernels of those names, else alone.
+    The gain is the time of Inductor's kernels for the regions, measured alone, minus that of the stored kernels. The
+    latter is from the step's profile if no other family has kernels of the same names, and else measured alone.
     """
     seen = kernels_of({_ALL: step}).get(_ALL, {}) if device.startswith("cuda") else {}
     us: Mapping[str, float] = seen.get("names_us", {})

@@ -1,13 +1,13 @@
-"""A step against its record: whether it became slower by more than the noise, with a stated rate of false alarms.
+"""Regression test of a step against its record, with a bounded rate of false alarms.
 
-A comparison takes its contenders in turn, so that sample ``i`` of each is of one moment. What is compared is the lower
-quartile of a step's times, since what else a machine does only ever adds to them; or, ``relative``, that over eager's
-of the same rounds: what the machine does to both cancels out.
+A comparison times its contenders in turn, so sample ``i`` of each is of the same round. The statistic is the lower
+quartile of a step's times, since other load on the machine only adds to them. With ``relative``, it is the ratio to
+eager's lower quartile in the same rounds, which cancels effects on both.
 
-The lower bound of the change comes from a circular block bootstrap over rounds (Politis and Romano 1992), which keeps
-the correlation of neighbouring samples. There is an alarm where that bound lies above the tolerance. So an unchanged
-step raises one in at most :data:`ALPHA` of the runs, as long as two runs of it differ by no more than the tolerance for
-other reasons (another address of a buffer, a clock).
+The lower bound of the change is from a circular block bootstrap over rounds (Politis and Romano 1992), which preserves
+the correlation of neighbouring samples. The test raises an alarm if the bound exceeds the tolerance. For an unchanged
+step, that happens in at most :data:`ALPHA` of the runs. This assumes that other effects (another buffer address, a
+clock) change its times by no more than the tolerance.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ ALPHA = 0.01
 """Share of false alarms, one-sided."""
 
 TOLERANCE = 0.03
-"""By how much two runs of an unchanged step may differ for reasons that samples of one run do not show."""
+"""Allowed relative difference of two runs of an unchanged step, for effects that samples of one run do not show."""
 
 FEWEST = 5
-"""Samples without which nothing can be said."""
+"""Minimum number of samples for a test."""
 
 _DRAWS = 2000
 _FORM = "autotune step record 1"
 _STORED_ROUNDS = 25
-"""Samples that a verdict in a database is taken to stand for; it keeps their median and spread."""
+"""Assumed number of samples of a verdict in a database, which has only their median and spread."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one contender.
+    """Change of one contender.
 
     Attributes:
-        was_us, now_us: lower quartiles; ``was_us`` is None where the record has no time of its own.
-        change: the relative change, 0.1 for a tenth slower; ``low`` its lower bound.
+        was_us, now_us: lower quartiles; ``was_us`` is None if the record has no time for it.
+        change: relative change, 0.1 for 10% slower; ``low`` its lower bound.
     """
 
     contender: str
@@ -65,13 +65,13 @@ class Change:
 
 
 Samples = Sequence[Sequence[float]]
-"""A contender's times in microseconds; and beside them, sample by sample, eager's that they are over."""
+"""A contender's times in microseconds, optionally followed by eager's times of the same rounds as the denominator."""
 
 _Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def bounded(record: Samples, now: Samples) -> tuple[float, float]:
-    """The relative change of the lower quartile, and its lower bound.
+    """Return the relative change of the lower quartile, and its lower bound.
 
     Raises:
         UserError: too few samples.
@@ -87,20 +87,20 @@ def bounded(record: Samples, now: Samples) -> tuple[float, float]:
 
 
 def _together(samples: Samples) -> _Array:
-    """Logarithms, shape (contenders, rounds)."""
+    """Return logarithms of the samples, shape (contenders, rounds)."""
     rounds = min(map(len, samples))
     return np.log(np.array([taken[:rounds] for taken in samples], dtype=np.float64))
 
 
 def _level(logs: _Array) -> _Array:
-    """The first contender's lower quartile less that of the second, if there is one; over the last axis."""
+    """Return the first contender's lower quartile minus that of the second, if given; over the last axis."""
     quartiles = np.quantile(logs, 0.25, axis=-1)
     found: _Array = quartiles[0] - (quartiles[1] if len(quartiles) > 1 else 0.0)
     return found
 
 
 def _resampled(logs: _Array, chance: np.random.Generator) -> _Array:
-    """Levels of resamples by blocks of rounds, whose length grows as the cube root of their number."""
+    """Return levels of block resamples; the block length is the cube root of the number of rounds."""
     n = logs.shape[1]
     block = max(1, round(n ** (1 / 3)))
     starts = chance.integers(0, n, size=(_DRAWS, -(-n // block)))
@@ -112,15 +112,15 @@ def _resampled(logs: _Array, chance: np.random.Generator) -> _Array:
 
 
 def name_of(target: str, inputs: str, train: bool) -> str:
-    """Under what a step's record is kept in a file."""
+    """Return the key of a step's record in a file."""
     return f"{target}({inputs})" + (" training" if train else "")
 
 
 def save(file: Path, name: str, record: Mapping[str, Any]) -> None:
-    """Write a step's record into a file, which keeps those of other steps.
+    """Write a step's record into a file; records of other steps stay.
 
     Raises:
-        UserError: the file is something else, or cannot be written.
+        UserError: the file has another format, or cannot be written.
     """
     from autotune.files import whole_file
 
@@ -135,10 +135,10 @@ def save(file: Path, name: str, record: Mapping[str, Any]) -> None:
 
 
 def read(file: Path) -> dict[str, dict[str, Any]]:
-    """The records in a file, by name.
+    """Return the records in a file, by name.
 
     Raises:
-        UserError: there is no such file, or it is no file of records.
+        UserError: the file does not exist, or has another format.
     """
     try:
         if file.exists() and not file.is_dir() and not file.is_file():
@@ -168,11 +168,11 @@ def changes(
     relative: bool,
     tolerance: float,
 ) -> list[Change]:
-    """Each subject against its record.
+    """Return the change of each subject against its record.
 
     Args:
-        record: of a file; ``now``: samples by contender, eager's among them.
-        subjects: contenders to be judged.
+        record: a record of a file; ``now``: samples by contender, including eager's.
+        subjects: contenders to test.
 
     Raises:
         UserError: the record lacks one of them.
@@ -193,17 +193,17 @@ def changes(
 def against_verdict(
     verdict: Mapping[str, Any], name: str, now: Mapping[str, Sequence[float]], peer: str, tolerance: float
 ) -> Change | None:
-    """A subject against a stored verdict, which has medians and a spread: its time over ``torch.compile``'s.
+    """Return the change of a subject's time over ``torch.compile``'s against a stored verdict's medians and spread.
 
     Returns:
-        None where the verdict has no time of autotune's: everything was left to Inductor.
+        None if the verdict has no time for autotune, since everything was left to Inductor.
     """
     ratio, noise = verdict.get("ratio"), verdict.get("noise")
     was = verdict.get("autotune_us")
     numbers = all(isinstance(v, (int, float)) and math.isfinite(v) and v > 0 for v in (ratio, was))
     if not numbers or not isinstance(noise, (int, float)) or ratio is None or was is None:
         return None
-    # Normal samples with the stored medians and interquartile range stand for those that were not kept.
+    # Normal samples with the stored medians and interquartile range replace the original ones, which were not stored.
     steps = np.arange(1, _STORED_ROUNDS + 1) / (_STORED_ROUNDS + 1)
     normal = np.array([NormalDist().inv_cdf(float(p)) for p in steps]) * max(float(noise), 0.0) / 1.349
     shuffled = np.random.default_rng(0).permutation(normal)

@@ -1,8 +1,8 @@
-"""The kernels that a step launches, as its CUDA graph replays them: how many, how long, by name and by kind.
+"""Kernels of a step in the replay of its CUDA graph: counts and times, by name and by kind.
 
-CUPTI, which ``torch.profiler`` reads, records every kernel of the process whoever launched it. Kernels of matrix
-products, convolutions, attention, recurrences or communication are a library's, told by their names. All others are
-launched for memory-intensive operators.
+CUPTI, the source of ``torch.profiler``, records all kernels of the process. Kernels of matrix products, convolutions,
+attention, recurrences or communication count as library kernels, by their names. All others belong to memory-intensive
+operators.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from autotune.compiler.targets.cuda.source import PREFIX
 
 _TRACES = 3
 _BUSY_S = 0.5
-"""Seconds of replays before one is traced: by then the device's clock is what a sustained load leaves it."""
+"""Seconds of replays before a trace, after which the device's clock has settled to a sustained load."""
 _NAMES = 40
 _ACTIVITIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _TRITON = re.compile(r"triton_(tem|mm|bmm|convolution|flex|flash)")
-"""Inductor's templates, whatever is fused into them. Its other kernels are named for all that they fuse or follow."""
+"""Inductor's templates, regardless of fused operators. Names of its other kernels contain all operators that they fuse
+or follow."""
 
 _LIBRARY = re.compile(
     r"""gemm | gemv | cutlass | cublas | nvjet | xmma | splitk | wgmma | \bmma_ | _mma_
@@ -40,25 +41,25 @@ _NORM = re.compile(r"cudnn.*(bn_|batch_?norm)", re.IGNORECASE)
 
 Call = Callable[[], object]
 Span = tuple[float, float, bool, str]
-"""Begin and end in microseconds, whether it is a kernel (not a copy or fill), and its name."""
+"""Begin and end in microseconds, True for a kernel (not a copy or fill), and its name."""
 
 
 def kernels_of(steps: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
-    """Kernels of a step, as its CUDA graph replays them, by contender: :func:`summed`.
+    """Return the kernels of a step in its CUDA graph's replay, by contender: :func:`summed`.
 
-    What a kernel reads lies in the caches where the step leaves it. A contender that the profiler shows nothing of (a
-    host that lets nobody read the counters) is left out.
+    Kernels run with the cache contents that the step leaves. A contender without profiler records is left out, for
+    example on a host that denies access to the counters.
     """
     found = {}
     for name, step in steps.items():
-        with contextlib.suppress(RuntimeError):  # the profiler's, or no memory for one more graph
+        with contextlib.suppress(RuntimeError):  # from the profiler, or out of memory for another graph
             if spans := _traced(step):
                 found[name] = summed([(begin, end, kernel) for begin, end, _, kernel in spans])
     return found
 
 
 def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
-    """Spans of a step's replay. Its graph is freed afterwards: two of a large model do not fit."""
+    """Return the spans of a step's replay. Its graph is freed afterwards, since two of a large model do not fit."""
     from autotune.measure.timing.timer import capture, keep_running
 
     run = capture(step)
@@ -68,18 +69,17 @@ def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
         torch.cuda.synchronize()
 
     found = None
-    for _ in range(_TRACES):  # a process's first trace may come out empty
-        # A device that has rested, as while a trace is read, is faster than in the midst of a training.
+    for _ in range(_TRACES):  # a process's first trace may be empty
+        # A device that was idle, as during the reading of a trace, is faster than within a training run.
         keep_running(run, _BUSY_S)
         found = [s for s in record(work) if s[2]] or found
     return found
 
 
 def summed(spans: Sequence[tuple[float, float, str]]) -> dict[str, Any]:
-    """Counts and microseconds of kernels (begin, end, name): memory-intensive ones and a library's, both by name.
+    """Return counts and microseconds of kernels (begin, end, name), memory-intensive and library ones, both by name.
 
-    A library's are those of matrix products, convolutions and attention. Of each kind the 40 names that take most are
-    kept.
+    Library kernels are those of :func:`is_library`. The 40 names with the longest times of each kind are kept.
     """
     us: tuple[dict[str, float], ...] = ({}, {})
     count: tuple[Counter[str], ...] = (Counter(), Counter())
@@ -105,7 +105,7 @@ def is_library(name: str) -> bool:
 
 
 def record(work: Callable[[], object]) -> list[Span]:
-    """Spans of the device during ``work``, in order."""
+    """Return the spans of the device during ``work``, in order."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -117,9 +117,9 @@ def record(work: Callable[[], object]) -> list[Span]:
 
 
 def read_trace(trace: Mapping[str, Any]) -> list[Span]:
-    """Kernels, copies and fills of a Chrome trace, in order of their beginnings.
+    """Return kernels, copies and fills of a Chrome trace, by start time.
 
-    Ranges that annotate the device's time line are no work and are left out.
+    Annotation ranges on the device's time line are left out.
     """
     spans = [
         (float(e["ts"]), float(e["ts"]) + float(e["dur"]), e["cat"] == "kernel", str(e["name"]))

@@ -39,11 +39,11 @@ class Saved:
 
     @property
     def hours(self) -> float:
-        """All of them."""
+        """Sum of measured and assumed hours."""
         return self.measured_h + self.assumed_h
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with the fields."""
+        """Return a JSON object with the fields."""
         return asdict(self)
 
 
@@ -74,7 +74,7 @@ def saved(counted: Iterable[Saving], verdicts: Sequence[Verdict]) -> list[Saved]
 
 
 def _step(verdict: Verdict) -> tuple[str, float] | None:
-    """A name that all graphs of a step share, and the microseconds that the step saves; None if it was not timed."""
+    """Return the shared name of a step's graphs, and the microseconds saved per step; None if not timed."""
     record = verdict.record
     theirs, ours = record.get("compile_us"), record.get("autotune_us")
     if not is_number(theirs):

@@ -1,8 +1,8 @@
-"""A whole step of a model, forward or forward and backward: what it takes under each compiler, and what it launches.
+"""Time and kernels of a whole model step, forward or forward and backward, under each compiler.
 
-A region that is faster alone need not make the model faster. Here the model runs as deployed, library calls included:
-as it is, with ``torch.compile`` and with ``torch.compile(backend="autotune")``, on a GPU each captured in one CUDA
-graph where it can be, in turn.
+A region that is faster alone need not make the model faster. This module runs the model as deployed, including library
+calls: eager, with ``torch.compile`` and with ``torch.compile(backend="autotune")``, in turn. On a GPU, each step is
+captured in one CUDA graph if possible.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from autotune.workload import Workload
 EAGER, COMPILE, AUTOTUNE = "eager", "torch.compile", "autotune"
 CONTENDERS = (EAGER, COMPILE, AUTOTUNE)
 CHANGING = 0.05
-"""How far apart two runs with one seed are that rounding cannot explain: the step changes what it reads."""
+"""Largest difference between two runs with one seed that rounding explains; a step above it modifies its inputs."""
 _LEAD_S = 0.3
-"""By then the device's clock is what a sustained load leaves it."""
+"""Seconds after which the device's clock has settled to a sustained load."""
 
 
 def lead_s(device: str) -> float:
-    """Seconds for which a step runs before each of its samples."""
+    """Return the seconds for which a step runs before each of its samples."""
     return _LEAD_S if device.startswith("cuda") else 0.0
 
 
 class NotCompared(Exception):
-    """There is nothing to compare with, since the step fails as it is; the message says how."""
+    """The eager step fails, so no comparison is possible; the message contains its error."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,15 @@ class Step:
 
     Attributes:
         us: the median; ``noise``: interquartile range over the median.
-        captured: whether it ran as one CUDA graph; if not, on a GPU, its launches from Python show.
-        prepare_s: seconds of its first call, compiling included, waiting for a turn on the device not.
-        difference: of its results to eager's (:func:`autotune.bench.contenders.difference`); None where the step draws
-            random numbers. Eager's own is that of two runs with one seed.
+        captured: True if it ran as one CUDA graph; if not, on a GPU, its time includes launches from Python.
+        prepare_s: seconds of its first call, with compilation and without waiting for the device.
+        difference: difference of its results from eager's (:func:`autotune.bench.contenders.difference`); None if the
+            step draws random numbers. For eager, the difference of two runs with one seed.
         largest: magnitude of the largest element of its first result: the loss, in training.
-        kernels: of one step, :func:`autotune.bench.kernels.summed`; None on a CPU, and where the profiler does
-            not see them.
-        peak_bytes: of the device's memory that a step takes at most, run from Python on its own, with what was there
-            before the comparison (parameters and inputs among it); None on a CPU.
-        samples: in microseconds, one a round; those of all contenders with one number are of one moment.
+        kernels: of one step, :func:`autotune.bench.kernels.summed`; None on a CPU, and if the profiler reports none.
+        peak_bytes: peak device memory of a step run alone from Python. It includes the memory allocated before the
+            comparison, such as parameters and inputs. None on a CPU.
+        samples: in microseconds, one per round; equal indices of all contenders are of the same round.
     """
 
     us: float
@@ -86,11 +85,11 @@ class Step:
 
     @property
     def disagrees(self) -> bool:
-        """True if its results have other shapes than eager's, or are finite in other places."""
+        """True if its results differ from eager's in shape or in the positions of non-finite elements."""
         return self.difference == math.inf
 
     def to_json(self) -> dict[str, Any]:
-        """For ``--json``, which has no infinities: null, and ``disagrees`` tells. Samples are left out."""
+        """Return the JSON for ``--json``, without samples; infinities are null, marked by ``disagrees``."""
         found = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in vars(self).items()}
         del found["samples"]
         return {**found, "disagrees": self.disagrees}
@@ -101,15 +100,15 @@ class Comparison:
     """The result of :func:`compare`.
 
     Attributes:
-        steps: by contender, those that could be measured; ``failed``: why the others could not.
+        steps: by contender, those measured; ``failed``: the other contenders' errors.
         device: "cpu" or "cuda:N"; ``modes``: of ``torch.compile``, without its own CUDA graphs.
-        counters: what ``autotune.counters()`` counted, zeros left out.
-        random: whether the step draws random numbers; ``changing``: whether it gives other results each time for
-            another reason, as where it changes its inputs in place: differences to eager's say nothing then.
+        counters: nonzero counts of ``autotune.counters()``.
+        random: True if the step draws random numbers; ``changing``: True if its results vary for another reason, such
+            as in-place changes of its inputs. Differences from eager are then meaningless.
         seconds: of "timing" and, on a GPU, of "kernels".
-        others: processors that other processes kept busy meanwhile (CPU).
-        missed: regions of the step that nothing is stored for: by fingerprint, the device and the workload.
-        coverage: what stored kernels run, what Inductor compiles, and why.
+        others: processors that other processes kept busy during the timing (CPU).
+        missed: regions of the step without a stored kernel: by fingerprint, the device and the workload.
+        coverage: regions and operators run by stored kernels or by Inductor, with reasons.
     """
 
     steps: Mapping[str, Step]
@@ -129,16 +128,16 @@ class Comparison:
         return eager is not None and (eager.difference or 0.0) > CHANGING
 
     def of(self, kind: str) -> list[str]:
-        """The contenders that were meant to run of :data:`CONTENDERS`' ``kind``, one for each mode."""
+        """Return the intended contenders of a ``kind`` of :data:`CONTENDERS`, one for each mode."""
         return contenders(kind, self.modes)
 
     def fastest(self, kind: str) -> str | None:
-        """Of the contenders of a kind; None if none could be measured."""
+        """Return the fastest contender of a kind; None if none was measured."""
         there = [name for name in self.of(kind) if name in self.steps]
         return min(there, key=lambda name: self.steps[name].us, default=None)
 
     def over_compile(self, name: str | None) -> float | None:
-        """Speedup of a contender over the fastest of ``torch.compile``; None where one is missing."""
+        """Return a contender's speedup over the fastest of ``torch.compile``; None if either is missing."""
         peer = self.fastest(COMPILE)
         if peer is None or name is None or name not in self.steps:
             return None
@@ -147,12 +146,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Peer:
-    """One more contender, which :func:`compare` times beside its own; its kernels are not counted.
+    """An additional contender of :func:`compare`; its kernels are not counted.
 
     Attributes:
-        make: gives what is called with the step's inputs in the place of the function compared; its parameters, where a
-            step trains, are the function's own.
-        captured: whether the step is to be captured in one CUDA graph; not where it makes some of its own.
+        make: returns a replacement of the compared function, called with the step's inputs. For a training step, it
+            must use the function's parameters.
+        captured: True to capture the step in one CUDA graph; False if it creates CUDA graphs.
     """
 
     make: Callable[[], Callable[..., Any]]
@@ -160,17 +159,17 @@ class Peer:
 
 
 def contenders(kind: str, modes: Sequence[str]) -> list[str]:
-    """Names of a kind's contenders: the kind itself, with the mode where there are several."""
+    """Return the names of a kind's contenders: the kind, with the mode if there are several."""
     return [kind] if kind == EAGER or len(modes) == 1 else [f"{kind} {mode}" for mode in modes]
 
 
 def step_of(
     run: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], wanted: Iterable[torch.Tensor] = ()
 ) -> Call:
-    """One step: the forward alone without ``wanted``; else the results and the gradients of ``wanted``.
+    """Return a step: the forward pass without ``wanted``, else the results and the gradients of ``wanted``.
 
-    The backward pass starts from a loss, where the only result is one, else from ones for every result that has a
-    gradient, as that of a larger model would from what comes back to it.
+    The backward pass starts from gradients of ones for all results that require grad. For a single loss, that is its
+    usual gradient. For other results, the ones replace the gradients from later layers of a larger model.
     """
     leaves = list(wanted)
 
@@ -190,10 +189,10 @@ def step_of(
 
 
 def trainable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Parameters and inputs that require grad: a training step computes their gradients.
+    """Return the parameters and inputs that require grad, whose gradients a training step computes.
 
     Raises:
-        UserError: nothing does.
+        UserError: none requires grad.
     """
     owner = getattr(fn, "__self__", fn)
     leaves: list[torch.Tensor] = list(owner.parameters()) if isinstance(owner, nn.Module) else []
@@ -216,22 +215,22 @@ def compare(
     say: Callable[[str, float], None] = lambda stage, seconds: None,
     peers: Mapping[str, Peer] | None = None,
 ) -> Comparison:
-    """Time a step of ``fn`` as it is, with ``torch.compile`` and with autotune; nothing is searched or recorded.
+    """Time a step of ``fn`` in eager mode, with ``torch.compile`` and with autotune; nothing is searched or recorded.
 
     Args:
         fn: a module or function.
         args, kwargs: its inputs, on ``device``.
-        train: a step is forward and backward; something has to require grad.
-        mode: of ``torch.compile``, or several, for both that take one. The step is captured as a whole, so that a
-            mode that makes CUDA graphs stands for the one without.
+        train: True for forward and backward; a parameter or input must require grad.
+        mode: one or several modes of ``torch.compile``, for both compilers. The step is captured as a whole, so a mode
+            with CUDA graphs is replaced by its counterpart without them.
         policy: of the final comparison (its rounds and seconds).
-        say: told each stage (a contender made ready, "timing", "kernels", "timing with peers") and its seconds.
-        peers: more contenders, by name. They come last, and are timed in turn with all the others; where one breaks
-            the timing, or takes the memory of another, the others keep the times that they had without it.
+        say: called with each stage (a prepared contender, "timing", "kernels", "timing with peers") and its seconds.
+        peers: additional contenders, by name. They are prepared last and timed in turn with all the others. If a peer
+            breaks the timing, or leaves another contender without memory, the others keep their times without peers.
 
     Raises:
-        NotCompared: eager itself fails.
-        UserError: there is nothing to train.
+        NotCompared: the eager step fails.
+        UserError: nothing requires grad.
     """
     import autotune
     from autotune.runtime.inductor.verdict import base_mode
@@ -280,14 +279,14 @@ def compare(
             if name not in ready.failed:
                 counted = {k: v for k, v in dict(autotune.counters()).items() if v}
                 covered = autotune.coverage()
-        del want  # a training step's has every gradient: no timing holds them beside its own
+        del want  # free the reference, which has every gradient of a training step, before the timing
         with turns.mine():
             with ready.stage("timing"):
                 times = timed(ready.left, policy, device)
             if cuda:
                 with ready.stage("kernels"):
                     kernels = kernels_of({name: ready.steps[name] for name in times.samples})
-        # A peer may leave the device in error, where no kernel runs any more: what was measured before it stands.
+        # Peers come last: one may leave the device in an error state, and the earlier measurements remain valid.
         plain = frozenset(name for name, peer in more.items() if not peer.captured)
         if more:
             want = seeded(eager, 0, device)
@@ -321,11 +320,11 @@ def compare(
 
 
 class _Ready:
-    """Contenders that have been called, and so are compiled.
+    """Contenders that have been called once, and thus compiled.
 
     Attributes:
-        steps: by contender; ``found``: fields of its :class:`Step`; ``failed``: why it cannot be compared.
-        seconds: by stage of its own (:meth:`stage`), once it has ended.
+        steps: by contender; ``found``: fields of its :class:`Step`; ``failed``: its error.
+        seconds: by finished stage (:meth:`stage`).
     """
 
     def __init__(self, turns: Turns, device: str, say: Callable[[str, float], None]) -> None:
@@ -362,11 +361,11 @@ class _Ready:
         self.found[name] |= {"difference": apart, "largest": largest(got)}
 
     def weigh(self, name: str) -> None:
-        """Note what memory a step takes: by a further call, since compilers take some of their own in the first."""
+        """Record a step's peak memory in another call, since the first includes the compilers' memory."""
         self.found[name] |= {"peak_bytes": self._peak(self.steps[name])}
 
     def prepare(self, name: str, make: Callable[[], Call], want: object, random: bool) -> None:
-        """Make and call a contender's step, and note its difference to eager's results and its memory; or why not."""
+        """Create and call a contender's step; record its difference from eager and its memory, or its error."""
         try:
             got = self.first_call(name, make())
             self.note(name, got, None if random else difference(got, want))
@@ -389,7 +388,7 @@ class _Ready:
 
 
 def seeded(step: Call, seed: int, device: str) -> object:
-    """A step's results where random numbers begin at ``seed``; those of the caller go on as if nothing had been."""
+    """Return a step's results with random numbers from ``seed``; the caller's generators keep their state."""
     cuda = [torch.device(device)] if device.startswith("cuda") else []
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)
@@ -397,10 +396,10 @@ def seeded(step: Call, seed: int, device: str) -> object:
 
 
 def _repeated(step: Call, first: object, device: str) -> tuple[float, bool]:
-    """The difference of two runs of a step with one seed, and True if it draws random numbers.
+    """Return the difference of two runs of a step with one seed, and True if it draws random numbers.
 
-    Additions in any order (atomics) make runs differ by rounding, whatever the seed. A step draws random numbers if
-    those with two seeds differ by much more; of one that changes what it reads that cannot be told.
+    Unordered additions (atomics) make runs with one seed differ by rounding. A step draws random numbers if runs with
+    two seeds differ by much more. The test is not applicable to a step that modifies its inputs.
 
     Args:
         first: its results with seed 0.
@@ -412,7 +411,7 @@ def _repeated(step: Call, first: object, device: str) -> tuple[float, bool]:
 
 @dataclass(frozen=True)
 class _Timed:
-    """Samples by contender, those that could not be captured, those that failed and why, and what others kept busy."""
+    """Samples and errors by contender, refused captures, and processors that other processes kept busy."""
 
     samples: Mapping[str, Sequence[float]]
     refused: frozenset[str]
@@ -427,7 +426,9 @@ class _Failed(Exception):
 
 
 def timed(steps: Mapping[str, Call], policy: Policy, device: str, plain: frozenset[str] = frozenset()) -> _Timed:
-    """Time contenders in turn, in one memory: two CUDA graphs of a large model do not fit. One that fails is left out.
+    """Time contenders in turn, and leave out those that fail.
+
+    They share one memory pool, since two CUDA graphs of a large model do not fit.
 
     Raises:
         NotCompared: eager fails.

@@ -1,7 +1,7 @@
-"""Baselines compiled ahead, in processes beside the measuring worker.
+"""Prefetch of baselines, compiled in processes separate from the measuring worker.
 
-Inductor takes a second or more for a region, in which the worker would measure a dozen candidates. These processes
-compile the same code, and run nothing. The worker then finds it in Inductor's cache on disk.
+Inductor takes a second or more for a region, in which the worker could measure a dozen candidates. These processes
+compile the same code without running it. The worker then loads it from Inductor's disk cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autotune.task import Artifact
 from autotune.workload import Workload
 
 PROCESSES = 3
-"""Processes of a pool at most: each may take half a gigabyte of a GPU's memory."""
+"""Maximum number of processes of a pool: each may take half a gigabyte of a GPU's memory."""
 WAIT_S = 30.0
 """Seconds for which a comparison waits for baselines; the worker then compiles them itself."""
 _NOTHING = Artifact("", ())
@@ -31,7 +31,7 @@ class BaselinePool(CompilePool):
     A context manager.
 
     Args:
-        processes: how many; None for a few, by the processors of the host.
+        processes: their number; None for a few, by the processors of the host.
         timeout_s: for one workload.
     """
 
@@ -45,7 +45,7 @@ class BaselinePool(CompilePool):
         self.ahead(workload, device, {})
 
     def wait(self, workload: Workload, device: str) -> Built | None:
-        """Wait for a workload's baselines; None where they take longer than :data:`WAIT_S`."""
+        """Wait for a workload's baselines; return None if they take longer than :data:`WAIT_S`."""
         future = self.submit(workload, device, {})
         try:
             return future.result(WAIT_S)
@@ -56,7 +56,7 @@ class BaselinePool(CompilePool):
 
 
 class Compiler:
-    """The process's side."""
+    """Compile process of the pool."""
 
     def __init__(self) -> None:
         self._subject: tuple[Workload, str] | None = None

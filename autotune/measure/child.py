@@ -1,4 +1,4 @@
-"""A child process that may be killed at any time: spawning it, talking to it with deadlines, and saying how it died."""
+"""A child process that may be killed at any time: start, messages with deadlines, and reports of its death."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ from autotune.measure.outcome import Blame, blame_text, one_line
 from autotune.measure.wire import Reader, pack
 
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGXCPU)
-"""Signals of others: the kernel's for lack of memory, a user's, a batch system's."""
+"""Signals from outside: the kernel's when memory runs out, a user's, a batch system's."""
 
-_LOOK_S = 1.0  # between looks at whether a child that does not answer was stopped
+_LOOK_S = 1.0  # between checks for SIGSTOP of a child that does not answer
 
 _QUIET = ("PYTHONFAULTHANDLER", "PYTHONDEVMODE")
-"""Dumps of a crash that is expected help nobody: they would only fill the log that the reason is read from."""
+"""Variables that are not inherited: crash dumps of expected crashes would only fill the log that contains the
+reason."""
 
 
 class ChildDied(Exception):
-    """The child ended by itself; ``str(error)`` says how: signal or exit code, and its last words.
+    """The child ended; ``str(error)`` contains the signal or exit code, and its last line on stderr.
 
     Attributes:
-        fault: whose fault that is; no candidate sends itself the signals of a kill from outside.
+        fault: the one to blame; signals of a kill from outside are never a candidate's fault.
     """
 
     def __init__(self, how: str, fault: Blame = Blame.CANDIDATE) -> None:
@@ -46,11 +47,10 @@ class ChildSilent(Exception):
 class Child:
     """``python -m module`` in its own session, with frames on its standard input and output.
 
-    Its standard error goes to an unnamed temporary file, so that an expected crash does not reach the user's terminal;
-    without ``log`` to where this process's goes.
-    It sees the same ``sys.path`` as this process. It dies with its parent, even one killed by SIGKILL (see
-    :func:`autotune.measure.wire.prepare`), and on Linux with the thread that started it. :meth:`kill` takes its
-    descendants along.
+    Its standard error goes to an unnamed temporary file, so that an expected crash does not reach the user's terminal.
+    Without ``log``, it is inherited. The child has the same ``sys.path`` as this process. It dies with its parent, even
+    one killed by SIGKILL (see :func:`autotune.measure.wire.prepare`), and on Linux with the thread that started it.
+    :meth:`kill` takes its descendants along.
     """
 
     def __init__(self, module: str, env: Mapping[str, str] | None = None, *, log: bool = True) -> None:
@@ -85,11 +85,11 @@ class Child:
         return self._process.poll() is None
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"", timeout: float = 60.0) -> None:
-        """Hand over one frame.
+        """Send one frame.
 
         Raises:
-            ChildDied: it is gone.
-            ChildSilent: it did not take the frame within ``timeout`` seconds.
+            ChildDied: the child has ended.
+            ChildSilent: it did not read the frame within ``timeout`` seconds.
         """
         data = memoryview(pack(message, blob))
         deadline = time.monotonic() + timeout
@@ -105,14 +105,14 @@ class Child:
                 raise self._epitaph() from None
 
     def fileno(self) -> int:
-        """The descriptor that ``select`` waits on until :meth:`poll` has something to read."""
+        """Return the descriptor for ``select``, readable when :meth:`poll` has data."""
         return self._out
 
     def poll(self) -> tuple[dict[str, Any], bytes] | None:
-        """The next frame if it has arrived, without waiting; None otherwise.
+        """Return the next frame if it has arrived, else None; does not wait.
 
         Raises:
-            ChildDied: it ended, and every frame it sent before was handed out.
+            ChildDied: the child ended, and all of its frames have been returned.
         """
         frame = self._reader.next()
         if frame is None and select.select([self._out], [], [], 0)[0]:
@@ -124,10 +124,10 @@ class Child:
         return frame
 
     def receive(self, deadline: float) -> tuple[dict[str, Any], bytes]:
-        """The next frame, waiting until ``deadline`` (of ``time.monotonic``).
+        """Return the next frame, waiting until ``deadline`` (of ``time.monotonic``).
 
         Raises:
-            ChildDied: it ended before it answered.
+            ChildDied: the child ended before it answered.
             ChildSilent: the deadline passed.
         """
         while (frame := self.poll()) is None:
@@ -140,25 +140,25 @@ class Child:
 
     @property
     def stopped(self) -> bool:
-        """True if somebody has stopped it (SIGSTOP): a deadline that it misses then has no meaning."""
+        """True if the child was stopped (SIGSTOP), which makes a missed deadline meaningless."""
         with contextlib.suppress(psutil.Error):
             return bool(psutil.Process(self.pid).status() == psutil.STATUS_STOPPED)
         return False
 
     def last_words(self) -> str:
-        """The last line the child wrote to its standard error."""
+        """Return the last line that the child wrote to its standard error."""
         size = os.fstat(self._log.fileno()).st_size
         tail = os.pread(self._log.fileno(), 8192, max(0, size - 8192)).decode(errors="replace")
         lines = [line.strip() for line in tail.splitlines() if line.strip()]
         return one_line(lines[-1]) if lines else ""
 
     def interrupt(self) -> None:
-        """Send it SIGINT, which a child that has not asked for it ignores."""
+        """Send SIGINT, which a child without a handler ignores."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGINT)
 
     def terminate(self) -> None:
-        """Kill the child and every process it started, leaving its pipes to whoever reads them. Never fails."""
+        """Kill the child and every process that it started; its pipes stay open. Never fails."""
         victims: list[psutil.Process] = []
         with contextlib.suppress(psutil.Error):
             victims = psutil.Process(self.pid).children(recursive=True)
@@ -170,7 +170,7 @@ class Child:
                 victim.kill()
 
     def kill(self) -> None:
-        """:meth:`terminate`, wait for the end and close the pipes. Never fails, may be called again."""
+        """Terminate the child, wait for its end and close the pipes. Never fails, and may be called again."""
         self.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=30)

@@ -1,6 +1,6 @@
-"""The result of one attempt to measure something, and whose fault a failure is.
+"""The result of one measurement attempt, and the blame for a failure.
 
-A candidate's failure is stored for good, the machine's is not.
+A candidate's failure is stored permanently, a machine's failure is not.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Blame(StrEnum):
     """The one to blame. Only a candidate's own failure is falsy."""
 
     CANDIDATE = ""
-    LACK = "lack"  # memory ran out, or somebody killed the process: candidates may ask for too much, others may too
+    LACK = "lack"  # out of memory or killed: the cause may be the candidate or another process
     MACHINE = "machine"  # no candidate fills a disk, takes away a permission or uses up file descriptors
-    USER = "user"  # a setting that the user has to mend; the reason says how
+    USER = "user"  # a setting that the user has to change; the reason has the details
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Outcome:
 
     Attributes:
         samples: microseconds, in the order taken; empty unless ``status`` is OK.
-        error: largest error over tolerance that verification found; None where it was not reached.
+        error: largest ratio of error to tolerance in verification; None if verification was not reached.
         reason: one line; empty when OK.
-        seconds: wall time the job took, waiting for start-up excluded.
-        fault: whose fault a failure is; nothing is stored of a candidate that is not to blame.
-        metrics: figures of the domain's own, by name.
+        seconds: wall time of the job, without waiting for start-up.
+        fault: the one to blame for a failure; a failure that is not the candidate's is not stored.
+        metrics: domain-specific figures, by name.
     """
 
     status: Status
@@ -106,13 +106,13 @@ def spread(samples: Sequence[float]) -> float:
 
 
 def one_line(text: object, limit: int = 300) -> str:
-    """``text`` as a single line of at most ``limit`` characters."""
+    """Return ``text`` as a single line of at most ``limit`` characters."""
     line = " ".join(str(text).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def blame(error: BaseException) -> tuple[Blame, BaseException]:
-    """The one to blame for an exception, and the exception that shows it: itself, or its cause."""
+    """Return the one to blame for an exception, and the exception that shows it: itself, or its cause."""
     found = (Blame.CANDIDATE, error)
     for e in _chain(error):
         if isinstance(e, UserError):
@@ -127,7 +127,7 @@ def blame(error: BaseException) -> tuple[Blame, BaseException]:
 
 
 def blame_text(text: str) -> Blame:
-    """The one to blame for an error by its message, or by the last words of a process."""
+    """Return the one to blame for an error, by its message or by a process's last line on stderr."""
     if _TEXT.search(text):
         return Blame.MACHINE
     return Blame.LACK if _LACK.search(text) else Blame.CANDIDATE

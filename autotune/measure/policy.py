@@ -1,4 +1,4 @@
-"""The way to measure candidates. It is part of a measurement's key: numbers taken differently are never mixed."""
+"""Measurement policy. It is part of a measurement's key, so that latencies of different policies are never mixed."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ COPIES = "cpu-copies"
 """The method of a CPU's default policy."""
 
 _OPERATIONAL = ("startup_s", "build_s", "load_s", "baseline_s", "lock_s", "quiet_s")
-"""Fields that say how long we are patient with the machine; they do not change what a number means."""
+"""Time limits for the machine; they do not affect the meaning of a latency."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Everything that a latency depends on besides the candidate, the workload and the machine.
+    """All settings that a latency depends on, apart from the candidate, the workload and the machine.
 
     Attributes:
-        method: "cuda-graph" (events round graph replays with a cold L2); on a CPU by ``perf_counter``, "cpu-copies"
-            (cold data, warm code: copies of the inputs in turn, where the bench has them) or "cpu" (swept caches).
-        version: bumped when the way of timing or of comparing results changes, so that old numbers are not reused.
+        method: "cuda-graph" (events around graph replays with a cold L2). On a CPU, with ``perf_counter``, "cpu-copies"
+            (cold data, warm code: copies of the inputs in turn, if the bench has them) or "cpu" (swept caches).
+        version: increased when timing or verification changes, so that old latencies are not reused.
         warmup: calls before the first sample.
         wake_s: on a GPU, seconds of other work before the first sample: an idle GPU clocks down while it waits for the
-            next candidate, and takes milliseconds to come back.
+            next candidate, and takes milliseconds to recover.
         screen_repeats: samples of the first, cheap timing; fewer when one call is slow (see ``screen_s``).
         screen_s: a first timing stops after about this many seconds, with at least three samples.
         hopeless: a candidate slower than this many times the best known gets three samples and no more.
         repeat_repeats: samples when a near-best candidate is timed again.
         near_best: a candidate within this fraction of the best is near-best.
         repeat_top: at most this many near-best candidates are timed again.
-        final_top: candidates that meet the baselines in the final comparison.
+        final_top: number of candidates in the final comparison with the baselines.
         final_rounds: rounds of the final comparison; every contender runs once a round, in an order that changes.
         final_s: the final comparison ends after about this many seconds, with at least five rounds.
-        cold_bytes: bytes swept between samples so that caches hold nothing of the inputs; 0 leaves them warm. With
-            copies of the inputs, what these hold at least.
+        cold_bytes: bytes swept between samples to evict the inputs from the caches; 0 leaves the caches warm. With
+            copies of the inputs, the minimum size of all copies.
         min_sample_us: with swept caches on a CPU, a sample shorter than this is made of several calls (those after the
             first are warm).
-        timeout_s: a candidate's own time to verify and, again, to be timed, beyond what the oracle needs.
+        timeout_s: time limit for a candidate's verification and, again, for its timing, beyond the oracle's time.
         startup_s: time for the worker to start (importing torch, creating a CUDA context) and to make the inputs.
         build_s: time for a candidate to be compiled in the pool.
         load_s: time for a candidate to be loaded; CPU kernels are compiled then.
@@ -76,11 +76,11 @@ class Policy:
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 (64 hex digits) of every field that numbers depend on."""
+        """SHA-256 (64 hex digits) of every field that latencies depend on."""
         return digest({k: v for k, v in asdict(self).items() if k not in _OPERATIONAL})
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object from which :meth:`from_json` makes an equal policy."""
+        """Return a JSON object from which :meth:`from_json` makes an equal policy."""
         return asdict(self)
 
     @classmethod
@@ -91,14 +91,15 @@ class Policy:
 
 
 CPU = Policy(method=COPIES, warmup=2, screen_repeats=9, repeat_repeats=21, final_rounds=25, cold_bytes=64 * MIB)
-"""Samples are dearer on a CPU and caches smaller: there are fewer samples, and fewer bytes between them."""
+"""Default policy of a CPU. Samples take longer and caches are smaller, so it has fewer samples and sweeps fewer
+bytes."""
 
 CACHES = ("cold", "warm")
-"""The contents of the caches when a sample begins: nothing of the inputs, or all that the sample before left there."""
+"""State of the caches when a sample begins: without the inputs, or as the previous sample leaves them."""
 
 
 def default_policy(device: str, caches: str = "cold") -> Policy:
-    """The policy a search on ``device`` ("cpu" or "cuda:N") uses by default.
+    """Return the default policy of a search on ``device`` ("cpu" or "cuda:N").
 
     Args:
         caches: one of :data:`CACHES`.

@@ -1,4 +1,4 @@
-"""Compiling while something is measured: a few processes that build candidates, each expendable, with a deadline.
+"""Compile pool: replaceable processes that build candidates with a deadline, concurrently with measurements.
 
 Such a process is ``python -m autotune.measure.pool``, and runs a :class:`Builder`.
 """
@@ -32,14 +32,14 @@ from autotune.workload import Workload
 _STARTUP_S = 180.0
 _MOST = 16
 NICE = 5
-"""Compilers have every processor busy for minutes; what measures, and compiles the baselines, goes first."""
+"""Compile processes keep every processor busy for minutes. Measuring, and compiling baselines, have priority."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """The result of a build: an artifact, or one line with the reason why there is none.
+    """The result of a build: an artifact, or the reason for its absence in one line.
 
-    ``fault`` is set where the candidate is not to blame: the disk is full, the compiling process does not start or was
+    ``fault`` is set if the candidate is not to blame: the disk is full, or the compile process does not start or was
     killed.
     """
 
@@ -50,12 +50,12 @@ class Built:
 
 
 def default_processes(pools: int = 1) -> int:
-    """One less than the processors this process may use, shared by so many pools; each at least 1, at most 16."""
+    """Return one less than this process's usable processors, divided among ``pools``; each gets 1 to 16."""
     return max(1, min(_MOST, (usable_processors() - 1) // pools))
 
 
 def compile_threads(jobs: int) -> dict[str, str]:
-    """The environment in which the compilers that Inductor starts keep to one of ``jobs`` shares of the processors."""
+    """Return environment variables that limit Inductor's compilers to one of ``jobs`` shares of the processors."""
     name = "TORCHINDUCTOR_COMPILE_THREADS"
     return {name: os.environ.get(name) or str(max(1, usable_processors() // jobs))}
 
@@ -66,28 +66,29 @@ _Subject = tuple[str, str, str]
 
 
 class _Job(NamedTuple):
-    """In the order of the queue: jobs that are waited for before those that may be."""
+    """Job in queue order: submitted builds before prefetched ones."""
 
     urgency: int
     number: int
     subject: tuple[Workload, str, Config] | None
-    """None ends the thread that takes it."""
+    """None ends the thread that receives the job."""
     future: Future[Built] | None
 
 
 class CompilePool:
     """Builds candidates in processes that are started when first needed.
 
-    A build that crashes its process, or does not end in time, fails alone: the process is replaced. What is built ahead
-    (:meth:`ahead`) is kept until it is asked for, or forgotten. A context manager.
+    A build that crashes its process, or misses its deadline, fails alone, and the process is replaced. Prefetched
+    builds (:meth:`ahead`) are kept until they are submitted or forgotten. A context manager.
 
     Args:
-        processes: how many; see :func:`default_processes`.
-        timeout_s: for one build, start-up of the process not counted.
-        shared: folder of what builds share (:data:`autotune.task.SHARED_BUILDS`), which is others' too; None makes one.
+        processes: their number; see :func:`default_processes`.
+        timeout_s: for one build, without the start-up of the process.
+        shared: folder for data shared by builds, also those of other pools (:data:`autotune.task.SHARED_BUILDS`); None
+            creates one.
 
     Attributes:
-        module: what its processes run.
+        module: the module that its processes run.
     """
 
     module = __name__
@@ -119,7 +120,7 @@ class CompilePool:
     def submit(self, workload: Workload, device: str, config: Config) -> Future[Built]:
         """Build ``config``. The future never raises: failures are :class:`Built` with a reason.
 
-        What has been built ahead is answered with; what was only meant to be is built now.
+        A finished or running prefetched build is returned; a queued one is built now.
         """
         subject = (workload.fingerprint, device, config_key(config))
         with self._lock:
@@ -130,9 +131,9 @@ class CompilePool:
             return future
 
     def ahead(self, workload: Workload, device: str, config: Config) -> None:
-        """Build ``config`` when there is nothing else to do, and keep it for :meth:`submit`.
+        """Build ``config`` when the pool is idle, and keep it for :meth:`submit`.
 
-        Not what was submitted and is in somebody's hands still.
+        Does nothing if a submitted build of the same candidate is still referenced.
         """
         subject = (workload.fingerprint, device, config_key(config))
         with self._lock:
@@ -141,7 +142,7 @@ class CompilePool:
             self._ahead[subject] = self._put(_AHEAD, workload, device, config)
 
     def keep(self, workload: Workload, device: str, config: Config, future: Future[Built]) -> None:
-        """Give back a result of :meth:`submit` that nobody waits for now, for the next :meth:`submit` of the same.
+        """Return an unused result of :meth:`submit` to the pool, for the next :meth:`submit` of the same candidate.
 
         A build that has not begun is dropped.
         """
@@ -150,7 +151,7 @@ class CompilePool:
                 self._ahead[workload.fingerprint, device, config_key(config)] = future
 
     def forget(self, workloads: Collection[str]) -> None:
-        """Drop what is built ahead, or meant to be, or kept, of the workloads of these fingerprints."""
+        """Drop the prefetched, queued and kept builds of the workloads with these fingerprints."""
         with self._lock:
             dropped = [self._ahead.pop(subject) for subject in list(self._ahead) if subject[0] in workloads]
         for future in dropped:
@@ -168,11 +169,11 @@ class CompilePool:
         return future
 
     def close(self) -> None:
-        """Stop at once; builds under way are dropped, their futures cancelled or failed."""
+        """Stop at once; builds in progress are dropped, and their futures cancelled or failed."""
         self._closed = True
         with self._lock:
             for child in self._children.values():
-                child.terminate()  # its thread sees the pipe end, and closes it
+                child.terminate()  # its thread detects the end of the pipe, and closes it
         for _ in self._threads:
             self._jobs.put(_Job(0, next(self._numbers), None, None))
         for thread in self._threads:
@@ -201,7 +202,7 @@ class CompilePool:
     def _build(
         self, number: int, workload: Workload, device: str, config: Config, opened: tuple[Workload, str] | None
     ) -> Built:
-        """One build in process ``number``, which has ``opened`` for its task; the process is dropped if it fails us."""
+        """Build in process ``number``, whose task is that of ``opened``; drop the process if it crashes or hangs."""
         begin, fault = time.monotonic(), Blame.MACHINE
         try:
             child = self._child(number)
@@ -255,7 +256,7 @@ class CompilePool:
 
 
 class Builder:
-    """Keeps the task of the last workload, since jobs of one search come in a row."""
+    """Compile process that keeps the task of the last workload, since jobs of one search are consecutive."""
 
     def __init__(self) -> None:
         self._task: Task | None = None

@@ -1,7 +1,7 @@
-"""The measuring worker's own process: ``python -m autotune.measure.server``, driven by :mod:`autotune.measure.worker`.
+"""The measuring worker's process: ``python -m autotune.measure.server``, driven by :mod:`autotune.measure.worker`.
 
-Jobs arrive as frames. Before each step a ``phase`` frame says what is being done and for whom, so that the parent can
-give every step its own deadline and knows whom to blame when the process dies.
+Jobs arrive as frames. Before each step, the process sends a ``phase`` frame with the step and its contender. The parent
+thus has a deadline for every step, and the contender to blame if the process dies.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _STICKY = re.compile(
     r"|hardware stack error|CUDA_ERROR_(ILLEGAL|LAUNCH_FAILED|ASSERT|MISALIGNED|HARDWARE)|invalid program counter",
     re.IGNORECASE,
 )
-"""Errors after which a CUDA context answers nothing but the same error."""
+"""Errors after which every call in a CUDA context returns the same error."""
 
 _MEMORY = re.compile(r"out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cannot allocate memory", re.IGNORECASE)
 
 
 def classify(error: BaseException) -> tuple[Status, bool]:
-    """The status for an exception of a candidate, and whether the process has to be replaced after it."""
+    """Return the status for a candidate's exception, and True if the process has to be replaced."""
     text = f"{type(error).__name__}: {error}"
     if _STICKY.search(text):
         return Status.CRASHED, True
@@ -47,7 +47,7 @@ def classify(error: BaseException) -> tuple[Status, bool]:
 
 
 def explain(error: BaseException) -> str:
-    """One line about an exception."""
+    """Return an exception's message as one line."""
     text = str(error).strip()
     if isinstance(error, UserError):
         return one_line(text)
@@ -55,13 +55,13 @@ def explain(error: BaseException) -> str:
 
 
 class Server:
-    """Owns the device, the bench, and the candidates and baselines that are loaded for a comparison."""
+    """Server that owns the device, the bench, and the loaded candidates and baselines."""
 
     def __init__(self) -> None:
         self.bench: Bench | None = None
         self.policy = Policy(method="cpu")
         self.device = "cpu"
-        self.moved = 0  # bytes that the bench's inputs and results take
+        self.moved = 0  # bytes of the bench's inputs and results
         self.sets: Sequence[Any] | None = None  # copies of the bench's inputs, made for the first timing
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
@@ -83,7 +83,7 @@ class Server:
         workload = Workload.from_json(message["workload"])
         tasks.DOMAINS[workload.kind] = message["domain"]
         self.policy = Policy.from_json(message["policy"])
-        if self.bench is None:  # a bench may import the user's module, which sets its own
+        if self.bench is None:  # a bench may import the user's module, which may change the settings
             numerics.restore(message["numerics"])
         self.device, self.sets = message["device"], None
         if self.device.startswith("cuda"):
@@ -122,14 +122,14 @@ class Server:
         return {**outcome.to_json(), "restart": False}
 
     def _measured(self, run: Runnable, samples: Sequence[float], error: float | None) -> Outcome:
-        """The outcome of a timing, with the bench's own metrics."""
+        """Return the outcome of a timing, with the bench's metrics."""
         outcome = Outcome(Status.OK, tuple(samples), error)
         assert self.bench is not None
         return replace(outcome, metrics=self.bench.metrics(run, outcome.latency_us or 0.0))
 
     @property
     def _figure(self) -> Callable[[Runnable], float] | None:
-        """The bench's own figure in the place of time, if it has one."""
+        """The bench's figure that replaces time, if any."""
         return self.bench.figure() if self.bench is not None else None
 
     def _quiet(self, share: float) -> None:
@@ -139,7 +139,7 @@ class Server:
             wait_for_quiet(share * self.policy.quiet_s)
 
     def _copy_inputs(self) -> None:
-        """Make copies of the inputs, where the policy has calls take them in turn and the bench can make some."""
+        """Copy the inputs if the policy rotates them and the bench supports copies."""
         if self.sets is None and self.bench is not None and self.policy.method == COPIES and self._figure is None:
             from autotune.measure.timing.rotate import set_count
 
@@ -177,7 +177,7 @@ class Server:
     def _prepare(
         self, who: str, config: Any, head: Any, blob: bytes, seed: int, phase: Callable[..., None]
     ) -> tuple[Runnable | None, dict[str, Any] | None]:
-        """Load and verify. Returns the runnable and ``{"error": ...}``, or None and why it failed."""
+        """Load and verify a candidate; return the runnable and ``{"error": ...}``, or None and the failure."""
         assert self.bench is not None
         try:
             phase("load", who)
@@ -190,12 +190,13 @@ class Server:
             outcome = Outcome(
                 Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result")
             )
-            # Far off means that it may have written anywhere, our inputs and the oracle's results included.
+            # After a large error, the candidate may have written anywhere, including the inputs and the oracle's
+            # results.
             return None, {**outcome.to_json(), "restart": not verdict.error < 100}
         return run, {"error": verdict.error}
 
     def _compare(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
-        """Candidates and baselines, interleaved. Answers one outcome for each name."""
+        """Time candidates and baselines, interleaved; return one outcome for each name."""
         from autotune.measure.timing.quiet import Meter
 
         assert self.bench is not None

@@ -1,10 +1,12 @@
-"""Is a candidate's output right? Compared with an fp64 oracle, with tolerances by storage type and reduction length.
+"""Verification of a candidate's output against an fp64 oracle, with tolerances by storage type and reduction length.
 
-A tolerance is ``rtol * |expected| + atol``. ``rtol`` is one rounding to the storage type plus fp32 arithmetic whose
-error grows with the square root of the reduction length (rounding errors of a tree or blocked sum add up like a random
-walk). ``atol`` is the same relative error applied to the typical size (root mean square) of the expected output: an
-element that cancellation made small carries the error of what cancelled. It scales with the output, so a softmax over
-65536 columns, whose values are near 1e-5, is not passed by a constant that was meant for values near 1.
+A tolerance is ``rtol * |expected| + atol``. ``rtol`` is one rounding to the storage type plus the error of fp32
+arithmetic. That error grows with the square root of the reduction length: rounding errors of a tree or blocked sum add
+up like a random walk.
+
+``atol`` is the same relative error applied to the typical size (root mean square) of the expected output: an element
+that is small by cancellation has the error of the cancelled terms. ``atol`` scales with the output. A constant for
+values near 1 would accept a wrong softmax over 65536 columns, whose values are near 1e-5.
 """
 
 from __future__ import annotations
@@ -15,22 +17,22 @@ import torch
 
 from autotune.task import Verdict
 
-_CHUNK = 1 << 24  # elements compared at a time: fp64 copies of a large output would not fit beside it
+_CHUNK = 1 << 24  # elements compared at a time: fp64 copies of a large output may not fit in memory
 
 _STORAGE_EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7, "float64": 2.0**-52}
 _FP32_EPS = 2.0**-23
 _FLOAT8 = {"float8_e4m3fn": (3, -6), "float8_e5m2": (2, -14)}
-"""Of a float of eight bits: its mantissa's bits, and the exponent of its smallest normal number."""
+"""Mantissa bits and exponent of the smallest normal number of the 8-bit floating-point types."""
 _E5M2_INFINITE = 61440.0
 _TIES = 200
-"""One in so many integers made from floats may be off by one: of bfloat16 scaled to int8, two in 1000 lie halfway."""
+"""One in this many integers converted from floats may be off by one: of bfloat16 scaled to int8, 2 in 1000 are ties."""
 
 
 def tolerance(storage_dtype: str, reduction_length: int = 1) -> float:
-    """Relative tolerance of an output stored as ``storage_dtype`` after sums of ``reduction_length`` terms.
+    """Return the relative tolerance of an output stored as ``storage_dtype`` after sums of ``reduction_length`` terms.
 
-    fp32: about 1e-5 without a reduction (room for approximate exp, erf and division) and 4e-5 at 16384 terms. fp16 and
-    bf16: one unit in the last place more. Floats of eight bits have as much as fp32: where they round to is compared.
+    fp32: about 1e-5 without a reduction (for approximate exp, erf and division) and 4e-5 at 16384 terms. fp16 and bf16:
+    one unit in the last place more. 8-bit floats: the tolerance of fp32, since their rounding is compared separately.
 
     Raises:
         ValueError: ``storage_dtype`` is not a floating type.
@@ -54,22 +56,23 @@ def compare(
 ) -> Verdict:
     """Compare a candidate's output with the oracle's.
 
-    NaN must meet NaN and an infinity one of its own sign. A finite expectation within rounding of the storage type's
-    largest number may come out infinite.
+    NaN matches only NaN, and an infinity only one of the same sign. For a finite expected value within rounding of the
+    storage type's largest number, infinity is accepted too.
 
     Args:
-        actual: what the candidate stored, any shape, of type ``storage_dtype``, on any device.
+        actual: the candidate's output, of any shape and type ``storage_dtype``, on any device.
         expected: the oracle's result before rounding to storage, fp64 (or integer or bool), same number of elements.
         storage_dtype: "float32", "float16", "bfloat16", "int32", "bool", ... or the torch type.
-        reduction_length: the largest number of terms that one element depends on through reductions.
-        off_by_one: for integers made from floats (quantisation): one in 200 elements may differ by one, since a
-            tie or a truncation can fall either way in fp32.
-        slack: for floats, by how much each element may be off beyond its tolerance; for booleans, which may be either.
-        lost: for floats, which elements (a mask of ``expected``'s shape) may be any of NaN and the infinities.
-        size: :func:`typical` of ``expected``, where it is known.
+        reduction_length: the largest number of terms reduced into one element.
+        off_by_one: for integers converted from floats (quantisation): one in 200 elements may differ by one, since fp32
+            may resolve a tie or a truncation either way.
+        slack: for floats, the allowed error of each element beyond its tolerance; for booleans, a mask of elements that
+            may have either value.
+        lost: for floats, a mask of ``expected``'s shape; its elements may also be NaN or infinite.
+        size: :func:`typical` of ``expected``, if already computed.
 
     Returns:
-        ``error`` is the largest error over its tolerance; infinite where NaN, infinities or shapes do not match.
+        ``error`` is the largest ratio of error to tolerance; infinite if NaN, infinities or shapes do not match.
     """
     name = str(storage_dtype).removeprefix("torch.")
     if actual.numel() != expected.numel():
@@ -86,9 +89,9 @@ def compare(
     for lo in range(0, got.numel(), _CHUNK):
         a = got[lo : lo + _CHUNK].to(torch.float64)
         e = want[lo : lo + _CHUNK].to(device=a.device, dtype=torch.float64)
-        if name == "float8_e4m3fn":  # as torch 2.13 and Inductor; eager torch made NaN of what is too large before
+        if name == "float8_e4m3fn":  # saturates, as torch 2.13 and Inductor do; older eager torch gives NaN
             e = e.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
-        stored = e.to(dtype).to(torch.float64)  # what a perfect kernel would have stored: may overflow to infinity
+        stored = e.to(dtype).to(torch.float64)  # exact result, rounded: may overflow to infinity
         same = (a == stored) | (torch.isnan(a) & torch.isnan(stored))
         allowed = rtol * e.abs() + atol
         if name in _FLOAT8:
@@ -96,7 +99,7 @@ def compare(
             edge = ((e.abs() / _E5M2_INFINITE - 1).abs() <= rtol) & (torch.sign(a) == torch.sign(e))
             same |= edge & (torch.isinf(a) | (a.abs() == torch.finfo(dtype).max))
             exponent = torch.frexp(e).exponent.clamp(min=least + 1) - 1
-            allowed += torch.ldexp(torch.ones_like(e), exponent - mantissa - 1)  # half of the distance to the next
+            allowed += torch.ldexp(torch.ones_like(e), exponent - mantissa - 1)  # half the distance to the next
         else:
             same |= (e.abs() >= 0.99 * torch.finfo(dtype).max) & torch.isinf(a) & (torch.sign(a) == torch.sign(e))
         if slack is not None:
@@ -104,7 +107,7 @@ def compare(
         if lost is not None:
             same |= lost.reshape(-1)[lo : lo + _CHUNK].to(a.device) & ~torch.isfinite(a)
         ratio = (a - e).abs() / allowed
-        # A NaN or an infinity on one side only, or infinities of opposite sign, have come out as NaN or infinity.
+        # A NaN or an infinity on one side only, or infinities of opposite sign, give NaN or infinity here.
         ratio = torch.where(torch.isnan(ratio), math.inf, ratio)
         ratio = torch.where(same, 0.0, ratio)
         top, at = torch.max(ratio, dim=0)
@@ -116,7 +119,7 @@ def compare(
 
 
 def typical(want: torch.Tensor) -> float:
-    """Root mean square of the finite elements; 1 where there are none or all are zero."""
+    """Return the root mean square of the finite elements; 1 if none is finite or all are zero."""
     total, count, want = 0.0, 0, want.detach().reshape(-1)
     for lo in range(0, want.numel(), _CHUNK):
         e = want[lo : lo + _CHUNK].to(torch.float64)

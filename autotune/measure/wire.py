@@ -1,7 +1,7 @@
 """Frames between the search and its child processes: a JSON object and raw bytes. Nothing is ever unpickled.
 
-The child's end of them (:func:`serve`) is a loop that answers frames, and the precautions before it. The parent's is
-:mod:`autotune.measure.child`.
+The child's side (:func:`serve`) is a loop that answers frames, after safety measures (:func:`prepare`). The parent's
+side is :mod:`autotune.measure.child`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 def pack(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
-    """One frame. Non-finite floats travel as Python's JSON spells them; both ends are this module."""
+    """Return one frame. Non-finite floats use the spelling of Python's JSON, since both sides use this module."""
     text = json.dumps(message).encode()
     return _HEADER.pack(len(text), len(blob)) + text + blob
 
 
 class Reader:
-    """Puts frames together from whatever pieces a pipe hands over."""
+    """Assembles frames from the chunks read from a pipe."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -40,10 +40,10 @@ class Reader:
         self._buffer += data
 
     def next(self) -> tuple[dict[str, Any], bytes] | None:
-        """The next whole frame, or None while it is incomplete.
+        """Return the next whole frame, or None while it is incomplete.
 
         Raises:
-            ValueError: the stream is not one of frames.
+            ValueError: the stream does not consist of frames.
         """
         if len(self._buffer) < _HEADER.size:
             return None
@@ -63,7 +63,7 @@ class Reader:
 
 
 def artifact_to_wire(artifact: Artifact) -> tuple[dict[str, Any], bytes]:
-    """An artifact as JSON and the code of its kernels, one after the other."""
+    """Return an artifact as JSON and the concatenated code of its kernels."""
     head = {
         "target": artifact.target,
         "generator": artifact.generator,
@@ -77,7 +77,7 @@ def artifact_to_wire(artifact: Artifact) -> tuple[dict[str, Any], bytes]:
 
 
 def artifact_from_wire(head: Mapping[str, Any], blob: bytes) -> Artifact:
-    """The inverse of :func:`artifact_to_wire`."""
+    """Return the artifact of :func:`artifact_to_wire`'s results."""
     kernels, at = [], 0
     for k in head["kernels"]:
         size = int(k["size"])
@@ -94,7 +94,7 @@ def artifact_from_wire(head: Mapping[str, Any], blob: bytes) -> Artifact:
 
 
 class Link:
-    """Frames to and from the parent. The process's own standard output is free for whatever candidates print."""
+    """Frames to and from the parent. File descriptor 1 is redirected to stderr, so that candidates can print."""
 
     def __init__(self) -> None:
         self._in = os.dup(0)
@@ -111,7 +111,7 @@ class Link:
             data = data[os.write(self._out, data) :]
 
     def receive(self) -> tuple[dict[str, Any], bytes] | None:
-        """The next frame, or None when the parent has closed the pipe."""
+        """Return the next frame, or None when the parent has closed the pipe."""
         while True:
             frame = self._reader.next()
             if frame is not None:
@@ -123,12 +123,12 @@ class Link:
 
 
 def prepare() -> None:
-    """Make this process one that dies quietly, alone, and not after its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """Prepare this process to die without a core dump, before others when memory runs out, and with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
-        f.write("1000")  # if a candidate eats all memory, it is this process that should go
+        f.write("1000")  # if a candidate exhausts the memory, the kernel should kill this process
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != int(os.environ.get("AUTOTUNE_PARENT", os.getppid())):
@@ -150,6 +150,6 @@ def serve(handle: Callable[[Link, dict[str, Any], bytes], None]) -> None:
 
         traceback.print_exc()
         code = 1
-    # Not sys.exit: a candidate may have left threads, or a device, in a state that never tears down.
+    # Not sys.exit: a candidate may have left threads, or a device, in a state whose teardown hangs.
     sys.stderr.flush()
     os._exit(code)

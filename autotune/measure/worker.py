@@ -1,4 +1,4 @@
-"""The search's end of the measuring worker: one process per device that may hang, crash or run out of memory."""
+"""The search's interface to the measuring worker: one process per device that may hang, crash or run out of memory."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from autotune.measure.wire import artifact_to_wire
 from autotune.task import Artifact, Config, Status
 from autotune.workload import Workload
 
-_GRACE_S = 5.0  # between a candidate's deadline and ours: the worker's own answer is better than a kill
+_GRACE_S = 5.0  # added to the worker's deadline: its answer is better than a kill
 
 
 class WorkerFault(Exception):
-    """The machine's fault, not a candidate's: the worker does not start, or the workload cannot be opened."""
+    """A fault of the machine, not of a candidate: the worker does not start, or the workload cannot be opened."""
 
 
 class MachineFault(WorkerFault):
-    """One that other workloads would meet as well, and that was met again at a second try: the disk is full, memory
-    runs out, somebody kills the processes. A search ends with it."""
+    """A fault that would affect other workloads too and that persisted at a second try.
+
+    Examples are a full disk, lack of memory and processes killed from outside. It ends a search.
+    """
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A candidate in the final comparison; ``name`` is the caller's."""
+    """A candidate in the final comparison; the caller chooses ``name``."""
 
     name: str
     config: Config
@@ -40,7 +42,7 @@ class Contender:
 
 
 class Measurer(Protocol):
-    """The interface of a worker that the tuner uses."""
+    """Interface of a worker for the tuner."""
 
     restarts: int
     restart_s: float
@@ -61,7 +63,7 @@ class Measurer(Protocol):
 def measure_message(
     config: Config, artifact: Artifact, stage: str, seed: int, limit_us: float | None
 ) -> tuple[dict[str, Any], bytes]:
-    """The job of :meth:`Measurer.measure`, and the code that goes with it."""
+    """Return the frame of a :meth:`Measurer.measure` job, and its code."""
     head, blob = artifact_to_wire(artifact)
     message = {
         "job": "measure",
@@ -75,7 +77,7 @@ def measure_message(
 
 
 def compare_message(contenders: Sequence[Contender], without: Sequence[str], seed: int) -> tuple[dict[str, Any], bytes]:
-    """The job of :meth:`Measurer.compare`, and the code that goes with it."""
+    """Return the frame of a :meth:`Measurer.compare` job, and its code."""
     pairs = [(c, *artifact_to_wire(c.artifact)) for c in contenders]
     items = [{"name": c.name, "config": dict(c.config), "artifact": head} for c, head, _ in pairs]
     message = {"job": "compare", "candidates": items, "without": list(without), "seed": seed}
@@ -83,23 +85,23 @@ def compare_message(contenders: Sequence[Contender], without: Sequence[str], see
 
 
 Attempt = tuple[dict[str, Any], Outcome | None, str]
-"""One comparison: its answer, or the failure and whom it is blamed on."""
+"""One comparison: its answer, or the failure and the contender to blame."""
 
 
 def without_failing(
     contenders: Sequence[Contender], attempt: Callable[[Sequence[Contender], Sequence[str]], Attempt], others: int
 ) -> tuple[dict[str, Any], dict[str, Outcome]]:
-    """Compare, leaving out whoever fails, until a comparison comes about.
+    """Compare repeatedly, leaving out failing contenders, until a comparison succeeds.
 
     Args:
-        attempt: one comparison of candidates, without some of the others.
-        others: how many that are no candidates may fail.
+        attempt: runs one comparison of candidates, without the named baselines.
+        others: maximum number of failing contenders that are not candidates.
 
     Returns:
-        The answer, and the outcome of everybody, those left out included.
+        The answer, and the outcome of every contender, including those left out.
 
     Raises:
-        WorkerFault: nobody is to blame, or no comparison came about after every failing one was left out.
+        WorkerFault: no contender is to blame, or no comparison succeeded without the failing ones.
     """
     left, without = list(contenders), list[str]()
     lost: dict[str, Outcome] = {}
@@ -121,18 +123,18 @@ def without_failing(
 
 
 class Worker:
-    """One spawned process that owns a device.
+    """One spawned process that owns a device. A context manager.
 
-    A job that outlives its deadline, dies, runs out of memory or leaves the device in an error is answered with the
-    matching status, and the process, with everything it started, is replaced. A context manager.
+    A job that exceeds its deadline, crashes, runs out of memory or leaves the device in an error state returns the
+    matching status. The process and its descendants are then replaced.
 
     Args:
-        workload: what to measure; :meth:`open` changes to another without a new process.
+        workload: the first workload; :meth:`open` switches to another without a new process.
         device: "cpu" or "cuda:N".
-        policy: how to measure; its deadlines apply to each step of a job.
+        policy: the measurement policy; its deadlines apply to each step of a job.
 
     Attributes:
-        restarts: processes that had to be replaced so far.
+        restarts: number of replaced processes so far.
         restart_s: seconds spent waiting for processes to start.
         others: processors that other processes kept busy during the last comparison; None before one, and on a GPU.
         bytes_moved: bytes that a perfect implementation of the open workload moves; 0 until the first job.
@@ -150,7 +152,7 @@ class Worker:
         self.restart_s = 0.0
         self.bytes_moved = 0
         self.others: float | None = None
-        self._spawn()  # imports while the caller is still compiling
+        self._spawn()  # the imports overlap with the caller's compilation
 
     def __enter__(self) -> Worker:
         return self
@@ -161,7 +163,7 @@ class Worker:
         self.close()
 
     def open(self, workload: Workload) -> None:
-        """Turn to another workload. Takes effect with the next job."""
+        """Switch to another workload, with effect from the next job."""
         if workload != self._workload:
             self._workload, self._opened, self._oracle_s = workload, False, None
 
@@ -172,7 +174,7 @@ class Worker:
 
         Args:
             stage: "screen" (cheap) or "repeat" (more samples).
-            seed: of the random inputs it is verified on.
+            seed: of the random inputs for verification.
             limit_us: for "screen": candidates slower than this get three samples only.
 
         Raises:
@@ -192,14 +194,14 @@ class Worker:
     def compare(self, contenders: Sequence[Contender], *, seed: int, without: Sequence[str] = ()) -> dict[str, Outcome]:
         """Time candidates and baselines against each other, interleaved round by round.
 
-        A contender or baseline that fails, hangs or crashes is reported with its status and the others are compared
-        without it. The names of the baselines ("eager", "inductor", ...) are the bench's.
+        A contender or baseline that fails, hangs or crashes is reported with its status, and the others are compared
+        without it. The bench defines the names of the baselines ("eager", "inductor", ...).
 
         Args:
-            without: baselines that are left out.
+            without: baselines to leave out.
 
         Raises:
-            WorkerFault: as :meth:`measure`; or no comparison came about after every failing contender was left out.
+            WorkerFault: see :meth:`measure`; or no comparison succeeded without the failing contenders.
         """
         answer, outcomes = without_failing(
             contenders, lambda left, failed: self._comparison(left, [*without, *failed], seed), 6
@@ -208,7 +210,7 @@ class Worker:
         return outcomes
 
     def close(self) -> None:
-        """End the process and everything it started."""
+        """End the process and its descendants."""
         if self._child is not None:
             self._child.kill()
             self._child = None
@@ -226,7 +228,7 @@ class Worker:
         return answer, None, ""
 
     def _call(self, message: dict[str, Any], blob: bytes) -> tuple[dict[str, Any] | None, Outcome | None, str]:
-        """One job: its answer, or the failure and whom it is blamed on."""
+        """Run one job; return its answer, or the failure and the contender to blame."""
         child = self._ready()
         phase, who, begin = "start", "", time.monotonic()
         try:
@@ -234,7 +236,7 @@ class Worker:
             while True:
                 frame, _ = child.receive(begin + self._deadline(phase))
                 if phase == "verify" and frame.get("phase") in ("wait", "load", "baseline"):
-                    spent = time.monotonic() - begin  # a candidate that got through: mostly the oracle's time
+                    spent = time.monotonic() - begin  # a verified candidate: mostly the oracle's time
                     self._oracle_s = max(self._oracle_s or 0.0, spent)
                 if "result" in frame:
                     return frame["result"], None, ""
@@ -250,10 +252,10 @@ class Worker:
         return None, failure, who
 
     def _deadline(self, phase: str) -> float:
-        """Seconds that a step of a job may take."""
+        """Return the time limit of a job's step in seconds."""
         p = self._policy
         if phase == "verify":
-            # The oracle's share is unknown until something has passed; then several times that, for a loaded machine.
+            # The oracle's time is unknown until a candidate has passed. The factor allows for a loaded machine.
             return p.timeout_s + (4 * self._oracle_s if self._oracle_s is not None else p.load_s)
         return {
             "start": 30.0,
@@ -266,12 +268,12 @@ class Worker:
     def _spawn(self) -> None:
         env = {}
         if hasattr(os, "sched_getaffinity"):
-            # The worker pins itself to one thread a core; a candidate may still ask for every thread there is.
+            # The worker pins itself to one thread per core, but a candidate may use all threads.
             env["NUMBA_NUM_THREADS"] = os.environ.get("NUMBA_NUM_THREADS", str(len(os.sched_getaffinity(0))))
         self._opened = False
         try:
             self._child = Child("autotune.measure.server", env)
-        except OSError as error:  # told by the next job, which needs it
+        except OSError as error:  # the next job, which needs the child, reports it
             self._unborn = error.strerror or str(error)
 
     def _restart(self) -> None:
@@ -280,7 +282,7 @@ class Worker:
         self._spawn()
 
     def _ready(self) -> Child:
-        """A child with the workload open, started if need be; start-up is not charged to any candidate."""
+        """Return a child with the workload open; start it if necessary, outside any candidate's time."""
         problem = ""
         for _ in range(3):
             if self._child is None or not self._child.alive:
@@ -317,7 +319,7 @@ class Worker:
         frame, _ = child.receive(deadline)
         answer = frame["result"]
         if not answer["ok"]:
-            # A lack of memory may be this workload's own: others are tried all the same.
+            # Only this workload may need too much memory: other workloads are still tried.
             kind = MachineFault if Blame(answer["fault"]) in (Blame.MACHINE, Blame.USER) else WorkerFault
             raise kind(f"the workload cannot be opened on {self._device}: {answer['reason']}")
         self.bytes_moved = int(answer["bytes"])

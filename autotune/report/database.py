@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _REASONS = 12
-"""Reasons of failures that are listed."""
+"""Maximum number of listed failure reasons."""
 
 _CONFIG = 160
-"""Characters of a configuration that a point's tooltip has."""
+"""Maximum characters of a configuration in a point's tooltip."""
 
 
 def pages(store: Store) -> Iterator[Page]:
-    """A page for each workload and device, and for each step that was decided; damaged rows are left out."""
+    """Yield a page for each workload and device, and for each decided step; damaged rows are left out."""
     overview = store.overview()
     devices = store.get_devices({row.device for row in overview})
     workloads = store.get_workloads({row.workload for row in overview})
@@ -124,7 +124,7 @@ def _workload(
 
 
 def _bytes(workload: Workload) -> int:
-    """The bytes that a perfect implementation moves; 0 where the domain has no figure."""
+    """Return the bytes that a perfect implementation moves; 0 if the domain has no figure."""
     try:
         domain = known_domain(workload.kind)
         return domain.bytes_moved(workload) if domain else 0
@@ -136,7 +136,7 @@ def _bytes(workload: Workload) -> int:
 def _own(
     workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None, device: DeviceIdentity
 ) -> Sequence[Exhibit]:
-    """The domain's exhibits of a workload."""
+    """Return the domain's exhibits of a workload."""
     try:
         domain = known_domain(workload.kind)
         return domain.exhibits(workload, config, schedule, device) if domain else ()
@@ -146,7 +146,7 @@ def _own(
 
 
 def _config(schedule: Schedule | None, measured: Sequence[Measurement]) -> Mapping[str, Any] | None:
-    """The configuration that won, else the fastest."""
+    """Return the winning configuration, else the fastest one."""
     if schedule and schedule.config:
         return schedule.config
     works = [m for m in measured if m.latency_us is not None]
@@ -154,7 +154,7 @@ def _config(schedule: Schedule | None, measured: Sequence[Measurement]) -> Mappi
 
 
 def _of_one_key(measured: Sequence[Measurement], schedule: Schedule | None) -> list[Measurement]:
-    """Those taken in one way: as the schedule's were, else as the newest was. Others are never mixed with them."""
+    """Return the measurements of one key: the schedule's, else the newest one's. Different keys are never mixed."""
     if not measured:
         return []
     key: Key = schedule.key if schedule else measured[-1].key
@@ -162,7 +162,7 @@ def _of_one_key(measured: Sequence[Measurement], schedule: Schedule | None) -> l
 
 
 def _axis(figure: Figure | None) -> tuple[Callable[[float], float], str]:
-    """A chart's figure for a stored latency, and its unit."""
+    """Return a chart's conversion of stored latencies, and its unit."""
     return (float, plots.MICROSECONDS) if figure is None else (lambda cost: figure(cost)[0], figure(1.0)[1])
 
 
@@ -175,7 +175,7 @@ def _times(levels: Mapping[str, float], figure: Figure | None) -> list[Exhibit]:
 
 
 def _search(measured: Sequence[Measurement], levels: Mapping[str, float], figure: Figure | None) -> Iterator[Exhibit]:
-    """The course of the search: candidates in order, reasons of failures, importances of parameters."""
+    """Yield exhibits of the search: candidates in order, failure reasons, parameter importances."""
     from autotune.tuner.studies import importances
 
     first = [m for m in measured if m.stage == "screen"]
@@ -209,7 +209,7 @@ def _search(measured: Sequence[Measurement], levels: Mapping[str, float], figure
 
 
 def _varied(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Parameters that took several values, or that some candidates lack."""
+    """Return the parameters that took several values, or that some candidates lack."""
     values: dict[str, set[str]] = {}
     for config in configs:
         for name, value in config.items():
@@ -221,7 +221,7 @@ def _varied(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 def _roofline(
     own: Mapping[str, tuple[int, float]], moved: int, bandwidth: float | None, times: Sequence[float]
 ) -> Exhibit:
-    """The chart; without a calibration the line goes through the fastest time, which nothing measured beats."""
+    """Return the chart; without a calibration, the bandwidth line passes through the fastest measured time."""
     measured = bandwidth is not None
     gbs = bandwidth if bandwidth is not None else moved / min(times) / 1e3
     about = (
@@ -234,7 +234,7 @@ def _roofline(
 
 
 def steps(store: Store, known: Mapping[tuple[str, str], Overview]) -> Iterator[Page]:
-    """A page for each step that was decided, newest first."""
+    """Yield a page for each decided step, newest first."""
     found: dict[tuple[Any, ...], Verdict] = {}
     verdicts = store.verdicts()
     for v in verdicts:
@@ -309,7 +309,7 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
 
 
 def savings(store: Store) -> Iterator[Page]:
-    """A page for each program that counted its steps, on each device."""
+    """Yield a page for each program with counted steps, on each device."""
     found: dict[tuple[str, str], list[Saved]] = {}
     for one in saved(store.savings(), store.verdicts()):
         found.setdefault((one.program, one.device), []).append(one)
@@ -339,10 +339,10 @@ def savings(store: Store) -> Iterator[Page]:
 
 
 def _kind(row: Overview) -> str:
-    """The kind of a workload's page."""
+    """Return the kind of a workload's page."""
     return "scenario" if row.kind == "c3" else "workload"
 
 
 def _number(value: Any) -> float | None:
-    """A number of a record that may have come from elsewhere, or None."""
+    """Return a number of a record, which may be from another source; None if it is not a number."""
     return float(value) if is_number(value) else None

@@ -1,4 +1,4 @@
-"""The charts of a report, as Vega-Lite specifications: what they show, without how it looks."""
+"""The charts of a report as Vega-Lite specifications, without styling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autotune.charts import scale
 
 Chart = dict[str, Any]
 OTHERS = "others"
-"""The data set that a page's script fills with the points of all workloads of a device."""
+"""Data set that a page's script fills with the points of all workloads of a device."""
 
 MICROSECONDS = "microseconds"
 
@@ -19,7 +19,7 @@ _LABELS = 200  # the widest a bar's name may be
 
 
 def bars(values: Mapping[str, float], title: str) -> Chart:
-    """Named numbers as horizontal bars in their order, each coloured by its name.
+    """Return a chart of named numbers as horizontal bars in their order, each coloured by its name.
 
     Args:
         title: of the axis, with the unit.
@@ -46,12 +46,12 @@ def history(
     shown: Callable[[float], float] = float,
     unit: str = MICROSECONDS,
 ) -> Chart:
-    """Latency, or another figure, against candidates in the order of their measurement.
+    """Return a chart of latency, or another figure, against candidates in the order of measurement.
 
     Args:
-        candidates: with ``n``, ``us`` (None where it failed), ``status``, ``configuration``.
-        levels: name to microseconds: baselines, and what is deployed.
-        shown: a figure in ``unit`` for what is stored as microseconds, of which less is better.
+        candidates: with ``n``, ``us`` (None for a failure), ``status``, ``configuration``.
+        levels: name to microseconds: baselines, and the deployed code.
+        shown: converts stored microseconds (less is better) to a figure in ``unit``.
     """
     best, so_far = math.inf, []
     for c in candidates:
@@ -108,12 +108,12 @@ def history(
 
 
 def roofline(own: Mapping[str, tuple[int, float]], bandwidth_gbs: float, reach: tuple[float, float]) -> Chart:
-    """Time against bytes moved, with the line that the device's bandwidth draws; nothing but caches gets below it.
+    """Return a chart of time against bytes moved, with the device's bandwidth line; only cached data is below it.
 
     Args:
-        own: name to bytes and microseconds: what is deployed, and its baselines.
-        bandwidth_gbs: in 10^9 bytes a second.
-        reach: fewest and most bytes to be shown.
+        own: name to bytes and microseconds: the deployed code and its baselines.
+        bandwidth_gbs: in 10^9 bytes per second.
+        reach: smallest and largest number of bytes shown.
     """
     low, high = reach[0] / 2, reach[1] * 2
     line = [{"bytes": b, "us": b / bandwidth_gbs / 1e3, "name": f"{bandwidth_gbs:.4g} GB/s"} for b in (low, high)]
@@ -163,7 +163,7 @@ def roofline(own: Mapping[str, tuple[int, float]], bandwidth_gbs: float, reach: 
 
 
 def speedups(rows: Sequence[Mapping[str, Any]]) -> Chart:
-    """Every speedup as a tick, a line for each ``of``.
+    """Return a chart with every speedup as a tick, one line for each ``of``.
 
     Args:
         rows: with ``of``, ``name``, ``speedup``.
@@ -197,5 +197,5 @@ def speedups(rows: Sequence[Mapping[str, Any]]) -> Chart:
 
 
 def _short(value: float) -> float:
-    """Five significant digits: nobody sees more, and pages get smaller."""
+    """Round to five significant digits: more are invisible, and pages get smaller."""
     return float(f"{value:.5g}")

@@ -1,6 +1,6 @@
-"""Pages of a report, and the site that they become: HTML by Jinja2 with everything escaped.
+"""Pages of a report and their static site: HTML by Jinja2 with autoescape.
 
-Charts are JSON that scripts of the site draw.
+Charts are JSON, drawn by scripts of the site.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autotune.workload import digest
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell's text, and the number that the table is sorted by (None: by the text)."""
+    """A cell's text, and the number for sorting the table (None: by the text)."""
 
     text: str
     value: float | None = None
@@ -34,7 +34,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """A workload's place on the roofline: bytes that a perfect implementation moves, and microseconds."""
+    """A workload's point on the roofline: bytes that a perfect implementation moves, and microseconds."""
 
     bytes: int
     us: float
@@ -48,11 +48,11 @@ class Page:
         kind: a name of :data:`KINDS`.
         id: the name of its file, the same in every report.
         device: in words, as :attr:`autotune.device.DeviceIdentity.label`.
-        source: where it is from: a database, or a result file.
+        source: its origin: a database, or a result file.
         cells: of its line, by the column's name.
         facts: shown at the top, name and text.
         speedup: over the fastest baseline.
-        links: workload fingerprint to label, of other pages that it names.
+        links: workload fingerprint to label, of linked pages.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Page:
 
     @property
     def path(self) -> str:
-        """Relative to the site's folder."""
+        """Path relative to the site's folder."""
         return f"{KINDS[self.kind].folder}/{self.id}.html"
 
 
@@ -95,13 +95,13 @@ KINDS: Mapping[str, Kind] = {
 
 
 def page_id(*parts: str) -> str:
-    """A file's name without its ending: words of the first part, and 12 digits of a digest."""
+    """Return a file name without its extension: words of the first part, and 12 digits of a digest."""
     text = re.sub(r"[^a-z0-9]+", "-", parts[0].lower()).strip("-")[:40].strip("-")
     return f"{text or 'page'}-{digest(list(parts))[:12]}"
 
 
 def time_cell(us: float | None) -> Cell:
-    """A time given in microseconds."""
+    """Return the cell of a time given in microseconds."""
     return Cell(microseconds(us), us)
 
 
@@ -114,7 +114,7 @@ def count_cell(n: int) -> Cell:
 
 
 def microseconds(us: float | None) -> str:
-    """As :func:`autotune.words.microseconds`, for pages."""
+    """Format a time for pages; see :func:`autotune.words.microseconds`."""
     return words.microseconds(us, "µs")
 
 
@@ -130,16 +130,16 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 MARK = ".autotune-report"
-"""A file that marks a folder as a report, which may be replaced."""
+"""File that marks a folder as a report, which may be replaced."""
 
 _HERE = Path(__file__).parent
 
 
 def check_folder(out: Path) -> None:
-    """See that a report can be written to ``out``: a new folder, an empty one, or an earlier report.
+    """Check that a report can be written to ``out``: a new folder, an empty one, or an earlier report.
 
     Raises:
-        UserError: it is something else.
+        UserError: ``out`` is none of these.
     """
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise UserError(f"-o {out}: is no folder: name a new one")
@@ -152,10 +152,10 @@ def check_folder(out: Path) -> None:
 
 
 def write(pages: Sequence[Page], out: Path, title: str) -> int:
-    """Write the site; an earlier one at ``out`` stays until the new one is whole.
+    """Write the site; an earlier one at ``out`` stays until the new one is complete.
 
     Returns:
-        The bytes it takes.
+        Size of the site in bytes.
 
     Raises:
         UserError: nothing to show, a package is missing, or the folder cannot be written.
@@ -198,12 +198,12 @@ def _environment() -> Environment:
 
 
 def anchor(title: str) -> str:
-    """The anchor of a section of a page."""
+    """Return the anchor of a section of a page."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def cell(value: str | float | None) -> str:
-    """A table's cell: numbers with four significant digits."""
+    """Format a table's cell; numbers have four significant digits."""
     if value is None:
         return "–"
     if isinstance(value, int) or not isinstance(value, float):
@@ -236,7 +236,7 @@ def _write(pages: Sequence[Page], out: Path, title: str, environment: Environmen
 
 
 def _picture(exhibit: Exhibit, out: Path) -> str:
-    """The file of an exhibit's picture, relative to the site; equal ones are one file. Empty without one."""
+    """Write an exhibit's picture, once for equal ones; return its path relative to the site, or "" without one."""
     if not exhibit.svg:
         return ""
     name = f"pictures/{digest(exhibit.svg)[:16]}.svg"
@@ -247,7 +247,7 @@ def _picture(exhibit: Exhibit, out: Path) -> str:
 
 
 def _device_data(pages: Sequence[Page], out: Path) -> dict[str, str]:
-    """Device to a script with the points of all its workloads, which every roofline of it shows."""
+    """Write a script per device with the points of all its workloads, for its rooflines; return them by device."""
     points: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for page in pages:
         if page.point is not None:
@@ -274,12 +274,12 @@ class _Table:
 
     @property
     def more(self) -> list[str]:
-        """Columns that a narrow screen leaves out: the device, and those in which lines differ."""
+        """Columns hidden on a narrow screen: the device, and those in which lines differ."""
         found = ("domain", "source")
         return ["device", *(name for name in found if len({getattr(page, name) for page in self.pages}) > 1)]
 
     def cells(self, page: Page) -> list[Cell]:
-        """One for each of ``heads``."""
+        """Return one cell for each of ``heads``."""
         return [page.cells.get(name, Cell("–")) for name in self.heads]
 
 

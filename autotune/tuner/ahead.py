@@ -1,7 +1,7 @@
-"""What the next workloads begin with is compiled while the present one is measured.
+"""Prefetch: the first candidates of the next workloads are compiled while the current one is measured.
 
-The processes that compile have little to do while a worker starts, baselines are compiled or finalists are compared,
-and a search of many workloads with little time each would spend most of it waiting for its first candidates.
+The compile processes are mostly idle while a worker starts, baselines are compiled or finalists are compared. Without
+prefetching, a search of many short workloads would mostly wait for first candidates.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from autotune.tuner.proposals.seeds import remembered, suggested, winners
 from autotune.workload import Workload
 
 WORKLOADS = 4
-"""Workloads, the present one among them, that are looked after."""
+"""Workloads, the current one included, whose candidates are prefetched."""
 FIRST = 8
-"""Candidates beside the cost model's of each workload, and of each part of its most promising compositions."""
+"""Candidates in addition to the cost model's, for each workload and each part of its most promising compositions."""
 _COMPOSITIONS = 2
 _JOIN_S = 2.0
 _SWITCH_S = 0.0005
-"""Python's switch interval meanwhile. The search waits for the worker and the database thousands of times, and would
-wait for this thread's 5 ms each time: claiming a candidate took 15 ms in place of 6."""
+"""Python's switch interval while prefetching. The search waits for the worker and the database thousands of times. At
+the default interval it would wait 5 ms more for this thread each time: claiming a candidate took 15 ms instead of 6."""
 
 
 class Ahead:
-    """Keeps a run's compile pool busy with what will be asked of it. A context manager.
+    """Keeps a run's compile pool busy with candidates that the search will need. A context manager.
 
-    Does nothing on a CPU, where compiling disturbs what is measured, nothing where the cost model alone decides, which
-    asks for one candidate, and nothing for a workload that is known: what a search begins with is measured then. What
-    the search of a workload did not ask for is dropped when the next one begins.
+    It is inactive on a CPU, where compiling disturbs measurements, and when the cost model alone decides, which needs
+    one candidate. It skips workloads with stored measurements, since their first candidates are measured already.
+    Unused builds of a workload are dropped when the next one begins.
 
     Args:
-        budget: what a workload (its number) may spend, as far as that is known before its turn.
+        budget: returns the expected budget of a workload by its number.
     """
 
     def __init__(self, context: Context, workloads: Sequence[Workload], budget: Callable[[int], Budget]) -> None:
@@ -66,12 +66,12 @@ class Ahead:
     def __exit__(self, *_: object) -> None:
         if self._active:
             sys.setswitchinterval(self._interval)
-            self._leave(())  # nothing is handed over from now on
+            self._leave(())  # no build is submitted from now on
             self._waiting.put(None)
-            self._thread.join(timeout=_JOIN_S)  # it may be thinking of plans, which nobody waits for
+            self._thread.join(timeout=_JOIN_S)  # it may still compute compositions, which are not needed
 
     def reach(self, i: int, then: Sequence[int] | None = None) -> None:
-        """Workload ``i`` is about to be searched, and after it ``then``; None for all that follow."""
+        """Prefetch for workload ``i``, searched now, and for ``then``, the next ones (None: all that follow)."""
         if not self._active:
             return
         coming = [i, *(range(i + 1, len(self._workloads)) if then is None else then)][:WORKLOADS]
@@ -84,11 +84,11 @@ class Ahead:
 
     @property
     def idle(self) -> bool:
-        """True if the compilers have all candidates of the workloads that were reached."""
+        """True if all first candidates of the reached workloads have been submitted."""
         return self._done == self._put
 
     def _leave(self, coming: Sequence[int]) -> None:
-        """Drop what is left of other workloads than ``coming``, unless one of those has such a part too."""
+        """Drop the unused builds of workloads outside ``coming``, except those of parts that ``coming`` shares."""
         with self._lock:
             self._wanted = set(coming)
             left = [self._handed.pop(k) for k in list(self._handed) if k not in self._wanted]
@@ -97,7 +97,7 @@ class Ahead:
             self._pool.forget(set().union(*left) - wanted)
 
     def _hand(self, i: int, part: Workload, config: Config) -> bool:
-        """Build a candidate of workload ``i``, or of a part of it; False where the search has passed that workload."""
+        """Build a candidate of workload ``i``, or of its part; False if the search has passed that workload."""
         with self._lock:
             if i not in self._wanted or self._context.interrupt.requested:
                 return False
@@ -114,18 +114,18 @@ class Ahead:
                     for part, config in first(self._context, self._workloads[i], self._budget(i)):
                         if not self._hand(i, part, config):
                             break
-            except Exception:  # the search of this workload meets the error again, and reports it
+            except Exception:  # the search of this workload raises the error again, and reports it
                 pass
             self._done += 1
 
 
 def _overlaps(device: str) -> bool:
-    """Whether compiling leaves measurements on ``device`` alone."""
+    """True if compiling does not disturb measurements on ``device``."""
     return device.startswith("cuda")
 
 
 def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tuple[Workload, Config]]:
-    """Yield the probable first candidates of a search of ``workload``, each with the workload or part that it is of.
+    """Yield the probable first candidates of a search of ``workload``, each with its workload or part.
 
     Raises:
         Unsupported: the workload cannot be searched.
@@ -147,8 +147,10 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
 
 
 def beginnings(context: Context, task: Task) -> Iterator[Config]:
-    """The first candidates of a search without neighbours, as far as they can work: what is known at once, then what
-    the cost model likes."""
+    """Yield the first candidates of a search that are not rejected, without those of neighbouring workloads.
+
+    The default, seeds and heuristics come first, then the cost model's picks.
+    """
     asked = context.options.seeds.get(task.workload.fingerprint, ())
     elsewhere = winners(context.store, context.key(task.workload))
     space = task.space(context.options.space_file)
@@ -157,7 +159,7 @@ def beginnings(context: Context, task: Task) -> Iterator[Config]:
     for config in itertools.chain((seed.config for seed in known), _liked(context, task, space)):
         config = task.normalize(config)
         key = config_key(config)
-        # The default comes first, and is measured in any case.
+        # The default is first, and is always measured.
         if key not in found and (not found or task.reject(config) is None):
             found.add(key)
             yield config

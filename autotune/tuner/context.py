@@ -37,24 +37,24 @@ from autotune.words import size
 from autotune.workload import Workload, digest
 
 PLANS = 6
-"""Compositions of a workload that are considered at most."""
+"""Maximum number of compositions per workload."""
 _REMEMBERED = 12  # workloads whose compositions and picks are remembered
-_ENOUGH = 0.5  # what was searched with half of the time it would get now is not searched again
+_ENOUGH = 0.5  # a workload searched with this share of its present time is not searched again
 _SPARED = 3
-"""So many candidates in a row that memory ran out for, or that were killed, are no coincidence."""
+"""Consecutive candidates out of memory or killed, after which the machine counts as faulty."""
 
 
 @dataclass
 class Context:
-    """One run's means. The worker and the pools are started when first needed, and closed by :meth:`close`.
+    """Shared resources of one run. The worker and the pools start on first use; :meth:`close` ends them.
 
     Attributes:
         device: "cpu" or "cuda:N".
-        policy: how it measures: that of the options, or the domain's.
-        lent: the worker and the pools where they are the caller's, who closes them.
-        picked: by workload and space, what the cost model likes best.
-        told: workload to the fingerprints of its device (or devices) and their software, where those are of another
-            host, which has stored them.
+        policy: the measurement policy, from the options or the domain.
+        lent: worker and pools owned and closed by the caller.
+        picked: the cost model's picks by workload and space.
+        told: workload to the fingerprints of its device (or devices) and their software, if they are another host's,
+            which has stored them.
     """
 
     store: Store
@@ -85,7 +85,7 @@ class Context:
                     stack.callback(own.close)
 
     def worker(self, workload: Workload) -> Measurer:
-        """The measuring worker, turned to ``workload``."""
+        """Return the measuring worker, opened on ``workload``."""
         if self._worker is None:
             self._worker = domain_of(workload.kind).open_measurer(workload, self.device, self.policy)
         self._worker.open(workload)
@@ -98,8 +98,11 @@ class Context:
         return self._pool
 
     def baselines(self, workload: Workload) -> BaselinePool | None:
-        """The pool that compiles a workload's baselines; None for a domain without such, where the worker is the
-        caller's, and on a CPU, where compiling disturbs what is measured."""
+        """Return the pool that compiles a workload's baselines, or None.
+
+        It is None for a domain without compiled baselines, for a worker lent by the caller, and on a CPU, where
+        compiling disturbs measurements.
+        """
         if type(domain_of(workload.kind)).compile_baselines is Domain.compile_baselines:
             return None
         own = not any(other is self._worker for other in self.lent if other is not None)
@@ -108,7 +111,7 @@ class Context:
         return self._baselines
 
     def _place(self, workload: Workload) -> tuple[str, str]:
-        """Fingerprints of the device (or devices) and of the software, stored if they are new."""
+        """Return the fingerprints of the device (or devices) and of the software; store them if they are new."""
         if workload.fingerprint in self.told:
             return self.told[workload.fingerprint]
         identity = place(workload, self.device)
@@ -118,7 +121,7 @@ class Context:
         return self._places[identity]
 
     def key(self, workload: Workload) -> Key:
-        """The key of a workload, which is stored if it is new."""
+        """Return the key of a workload; store the workload if it is new."""
         if not workload.source and self.store.get_workload(workload.fingerprint) is not None:
             fingerprint = workload.fingerprint  # a part that is known as a workload keeps its name and its program
         else:
@@ -129,19 +132,19 @@ class Context:
         return Key(fingerprint, device, environment, self.policy.key)
 
     def measured(self, workload: Workload) -> bool:
-        """Whether anything is stored of a workload's candidates here."""
+        """True if a measurement of the workload is stored for this device, software and policy."""
         device, environment = self._place(workload)
         return bool(self.store.measurements(workload.fingerprint, device, environment, self.policy.key, limit=1))
 
     def task(self, workload: Workload, whole: Task | None = None) -> Task:
-        """The workload's task; under this run's method, and with the device's calibration, where it takes such.
+        """Return the workload's task, with this run's method and the device's calibration if one is stored.
 
         Args:
-            whole: of which the workload is a part. The run's method is of the whole's domain.
+            whole: the task that contains the workload as a part. The run's method belongs to the whole's domain.
 
         Raises:
             UserError: the domain has no such method.
-            Unsupported: as the task's own; or the device has less memory than the workload takes.
+            Unsupported: the task raised it, or the device has less memory than the workload takes.
         """
         identity = self.store.get_device(self._place(workload)[0])
         if identity and (need := domain_of(workload.kind).bytes_held(workload)) > identity.memory_mib << 20:
@@ -154,18 +157,18 @@ class Context:
         return open_task(workload, self.device).under(self.options.method if own else "", self._figures[where])
 
     def compositions(self, task: Task) -> Sequence[Composition]:
-        """What the task's workload can be composed of, the most promising first; nothing where it has no parts.
+        """Return the compositions of the task's workload, the most promising first; empty if it has no parts.
 
         Raises:
-            Unsupported: as the task's own.
+            Unsupported: the task raised it.
         """
         return self._planned.get(task.workload.fingerprint, lambda: task.compositions(PLANS))
 
     def session(self, task: Task, budget: Budget, whole: Session | None = None) -> Session:
-        """A search's state, with the worker turned to its workload.
+        """Return a search's state, with the worker opened on its workload.
 
         Args:
-            whole: the session of the workload that this one is a part of.
+            whole: the session of the workload that contains this one as a part.
         """
         file = self.options.space_file
         space = task.space(file)
@@ -173,18 +176,19 @@ class Context:
         return Session(self, task, self.key(task.workload), self.worker(task.workload), budget, narrowed, whole)
 
     def scope(self, key: Key) -> str:
-        """Digest of what this run's searches of ``key`` are confined to: under it, efforts can be told from each other.
+        """Return a digest of the restrictions on this run's searches of ``key``, which distinguishes their efforts.
 
-        What the domain says confines it beside the shipped spaces is known once :meth:`key` was asked of the workload.
+        The domain's restrictions beyond the shipped spaces are included only after a call of :meth:`key` for the
+        workload.
         """
         own = self._confined.get(key.workload)
         return self._scope if own is None else digest([self._scope, own])
 
     @cached_property
     def _scope(self) -> str:
-        """Of every workload's scope.
+        """The part of the digest that all workloads share.
 
-        The shipped spaces count too: what another version of them left nothing to do for has new choices.
+        It includes the shipped spaces, since a new version of them adds choices to a finished search.
         """
         shipped = [p.read_text() for p in sorted(resource_dir("search_spaces").glob("*.toml"))]
         options = self.options
@@ -193,9 +197,9 @@ class Context:
         return digest({**own, "shipped": shipped, "autotune": __version__})
 
     def searched(self, key: Key, budget: Budget, granted: float | None) -> Effort | None:
-        """The effort that makes another search of ``key`` needless, or None.
+        """Return the effort that makes another search of ``key`` unnecessary, or None.
 
-        A search that is asked for a number of candidates is never needless.
+        A search with a given number of candidates is always necessary.
 
         Args:
             granted: seconds that the search would get now; None for no limit.
@@ -209,7 +213,7 @@ class Context:
         return effort if effort.settled or timed else None
 
     def note(self, s: Session, stop: str, settled: bool, granted: float | None) -> None:
-        """Remember how a session's search ended, unless it was cut short."""
+        """Store the effort of a session's search, unless it was interrupted."""
         if not self.interrupt.requested:
             self.store.add_effort(Effort(s.key, self.scope(s.key), s.elapsed, granted or 0.0, settled, stop))
 
@@ -220,18 +224,17 @@ class Session:
 
     Attributes:
         context: of the run.
-        trials: candidates that the present phase may measure, of ``budget`` as a whole.
-        narrowed: the user's own space, to which what is deployed is confined; None for the shipped one.
-        whole: the session of the workload that this one is a part of.
-        done: candidates that the searches of its parts have measured.
+        trials: candidates that the current phase may measure; by default the most that ``budget`` allows.
+        narrowed: the user's space, which restricts deployment; None for the shipped one.
+        whole: the session of the workload that contains this one as a part.
+        done: candidates measured by the searches of its parts.
         search_s: seconds after which the final comparison began.
-        known: candidate (its key) to what it is ranked by: its repeated timing, else its first; or why it failed.
-            Latencies of a final comparison are left out: they belong beside those they were taken with, and a ranking
-            that mixed them with others would put whoever was never in a final first.
-        final_us: latency of the best candidate in the final comparison, once there was one.
-        saved_us: what a call saves by what is deployed, beside the fastest baseline.
-        spared: candidates (their keys) that this search leaves out as the machine failed on them: nothing of it is
-            stored.
+        known: candidate key to the measurement that ranks it: its repeated timing, else its first one, or its failure.
+            Final latencies are excluded, since they compare only with latencies of the same comparison. Mixed into the
+            ranking, they would favour candidates that were never in a final.
+        final_us: latency of the best candidate in the final comparison; None before it.
+        saved_us: microseconds per call that the deployed code saves against the fastest baseline.
+        spared: keys of candidates that this search leaves out after machine failures; nothing is stored for them.
     """
 
     context: Context
@@ -253,7 +256,7 @@ class Session:
     saved_us: float = 0.0
     spared: set[str] = field(default_factory=set)
     _row: int = 0
-    """How many of them came in a row."""
+    """Number of consecutive spared candidates."""
     _allowed: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -261,13 +264,13 @@ class Session:
 
     @property
     def label(self) -> str:
-        """Of progress: the workload's, or that of the larger one that it is a part of."""
+        """Label in progress output: that of the workload, or of the whole that contains it."""
         workload = self._top.task.workload
         return workload.label or workload.fingerprint[:12]
 
     @cached_property
     def default(self) -> Config:
-        """The task's default as it would in effect run."""
+        """The task's default in normalized form."""
         return self.task.normalize(self.task.default())
 
     @property
@@ -285,9 +288,9 @@ class Session:
         return None if self.budget.timeout is None else max(0.0, self.budget.timeout - self.elapsed)
 
     def allows(self, config: Config) -> bool:
-        """Whether a candidate may be deployed: always, unless the user's narrowed space leaves it out.
+        """True if a candidate may be deployed: always, unless the user's narrowed space excludes it.
 
-        The default and what is stored from wider searches may be outside.
+        The default and stored candidates of wider searches may be outside that space.
         """
         if self.narrowed is None:
             return True
@@ -301,11 +304,11 @@ class Session:
 
     @property
     def tried(self) -> bool:
-        """Whether any candidate that may be deployed has been tried; those that never could work do not count."""
+        """True if any deployable candidate has been tried; invalid ones do not count."""
         return any(m.status is not Status.INVALID and self.allows(m.config) for m in self.known.values())
 
     def ranking(self) -> list[Measurement]:
-        """Candidates that work and may be deployed, fastest first."""
+        """Return the working candidates that may be deployed, fastest first."""
         good = [m for m in self.known.values() if m.status is Status.OK and m.latency_us is not None]
         return sorted((m for m in good if self.allows(m.config)), key=lambda m: m.latency_us or 0.0)
 
@@ -326,7 +329,7 @@ class Session:
         reason: str = "",
         compile_s: float = 0.0,
     ) -> Measurement:
-        """A record of this search, not stored yet."""
+        """Return a measurement record of this search, not stored yet."""
         return Measurement(
             key=self.key,
             config=config,
@@ -344,7 +347,7 @@ class Session:
         )
 
     def keep(self, m: Measurement) -> Measurement:
-        """Store a measurement. Answers what is stored: another search may have been first, and then that counts."""
+        """Store a measurement and return the stored one, which is another search's if that search was first."""
         if not self.context.store.add_measurement(m):
             m = self.context.store.get_measurement(m.key, m.config, m.stage) or m
         self.learn(m)
@@ -356,10 +359,10 @@ class Session:
             self.known[config_key(m.config)] = m
 
     def measure(self, config: Config, built: Built, stage: str, limit_us: float | None = None) -> Measurement:
-        """Measure what was built and store what came of it, unless the machine is to blame: then once more.
+        """Measure a built candidate and store the outcome; after a machine fault, try once more.
 
         Raises:
-            MachineFault: the machine failed again, and not for this candidate alone; nothing is stored.
+            MachineFault: the machine failed again, for reasons beyond this candidate; nothing is stored.
             UserError: a setting is wrong.
         """
         built = self._once_more(config, built)
@@ -383,10 +386,10 @@ class Session:
         return self.worker.measure(config, built.artifact, stage=stage, seed=seed, limit_us=limit_us)
 
     def spare(self, m: Measurement, fault: Blame) -> None:
-        """Leave a candidate out of this search, storing nothing, since the machine failed on it twice.
+        """Leave a candidate out of this search without storing it, after two machine failures on it.
 
         Raises:
-            MachineFault: it would fail on others too.
+            MachineFault: the machine would fail on other candidates too.
             UserError: a setting is wrong.
         """
         if fault is Blame.USER:
@@ -404,11 +407,11 @@ class Session:
         return self.whole or self
 
     def _once_more(self, config: Config, built: Built) -> Built:
-        """What was built, or a second try where the machine is to blame that nothing was."""
+        """Return the build, or that of a second try if the first failed by a machine fault."""
         return self.build(config).result() if built.artifact is None and built.fault else built
 
     def artifact(self, config: Config) -> Built:
-        """The artifact of a candidate, built again where an earlier search measured it."""
+        """Return the artifact of a candidate; rebuild it if an earlier search measured it."""
         have = self.artifacts.get(config_key(config))
         if have is not None:
             return Built(have)
@@ -418,7 +421,7 @@ class Session:
         return built
 
     def tell(self, phase: str, note: str = "") -> None:
-        """Report progress: of a part, as of the whole that it belongs to."""
+        """Report progress; a part's progress is reported under its whole."""
         if self.context.report is None:
             return
         top = self._top

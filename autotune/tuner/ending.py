@@ -1,4 +1,4 @@
-"""An orderly end of a search: its claims are released, and the first Ctrl-C lets it store its results."""
+"""Orderly end of a search: its claims are released, and after the first Ctrl-C it stores its results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from autotune.store.store import Store
 
 LEASE_S = 30.0
-"""How long a claim outlives a search on another host that was killed; on this host its death is seen at once."""
+"""Seconds that a claim outlives a killed search on another host. On this host, the death is detected at once."""
 
 
 class Lease:
@@ -36,14 +36,14 @@ class Lease:
         while not self._stop.wait(LEASE_S / 3):
             try:
                 self._store.renew(self._owner, LEASE_S)
-            except Exception:  # a database that stays away is reported by the search's own next write
+            except Exception:  # the search's next write reports a database that stays unreachable
                 continue
 
 
 class Interrupt:
     """A context in which the first SIGINT sets :attr:`requested` and the next raises KeyboardInterrupt.
 
-    Outside the main thread, where Python delivers no signals, it does nothing. What was installed before is restored.
+    It does nothing outside the main thread, where Python delivers no signals. The previous handler is restored on exit.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Values that two threads need, and one computes: the search's, and that of :mod:`autotune.tuner.ahead`."""
+"""Cache of values shared by the search's thread and that of :mod:`autotune.tuner.ahead`; one of them computes each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ V = TypeVar("V")
 
 
 class Memory(Generic[K, V]):
-    """Values by key, the newest ``most`` of them.
+    """Cache of the newest ``most`` values by key.
 
-    A thread that needs a value which another one computes waits for that value alone.
+    A thread that needs a value in computation by another thread waits only for that value.
     """
 
     def __init__(self, most: int) -> None:

@@ -1,4 +1,4 @@
-"""The options of a run, and how much the search of one workload may spend."""
+"""The options of a run, and the budget for the search of one workload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.space import Config
 from autotune.tuner.proposals.samplers import DEFAULT, check_sampler
 
 FINAL_SHARE = 0.25
-"""Of a search's time, kept for the final comparison."""
+"""Share of a search's time reserved for the final comparison."""
 _FINAL_MOST_S = 30.0
 _MOST_TRIALS, _PATIENCE = 256, 48
 _LEAST_PATIENCE = 12
@@ -25,22 +25,22 @@ class SearchOptions:
     """Options of a run, the same for all of its workloads and devices.
 
     Attributes:
-        trials: candidates for each workload, its parts included (but not the few compositions that are measured as a
-            whole); None for as long as there is gain.
-        timeout: seconds for all workloads together. Each gets what is left by its weight, so that time one does not
-            need goes to those after it.
-        patience: candidates measured without a gain of 1% before a workload is left; see :class:`Budget`.
+        trials: candidates for each workload, its parts included, but without the few compositions measured as a whole;
+            None for as long as there is gain.
+        timeout: seconds for all workloads together. Each workload gets a share of the remaining time by its weight, so
+            unused time goes to later workloads.
+        patience: candidates measured without a gain of 1% before a workload's search ends; see :class:`Budget`.
         sampler: of :data:`autotune.tuner.proposals.samplers.SAMPLERS`, or ``NONE`` for the domain's cost model alone.
-        seed: of the sampler and of the random inputs that candidates are verified on.
-        space_file: a user's narrowed copy of the domain's search space. The default and stored candidates that it
-            leaves out are compared with, but never deployed.
-        method: of the domain, "" for its whole; see :meth:`autotune.task.Task.under`.
-        policy: how to measure, part of the key under which everything is stored; None for the domain's.
-        weights: fingerprint to share of the time; 1 where it is missing.
-        seeds: fingerprint to configurations that are measured before the sampler is asked; they count as ``trials``.
-        numerics: torch's settings of the program that the workloads are of, which are put in force where they are
-            measured; as :func:`autotune.numerics.read` gives them. None for those of this process.
-        every: begin every workload, the last ones for a moment each, also where the time is up.
+        seed: of the sampler and of the random inputs for verification.
+        space_file: a user's narrowed copy of the domain's search space. The default and stored candidates outside it
+            are compared, but never deployed.
+        method: a method of the domain, "" for all of them; see :meth:`autotune.task.Task.under`.
+        policy: measurement policy, part of the key of all stored records; None for the domain's.
+        weights: fingerprint to share of the time; 1 for a missing one.
+        seeds: fingerprint to configurations measured before the sampler's proposals; they count as ``trials``.
+        numerics: torch's numeric settings of the workloads' program, applied where they are measured; a result of
+            :func:`autotune.numerics.read`. None for those of this process.
+        every: True to begin every workload even if the time is up, the last ones for a moment each.
 
     Raises:
         UserError: a value is out of range, or the sampler is unknown.
@@ -66,26 +66,27 @@ class SearchOptions:
             raise UserError("weights must be above 0")
 
     def budget(self, seconds: float | None) -> Budget:
-        """The budget of a workload that gets so many seconds; None for no limit."""
+        """Return the budget of a workload that gets ``seconds``; None for no limit."""
         return Budget(self.trials, seconds, self.patience)
 
     def to_json(self) -> dict[str, Any]:
-        """Keyword arguments for equal options in another process: without ``policy``, with this process's numerics."""
+        """Return keyword arguments for equal options elsewhere, with this process's numerics and without ``policy``."""
         given = numerics.read() if self.numerics is None else dict(self.numerics)
         return asdict(replace(self, policy=None, numerics=given))
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much a search may spend; whichever runs out first ends it.
+    """Limits of a search; the first one reached ends it.
 
     Attributes:
-        trials: new candidates measured at most; repeats and rejected ones cost none. None for as long as there is gain,
-            and 256 at most.
-        timeout: seconds, the final comparison included, for which a quarter (at most 30 s) is kept; None for no limit.
-        patience: candidates measured without a gain of 1% before giving up; None for half of ``trials`` and at least
-            40 (48 where ``trials`` is None), 0 for never.
-        final: seconds of ``timeout`` kept for the final comparison, where that is known better.
+        trials: maximum of new candidates measured; repeats and rejected ones are free. None for as long as there is
+            gain, and 256 at most.
+        timeout: seconds, including the final comparison, for which a quarter (at most 30 s) is reserved; None for no
+            limit.
+        patience: candidates measured without a gain of 1% before giving up; None for half of ``trials`` and at least 40
+            (48 if ``trials`` is None), 0 for never.
+        final: seconds of ``timeout`` reserved for the final comparison, if known from earlier workloads.
     """
 
     trials: int | None = None
@@ -103,8 +104,10 @@ class Budget:
 
     @property
     def until_s(self) -> float | None:
-        """Seconds after which no further candidate is begun, but for what is compiled by then: a quarter more, and at
-        most a second, may be spent to measure that."""
+        """Seconds after which no further candidate is begun.
+
+        Candidates compiled by then may still be measured, for a quarter of that time more and a second at most.
+        """
         if self.timeout is None:
             return None
         kept = min(_FINAL_MOST_S, FINAL_SHARE * self.timeout) if self.final is None else self.final
@@ -112,7 +115,7 @@ class Budget:
 
     @property
     def most(self) -> int:
-        """``trials``, or the limit where there is none."""
+        """``trials``, or the default maximum if it is None."""
         return _MOST_TRIALS if self.trials is None else self.trials
 
     @property
@@ -122,10 +125,10 @@ class Budget:
         return _PATIENCE if self.trials is None else max(40, self.trials // 2)
 
     def part(self, share: float, seconds: float | None) -> Budget:
-        """The budget of a part that is ``share`` (0 to 1) of the whole.
+        """Return the budget of a part that is ``share`` (0 to 1) of the whole.
 
-        A part gets its share of the candidates, at least one. Its patience shrinks with the root of its share, since
-        what a small part can gain is little of the whole.
+        A part gets its share of the candidates, at least one. Its patience scales with the square root of its share,
+        since a small part's gain is a small gain of the whole.
 
         Args:
             seconds: for the part alone; None for no limit.
@@ -139,17 +142,17 @@ class Budget:
 
 @dataclass
 class Pace:
-    """How long a candidate takes, by what was measured in this run."""
+    """Time per candidate, from this run's searches."""
 
     seconds: float = 0.0
     candidates: int = 0
 
     def add(self, seconds: float, candidates: int) -> None:
-        """Learn from a search of ``candidates``."""
+        """Add a search of ``candidates`` that took ``seconds``."""
         self.seconds += seconds
         self.candidates += candidates
 
     @property
     def each(self) -> float | None:
-        """Seconds a candidate; None where a few alone were measured, which say more of what came before the first."""
+        """Seconds per candidate; None for fewer than 4 candidates, whose mean startup costs would dominate."""
         return self.seconds / self.candidates if self.candidates >= _PACE_LEAST else None

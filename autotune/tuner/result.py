@@ -1,4 +1,4 @@
-"""What a search reports: while it runs, and at its end."""
+"""Reports of a search: progress and the final result."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from autotune.store.records import BUSY
 from autotune.task import Config
 
 _RENAMED = ("best_us", "baseline_errors", "search_s", "bytes_moved", "others")
-"""Fields of a result that its JSON has under other names, or not."""
+"""Fields of a result that its JSON renames or omits."""
 
 
 class BusyMachine(UserWarning):
-    """Other processes disturbed a final comparison: its latencies and its winner are not to be trusted."""
+    """Other processes disturbed a final comparison: its latencies and its winner are unreliable."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Progress:
         workload: its label.
         phase: "search", "repeat" (near-best candidates again), "final" (against the baselines) or "done".
         measured: candidates measured by this search, failures included; at most ``trials``.
-        best_us: the best latency so far in microseconds, None before there is one.
+        best_us: the best latency so far in microseconds, None before the first one.
         left_s: seconds of the time budget left; None without one.
-        note: one line about what just happened.
-        part: whether ``best_us`` is of a part of the workload that is searched by itself.
-        device: where, if on several side by side; else empty.
-        saved_us: at the end, what a call saves beside the fastest baseline; 0 where a baseline won.
+        note: one line on the last event.
+        part: True if ``best_us`` is of a part of the workload that is searched separately.
+        device: the device, in a search on several; else empty.
+        saved_us: at the end, microseconds saved per call against the fastest baseline; 0 if a baseline won.
     """
 
     workload: str
@@ -55,26 +55,27 @@ class Result:
     Attributes:
         workload: fingerprint.
         measured: candidates measured by this search and stored, those that failed included.
-        reused: candidates answered from measurements that were stored before, or by another search meanwhile.
+        reused: candidates answered from measurements stored earlier or by a concurrent search.
         failed: new failures by status; "invalid" ones were rejected before compiling and are not in ``measured``.
-        best: the fastest candidate's configuration; None where none worked.
-        best_us: its latency in the final comparison, or in its last timing where that did not come about.
-        default_us: the default's latency from the same comparison; its first timing where it was hopeless.
+        best: the fastest candidate's configuration; None if none worked.
+        best_us: its latency in the final comparison, or in its last timing without a comparison.
+        default_us: the default's latency from the same comparison; its first timing if it was too slow for it.
         baselines: name to latency; None for one that failed, with the reason in ``baseline_errors``.
-        references: name to latency of what was timed beside them and is no way to do the work (a part of it alone).
-        metrics: figures of the domain's own for the best candidate, by name.
+        references: name to latency of references timed in the same comparison that do not do the whole work (a part of
+            it, for example).
+        metrics: domain-specific figures for the best candidate, by name.
         winner: "autotune", or the baseline that is deployed because it was faster; empty before a final comparison.
-        deployed_us: latency of what is deployed.
+        deployed_us: latency of the deployed code.
         noise: interquartile range over median of the winner's samples.
         stop: why the search ended.
-        seconds: the search took, the final comparison included; ``search_s`` of them until that began.
-        restarts: worker processes that had to be replaced; ``restart_s`` seconds were spent waiting for starts.
+        seconds: duration of the search, including the final comparison; ``search_s`` of them before it.
+        restarts: replaced worker processes; ``restart_s`` is the seconds spent waiting for their starts.
         others: processors that other processes kept busy during the final comparison (CPU only): near 0 on a quiet
-            machine, and a reason to search again where it is not.
+            machine. Larger values are a reason to search again.
         interrupted: ended by the user.
-        begun: False where the run's time was up before, and this is what an earlier search came to.
-        error: what kept the machine from measuring; empty if nothing did.
-        fault: that was the machine's fault and would be met by other workloads too, so that the run ended with it.
+        begun: False if the run's time was up before this workload; the result is then an earlier search's.
+        error: the error that prevented measurements; empty without one.
+        fault: True if the machine caused the error and other workloads would fail too, so that the run ended with it.
     """
 
     workload: str
@@ -109,22 +110,22 @@ class Result:
 
     @property
     def busy(self) -> bool:
-        """Whether other processes disturbed the final comparison too much for it to be trusted."""
+        """True if other processes disturbed the final comparison too much to trust it."""
         return self.others is not None and self.others > BUSY
 
     @property
     def ok(self) -> bool:
-        """Whether any candidate could be measured, now or before. False is exit code 1."""
+        """True if any candidate could be measured, now or earlier. False leads to exit code 1."""
         return self.best is not None
 
     @property
     def speedup(self) -> float | None:
-        """Latency of the fastest baseline over that of what is deployed; at least 1, None without a comparison."""
+        """Latency of the fastest baseline over that of the deployed code; at least 1, None without a comparison."""
         times = [t for t in self.baselines.values() if t is not None]
         return min(times) / self.deployed_us if times and self.deployed_us else None
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object that ``--json`` prints for one workload."""
+        """Return the JSON object that ``--json`` prints for one workload."""
         baselines: dict[str, dict[str, Any]] = {}
         for name, latency in self.baselines.items():
             baselines[name] = {"latency_us": latency}
@@ -145,7 +146,7 @@ class Result:
 
 
 def busy_note(results: Sequence[Result]) -> str:
-    """One line that says how busy the machine was, or "" if every final comparison was quiet enough."""
+    """Return a one-line warning about a busy machine, or "" if every final comparison was quiet enough."""
     busy = max((r.others or 0.0 for r in results if r.busy), default=0.0)
     if not busy:
         return ""

@@ -24,22 +24,22 @@ from autotune.task import Choice, Config, Status, config_key
 from autotune.workload import Workload
 
 _AGAIN_S = 2.0
-"""Seconds before it is seen again which searches there are."""
+"""Seconds between refreshes of the list of searches."""
 FEWEST = 20
-"""Candidates that worked, below which importances are noise."""
+"""Minimum of working candidates; with fewer, importances are noise."""
 
 _MOST = 500
-"""Candidates that are looked at, the first that were measured: a search ends long before."""
+"""Maximum of candidates evaluated, the first ones measured; a search ends long before this number."""
 
 
 class Studies(InMemoryStorage):
-    """What ``optuna.storages.RDBStorage`` would be, without tables of its own. What is written to it is forgotten.
+    """Optuna storage in the role of ``optuna.storages.RDBStorage``, built from measurements; writes are not stored.
 
-    A study has the first timings of one workload, taken in one way on one device; candidates that failed are failed
-    trials. A parameter's choices are those that were tried.
+    A study contains the first timings of one workload under one policy on one device. Failed candidates are failed
+    trials. A parameter's choices are the values tried so far.
 
     Args:
-        store: read only, for as long as this is used, by any thread.
+        store: read only; any thread may use it during the lifetime of this object.
     """
 
     def __init__(self, store: Store) -> None:
@@ -51,7 +51,7 @@ class Studies(InMemoryStorage):
         self._choices: dict[int, dict[str, dict[Any, None]]] = {}
 
     def get_all_studies(self) -> Any:
-        """See Optuna; those that began meanwhile included."""
+        """Return all studies, including those begun since the last call; see Optuna."""
         with self._looking:
             if time.monotonic() - self._looked > _AGAIN_S:
                 self._find()
@@ -59,7 +59,7 @@ class Studies(InMemoryStorage):
         return super().get_all_studies()
 
     def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[FrozenTrial]:
-        """See Optuna; those that were measured meanwhile included."""
+        """Return all trials, including those measured since the last call; see Optuna."""
         with self._looking:
             key = next((key for key, number in self._keys.items() if number == study_id), None)
             if key is not None:
@@ -74,7 +74,7 @@ class Studies(InMemoryStorage):
             workload, device = workloads.get(key.workload), devices.get(key.device)
             if workload is None or device is None:
                 continue
-            # Ways to measure, and versions of software, are told apart by the beginnings of their digests.
+            # Prefixes of the digests distinguish policies and software versions.
             name = f"{workload.label or workload.fingerprint[:12]} on {device.label} [{key_words(key)}]"
             number = self._keys[key] = self.create_new_study([_direction(workload)], name)
             for what in ("workload", "device", "environment", "policy"):
@@ -98,7 +98,7 @@ class Studies(InMemoryStorage):
 
 
 def key_words(key: Key) -> str:
-    """The beginnings of a key's parts."""
+    """Return the prefixes of a key's parts."""
     return ".".join(part[:10] for part in (key.workload, key.device, key.environment, key.policy))
 
 
@@ -115,26 +115,26 @@ def _trial(m: Measurement, value: float | None, distributions: Mapping[str, Cate
         distributions={name: distributions[name] for name in m.config},
         user_attrs={"status": str(m.status), **({"reason": m.reason} if m.reason else {}), **m.metrics},
     )
-    with contextlib.suppress(OverflowError, ValueError, OSError):  # a damaged row's time may be any number
+    with contextlib.suppress(OverflowError, ValueError, OSError):  # a damaged row may contain any number as its time
         end = datetime.datetime.fromtimestamp(m.when)
         trial.datetime_start, trial.datetime_complete = end - datetime.timedelta(seconds=m.measure_s), end
     return trial
 
 
 def importances(measurements: Sequence[Measurement]) -> dict[str, float]:
-    """Parameter to its share of the importance, largest first; they add up to 1.
+    """Return each parameter's share of the importance, largest first; the shares add up to 1.
 
     Args:
-        measurements: of one key and one stage; those that failed are left out.
+        measurements: of one key and one stage; failed ones are ignored.
 
     Returns:
-        Parameters that every candidate has and that took several values; empty where too few candidates worked.
+        Parameters that every candidate has and that took several values; empty if too few candidates worked.
     """
     known = [(m.config, m.latency_us) for m in measurements if m.latency_us is not None][:_MOST]
     names = _varied([config for config, _ in known])
     if len(known) < FEWEST or not names:
         return {}
-    # By their places among the values tried: numbers keep their order, and places are quick to compare.
+    # Values are replaced by their ranks among the values tried: numbers keep their order, and integers compare fast.
     places = {n: {v: k for k, v in enumerate(sorted({c[n] for c, _ in known}, key=_order))} for n in names}
     distributions: dict[str, BaseDistribution] = {n: IntDistribution(0, len(places[n]) - 1) for n in names}
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -156,7 +156,7 @@ def importances(measurements: Sequence[Measurement]) -> dict[str, float]:
         )
         for n, (config, us) in enumerate(known)
     ]
-    study.get_trials = lambda *_, **__: trials  # type: ignore[method-assign]  # adding them would copy each
+    study.get_trials = lambda *_, **__: trials  # type: ignore[method-assign]  # add_trials would copy each
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PED-ANOVA is marked experimental
         evaluator = PedAnovaImportanceEvaluator()
@@ -165,7 +165,7 @@ def importances(measurements: Sequence[Measurement]) -> dict[str, float]:
 
 
 def _varied(configs: Sequence[Config]) -> list[str]:
-    """Parameters of all configurations that are not the same in all of them."""
+    """Return the parameters that all configurations have and whose values differ."""
     if not configs:
         return []
     shared = set(configs[0]).intersection(*configs[1:])
@@ -173,5 +173,5 @@ def _varied(configs: Sequence[Config]) -> list[str]:
 
 
 def _order(value: Choice) -> tuple[bool, float, str]:
-    """Numbers by size, then texts."""
+    """Return a sort key: numbers by value, then strings."""
     return (False, float(value), "") if isinstance(value, (int, float)) else (True, 0.0, value)

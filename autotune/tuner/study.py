@@ -1,4 +1,4 @@
-"""The search of one workload, from its task to a stored schedule; and the result of an earlier search."""
+"""The search of one workload, from its task to a stored schedule, and the results of earlier searches."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from autotune.tuner.result import Result
 from autotune.workload import Workload
 
 FAULT = "the machine failed"
-"""Why a search stopped that the worker's faults left nothing to begin with."""
+"""Stop reason of a search that ended by a machine fault."""
 
 
 def tune(context: Context, workload: Workload, budget: Budget, granted: float | None = None) -> Result:
-    """Search one workload on one device, store everything that was measured, and the winner as a schedule.
+    """Search one workload on one device; store all measurements, and the winner as a schedule.
 
-    The default is measured first, then what heuristics, neighbours in the database and the cost model suggest, then
-    what the sampler proposes. A workload that its domain can compose of parts is searched part by part
-    (:mod:`autotune.tuner.phases.compose`). Candidates that are stored already are not measured again; those that
-    another search is measuring are left to it. Ctrl-C ends the search early but in good order: what is known by then
-    meets the baselines and is stored; a second Ctrl-C leaves at once. A search that was killed is resumed by starting
-    it again. One that came to its end with about as much time before is not repeated.
+    The default is measured first, then the suggestions of heuristics, neighbours in the database and the cost model,
+    then the sampler's proposals. A workload with parts is searched part by part (:mod:`autotune.tuner.phases.compose`).
+    Stored candidates are not measured again, and candidates claimed by another search are left to it.
+
+    Ctrl-C ends the search in an orderly way: the candidates known by then are compared with the baselines, and the
+    result is stored. A second Ctrl-C ends it at once. Starting a killed search again resumes it. A search that has
+    ended before with about as much time is not repeated.
 
     Args:
-        granted: the workload's share of the run's time in seconds, by which efforts are compared; None for
+        granted: the workload's share of the run's time in seconds, for comparison with earlier efforts; None for
             ``budget.timeout``.
 
     Raises:
-        UserError: a mistake in the arguments or in the search-space file; a database that cannot be used.
+        UserError: the arguments or the search-space file are wrong, or the database is unusable.
     """
     granted = budget.timeout if granted is None else granted
     key = context.key(workload)
@@ -64,7 +65,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
     except KeyboardInterrupt:
         stop = "interrupted"
         context.interrupt.requested = True
-    s.search_s = s.search_s or s.elapsed  # where it ended before the comparison, that took no time
+    s.search_s = s.search_s or s.elapsed  # a search that ended early had no comparison
     if final.best is None:
         final = finals.without_final(s)
     else:
@@ -82,7 +83,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
 
 
 def result(s: Session, final: Final, stop: str, error: str) -> Result:
-    """The result of a session that has come to its end."""
+    """Return the result of a finished session."""
     schedule = final.schedule
     return Result(
         workload=s.key.workload,
@@ -114,9 +115,9 @@ def result(s: Session, final: Final, stop: str, error: str) -> Result:
 
 
 def known(context: Context, workload: Workload, budget: Budget, granted: float | None) -> Result | None:
-    """What an earlier search came to, however little time it had or busy the machine was; None where there was none.
+    """Return an earlier search's result, regardless of its time or a busy machine; None without an earlier search.
 
-    It is told as not begun where the present run, with ``budget``, would have searched it once more.
+    The result is marked as not begun if the current run, with ``budget``, would have searched the workload again.
     """
     key = context.key(workload)
     if (found := recalled(context, workload, key, budget, granted)) is not None:
@@ -128,10 +129,10 @@ def known(context: Context, workload: Workload, budget: Budget, granted: float |
 def recalled(
     context: Context, workload: Workload, key: Key, budget: Budget, granted: float | None, busy: bool = False
 ) -> Result | None:
-    """The result that an earlier search left, where another one has nothing left to do; None otherwise.
+    """Return an earlier search's result if a new search has nothing left to do, else None.
 
-    It starts neither the worker nor the compile pool. A decision made on a busy machine (unless ``busy``), or among the
-    candidates of a narrowed space, is none.
+    Starts neither the worker nor the compile pool. Decisions made on a busy machine (unless ``busy``) or in a narrowed
+    space are ignored.
     """
     effort = context.searched(key, budget, granted)
     if effort is None or context.options.space_file is not None:
@@ -170,7 +171,7 @@ def recalled(
     )
     try:
         task = context.task(workload)
-    except (Unsupported, UserError):  # not to be opened here: it is of another host's device
+    except (Unsupported, UserError):  # cannot be opened here: the device is another host's
         return found
     default = latest.get(config_key(task.normalize(task.default())))
     return replace(found, default_us=default.latency_us if default else None)

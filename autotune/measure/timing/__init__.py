@@ -1,1 +1,1 @@
-"""Timing of a device: alone, with cold caches, contenders in turn."""
+"""Timing on a device: exclusive, with cold caches, contenders in turn."""

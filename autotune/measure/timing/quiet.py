@@ -1,4 +1,4 @@
-"""A device for oneself: its lock, quiet moments of a CPU, and whether others use it."""
+"""Exclusive use of a device: its lock, quiet periods of a CPU, and its use by other processes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from autotune.errors import UserError
 
 _WINDOW_S = 0.05
 BUSY = 0.25
-"""Processors that others may keep busy in a moment that counts as quiet."""
+"""Maximum number of processors busy with other processes in a quiet period."""
 
 
 @contextlib.contextmanager
 def device_lock(device: str, timeout_s: float) -> Iterator[bool]:
     """Hold the machine-wide lock of ``device`` ("cpu", "cuda:0") for this user; the kernel frees it if the holder dies.
 
-    Searches in other processes wait, or each would time the other's noise.
+    Searches in other processes wait, so that they do not disturb each other's timing.
 
     Yields:
-        True when held; False when ``timeout_s`` passed or no lock file can be made: measuring then goes on without.
+        True if the lock is held; False if ``timeout_s`` passed or no lock file can be created. Measuring then continues
+        without the lock.
     """
     name = re.sub(r"\W+", "-", _physical(device))
     path = Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}-{name}.lock"
@@ -39,17 +40,17 @@ def device_lock(device: str, timeout_s: float) -> Iterator[bool]:
         except OSError:
             yield False
             return
-        # A waiting process holds the queue, so that one that has just measured waits behind it.
+        # A waiting process holds the queue lock, so that a process that has just measured waits behind it.
         got = _acquire(queue, deadline) and _acquire(held, deadline)
         fcntl.flock(queue, fcntl.LOCK_UN)
         yield got
 
 
 class Meter:
-    """Counts the processors that other processes keep busy, from its making on.
+    """Meter of the processors that other processes keep busy since its creation.
 
     Args:
-        family: whether descendants of this process are no others.
+        family: True to count descendants of this process as its own.
     """
 
     def __init__(self, family: bool = False) -> None:
@@ -57,21 +58,21 @@ class Meter:
         self._before = _clocks(family)
 
     def others(self) -> float:
-        """Processors that others kept busy on average since the meter was made; 0 or more."""
+        """Return the mean number of processors that others kept busy since the start; 0 or more."""
         wall, every, ours = (a - b for a, b in zip(_clocks(self._family), self._before, strict=True))
         return max(0.0, every - ours) / max(wall, 1e-3)
 
     def lap(self) -> float:
-        """As :meth:`others`; the meter begins again."""
+        """Return :meth:`others`, and restart the meter."""
         busy, self._before = self.others(), _clocks(self._family)
         return busy
 
 
 def wait_for_quiet(limit_s: float) -> None:
-    """Return when others leave the processors alone, at the latest after ``limit_s`` seconds.
+    """Wait until other processes leave the processors idle, for ``limit_s`` seconds at most.
 
-    A thread that shares its core is held up for whole time slices, and a parallel loop waits for its slowest thread:
-    what takes 0.3 ms alone takes 8 ms then.
+    A thread that shares its core is delayed by whole time slices, and a parallel loop waits for its slowest thread:
+    work of 0.3 ms then takes 8 ms.
     """
     end = time.monotonic() + limit_s
     while True:
@@ -82,11 +83,11 @@ def wait_for_quiet(limit_s: float) -> None:
 
 
 def idle(device: str, busy: float, moment_s: float = 1.0) -> bool:
-    """True if others leave a device alone for a moment.
+    """True if other processes leave a device idle for ``moment_s`` seconds.
 
     Args:
         device: "cpu" or "cuda:N".
-        busy: processors of a CPU, or the share of a GPU's time, that others may take.
+        busy: allowed use by others: processors of a CPU, or the share of a GPU's time.
 
     Raises:
         UserError: the driver of a GPU does not report it.
@@ -101,7 +102,7 @@ def idle(device: str, busy: float, moment_s: float = 1.0) -> bool:
 
 
 def be_nice() -> None:
-    """Give every other process the right of way, for this process and those that it starts."""
+    """Give this process and its children the lowest CPU and I/O priority."""
     with contextlib.suppress(OSError):
         os.nice(19)
     with contextlib.suppress(psutil.Error, OSError, AttributeError, ValueError):
@@ -109,7 +110,7 @@ def be_nice() -> None:
 
 
 def gpu_use(device: str) -> float:
-    """The share of the last moment in which any kernel ran on a GPU ("cuda:N"), 0 to 1, by NVML.
+    """Return NVML's utilization of a GPU ("cuda:N"): the share of the last period with a running kernel, 0 to 1.
 
     Raises:
         UserError: the driver does not report it.
@@ -121,7 +122,7 @@ def gpu_use(device: str) -> float:
     handle, place, found = ctypes.c_int(), ctypes.create_string_buffer(32), _Utilization()
     board = ctypes.c_void_p()
     index = int(device.partition(":")[2] or 0)
-    # By the bus, as CUDA_VISIBLE_DEVICES renumbers CUDA's devices and not NVML's.
+    # By PCI bus ID, since CUDA_VISIBLE_DEVICES renumbers CUDA's devices but not NVML's.
     steps: tuple[Callable[[], int], ...] = (
         lambda: driver.cuInit(0),
         lambda: driver.cuDeviceGet(ctypes.byref(handle), index),
@@ -138,24 +139,24 @@ def gpu_use(device: str) -> float:
 
 
 def _clocks(family: bool = False) -> tuple[float, float, float]:
-    """Seconds: wall clock, processor time of everybody, and of this process or of its family."""
+    """Return seconds: wall clock, processor time of all processes, and that of this process or its family."""
     mine = os.times()
     ours = mine.user + mine.system
     if family:
         here = psutil.Process()
         ours = 0.0
         for process in (here, *here.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):  # it has ended: its parent counts it, once it has waited for it
+            with contextlib.suppress(psutil.Error):  # it has ended: its parent's times include it after wait()
                 t = process.cpu_times()
                 ours += t.user + t.system + getattr(t, "children_user", 0.0) + getattr(t, "children_system", 0.0)
     return time.monotonic(), _processor_time(), ours
 
 
 def _processor_time() -> float:
-    """Processor time of everybody since the machine was started, in seconds."""
+    """Return the processor time of all processes since boot, in seconds."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    # "guest" is part of "user", and "steal" is others' too: it is taken from us just the same.
+    # "guest" is part of "user". "steal" counts as others' time, since it is taken from this machine.
     return float(sum(times) - idle - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
 
 
@@ -175,7 +176,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _physical(device: str) -> str:
-    """``cuda:0`` under CUDA_VISIBLE_DEVICES=3 is another device than without."""
+    """Return a device's name with CUDA_VISIBLE_DEVICES applied: ``cuda:0`` is GPU 3 if the variable is 3."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     index = device.partition(":")[2]
     if device.startswith("cuda") and visible and index.isdigit():

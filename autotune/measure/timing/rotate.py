@@ -1,11 +1,15 @@
-"""Timing on a CPU as a program sees it that works through its tensors: cold data, warm code.
+"""Timing on a CPU with cold data and warm code, as in a program that works through its tensors.
 
-Every call takes another copy of the inputs, and results are kept until their copy's turn comes again; all of that is
-larger than the caches, so that whatever a call reads or writes was last touched long ago. Right before each sample
-the same contender runs untimed, on the copy before: its code is in the caches then. Swept caches would hold neither
-data nor code: what runs through much Python (eager's operators, Dynamo's wrappers, 300 to 400 us of them) would pay
-for that whatever it computes, and what runs through little would look better than it is. One call is enough (a second
-takes 4 us off a case of 40); with no call the code of the others, which ran before, is in its place.
+Every call uses another copy of the inputs, and its results are kept until the copy is used again. Together, copies and
+results are larger than the caches, so a call's data is cold.
+
+Right before each sample, the same contender runs untimed on the previous copy, which loads its code into the caches.
+One call is enough: a second one reduces a case of 40 us by 4 us. Without an untimed call, the caches would contain the
+code of the previous contender.
+
+Swept caches would contain neither data nor code. Contenders with much Python code (eager's operators, Dynamo's
+wrappers, 300 to 400 us of them) would then pay for cold code regardless of the computation. Contenders with little
+Python code would appear too fast.
 """
 
 from __future__ import annotations
@@ -23,31 +27,31 @@ from autotune.measure.timing.timer import MIN_SAMPLES, in_rounds, sampled
 
 Samples = list[float]
 Inputs = TypeVar("Inputs")
-"""A set of inputs, in whatever form the contenders take it."""
+"""A set of inputs, in the form that the contenders accept."""
 
 _FEWEST, _MOST = 3, 64
 _MOST_BYTES = 2 << 30
 
 
 def set_count(moved: int, policy: Policy) -> int:
-    """The number of copies of the inputs after a round through which nothing of the first is in the caches.
+    """Return the number of copies of the inputs for which a round evicts the first copy from the caches.
 
     Args:
-        moved: bytes of the inputs and the results, which are kept as well.
-        policy: its ``cold_bytes`` count where the caches are smaller or not known.
+        moved: bytes of the inputs and of the results, which are kept too.
+        policy: its ``cold_bytes`` apply if the caches are smaller or unknown.
     """
     wanted = max(policy.cold_bytes, 2 * last_level_cache())
     count = min(-(-wanted // max(moved, 1)), _MOST, _MOST_BYTES // max(moved, 1))
-    return max(count, _FEWEST if _FEWEST * moved <= 2 * _MOST_BYTES else 2)  # two are cold already, three surely
+    return max(count, _FEWEST if _FEWEST * moved <= 2 * _MOST_BYTES else 2)  # two are already cold, three certainly
 
 
 def input_sets(args: Inputs, moved: int, policy: Policy) -> list[Inputs]:
-    """As many copies of ``args`` as :func:`set_count` asks for; tensors that share memory do so in each copy."""
+    """Return :func:`set_count` copies of ``args``; tensors that share memory share it in each copy."""
     return [copy.deepcopy(args) for _ in range(set_count(moved, policy))]
 
 
 def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Bytes of the last-level caches of the processors that this process may use; 0 where the system does not say."""
+    """Return the bytes of the last-level caches of this process's usable processors; 0 if not reported."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     found: dict[int, dict[str, int]] = {}
     for cpu in allowed:
@@ -64,7 +68,7 @@ def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> int:
 
 
 def _size(text: str) -> int:
-    """Bytes of a size as Linux writes it: "32768K"."""
+    """Parse a size in Linux's format ("32768K") into bytes."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)
 
@@ -80,10 +84,10 @@ def rotate(
     Args:
         calls: contenders by name; each takes a set of inputs.
         sets: at least two; see :func:`input_sets`.
-        before: called with a contender's name ahead of its warm-up (so that a hang can be blamed).
+        before: called with a contender's name before its warm-up, to identify it if it hangs.
 
     Returns:
-        ``policy.final_rounds`` samples each in microseconds, fewer (at least five) where ``policy.final_s`` ran out.
+        ``policy.final_rounds`` samples each in microseconds, fewer (at least five) if ``policy.final_s`` ran out.
     """
     names = list(calls)
     turn = _Turn(sets)
@@ -103,7 +107,7 @@ def time_rotating(
     budget_s: float = math.inf,
     limit_us: float = math.inf,
 ) -> Samples:
-    """Time one contender alone, as :func:`rotate` times several.
+    """Time one contender alone, with the method of :func:`rotate`.
 
     Args and returns: as for :func:`autotune.measure.timing.timer.time_cpu`.
     """
@@ -114,23 +118,23 @@ def time_rotating(
 
 
 class _Turn:
-    """The sets in turn, with the last results from each."""
+    """Rotation of the sets, with the last results of each."""
 
     def __init__(self, sets: Sequence[Any]) -> None:
         self._sets, self._next = sets, 0
         self._results: list[Any] = [None] * len(sets)
 
     def warm(self, call: Callable[[Any], object], policy: Policy) -> float:
-        """Warm up; microseconds of the fastest of the calls."""
+        """Warm up; return the microseconds of the fastest call."""
         return min(self.sample(call) for _ in range(max(policy.warmup, 1)))
 
     def warm_sample(self, call: Callable[[Any], object]) -> float:
-        """As :meth:`sample`, right after an untimed call on the set before."""
+        """Return a :meth:`sample` taken right after an untimed call on the previous set."""
         self.sample(call)
         return self.sample(call)
 
     def sample(self, call: Callable[[Any], object]) -> float:
-        """Microseconds of a call with the set whose turn it is. What becomes of the results is not timed."""
+        """Return the microseconds of a call with the next set, without the time to free earlier results."""
         k = self._next
         self._next = (k + 1) % len(self._sets)
         given, self._results[k] = self._sets[k], None

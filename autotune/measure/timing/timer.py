@@ -1,6 +1,6 @@
-"""Timing: CUDA events round graph replays with a cold L2, ``perf_counter`` with swept caches on a CPU. Microseconds.
+"""Timing in microseconds: CUDA events around graph replays with a cold L2, ``perf_counter`` with swept CPU caches.
 
-On a CPU :mod:`autotune.measure.timing.rotate` has the other way, for benches that have several copies of their inputs.
+:mod:`autotune.measure.timing.rotate` has the other CPU method, for benches with several copies of their inputs.
 
 All functions here run in the measuring worker and import torch.
 """
@@ -26,22 +26,23 @@ T = TypeVar("T")
 Samples = list[float]
 MIN_SAMPLES = 3
 _MIN_ROUNDS = 5
-_SWEEP_BYTES = 1 << 20  # a thread sweeps at least so much
-_SPIN_CYCLES = 100_000  # some 60 us, longer than a replay and its events take to be enqueued
+_SWEEP_BYTES = 1 << 20  # minimum per thread
+_SPIN_CYCLES = 100_000  # about 60 us, longer than enqueuing a replay and its events
 
 
 class ColdCache:
-    """A buffer whose sweeping drives everything else out of the caches.
+    """A buffer whose sweep evicts all other data from the caches.
 
-    On a GPU it is only read, several times the L2's size: written lines would still have to go to memory while the
-    contender runs (up to the whole L2, some 10 us on an H200), and all contenders would look more alike than they are.
+    On a GPU the sweep only reads several times the L2's size. Dirty lines of a written buffer would be written back
+    while the contender runs: up to the whole L2, about 10 us on an H200. That would reduce the measured differences
+    between contenders.
 
-    On a CPU every core sweeps its part, so that private caches are swept too, with threads of our own: torch's would go
-    on spinning for milliseconds after the sweep, on the cores that the next sample needs.
+    On a CPU every core sweeps its part, so that private caches are swept too. The sweep has its own threads, since
+    torch's threads would spin for milliseconds afterwards on the cores that the next sample needs.
 
     Args:
-        size: in bytes; 0 makes :meth:`flush` leave the caches as they are. A GPU is kept busy all the same: what is
-            enqueued next is to lie behind it when its time begins.
+        size: in bytes; 0 makes :meth:`flush` leave the caches as they are. :meth:`flush` still keeps a GPU busy, so
+            that the events and the replay are enqueued before they run.
         device: "cpu" or "cuda" (the current one).
     """
 
@@ -65,7 +66,7 @@ class ColdCache:
 
 
 def _increment(part: Any) -> None:
-    np.add(part, 1, out=part)  # numpy lets go of the interpreter meanwhile
+    np.add(part, 1, out=part)  # numpy releases the GIL here
 
 
 _cold: dict[tuple[int, str], ColdCache] = {}
@@ -80,11 +81,11 @@ def _cold_cache(policy: Policy, device: str) -> ColdCache:
 
 
 def pin_cpu() -> int:
-    """Keep this process on one hardware thread of each core it may use; returns how many that are.
+    """Pin this process to one hardware thread of each usable core; return the number of threads.
 
-    Moving between hardware threads of one core is the larger part of the jitter. Where that would leave a single one
-    (a virtual machine that shows two hardware threads as its only core) nothing is narrowed. torch's pool is sized to
-    match.
+    Migration between hardware threads of one core causes most of the jitter. If only one core is usable (a virtual
+    machine with two hardware threads of one core), the process keeps all threads. The size of torch's thread pool is
+    set to match.
     """
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     cores: dict[str, int] = {}
@@ -107,8 +108,8 @@ def time_cpu(
 ) -> Samples:
     """Time ``fn`` on the CPU.
 
-    Each sample is one call after the caches were swept; work shorter than ``policy.min_sample_us`` is called several
-    times a sample, so that the clock's own cost does not show.
+    Each sample is one call after a sweep of the caches. Work shorter than ``policy.min_sample_us`` is called several
+    times per sample, so that the clock's overhead is negligible.
 
     Args:
         repeats: samples to take.
@@ -116,7 +117,7 @@ def time_cpu(
         limit_us: a candidate whose warm-up is slower than this gets three samples.
 
     Returns:
-        Microseconds a call.
+        Microseconds per call.
     """
     estimate = _warm_cpu(fn, policy)
     if estimate > limit_us:
@@ -127,7 +128,7 @@ def time_cpu(
 
 
 def sampled(sample: Callable[[], float], repeats: int, budget_s: float) -> Samples:
-    """``repeats`` samples, fewer (at least three) where ``budget_s`` runs out."""
+    """Return ``repeats`` samples, fewer (at least three) if ``budget_s`` runs out."""
     samples: Samples = []
     end = time.perf_counter() + budget_s
     while len(samples) < repeats and (len(samples) < MIN_SAMPLES or time.perf_counter() < end):
@@ -136,7 +137,7 @@ def sampled(sample: Callable[[], float], repeats: int, budget_s: float) -> Sampl
 
 
 def in_rounds(names: Sequence[str], policy: Policy, sample: Callable[[str], float]) -> dict[str, Samples]:
-    """A sample of each contender a round, in an order that changes, until the policy ends it; see :func:`balanced`."""
+    """Take one sample of each contender per round, in the orders of :func:`balanced`, until the policy's limits."""
     samples: dict[str, Samples] = {name: [] for name in names}
     end = time.perf_counter() + policy.final_s
     for done, order in zip(range(policy.final_rounds), balanced(names), strict=False):
@@ -148,13 +149,13 @@ def in_rounds(names: Sequence[str], policy: Policy, sample: Callable[[str], floa
 
 
 def balanced(contenders: Sequence[T]) -> Iterator[list[T]]:
-    """One order for each round, without end: each has every contender once.
+    """Yield an endless sequence of orders, one per round, each with every contender once.
 
-    Over as many rounds as there are contenders (twice as many, where their number is odd) every contender has each
-    place equally often, and follows every other one equally often within a round. What a contender leaves behind, such
-    as a lower clock after a large GEMM, then meets all others alike. An order that only rotates leaves each contender
-    behind the same other one. Orders are those of a Latin square after E. J. Williams, "Experimental designs balanced
-    for the estimation of residual effects of treatments" (1949).
+    The orders are balanced over as many rounds as contenders, or twice as many for an odd number. Every contender then
+    has each position equally often, and follows every other one equally often within a round. After-effects of a
+    contender, such as a lower clock after a large GEMM, thus affect all others equally. A rotated order would always
+    put each contender after the same other one. The orders form a Latin square after E. J. Williams, "Experimental
+    designs balanced for the estimation of residual effects of treatments" (1949).
     """
     count = len(contenders)
     zigzag = [k // 2 if k % 2 == 0 else count - (k + 1) // 2 for k in range(count)]
@@ -168,7 +169,7 @@ def balanced(contenders: Sequence[T]) -> Iterator[list[T]]:
 
 
 def _warm_cpu(fn: Runnable, policy: Policy) -> float:
-    """Warm up and return the fastest of the calls, in microseconds."""
+    """Warm up; return the time of the fastest call in microseconds."""
     best = math.inf
     for _ in range(max(policy.warmup, 1)):
         begin = time.perf_counter_ns()
@@ -190,21 +191,21 @@ def _sample_cpu(fn: Runnable, cold: ColdCache, inner: int) -> float:
 
 
 def capture(fn: Runnable, pool: Any = None) -> Callable[[], object]:
-    """``fn`` as a CUDA graph's replay; ``fn`` itself where it cannot be captured (it synchronises, say).
+    """Return the replay of a CUDA graph of ``fn``, or ``fn`` if it cannot be captured (it synchronises, for example).
 
-    Call ``fn`` a few times before, so that what is made lazily exists. The process may be a user's: his other threads
-    may go on using the device, and the current stream stays as it is.
+    Call ``fn`` a few times before, so that lazily created state exists. The function is safe in a user's process: other
+    threads may use the device during the capture, and the current stream does not change.
 
     Args:
-        pool: memory that graphs share (``torch.cuda.graph_pool_handle()``): those whose results nobody keeps, and of
-            which one runs at a time. None gives the graph memory of its own.
+        pool: memory pool shared by graphs (``torch.cuda.graph_pool_handle()``). Only one of these graphs may run at a
+            time, and their results must not be kept. None gives the graph a private pool.
     """
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     stream = _capture_stream(torch.cuda.current_device())
     try:
         with (
-            torch.cuda.stream(torch.cuda.current_stream()),  # where a capture is refused, torch leaves its own current
+            torch.cuda.stream(torch.cuda.current_stream()),  # after a refused capture, torch leaves its stream current
             torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
             fn()
@@ -220,8 +221,10 @@ def capture(fn: Runnable, pool: Any = None) -> Callable[[], object]:
 
 
 def _forget_capture(device: int) -> None:
-    """Torch 2.11 leaves the generator of a refused capture in it, and every random number after that fails: put a copy
-    of its state, which is in no capture, in its place. (2.13 keeps a state for each capture, and needs no help.)
+    """Reset the device's random generator after a refused capture.
+
+    Torch 2.11 leaves the generator in the refused capture, and all later random numbers fail. A copy of its state,
+    which is in no capture, replaces it. Torch 2.13 keeps one state per capture and does not need the reset.
     """
     generator = torch.cuda.default_generators[device]
     generator.graphsafe_set_state(generator.clone_state())
@@ -229,7 +232,7 @@ def _forget_capture(device: int) -> None:
 
 @functools.lru_cache(maxsize=16)
 def _capture_stream(device: int) -> torch.cuda.Stream:
-    """One of this device: torch's default is of the device that was current when it first captured."""
+    """Return a capture stream of this device; torch's default belongs to the device of the first capture."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -238,8 +241,8 @@ def time_cuda(
 ) -> Samples:
     """Time ``fn``, which enqueues work on the current stream, on the current CUDA device.
 
-    The work is captured in a CUDA graph, so that launches from Python do not show; the L2 is swept before every replay,
-    which also keeps the device busy while the events and the replay are enqueued behind it.
+    A CUDA graph captures the work, which removes launch overhead of Python. Before every replay the L2 is swept. The
+    sweep also keeps the device busy while the events and the replay are enqueued.
 
     Args and returns: as for :func:`time_cpu`.
     """
@@ -257,7 +260,7 @@ def time_cuda(
 
 
 def _wake(cold: ColdCache, seconds: float) -> None:
-    """Keep the GPU busy for ``seconds``, so that its clocks are those of a GPU at work."""
+    """Keep the GPU busy for ``seconds``, so that it has the clocks of a busy GPU."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         for _ in range(16):
@@ -266,7 +269,7 @@ def _wake(cold: ColdCache, seconds: float) -> None:
 
 
 def keep_running(run: Callable[[], object], seconds: float) -> int:
-    """Run on the current CUDA device for ``seconds``, one after the other, and return how often that was."""
+    """Call ``run`` repeatedly for ``seconds`` on the current CUDA device; return the number of calls."""
     end, times = time.perf_counter() + seconds, 0
     while time.perf_counter() < end:
         run()
@@ -308,20 +311,20 @@ def interleave(
 ) -> dict[str, Samples]:
     """Time several contenders in rounds: each runs once a round, in an order that changes from round to round.
 
-    What drifts during the comparison (clocks, temperature, other users) then meets all of them alike, as does what one
-    contender leaves behind for the next, and sample ``i`` of every contender belongs to the same moment.
+    Drifts during the comparison (clocks, temperature, other users) and after-effects of contenders thus affect all of
+    them equally. Sample ``i`` of every contender is of the same round.
 
     Args:
-        before: called with a contender's name ahead of its warm-up (so that a hang can be blamed).
-        one_memory: captured graphs share their memory, so that all take no more than the one that takes most. What a
-            contender returns must not be kept then.
-        plain: contenders that are called as they are, not captured: they make CUDA graphs of their own.
+        before: called with a contender's name before its warm-up, to identify it if it hangs.
+        one_memory: True to share memory among captured graphs, so that all together take no more than the largest. A
+            contender's results must not be kept then.
+        plain: contenders that are called without capture, since they create CUDA graphs.
         lead_s: on a GPU, seconds for which a contender runs before each of its samples, which is then the mean of
-            several runs. A GPU at its power cap clocks as the last tenth of a second left it. Without a lead, a
-            contender that takes more power than the one before is timed at a clock that it cannot hold.
+            several runs. The clock of a GPU at its power cap depends on the last tenth of a second. Without a lead, a
+            contender that takes more power than the previous one is timed at a clock that it cannot sustain.
 
     Returns:
-        ``policy.final_rounds`` samples each in microseconds, fewer (at least five) where ``policy.final_s`` ran out.
+        ``policy.final_rounds`` samples each in microseconds, fewer (at least five) if ``policy.final_s`` ran out.
     """
     names = list(fns)
     runs: dict[str, Callable[[], object]] = {}
@@ -339,7 +342,7 @@ def interleave(
                 continue
             runs[name] = capture(fns[name], pool)
             if pool is not None and runs[name] is fns[name]:
-                pool = _graph_pool()  # a refused capture may have left the other one open
+                pool = _graph_pool()  # a refused capture may have left the earlier pool open
         else:
             inner = max(inner, _inner(_warm_cpu(fns[name], policy), policy))
             runs[name] = fns[name]

@@ -1,1 +1,1 @@
-"""A search on the devices of a Ray cluster: a lane is an actor, what it searches is dealt out as on one host."""
+"""Search on the devices of a Ray cluster: each lane is an actor, and workloads are assigned as on one host."""

@@ -1,7 +1,7 @@
-"""A lane on a node of a cluster, which Ray makes an actor of, and builds of candidates. Nothing here knows Ray.
+"""A lane on a node of a cluster, run as a Ray actor, and builds of candidates. This module does not import Ray.
 
-The lane works in one thread of its own, from its first frame to its end: the processes it starts die with the thread
-that started them. Calls of the driver put frames in and take frames out.
+The lane runs in one thread from its first frame to its end, since its child processes die with the thread that started
+them. The driver's calls enqueue and dequeue frames.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from autotune.task import Config
 from autotune.tuner.devices.lane import Lane, Sender
 from autotune.workload import Workload
 
-_MANY = 200  # frames that are handed out at once
-_GATHER_S = 0.3  # one driver reads a thousand lanes
+_MANY = 200  # frames returned by one call
+_GATHER_S = 0.3  # batches progress, since one driver may read a thousand lanes
 Remote = Callable[[Workload, str, Config], Built | None]
-"""Builds a candidate somewhere; None where nobody did."""
+"""Builds a candidate on another node; returns None if none built it."""
 
 
 class Actor:
-    """What the driver calls.
+    """The actor's interface for the driver.
 
     Args:
-        remote: makes who builds candidates on other nodes, of the seconds for a build and variables of its environment.
+        remote: creates a ``Remote`` from the seconds for a build and its environment variables.
     """
 
     def __init__(self, remote: Any) -> None:
@@ -51,19 +51,19 @@ class Actor:
         threading.Thread(target=self._run, name="autotune-lane", daemon=True).start()
 
     def send(self, message: dict[str, Any], common: Mapping[str, Any] | None = None) -> None:
-        """Hand the lane a frame.
+        """Send the lane a frame.
 
         Args:
-            common: more of it, which other lanes get too.
+            common: entries of the frame that all lanes share.
         """
         self._in.put({**(common or {}), **message})
 
     def receive(self, wait_s: float) -> list[dict[str, Any]]:
-        """The lane's frames since; waits for one, so many seconds at most."""
+        """Return the lane's new frames; waits ``wait_s`` seconds at most for the first one."""
         return self._out.take(wait_s)
 
     def interrupt(self) -> None:
-        """Have the lane end its turn in good order."""
+        """End the lane's turn in an orderly way."""
         self._lane.interrupt()
 
     def _run(self) -> None:
@@ -77,7 +77,7 @@ class Actor:
 
 
 class Outbox:
-    """Frames that wait for the driver; of progress in a row the latest is handed out alone."""
+    """Queue of frames for the driver. Of consecutive progress frames, only the latest is delivered."""
 
     def __init__(self) -> None:
         self._frames: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -86,7 +86,7 @@ class Outbox:
         self._frames.put(dict(message))
 
     def take(self, wait_s: float) -> list[dict[str, Any]]:
-        """All that wait; the first is waited for. Where it is progress, more is waited for, a moment."""
+        """Return all queued frames; waits for the first. If it is a progress frame, waits ``_GATHER_S`` for more."""
         found: list[dict[str, Any]] = []
         end = time.monotonic() + wait_s
         while len(found) < _MANY:
@@ -106,23 +106,23 @@ class Outbox:
 
 
 class ClusterLane(Lane):
-    """A lane that tells what device it has, and has candidates compiled on other nodes where it has a GPU."""
+    """A lane that reports its device, and on a GPU compiles candidates on other nodes."""
 
     def __init__(self, remote: Any) -> None:
         super().__init__()
         self._make_remote = remote
 
     def interrupt(self) -> None:
-        """End the turn; what has not begun yet is ended by its driver."""
+        """End the turn; the driver ends a lane that has not begun."""
         if (context := getattr(self, "_context", None)) is not None:
             context.interrupt.requested = True
 
     def begin(self, link: Sender, message: dict[str, Any]) -> dict[str, Any]:
-        """Answers the places of the workloads too, which say what kind of device this is.
+        """Return the first answer with the fingerprints of device and software, which identify the kind of device.
 
         Args:
-            message: as for any lane, and the ``version`` of the driver's autotune, and the text of the user's
-                ``space``, whose file is on the driver's host.
+            message: as for any lane, plus the ``version`` of the driver's autotune and the text of the user's ``space``
+                file, which is on the driver's host.
         """
         version, space = message.pop("version"), message.pop("space")
         if version != __version__:
@@ -132,7 +132,7 @@ class ClusterLane(Lane):
             file = folder / Path(message["options"]["space_file"]).name
             file.write_text(space)
             message["options"] = {**message["options"], "space_file": str(file)}
-        os.environ.update(AUTOTUNE_DB=message["url"], AUTOTUNE_DB_READ="")  # what is measured may deploy from it
+        os.environ.update(AUTOTUNE_DB=message["url"], AUTOTUNE_DB_READ="")  # measured code may deploy from it
         from autotune.device import environment
 
         answer = super().begin(link, message)
@@ -147,7 +147,7 @@ class ClusterLane(Lane):
         }
 
     def _pool(self, device: str, processes: int, timeout_s: float) -> CompilePool:
-        """On a CPU what is compiled is for this very CPU, and is compiled where it is measured."""
+        """Return the lane's compile pool. On a CPU, candidates are compiled on the node that measures them."""
         if device == "cpu" or self._make_remote is None:
             return super()._pool(device, 0, timeout_s)
         from autotune.device import describe_cuda
@@ -158,9 +158,9 @@ class ClusterLane(Lane):
 
 
 def free_threads() -> None:
-    """Give OpenMP back the threads that Ray takes from its workers: what is measured uses what it would without Ray.
+    """Restore OpenMP's thread count, which Ray limits in its workers, so that measurements run as without Ray.
 
-    Ray sets ``OMP_NUM_THREADS`` where the node was started without it.
+    Ray sets ``OMP_NUM_THREADS`` if the node was started without it.
     """
     import psutil
 
@@ -177,13 +177,13 @@ def free_threads() -> None:
 def call(
     function: Any, args: Any, device: str, url: str, more: tuple[Any, ...], domains: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Call ``function(args, device, store, *more)`` on a node: a part of a command that needs the device.
+    """Call ``function(args, device, store, *more)`` on a node: the part of a command that needs the device.
 
     Args:
-        domains: those the driver knows, and their modules.
+        domains: the driver's registered domains and their modules.
 
     Returns:
-        ``value``, or ``mistake`` of the user; what it printed on stderr is ``said``.
+        ``value``, or ``mistake`` with the text of a user error; ``said`` with the stderr output.
     """
     import contextlib
     import io
@@ -205,9 +205,9 @@ def call(
 
 @functools.cache
 def compilers() -> Mapping[str, str]:
-    """The versions that decide what a candidate is compiled to; "" for a package that is not there.
+    """Return the versions that determine the compiled code of a candidate; "" for a missing package.
 
-    A build of torch for CPUs compiles to the same as one for GPUs: what is after the ``+`` does not count.
+    CPU and GPU builds of torch compile to the same code, so the local version after ``+`` is dropped.
     """
     found = {"autotune": __version__}
     for package in ("torch", "numba", "numba-cuda"):
@@ -232,10 +232,10 @@ def build(
     Args:
         module: of the workload's domain.
         wanted: :func:`compilers` of the node that measures.
-        search: a secret of the search; its builds on this node share what they have in common.
+        search: secret identifier of the search; its builds on this node share a folder.
 
     Returns:
-        None where this node has others, and would make another kernel.
+        None if this node has other versions, which would produce a different kernel.
     """
     if compilers() != wanted:
         return None
@@ -245,7 +245,7 @@ def build(
 
 @functools.lru_cache(maxsize=4)
 def _pool(timeout_s: float, search: str) -> CompilePool:
-    """One process, kept for the next task that this worker is given: it has imported what compiles."""
+    """Return a pool of one process, kept for this worker's next task, since it has imported the compilers."""
     return CompilePool(1, timeout_s=timeout_s, shared=shared_folder(search))
 
 
@@ -254,14 +254,16 @@ def _folder(search: str) -> Path:
 
 
 def drop_shared(search: str) -> None:
-    """Remove this node's folder of a search that has ended: Ray kills those who would."""
+    """Remove this node's folder of a search that has ended; Ray kills the processes that would remove it."""
     shutil.rmtree(_folder(search), ignore_errors=True)
 
 
 @functools.cache
 def shared_folder(search: str) -> Path | None:
-    """The folder of this node that all who build for a search share; the last of them to end removes it, unless it is
-    killed. None where there is none to be had."""
+    """Return this node's folder that all builds of a search share, or None if it cannot be created safely.
+
+    The last of the build processes to exit removes the folder, unless it is killed.
+    """
     import fcntl
 
     folder = _folder(search)
@@ -276,7 +278,7 @@ def shared_folder(search: str) -> Path | None:
 
     def leave() -> None:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a killed process holds none
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a killed process holds no lock
         except OSError:
             return
         shutil.rmtree(folder, ignore_errors=True)
@@ -286,11 +288,11 @@ def shared_folder(search: str) -> Path | None:
 
 
 class ClusterPool(CompilePool):
-    """Builds on other nodes, and here what they cannot.
+    """A compile pool that builds on other nodes, and locally if they fail for other reasons than the candidate.
 
     Args:
-        remote: who builds; called from several threads.
-        processes: how many builds are asked for at once.
+        remote: builds a candidate; called from several threads.
+        processes: number of concurrent builds.
     """
 
     def __init__(self, remote: Remote, processes: int, timeout_s: float) -> None:

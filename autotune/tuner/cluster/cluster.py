@@ -1,4 +1,4 @@
-"""A cluster as a search uses it: which nodes have devices, lanes on them, and what they come to."""
+"""Search on a cluster: nodes with devices, the lanes on them, and their results."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from autotune.tuner.devices.turns import Turns, order
 from autotune.tuner.result import Result
 from autotune.workload import digest
 
-_POLL_S = 0.2  # between looks at whether the user interrupts
-_LOOK_S = 2.0  # between looks at which nodes there are
-_TRIES = 3  # lanes that a node may lose without a result: then it is left out
-_AWAIT_S = 60.0  # for a node, where all that had the device have gone
-_TELL_S = 15.0  # until the user is told what is waited for
-_MOST, _LEAST = 16, 2  # builds that a lane asks for at once
+_POLL_S = 0.2  # between checks for an interrupt
+_LOOK_S = 2.0  # between queries of the nodes
+_TRIES = 3  # lanes lost in a row without a result, after which a node is excluded
+_AWAIT_S = 60.0  # for a new node, after all nodes with the device have left
+_TELL_S = 15.0  # of waiting before a warning
+_MOST, _LEAST = 16, 2  # concurrent builds of a lane
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of device that a search has met.
+    """A kind of device found during a search.
 
     Attributes:
-        device: its fingerprint; for workloads of several devices, of these together.
+        device: its fingerprint; for workloads of several devices, the fingerprint of these together.
     """
 
     label: str
@@ -54,10 +54,10 @@ class Cluster:
 
     Args:
         engine: the connection; its owner closes it.
-        device: "auto", "cpu" or "cuda": what of each node is measured on.
+        device: "auto", "cpu" or "cuda": the device of each node to measure on.
 
     Raises:
-        UserError: no node has such a device, or ``device`` names one of a host.
+        UserError: no node has such a device, or ``device`` names a single device of a host.
     """
 
     def __init__(self, engine: Engine, device: str) -> None:
@@ -72,34 +72,36 @@ class Cluster:
                 f" {engine.address}` on a GPU host, or give --device cpu"
             )
         self.device = "cpu" if name == "cpu" or not gpus else "cuda:0"
-        """What each lane calls its device, or the first of its devices."""
+        """Name of each lane's device, or of its first device, within the lane."""
         if not any(self._slots(node, 1) for node in nodes):
             raise UserError(f"no node of the cluster at {engine.address} gives Ray a processor: --num-cpus is 0")
         self.kinds: list[Kind] = []
-        """Those that the last search met."""
+        """Kinds of devices found by the last search."""
 
     @property
     def address(self) -> str:
         return self._engine.address
 
     def nodes(self) -> list[Node]:
-        """The nodes that have the device."""
+        """Return the nodes that have the device."""
         return [node for node in self._engine.nodes() if self._slots(node, 1)]
 
     def _slots(self, node: Node, devices: int) -> int:
-        """Lanes of so many devices that a node has room for; one of its processors."""
+        """Return the number of lanes with ``devices`` devices each that fit on a node; one lane per node on CPUs."""
         return int(node.cpus >= 1) if self.device == "cpu" else node.gpus // devices
 
     def most_devices(self) -> int:
-        """GPUs of the node that has most; 0 on CPUs."""
+        """Return the largest number of GPUs of one node; 0 on CPUs."""
         return 0 if self.device == "cpu" else max((node.gpus for node in self._engine.nodes()), default=0)
 
     def call(self, function: Any, args: Any, store: Store, *more: Any, kind: Kind | None = None, gpus: int = 1) -> Any:
-        """``function(args, device, store, *more)`` on a node that has the device, or one of ``kind``; what it prints on
-        stderr is printed here. It is a function of a module, and all of its arguments can be sent.
+        """Call ``function(args, device, store, *more)`` on a node that has the device, or on one of ``kind``.
+
+        Its stderr output is printed here. The function must be importable from a module, and its arguments must be
+        serializable.
 
         Raises:
-            UserError: it does, on the node.
+            UserError: the function raised it on the node, or no node of ``kind`` is left.
         """
         check_reachable(store, self._engine.nodes(), self._engine.host)
         alive = {node.id for node in self._engine.nodes()}
@@ -110,9 +112,10 @@ class Cluster:
         return self._engine.call(function, args, self.device, store.url, more, nodes, gpus)
 
     def search(self, context: Context, turns: Turns) -> Generator[Result, None, None]:
-        """Search on every device of the cluster, those that join included; results as they come.
+        """Search on every device of the cluster, including nodes that join later; yield results as they arrive.
 
-        Each kind of device searches all workloads. What takes several devices of one host comes by their number.
+        Each kind of device searches all workloads. Workloads are searched in groups by their number of devices, in
+        ascending order.
 
         Raises:
             UserError: as :func:`autotune.tuner.study.tune`; the database is a file and a node is another host.
@@ -137,10 +140,10 @@ class Cluster:
 
 
 def check_reachable(store: Store, nodes: Sequence[Node], host: str) -> None:
-    """See that nodes can reach the database.
+    """Check that nodes can reach the database.
 
     Raises:
-        UserError: it is a file, and a node is another host.
+        UserError: the database is a file, and a node is another host.
     """
     other = next((node for node in nodes if node.address != host), None)
     if store.url.startswith("sqlite") and other is not None:
@@ -151,7 +154,7 @@ def check_reachable(store: Store, nodes: Sequence[Node], host: str) -> None:
 
 
 class Run:
-    """A search of workloads that take equally many devices: starts lanes where nodes have room, and heeds them."""
+    """Search of workloads with equal numbers of devices: starts lanes on free nodes and processes their messages."""
 
     def __init__(self, cluster: Cluster, engine: Engine, context: Context, turns: Turns, devices: int) -> None:
         self._cluster, self._engine, self._context, self._devices = cluster, engine, context, devices
@@ -163,7 +166,7 @@ class Run:
         self._space = Path(context.options.space_file).read_text() if context.options.space_file else None
         self._groups: dict[str, Group] = {}
         self._lanes: defaultdict[str, list[NodeLane]] = defaultdict(list)
-        """Of each node; ``_kind_of`` it is known once one of them has begun."""
+        """Lanes by node. ``_kind_of`` has an entry for a node once one of its lanes has begun."""
         self._kind_of: dict[str, str] = {}
         self._faults: Counter[str] = Counter()
         self._stopped = False
@@ -174,7 +177,7 @@ class Run:
         self._said = False
 
     def kinds(self) -> list[Kind]:
-        """What it has met."""
+        """Return the kinds of devices found so far."""
         return [Kind(group.label, group.device, list(group.nodes.values())) for group in self._groups.values()]
 
     def close(self) -> None:
@@ -186,7 +189,7 @@ class Run:
             self._end(lane)
 
     def results(self) -> Iterator[Result]:
-        """Search; results as they come."""
+        """Search; yield results as they arrive."""
         for result in self._results():
             yield from [result] * self._times[result.workload]
 
@@ -212,11 +215,11 @@ class Run:
         return [lane for own in self._lanes.values() for lane in own if not lane.over]
 
     def _starting(self) -> list[NodeLane]:
-        """Lanes that have their resources, and are no part of a group yet."""
+        """Return the lanes that have their resources and belong to no group yet."""
         return [lane for lane in self._alive() if not lane.owner and lane.remote.placed]
 
     def _over(self) -> bool:
-        """Whether nothing is left to wait for.
+        """True if no lane, and no node that could help, is left to wait for.
 
         Raises:
             UserError: no node could begin.
@@ -236,12 +239,12 @@ class Run:
         return not wanting or time.monotonic() - self._heard_of_any > _AWAIT_S
 
     def _open_nodes(self) -> list[Node]:
-        """Nodes that have the device and have not failed too often."""
+        """Return the nodes that have the device and have not failed too often."""
         fit = [node for node in self._engine.nodes() if self._cluster._slots(node, self._devices)]
         return [node for node in fit if self._faults[node.id] < _TRIES]
 
     def _recruit(self) -> None:
-        """Start lanes where there is room, and something to do."""
+        """Start lanes on nodes with free devices while workloads are waiting."""
         if self._stopped or time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
@@ -249,7 +252,7 @@ class Run:
         for node in list(nodes):
             try:
                 check_reachable(self._context.store, [node], self._engine.host)
-            except UserError as error:  # it has joined since
+            except UserError as error:  # the node joined later
                 self._leave_out(node, str(error))
                 nodes.remove(node)
         for node in nodes:
@@ -259,7 +262,7 @@ class Run:
                 self._start(node, nodes)
 
     def _wanted(self, node: Node, nodes: int) -> int:
-        """How many more lanes a node should have. One is started on each, to learn what its device is."""
+        """Return the number of lanes to add on a node. One lane is started on each new node to identify its device."""
         kind = self._kind_of.get(node.id)
         if kind is None:
             return max(1, -(-len(self._todo) // nodes)) - len(self._lanes[node.id])
@@ -269,7 +272,7 @@ class Run:
     def _start(self, node: Node, nodes: Sequence[Node]) -> None:
         gpus = 0 if self._cluster.device == "cpu" else self._devices
         slots = max(1, self._cluster._slots(node, self._devices))
-        cpus = 1.0 if not gpus or node.cpus >= 2 * slots else 0.0  # the rest is for those that compile
+        cpus = 1.0 if not gpus or node.cpus >= 2 * slots else 0.0  # compile processes use the rest
         lane = NodeLane(node, self._turns, self._engine.start(node, gpus, cpus))
         taken = [other.device for other in self._alive()]
         lane.device = next(name for n in itertools.count() if (name := f"{node.host}/{n}") not in taken)
@@ -277,7 +280,7 @@ class Run:
         self._lanes[node.id].append(lane)
 
     def _first(self, nodes: Sequence[Node]) -> tuple[dict[str, Any], Any]:
-        """A lane's first frame: what is its own, with all that is secret, and what all lanes get."""
+        """Return a lane's first frame: its own part, which includes all secrets, and the part shared by all lanes."""
         message = shared(self._context, self._turns, self._turns.clock(), self._cluster.device, self._processes(nodes))
         kinds = {workload.kind for workload in self._turns.workloads}
         message["domains"] = {**message["domains"], **{kind: tasks.module_of(kind) for kind in kinds}}
@@ -287,7 +290,7 @@ class Run:
         return {**message, "version": __version__, "space": self._space}, self._common
 
     def _processes(self, nodes: Sequence[Node]) -> int:
-        """Builds that a lane asks for at once: its share of the processors."""
+        """Return the number of concurrent builds of a lane: its share of the processors."""
         slots = sum(self._cluster._slots(node, self._devices) for node in nodes)
         return max(_LEAST, min(_MOST, int(sum(node.cpus for node in nodes) / max(1, slots))))
 
@@ -312,7 +315,7 @@ class Run:
             yield from self._begun(lane, message)
 
     def _begun(self, lane: NodeLane, message: dict[str, Any]) -> Iterator[Result]:
-        """A lane has told what device it has."""
+        """Assign a lane to the group of its device."""
         lane.owner, lane.heard = message["owner"], time.monotonic()
         told = {workload: (device, software) for workload, (device, software) in message["places"].items()}
         kind = digest({"places": {workload: list(place) for workload, place in told.items()}})
@@ -326,7 +329,7 @@ class Run:
             context = replace(self._context, told=told)
             inorder = [i for i in order(context, self._turns) if i in self._todo]
             self._groups[kind] = Group(label, context, self._turns, lane, inorder, self._lost)
-        self._looked = -1e9  # there may be more for its node to do
+        self._looked = -1e9  # the node may have room for more lanes
         yield from self._groups[kind].join(lane)
 
     def _lose(self, lane: NodeLane, why: Exception) -> Iterator[Result]:
@@ -345,7 +348,7 @@ class Run:
             log.warning("%s has lost %d searches in a row: the others go on without it", lane.node.host, _TRIES)
 
     def _leave_out(self, node: Node, why: str) -> None:
-        """A node cannot take part, and no further try would mend that."""
+        """Exclude a node for an error that a retry would not fix."""
         said = f"{node.host} cannot take part: {why}"
         if self._faults[node.id] < _TRIES and said != self._why:
             log.warning("%s", said)
@@ -359,10 +362,10 @@ class Run:
                 self._context.store.release_all(lane.owner)
 
     def _stop(self) -> None:
-        """The user wants an end.
+        """Handle a user interrupt.
 
         Raises:
-            KeyboardInterrupt: nothing is in hand.
+            KeyboardInterrupt: no lane has a turn.
         """
         self._stopped = True
         for lane in self._alive():
@@ -375,7 +378,7 @@ class Run:
             raise KeyboardInterrupt
 
     def _tell(self) -> None:
-        """Say once what is waited for where nothing goes on."""
+        """Warn once if every lane is waiting for a device."""
         waits = [lane for lane in self._alive() if not lane.remote.placed]
         if self._said or not waits or len(waits) < len(self._alive()):
             self._quiet = time.monotonic()

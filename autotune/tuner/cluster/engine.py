@@ -1,4 +1,4 @@
-"""Ray: the cluster's nodes, actors on them, and tasks. Nothing else of autotune imports it."""
+"""Ray interface: the cluster's nodes, actors and tasks. No other module of autotune imports Ray."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from autotune.workload import Workload
 
 _CONNECT_S = 5.0
 _HEALTH_S = 45.0
-"""Seconds until a cluster has answered; Ray alone would try for minutes."""
+"""Time limit in seconds for a cluster's answer; Ray's own attempts take minutes."""
 _RECEIVE_S = 10.0
-_ASK_S = 1.0  # between questions after the resources of a lane that waits for them
+_ASK_S = 1.0  # between queries for a waiting lane's resources
 _QUEUE_S = 120.0
-"""Seconds that a build may wait for a processor beyond what it may take itself: then its lane builds it."""
+"""Seconds that a build may wait for a processor, in addition to its own limit. After that, its lane builds it."""
 _TELL_S = 60.0
 _RETRIES = 2
-"""Of a build or a call whose node died."""
+"""Retries of a build or a call after the death of its node."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster, and what Ray has there for actors and tasks, taken or not."""
+    """A node of the cluster, with all its Ray resources, used or free."""
 
     id: str
     host: str
@@ -53,7 +53,7 @@ class Engine:
     """A connection to a cluster; close it at the end.
 
     Raises:
-        UserError: Ray is not installed, or no cluster answers there.
+        UserError: Ray is not installed, or no cluster answers at the address.
     """
 
     def __init__(self, address: str) -> None:
@@ -73,7 +73,7 @@ class Engine:
         self._search = secrets.token_hex(16)
 
     def close(self) -> None:
-        """Leave the cluster; actors that are left end."""
+        """Disconnect from the cluster; remaining actors end."""
         if self._own:
             self._ray.shutdown()
         actor.drop_shared(self._search)
@@ -84,7 +84,7 @@ class Engine:
         return str(self._ray.util.get_node_ip_address())
 
     def nodes(self) -> list[Node]:
-        """The nodes that are alive."""
+        """Return the nodes that are alive."""
         found = []
         for node in self._ray.nodes():
             if node["Alive"]:
@@ -94,15 +94,15 @@ class Engine:
         return found
 
     def share(self, value: Mapping[str, Any]) -> Any:
-        """Put once into the cluster what many lanes get; for :meth:`Remote.begin`. Ray may write it to a disk."""
+        """Store a value once for many lanes; for :meth:`Remote.begin`. Ray may write the value to a disk."""
         return self._ray.put(dict(value))
 
     def start(self, node: Node, gpus: int, cpus: float) -> Remote:
-        """Start a lane's actor on a node, once so many GPUs and processors are free there together."""
+        """Start a lane's actor on a node, once its ``gpus`` GPUs and ``cpus`` processors are free together."""
         return Remote(self._ray, node, gpus, cpus, self._search)
 
     def ready(self, remotes: Sequence[Remote], wait_s: float) -> list[Remote]:
-        """Those that have frames or have died; waits for one, so many seconds at most."""
+        """Return the actors that have frames or have died; waits ``wait_s`` seconds at most for the first one."""
         pending = {remote.pending: remote for remote in remotes if remote.pending is not None}
         if any(remote.waiting for remote in remotes):
             wait_s = 0.0
@@ -119,16 +119,16 @@ class Engine:
     def call(
         self, function: Any, args: Any, device: str, url: str, more: tuple[Any, ...], nodes: Sequence[Node], gpus: int
     ) -> Any:
-        """Call ``function(args, device, store, *more)`` on one of these nodes; its stderr comes out here.
+        """Call ``function(args, device, store, *more)`` on the first of ``nodes``, or on any; print its stderr here.
 
         Raises:
-            UserError: it does; or the node cannot import it.
+            UserError: the function raised it, or the node cannot import the function.
         """
         ray = self._ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         where = NodeAffinitySchedulingStrategy(nodes[0].id, soft=False) if nodes else "DEFAULT"
-        once = ray.remote(max_calls=1)(actor.call)  # its process ends with it, and leaves the GPU's memory
+        once = ray.remote(max_calls=1)(actor.call)  # its process then exits and frees the GPU memory
         remote = once.options(num_cpus=1, num_gpus=gpus, max_retries=_RETRIES, scheduling_strategy=where)
         ref = remote.remote(function, args, device, url, more, tasks.domains())
         try:
@@ -145,10 +145,10 @@ class Engine:
         return answer["value"]
 
     def _answer(self, ref: Any, gpus: int) -> dict[str, Any]:
-        """What a call comes to that needs so many GPUs; says once if that takes long.
+        """Return the answer of a call that needs ``gpus`` GPUs; warns once after :data:`_TELL_S` seconds.
 
         Raises:
-            UserError: no node has them any more, so that it would wait for ever.
+            UserError: no node has that many GPUs any more, so the call would wait forever.
         """
         begin, said = time.monotonic(), False
         while not self._ray.wait([ref], timeout=1.0)[0]:
@@ -162,10 +162,10 @@ class Engine:
 
 
 class Remote:
-    """A lane's actor, as :class:`autotune.tuner.devices.dealing.Process` has it.
+    """A lane's actor, with the interface of :class:`autotune.tuner.devices.dealing.Process`.
 
-    What it needs is reserved as a placement group of one bundle, which is on one node: a lane of several GPUs has all
-    of them there or waits for them.
+    A placement group of one bundle reserves its resources. A bundle is on one node, so a lane with several GPUs gets
+    all of them on one node or waits.
     """
 
     def __init__(self, ray: Any, node: Node, gpus: int, cpus: float, search: str) -> None:
@@ -188,7 +188,7 @@ class Remote:
 
     @property
     def placed(self) -> bool:
-        """Whether its resources are its own, so that it starts."""
+        """True if its resources are reserved, so that it starts."""
         if not self._placed and time.monotonic() - self._asked > _ASK_S:
             from ray.util.placement_group import placement_group_table
 
@@ -198,11 +198,11 @@ class Remote:
 
     @property
     def waiting(self) -> bool:
-        """Whether :meth:`poll` has something to tell."""
+        """True if :meth:`poll` would return a frame or raise."""
         return bool(self._frames or self._dead)
 
     def take(self) -> None:
-        """Take over what the call for frames, which has ended, came to; the next call begins."""
+        """Store the frames of the finished ``receive`` call, and start the next call."""
         try:
             self._frames.extend(self._ray.get(self.pending))
         except self._ray.exceptions.RayError as error:
@@ -211,7 +211,7 @@ class Remote:
             self.pending = self._actor.receive.remote(_RECEIVE_S)
 
     def begin(self, message: Mapping[str, Any], common: Any) -> None:
-        """Hand over the first frame, of which ``common`` is what :meth:`Engine.share` answered."""
+        """Send the first frame; ``common`` is a result of :meth:`Engine.share`."""
         self._actor.send.remote(dict(message), common)
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"", timeout: float = 60.0) -> None:
@@ -244,11 +244,11 @@ class Remote:
 
 
 def remote_builds(timeout_s: float, environment: Mapping[str, str], search: str) -> actor.Remote:
-    """Who builds candidates as tasks on any processor of the cluster that this process belongs to.
+    """Return a function that builds candidates as tasks on any processor of this process's cluster.
 
     Args:
-        environment: variables of the tasks' own workers.
-        search: as of :func:`autotune.tuner.cluster.actor.build`.
+        environment: variables of the tasks' workers.
+        search: see :func:`autotune.tuner.cluster.actor.build`.
     """
     import ray
 
@@ -270,7 +270,7 @@ def remote_builds(timeout_s: float, environment: Mapping[str, str], search: str)
 
 
 def why(error: BaseException) -> str:
-    """What Ray says of a death or a failure, in a line."""
+    """Return Ray's reason for a death or a failure in one line."""
     text = str(error)
     if "ModuleNotFoundError" in text or "ImportError" in text:
         lines = [line for line in text.splitlines() if "ModuleNotFoundError" in line or "ImportError" in line]
@@ -289,10 +289,10 @@ def why(error: BaseException) -> str:
 
 
 def _check(address: str) -> None:
-    """See that a cluster answers, within seconds.
+    """Check within seconds that a cluster answers.
 
     Raises:
-        UserError: none does.
+        UserError: no cluster answers.
     """
     hint = (
         "give HOST:PORT of a cluster's head (`ray start --head` prints it), or auto on one of its nodes; where"
@@ -308,7 +308,7 @@ def _check(address: str) -> None:
             socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
         except (OSError, OverflowError) as error:
             raise UserError(f"--ray {address}: nothing answers there ({told(error, 100)}); {hint}") from None
-    # In a process of its own: Ray's attempts take minutes, print, and end the process that makes them.
+    # Run in a child process: Ray's attempts take minutes, print messages, and end the process that makes them.
     command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "health-check"]
     command += [] if address == "auto" else ["--address", address]
     try:

@@ -1,4 +1,4 @@
-"""The search of one kind of device in a cluster: lanes that come and go, and what waits for them."""
+"""Search on one kind of device in a cluster, with lanes that join and leave, and a queue of workloads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotune.tuner.options import SearchOptions
 from autotune.tuner.result import Result
 
 _LOSSES = 3
-"""Lanes that a workload may cost: then it is the workload."""
+"""Lost lanes after which the workload counts as the cause."""
 
 
 class NodeLane(Lane):
@@ -26,14 +26,16 @@ class NodeLane(Lane):
 
 
 class Group(Dealing):
-    """The search of one kind of device.
+    """The search on one kind of device.
 
-    A lane that is lost costs the candidates that it had in hand. Its workload goes on elsewhere, with what is stored.
+    A lost lane loses only the candidates in progress. Its workload continues on another lane with the stored
+    measurements.
 
     Args:
         label: of the device.
-        first: the lane that told of it; ``todo`` are numbers of workloads, in order.
-        lost: called with each lane that is lost.
+        first: the lane that reported the device.
+        todo: numbers of workloads, in order.
+        lost: called with each lost lane.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Group(Dealing):
         self._lost = lost
         self._losses: Counter[int] = Counter()
         self._measured: Counter[int] = Counter()
-        """Candidates of a workload that lost lanes have measured."""
+        """Candidates measured by lost lanes, by workload."""
 
     @property
     def device(self) -> str:
@@ -68,11 +70,11 @@ class Group(Dealing):
 
     @property
     def wanted(self) -> int:
-        """Lanes that more could use: workloads that wait and will be begun."""
+        """Number of lanes that could be added: waiting workloads that will still be begun."""
         return 0 if self._late or self._stopped else len(self._left())
 
     def join(self, lane: NodeLane) -> Iterator[Result]:
-        """A lane of this kind has begun."""
+        """Add a lane of this kind, if it is new, and give it a turn."""
         if lane not in self._lanes:
             lane.clock = self._clock.beside()
             self._lanes.append(lane)
@@ -80,15 +82,15 @@ class Group(Dealing):
         yield from self._told(self._next(lane))
 
     def hear(self, lane: Lane) -> Iterator[Result]:
-        """Heed what a lane has said."""
+        """Process a lane's new messages."""
         yield from self._told(self._hear(lane))
 
     def give_up(self, lane: Lane, why: Exception) -> Iterator[Result]:
-        """A lane is silent for too long."""
+        """Drop a lane that has been silent for too long."""
         yield from self._told(self._lose(lane, why))
 
     def rest(self) -> Iterator[Result]:
-        """What was not begun, as the time is up or no lane is left."""
+        """Yield results for the workloads not begun before the time was up or the last lane ended."""
         for i in self._left():
             yield from self._told(
                 self._turns.known(self._context, self._clock, i) if self._late else iter([self._failed(i)])
@@ -103,7 +105,7 @@ class Group(Dealing):
         return replace(options, trials=left)
 
     def _again(self, lane: Lane, turn: int | None) -> bool:
-        """As on one host; where no other device is free of faults, this one tries again."""
+        """Retry on another device as on one host; if every other one has faults, this lane tries again."""
         if super()._again(lane, turn):
             return True
         if turn is None or turn in self._tried or self._stopped:

@@ -1,1 +1,1 @@
-"""On which device a run searches its workloads, and in which order."""
+"""Assignment and order of a run's workloads on devices."""

@@ -1,12 +1,12 @@
-"""What each of several devices searches: the workloads are dealt out to *lanes*, one a device.
+"""Assignment of workloads to several devices, each of which has a *lane*.
 
-The workloads are dealt out beforehand, the costliest first, so that a lane knows what comes next and how its time is to
-be shared; one that is through takes over half of what waits in another. Lanes that search a part which their workloads
-share do so together: the claims in the database keep them from measuring a candidate twice.
+The workloads are assigned beforehand, the costliest first, so that a lane can prepare its next workload and divide its
+time. An idle lane steals half of another's queue. Lanes whose workloads share a part search it together: claims in the
+database prevent a candidate from being measured twice.
 
-A lane has nothing to say in how it ends: it is killed with all that it started, and its claims are given back for it.
-What it has measured is in the database. Lanes are processes of this host (:mod:`autotune.tuner.devices.dealing`) or
-actors of a cluster (:mod:`autotune.tuner.cluster`); both speak as :mod:`autotune.tuner.devices.lane` has it.
+Lanes are always killed from outside, with all processes that they started, and the parent releases their claims. Their
+measurements are in the database. Lanes are processes of this host (:mod:`autotune.tuner.devices.dealing`) or actors of
+a cluster (:mod:`autotune.tuner.cluster`). Both use the protocol of :mod:`autotune.tuner.devices.lane`.
 """
 
 from __future__ import annotations
@@ -34,38 +34,38 @@ from autotune.tuner.study import FAULT, recalled
 
 _SEND_S = 180.0  # a lane reads once it has imported what it needs
 _START_S = 300.0  # until a lane can be given a turn
-_SILENT_S = 1800.0  # between two signs of life of a lane that has one: a candidate, a phase
+_SILENT_S = 1800.0  # between two messages of a lane that has a turn: a candidate, a phase
 _FAULTS = 2  # in a row: the device is broken, not a workload
 MODULE = "autotune.tuner.devices.lane"
-_POLL_S = 0.2  # between looks at whether the user interrupts
+_POLL_S = 0.2  # between checks for an interrupt
 
 log = logging.getLogger(__name__)
 
 
 class Process(Protocol):
-    """Where a lane runs; :class:`autotune.measure.child.Child` is one."""
+    """Process or actor that runs a lane, such as :class:`autotune.measure.child.Child`."""
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"", timeout: float = 60.0) -> None:
-        """Hand over one frame; raises ChildDied or ChildSilent."""
+        """Send one frame; raises ChildDied or ChildSilent."""
 
     def poll(self) -> tuple[dict[str, Any], bytes] | None:
-        """The next frame if it has arrived; raises ChildDied once it has ended and all was handed out."""
+        """Return the next frame if it has arrived; raises ChildDied after the process's last frame."""
 
     def interrupt(self) -> None:
-        """Ask it to end what it has in hand in good order."""
+        """Request an orderly end of the current turn."""
 
     def terminate(self) -> None:
-        """End it at once, waiting for nothing."""
+        """End the process at once, without waiting."""
 
     def kill(self) -> None:
-        """End it at once. Never fails, may be called again."""
+        """End the process at once. Never fails, and may be called again."""
 
 
 class Lane:
-    """A device, the process that searches on it, and what it has to do, by the workloads' numbers.
+    """A device, the process that searches on it, and its queue of workload numbers.
 
     Args:
-        device: what progress and warnings call it.
+        device: its name in progress output and warnings.
     """
 
     def __init__(self, device: str, turns: Turns, child: Process) -> None:
@@ -74,9 +74,9 @@ class Lane:
         self.turn: int | None = None
         self.clock = turns.clock()
         self.owner = ""
-        """Of its claims; empty until it can be given a turn."""
+        """Owner of its claims; empty until the lane is ready for a turn."""
         self.last: Progress | None = None
-        """Where its turn is."""
+        """Latest progress of its turn."""
         self.faults = 0
         """Workloads in a row on which the machine failed."""
         self.heard = time.monotonic()
@@ -85,16 +85,16 @@ class Lane:
 
     @property
     def hangs(self) -> bool:
-        """Whether it should have been heard of by now."""
+        """True if the time limit for its next message has passed."""
         return time.monotonic() - self.heard > (_SILENT_S if self.owner else _START_S)
 
 
 class Dealing:
-    """The lanes of a run, and what each has to do. A context manager: at its end none is left.
+    """The lanes of a run and their queues. A context manager that ends all lanes on exit.
 
     Args:
-        lanes: those that there are so far.
-        todo: numbers of the workloads that are searched, in the order of their turns.
+        lanes: the initial lanes.
+        todo: numbers of the workloads to search, in the order of their turns.
     """
 
     def __init__(self, context: Context, turns: Turns, lanes: Sequence[Lane], todo: Sequence[int]) -> None:
@@ -102,7 +102,7 @@ class Dealing:
         self._clock = turns.clock()
         self._begun = self._stopped = False
         self._tried: set[int] = set()
-        """Turns that a machine has failed on."""
+        """Turns that have failed on a device."""
         self._why = ""
         self._lanes = list(lanes)
         for i in todo:
@@ -123,7 +123,7 @@ class Dealing:
 
     @property
     def _late(self) -> bool:
-        """Whether no workload is begun any more."""
+        """True if no further workload is begun."""
         return self._clock.up and self._begun and not self._turns.options.every
 
     def _alive(self) -> list[Lane]:
@@ -136,7 +136,7 @@ class Dealing:
         return sum(self._turns.shares[i] for i in lane.queue)
 
     def _hear(self, lane: Lane) -> Iterator[Result]:
-        """Heed what a lane has said since."""
+        """Process the lane's new messages."""
         while not lane.over:
             try:
                 frame = lane.child.poll()
@@ -151,7 +151,7 @@ class Dealing:
                 mistake = UserError(message["mistake"])
                 if self._alive() == [lane]:
                     raise mistake
-                yield from self._lose(lane, mistake)  # the database failed it, or the others will tell of it too
+                yield from self._lose(lane, mistake)  # its database failed, or the other lanes report the mistake too
                 return
             if "progress" in message:
                 lane.last = replace(Progress(**message["progress"]), device=lane.device)
@@ -164,21 +164,21 @@ class Dealing:
                 lane.clock.done(result.seconds, result.search_s)
                 if not (lane.faults and self._again(lane, turn)):
                     for other in self._lanes if result.fault else ():
-                        other.queue.clear()  # on two devices, or on the only one: it is the host's fault
+                        other.queue.clear()  # failed on two devices, or on the only one: a host fault
                     yield replace(result, interrupted=result.interrupted or self._stopped)
             else:
                 lane.owner = message["owner"]
             yield from self._next(lane)
 
     def _next(self, lane: Lane) -> Iterator[Result]:
-        """Give a lane its next turn, or its end; one whose device is broken leaves the rest to the others."""
+        """Give a lane its next turn, or end it. A lane with a broken device leaves its queue to the others."""
         if lane.faults >= _FAULTS and len(self._alive()) > 1:
             log.warning("%s failed on %d workloads in a row: the other devices go on without it", lane.device, _FAULTS)
             self._end(lane)
             return
         if not lane.queue:
             rich = max(self._lanes, key=self._weight)
-            lane.queue = rich.queue[::-2][::-1]  # every other one, so that both have costly ones and cheap ones
+            lane.queue = rich.queue[::-2][::-1]  # every other one: both keep costly and cheap ones
             rich.queue = [i for i in rich.queue if i not in lane.queue]
         if not lane.queue or self._late:
             self._end(lane)
@@ -189,11 +189,11 @@ class Dealing:
         yield from self._send(lane, {"turn": lane.turn, "then": then, "budget": asdict(budget)})
 
     def _options(self, turn: int) -> SearchOptions:
-        """The options of a turn, whose lane has those of the run."""
+        """Return the options of a turn."""
         return self._turns.options
 
     def _again(self, lane: Lane, turn: int | None) -> bool:
-        """Have another device search what the machine failed on, if there is one that has not failed itself."""
+        """Queue a failed turn on another device that has no faults; return False if there is no retry."""
         others = [other for other in self._alive() if other is not lane and not other.faults]
         if turn is None or turn in self._tried or not others or self._stopped:
             return False
@@ -208,10 +208,10 @@ class Dealing:
             yield from self._lose(lane, why)
 
     def _stop(self) -> None:
-        """The user wants an end: every lane ends what it has in hand in good order.
+        """Handle a user interrupt: every lane ends its current turn in an orderly way.
 
         Raises:
-            KeyboardInterrupt: none has anything in hand.
+            KeyboardInterrupt: no lane has a turn.
         """
         self._stopped = True
         for lane in self._lanes:
@@ -219,12 +219,12 @@ class Dealing:
             if lane.turn is None:
                 self._end(lane)
             else:
-                lane.child.interrupt()  # the lane heeds it: it has told its owner
+                lane.child.interrupt()  # a lane that has sent its owner handles SIGINT
         if not self._alive():
             raise KeyboardInterrupt
 
     def _lose(self, lane: Lane, why: Exception) -> Iterator[Result]:
-        """A lane has died, or does not listen: what waits for it is left to the others."""
+        """End a lane that has died or does not respond; the other lanes take over its queue."""
         self._why = f"the process that searched on {lane.device} ended early: {str(why) or 'it did not answer'}"
         log.warning("%s", self._why)
         turn, lane.turn = lane.turn, None
@@ -233,8 +233,10 @@ class Dealing:
             yield self._failed(turn, lane)
 
     def _failed(self, i: int, lane: Lane | None = None) -> Result:
-        """The ``i``-th workload's result where the process ended that should have searched it (``lane``'s, if it had
-        begun): what an earlier search came to, or nothing.
+        """Return the ``i``-th workload's result after its process is lost: an earlier search's, or an empty one.
+
+        Args:
+            lane: the lost lane, if it had begun the workload.
         """
         workload, key = self._turns.workloads[i], self._context.key(self._turns.workloads[i])
         device = lane.device if lane else self._context.device
@@ -246,16 +248,16 @@ class Dealing:
         if not lane.over:
             lane.over = True
             lane.child.kill()
-            with contextlib.suppress(UserError):  # who finds them later finds that their owner is dead
+            with contextlib.suppress(UserError):  # a later search detects the dead owner
                 self._context.store.release_all(lane.owner)
 
 
 def shared(context: Context, turns: Turns, clock: Clock, device: str, processes: int) -> dict[str, Any]:
-    """A lane's first frame; see :mod:`autotune.tuner.devices.lane`.
+    """Return a lane's first frame; see :mod:`autotune.tuner.devices.lane`.
 
     Args:
-        device: what its process calls it.
-        processes: that compile for it.
+        device: its name in the lane's process.
+        processes: number of compile processes.
     """
     return {
         "domains": tasks.DOMAINS,
@@ -271,13 +273,13 @@ def shared(context: Context, turns: Turns, clock: Clock, device: str, processes:
 
 
 def side_by_side(context: Context, devices: Sequence[str], turns: Turns) -> Generator[Result, None, None]:
-    """Search on several devices; results as they come. Where nothing is left to do, no lane is started.
+    """Search on several devices; yield results as they arrive. If nothing is left to do, no lane is started.
 
-    Close the iterator when done with it: that ends the lanes, and all that they started.
+    Close the iterator when done with it: that ends the lanes and their processes.
 
     Args:
-        context: of the run, for one of the devices; the lanes have their own.
-        devices: equal ones.
+        context: of the run, for one of the devices; each lane has its own.
+        devices: devices of one kind.
 
     Raises:
         UserError: as :func:`autotune.tuner.study.tune`.
@@ -300,10 +302,10 @@ def side_by_side(context: Context, devices: Sequence[str], turns: Turns) -> Gene
 
 
 class Lanes(Dealing):
-    """The lanes of this host's devices, a process for each.
+    """The lanes of this host's devices, one process for each.
 
     Args:
-        todo: numbers of the workloads that are searched, in the order of their turns.
+        todo: numbers of the workloads to search, in the order of their turns.
     """
 
     def __init__(self, context: Context, devices: Sequence[str], turns: Turns, todo: Sequence[int]) -> None:
@@ -313,10 +315,10 @@ class Lanes(Dealing):
         super().__init__(context, turns, lanes, todo)
 
     def results(self) -> Iterator[Result]:
-        """Search; results as they come.
+        """Search; yield results as they arrive.
 
         Raises:
-            UserError: a lane was told of a mistake of the user.
+            UserError: a lane reported a user error.
         """
         for lane in self._lanes:
             processes = default_processes(len(self._lanes))
@@ -335,6 +337,6 @@ class Lanes(Dealing):
             yield from self._turns.known(self._context, self._clock, i) if self._late else [self._failed(i)]
 
     def _ready(self) -> list[Lane]:
-        """The lanes that have said something, after a moment at most."""
+        """Return the lanes with new messages, after :data:`_POLL_S` at most."""
         alive = {child: lane for child, lane in zip(self._children, self._lanes, strict=True) if not lane.over}
         return [alive[child] for child in select.select(list(alive), [], [], _POLL_S)[0]]

@@ -1,8 +1,8 @@
-"""One device of a search on several: ``python -m autotune.tuner.devices.lane``, driven by
-:mod:`autotune.tuner.devices.dealing`.
+"""Process of one device in a search on several: ``python -m autotune.tuner.devices.lane``.
 
-The first frame says what the run shares, every other one whose turn it is. Answers are the owner of the lane's claims,
-once; progress; the result of each turn; and a user's mistake, as one line.
+:mod:`autotune.tuner.devices.dealing` drives the process. The first frame contains the run's shared state, and every
+other frame a turn. The answers are the owner of the lane's claims (once), progress, the result of each turn, and user
+errors as one line.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from autotune.workload import Workload
 
 
 class Sender(Protocol):
-    """The way to the parent; :class:`autotune.measure.wire.Link` is one."""
+    """Connection to the parent, such as :class:`autotune.measure.wire.Link`."""
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None: ...
 
 
 class Lane:
-    """The lane's own end. What it opens is left to the parent's kill, as with all that measures."""
+    """The lane's side of the protocol; its resources end with the parent's kill, as in every measuring process."""
 
     def __init__(self) -> None:
         self._open = ExitStack()
@@ -66,12 +66,12 @@ class Lane:
         options: dict[str, Any],
         run: str,
     ) -> str:
-        """Open what the turns share; answers the owner of the claims.
+        """Open the turns' shared state; return the owner of the claims.
 
         Args:
             processes: of the compile pool.
             granted: seconds of each workload.
-            options: as :meth:`SearchOptions.to_json` gives them.
+            options: result of :meth:`SearchOptions.to_json`.
         """
         tasks.DOMAINS.update(domains)
         how, chosen = Policy.from_json(policy), SearchOptions(**options)
@@ -87,7 +87,7 @@ class Lane:
             _pool=self._pool(device, processes, how.build_s),
         )
         self._open.enter_context(closing(context))
-        self._open.enter_context(context.interrupt)  # until here the signal was ignored
+        self._open.enter_context(context.interrupt)  # SIGINT was ignored until here
         self._open.enter_context(Lease(context.store, context.owner))
         ahead = Ahead(context, self._workloads, lambda i: chosen.budget(granted[i]))
         self._ahead = self._open.enter_context(ahead)
@@ -100,12 +100,12 @@ class Lane:
         """Search a workload, by its number.
 
         Args:
-            then: whose turn probably comes next.
+            then: numbers of the workloads that probably follow.
         """
         self._ahead.reach(turn, then)
         own, granted = Budget(**budget), self._granted[turn]
         if granted is not None and own.timeout is not None:
-            granted = min(granted, 2 * own.timeout)  # a turn that came late has less, and is not noted as if it had not
+            granted = min(granted, 2 * own.timeout)  # a late turn has less time, and its effort records that
         return asdict(tune(self._context, self._workloads[turn], own, granted))
 
 

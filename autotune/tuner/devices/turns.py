@@ -1,4 +1,4 @@
-"""A run's workloads and what each may spend; and how one device gets through them, one after the other."""
+"""A run's workloads, their budgets, and the sequential search of all of them on one device."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _LEAST_S = 1.0
 class Clock:
     """Shares a run's seconds among its workloads.
 
-    What every workload takes whatever it gets (its inputs, the baselines' compilation, the final comparison) is learnt
-    from those that are done, and kept for those that are left, so that a run of many keeps to its time as a whole. The
-    first one's is not what the others take: the worker and the compiling processes start in it.
+    Every workload has a fixed cost: its inputs, the compilation of baselines and the final comparison. The clock learns
+    the fixed cost from finished workloads and reserves it for the remaining ones. A run of many workloads thus stays
+    within its total time. The first workload is excluded, since its cost includes the start of the worker and the
+    compile processes.
 
     Args:
         timeout: seconds for all; None for no limit.
         shares: of each workload, in order.
-        devices: on which they are searched side by side, each workload on one; each has a clock of its own.
+        devices: number of devices that search in parallel, each with its own clock. One device searches a workload.
     """
 
     def __init__(self, timeout: float | None, shares: Sequence[float], devices: int = 1) -> None:
@@ -38,27 +39,30 @@ class Clock:
 
     @property
     def up(self) -> bool:
-        """True where what every workload takes would end after the time."""
+        """True if the fixed cost of another workload would exceed the time."""
         if self._timeout is None:
             return False
         others = self._fixed[1:]
         return time.monotonic() - self._begin + (statistics.fmean(others) if others else 0.0) >= self._timeout
 
     def beside(self) -> Clock:
-        """The clock of another device, which began when this one did."""
+        """Return the clock of another device, with this clock's start."""
         other = Clock(self._timeout, self._shares, self._devices)
         other._begin = self._begin
         return other
 
     def granted(self, i: int) -> float | None:
-        """Workload ``i``'s share of what the devices have together, whatever was used so far; the whole at most."""
+        """Return workload ``i``'s share of the devices' total seconds, used or not; ``timeout`` at most."""
         if self._timeout is None:
             return None
         return self._timeout * min(1.0, self._devices * self._shares[i] / sum(self._shares))
 
     def budget(self, i: int, options: SearchOptions, then: Sequence[int] | None = None) -> Budget:
-        """The budget of workload ``i``, which comes next on this device, and after it ``then``; None for all that
-        follow."""
+        """Return the budget of workload ``i``, the next on this device.
+
+        Args:
+            then: the workloads after it; None for all that follow.
+        """
         if self._timeout is None:
             return options.budget(None)
         left = max(self._timeout - (time.monotonic() - self._begin), 1.0)
@@ -72,7 +76,7 @@ class Clock:
         return replace(options.budget(search + fixed), final=fixed)
 
     def done(self, seconds: float, searched: float) -> None:
-        """A workload took ``seconds``, ``searched`` of them for its search."""
+        """Record a workload that took ``seconds``, ``searched`` of them for its search."""
         if seconds > 0:
             self._fixed.append(max(seconds - searched, 0.0))
 
@@ -82,8 +86,8 @@ class Turns:
     """A run's workloads in the order of their turns.
 
     Attributes:
-        shares: of each, of the run's time.
-        devices: on which they are searched.
+        shares: share of the run's time for each workload.
+        devices: number of devices that search them.
     """
 
     workloads: Sequence[Workload]
@@ -92,31 +96,30 @@ class Turns:
     devices: int = 1
 
     def chosen(self, numbers: Sequence[int]) -> Turns:
-        """Some of the turns, or all in another order, by their numbers."""
+        """Return a subset of the turns, or all in another order, by their numbers."""
         workloads, shares = [self.workloads[i] for i in numbers], [self.shares[i] for i in numbers]
         return replace(self, workloads=workloads, shares=shares)
 
     def clock(self) -> Clock:
-        """A clock that starts now; each device has one."""
+        """Return a clock that starts now; each device has one."""
         return Clock(self.options.timeout, self.shares, self.devices)
 
     def expected(self, clock: Clock, i: int) -> Budget:
-        """What the ``i``-th workload may spend, as far as that is known before its turn."""
+        """Return the expected budget of the ``i``-th workload before its turn."""
         return self.options.budget(clock.granted(i))
 
     def known(self, context: Context, clock: Clock, i: int) -> Iterator[Result]:
-        """What an earlier search came to of the ``i``-th workload, which is not begun any more; nothing where there
-        was none."""
+        """Yield the result of an earlier search of the ``i``-th workload, if any, in place of a new search."""
         found = known(context, self.workloads[i], self.expected(clock, i), clock.granted(i))
         if found is not None:
             yield found
 
 
 def alone(context: Context, turns: Turns) -> Generator[Result, None, None]:
-    """Search on the context's device; results as they come.
+    """Search on the context's device; yield results as they arrive.
 
     Raises:
-        UserError: as :func:`autotune.tuner.study.tune`.
+        UserError: raised by :func:`autotune.tuner.study.tune`.
     """
     clock, begun = turns.clock(), False
     with (
@@ -124,7 +127,7 @@ def alone(context: Context, turns: Turns) -> Generator[Result, None, None]:
         Ahead(context, turns.workloads, lambda i: turns.expected(clock, i)) as ahead,
     ):
         for i, workload in enumerate(turns.workloads):
-            if clock.up and begun and not turns.options.every:  # each run begins one at least
+            if clock.up and begun and not turns.options.every:  # each run begins at least one
                 yield from turns.known(context, clock, i)
                 continue
             ahead.reach(i)
@@ -137,12 +140,14 @@ def alone(context: Context, turns: Turns) -> Generator[Result, None, None]:
 
 
 def order(context: Context, turns: Turns) -> list[int]:
-    """The numbers of the workloads, the first to be searched first.
+    """Return the numbers of the workloads in search order.
 
-    Those with nothing left to do come first, since they take no time and leave theirs to the others; then those
-    without a stored winner, so that a search that is given again and again gets to all of them: first the ones that no
-    search has ended, since one that takes long may come to nothing each time. Last come those whose winner could be
-    looked for once more. Among equals the ones with the largest shares come first.
+    1. Workloads with nothing left to do, which take no time and leave theirs to the others.
+    2. Workloads without a stored winner and without a finished search.
+    3. Workloads without a stored winner whose search has finished before. A long search may find no winner each time.
+    4. Workloads with a stored winner that a new search may improve.
+
+    Repeated runs thus reach all workloads. Within a class, the largest shares come first.
     """
     clock = turns.clock()
     keys = [context.key(workload) for workload in turns.workloads]

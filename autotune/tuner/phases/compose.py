@@ -1,10 +1,11 @@
-"""Searching a workload by its parts: each is tuned once, for every workload that has it, and the whole is put together
-of what they take by themselves. The best few are then measured as wholes, which decides.
+"""Search of a workload by its parts. Each part is tuned once for all workloads that contain it.
 
-Parts are workloads of their own: their measurements lie in the database under their own fingerprints, where searches of
-other workloads, models and runs find them. A search divides what it may spend among the parts of the compositions that
-it follows up. Where that is little, several compositions would leave each part with a candidate or two, which says
-nothing of any of them: then only the most promising are followed up, and others when there turns out to be time.
+Part latencies rank the compositions. The best few are then measured as wholes, and those measurements decide.
+
+Parts are workloads: their measurements are stored under their own fingerprints. Searches of other workloads, models and
+runs reuse them. A search divides its budget among the parts of the compositions that it follows up. With a small
+budget, several compositions would leave each part one or two candidates, too few for a result. Then the search follows
+up the most promising compositions first, and others if time remains.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from autotune.tuner.proposals.seeds import Seed, winners
 from autotune.workload import Workload
 
 WHOLES = 4
-"""Compositions that are measured as a whole, beside the default."""
+"""Compositions that are measured as a whole, in addition to the default."""
 _PARTS_SHARE = 0.75  # of the time before the final comparison
-_CANDIDATES = 8  # of each part, to choose from when they are put together
+_CANDIDATES = 8  # of each part, available for composition
 _POLISH = 24
 _POLISH_PATIENCE = 10
-_REFINED_S = 4.0  # with less time than this for a part, what the whole takes is all that is timed again
+_REFINED_S = 4.0  # with less time for a part, only the whole is timed again
 LEAST_CANDIDATES = 4
-"""A part that gets fewer has seen little beside its default."""
+"""Minimum useful budget of a part: with fewer candidates, little more than its default is measured."""
 LEAST_S = 1.5
-"""Seconds below which a part's search says little however quick its candidates are: its inputs are made, its oracle is
-run and its first candidates compile meanwhile."""
+"""Minimum useful seconds for a part's search, however fast its candidates are. Creating inputs, running the oracle and
+compiling the first candidates take that long."""
 SLACK = 1.3
-"""A composition that is expected to take longer than so many times the best is not followed up."""
+"""A composition whose expected latency exceeds the best one's by more than this factor is not followed up."""
 
 
 def search(s: Session, compositions: Sequence[Composition], granted: float | None) -> str:
-    """Search the parts, then measure the best compositions in session ``s`` of the whole; answers why it ended.
+    """Search the parts, then measure the best compositions in session ``s`` of the whole; return the stop reason.
 
     Args:
         compositions: the most promising first.
@@ -90,7 +91,7 @@ def search(s: Session, compositions: Sequence[Composition], granted: float | Non
     s.context.pool.forget(parts.found.keys() - {s.key.workload})
     s.worker.open(s.task.workload)
     seeds = [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
-    if s.context.options.sampler != NONE or not seeds:  # then the model alone decides
+    if s.context.options.sampler != NONE or not seeds:  # with NONE, the model alone decides
         seeds.insert(0, Seed(s.default, "default"))
         seeds += [Seed(config, "elsewhere") for config in _elsewhere(s)]
     space = s.task.space(s.context.options.space_file)
@@ -106,9 +107,10 @@ def search(s: Session, compositions: Sequence[Composition], granted: float | Non
 
 
 def _followed(s: Session, compositions: Sequence[Composition], n: int, parts: Parts) -> list[Composition]:
-    """The compositions among which what is left is divided when it is the ``n``-th's turn.
+    """Return the compositions that share the remaining budget at the ``n``-th composition's turn.
 
-    How long candidates take decides at the beginning; what was spared for a composition then is not withdrawn later.
+    The seconds per candidate limit the choice only before the first part is searched. A composition admitted then keeps
+    its share.
     """
     pace = None if parts.found else s.context.pace.each
     means = Means(_seconds(s, compositions[n:], parts), s.trials_left, pace)
@@ -121,23 +123,23 @@ def _followed(s: Session, compositions: Sequence[Composition], n: int, parts: Pa
 def begun_with(
     context: Context, workload: Workload, compositions: Sequence[Composition], budget: Budget
 ) -> list[Composition]:
-    """The compositions that a search of ``workload`` will begin with, where nothing is known of their parts yet."""
+    """Return the compositions that a search of ``workload`` begins with before any part is measured."""
     seconds = _spare(workload.fingerprint, 0.0, compositions, Parts(), budget)
     return Parts().affordable(compositions, Means(seconds, budget.trials, context.pace.each), first=True)
 
 
 def _seconds(s: Session, followed: Sequence[Composition], parts: Parts) -> float | None:
-    """What is left in session ``s`` for the parts of the compositions that are followed up; None for no limit."""
+    """Return the seconds left in session ``s`` for the parts of the followed compositions; None for no limit."""
     return _spare(s.key.workload, s.elapsed, followed, parts, s.budget)
 
 
 def _spare(
     workload: str, elapsed: float, followed: Sequence[Composition], parts: Parts, budget: Budget
 ) -> float | None:
-    """What a search of ``workload`` has for parts after ``elapsed`` seconds; None for no limit.
+    """Return the seconds that a search of ``workload`` has for parts after ``elapsed`` seconds; None for no limit.
 
-    A share of the time is kept to measure what is put together of them. Where nothing is, because no more than the
-    workload itself is searched, that may be taken too.
+    A share of the time is reserved to measure the composed wholes. If only the workload itself is searched, nothing is
+    composed, and the parts get that share too.
     """
     until = budget.until_s
     if until is None:
@@ -154,14 +156,14 @@ def _search_part(
     parts: Parts,
     granted: float | None,
 ) -> list[Ranked]:
-    """The candidates of a part, fastest first, searched unless that was done before. Adds to the counts of ``s``.
+    """Return a part's candidates, fastest first; search it if no stored effort suffices. Updates counts of ``s``.
 
     Args:
-        followed: compositions among whose parts what is left is divided.
-        begun: those that were followed up so far, this part's among them.
+        followed: compositions whose parts share the remaining budget.
+        begun: compositions followed up so far, this part's included.
     """
     left, share = _seconds(s, followed, parts), parts.share(part, followed)
-    # What the part would get of the grant in a search that begins with all of these compositions.
+    # The part's share of the grant in a search that begins with all of these compositions.
     every = [*begun, *(c for c in followed if not any(c is b for b in begun))]
     mine = None if granted is None else granted * Parts().share(part, every)
     trials = None if s.trials_left is None else max(1, s.trials_left)
@@ -174,10 +176,10 @@ def _search_part(
 
 
 def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, mine: float | None) -> list[Ranked]:
-    """Search a part with a budget of its own, and note how far; its candidates, fastest first.
+    """Search a part within its budget, and store the effort; return its candidates, fastest first.
 
     Args:
-        mine: seconds by which the effort is compared with others; None for no limit.
+        mine: seconds recorded for comparison with other efforts; None for no limit.
     """
     again = part.fingerprint in parts.found
     if part.fingerprint == s.key.workload:
@@ -206,7 +208,7 @@ def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, mine: f
 
 
 def _go_on(s: Session, compositions: Sequence[Composition], parts: Parts, granted: float | None) -> None:
-    """Spend what the compositions that came to nothing have left on the best one, where its parts were cut short."""
+    """Spend the unused budget of failed compositions on the best one, if the searches of its parts were cut short."""
     best: Composition | None = None
     while parts.cut and not s.context.interrupt.requested:
         left, trials = _seconds(s, (), parts), s.trials_left
@@ -224,7 +226,7 @@ def _go_on(s: Session, compositions: Sequence[Composition], parts: Parts, grante
 
 
 def _best(compositions: Sequence[Composition], parts: Parts) -> Composition | None:
-    """The composition that promises most by what its parts were measured to take, whether or not a model knew of it."""
+    """Return the composition with the lowest latency by its parts' measurements, regardless of the cost model."""
     best, best_us = None, math.inf
     for c in compositions:
         made = list(c.combine([parts.found[p.fingerprint] for p in c.parts])) if parts.complete(c) else []
@@ -238,7 +240,7 @@ def _ranked(s: Session) -> list[Ranked]:
 
 
 def _stored(s: Session, part: Workload, key: Key) -> list[Ranked]:
-    """The best stored candidates of a part, those of the user's space only."""
+    """Return the best stored candidates of a part within the user's space."""
     file = s.context.options.space_file
     best = s.context.store.best(key, n=_CANDIDATES if file is None else 1000)
     if file is not None:
@@ -249,7 +251,7 @@ def _stored(s: Session, part: Workload, key: Key) -> list[Ranked]:
 
 
 def _wholes(s: Session, compositions: Sequence[Composition], parts: Parts) -> list[Config]:
-    """Configurations of the whole to be measured: the best of each composition, then second ones, as many as fit."""
+    """Return the configurations to measure as wholes: the best of each composition, then the second ones."""
     first: list[Ranked] = []
     second: list[Ranked] = []
     for c in compositions:
@@ -264,7 +266,7 @@ def _wholes(s: Session, compositions: Sequence[Composition], parts: Parts) -> li
 
 
 def _elsewhere(s: Session) -> list[Config]:
-    """What was best for the whole in other places, where it was polished beyond what its parts came to."""
+    """Return the best configurations of the whole elsewhere. Polishing may have improved them beyond their parts."""
     found = []
     for config in winners(s.context.store, s.key):
         space = _space_of(s, config)
@@ -274,7 +276,7 @@ def _elsewhere(s: Session) -> list[Config]:
 
 
 def _space_of(s: Session, config: Config) -> Space | None:
-    """The space of what is composed as ``config`` is; None where this version composes nothing so."""
+    """Return the space of the composition of ``config``; None if this version does not compose it."""
     try:
         return s.task.space_for(config, s.context.options.space_file)
     except Unsupported:
@@ -282,9 +284,9 @@ def _space_of(s: Session, config: Config) -> Space | None:
 
 
 def _polish(s: Session) -> None:
-    """Try what is one step from the best whole: parts that follow each other share the caches, which none of them knew.
+    """Try the neighbours of the best whole, until the trials or the time run out.
 
-    Only as far as candidates and time go round, and where there are several parts.
+    Consecutive parts share caches, which their separate searches did not measure.
     """
     ranking = s.ranking()
     most = _POLISH if s.trials_left is None else min(_POLISH, s.trials_left)
@@ -302,11 +304,11 @@ def _polish(s: Session) -> None:
 
 @dataclass(frozen=True)
 class Means:
-    """What is left for the parts that are still to be searched.
+    """Remaining budget for the parts still to be searched.
 
     Attributes:
         seconds, trials: None for no limit.
-        pace: seconds a candidate takes; None where nothing is known yet.
+        pace: seconds per candidate; None if not known yet.
     """
 
     seconds: float | None = None
@@ -318,7 +320,7 @@ class Means:
         return self.seconds is None and self.trials is None
 
     def suffice(self, parts: int) -> bool:
-        """Whether so many parts get enough, each, for their searches to tell anything."""
+        """True if each of ``parts`` parts gets enough for a useful search."""
         least = max(LEAST_S, LEAST_CANDIDATES * (self.pace or 0.0))
         timely = self.seconds is None or parts * least <= self.seconds
         return timely and (self.trials is None or parts * LEAST_CANDIDATES <= self.trials)
@@ -326,11 +328,11 @@ class Means:
 
 @dataclass
 class Parts:
-    """What is known of the parts.
+    """Results of the parts' searches.
 
     Attributes:
-        found: candidates by the part's fingerprint, fastest first; empty for one without a kernel.
-        settled: whether nothing was cut short, however much more a later search may spend.
+        found: candidates by the part's fingerprint, fastest first; empty for a part without a kernel.
+        settled: True if no larger budget would continue any of the searches.
         cut: fingerprints of the parts whose searches ended with their time in this run.
     """
 
@@ -339,13 +341,13 @@ class Parts:
     cut: set[str] = field(default_factory=set)
 
     def ended(self, part: Workload, stop: str, settled: bool) -> None:
-        """A part's search ended for the reason ``stop``."""
+        """Record that a part's search ended for the reason ``stop``."""
         self.settled &= settled
         if stop == TIME_UP:
             self.cut.add(part.fingerprint)
 
     def expected(self, c: Composition, scale: float = 1.0) -> float:
-        """What a composition takes by its parts: measured, or else modelled, times ``scale``."""
+        """Return a composition's latency from its parts: measured ones, or modelled ones times ``scale``."""
         total, model = 0.0, 0.0
         for part, weight in zip(c.parts, c.weights, strict=True):
             best = self.best(part)
@@ -358,7 +360,7 @@ class Parts:
         return ranking[0][1] if ranking else None
 
     def missing(self, c: Composition) -> set[str]:
-        """Fingerprints of the parts that are still to be searched."""
+        """Return the fingerprints of the parts still to be searched."""
         return {p.fingerprint for p in c.parts} - self.found.keys()
 
     def complete(self, c: Composition) -> bool:
@@ -368,7 +370,7 @@ class Parts:
         return any(self.found.get(p.fingerprint) == [] for p in c.parts)
 
     def scale(self, compositions: Sequence[Composition]) -> float:
-        """Measured over modelled time of the parts that are measured, in the median."""
+        """Return the median ratio of measured to modelled latency over the measured parts."""
         ratios = [
             best / weight
             for c in compositions
@@ -378,11 +380,11 @@ class Parts:
         return statistics.median(ratios) if ratios else 1.0
 
     def leading(self, compositions: Sequence[Composition]) -> Composition | None:
-        """The best composition whose parts are all known; None where there is none."""
+        """Return the best composition whose parts are all measured, or None."""
         return min((c for c in compositions if self.complete(c)), key=self.expected, default=None)
 
     def promising(self, c: Composition, compositions: Sequence[Composition]) -> bool:
-        """Whether a composition can work, and may be as good as the best one whose parts are all known."""
+        """True if a composition can work and may match the best one whose parts are all measured."""
         if self.hopeless(c):
             return False
         best = self.leading(compositions)
@@ -391,12 +393,13 @@ class Parts:
     def affordable(
         self, compositions: Sequence[Composition], means: Means, *, first: bool = False
     ) -> list[Composition]:
-        """The compositions whose parts there are means to search: as many of the first as together ask for no more, and
-        what takes no further part. All where there is no limit.
+        """Return the compositions whose parts the remaining budget can search, or all without a limit.
+
+        These are the leading ones whose parts together fit the budget, and later ones that add no part.
 
         Args:
             compositions: the most promising first.
-            first: whether the first is among them whatever it asks for.
+            first: True to include the first one even if its parts exceed the budget.
         """
         if means.endless:
             return list(compositions)
@@ -414,12 +417,12 @@ class Parts:
         return chosen
 
     def share(self, part: Workload, compositions: Sequence[Composition]) -> float:
-        """A part's share of what is left for those to be searched, by what the cost model says that they take."""
+        """Return a part's share of the remaining budget, by the modelled latencies of the unsearched parts."""
         weights: dict[str, float] = {}
         for rank, c in enumerate(compositions):
             for p, weight in zip(c.parts, c.weights, strict=True):
                 if p.fingerprint not in self.found:
-                    # What only less promising compositions have gets less.
+                    # Parts of only less promising compositions get less.
                     weights[p.fingerprint] = max(weights.get(p.fingerprint, 0.0), weight / (1 + rank))
         total = sum(weights.values())
         return weights[part.fingerprint] / total if total > 0 else 1.0

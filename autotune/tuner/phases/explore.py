@@ -20,20 +20,21 @@ from autotune.tuner.phases import finals
 from autotune.tuner.proposals.history import History
 from autotune.tuner.proposals.seeds import Pruning, Seed
 
-_ASKS = 24  # proposals of the sampler in a row that may come to nothing before we look for one ourselves
-_LISTABLE = 20_000  # a space of up to so many candidates is gone through as a whole then
-_DRAWS = 2000  # of a larger one so many are drawn
-_POLL_S = 0.25  # between looks at what other searches have measured
-_QUIET_S = 5.0  # so long measuring on a CPU waits for the rest of a batch to be compiled
+_ASKS = 24  # consecutive useless proposals of the sampler before a search without it
+_LISTABLE = 20_000  # largest space that this search enumerates
+_DRAWS = 2000  # random candidates drawn from a larger space
+_POLL_S = 0.25  # between queries of other searches' measurements
+_QUIET_S = 5.0  # limit of a CPU measurement's wait for the compilation of its batch
 _POLISHED = 10
-"""Candidates known before a sampler's proposals make room for neighbours of the best: that of fewer may be anywhere."""
+"""Known candidates before neighbours of the best alternate with the sampler's proposals. With fewer, the best is
+arbitrary."""
 _GUESSED = 10
-"""Candidates under way beyond which guesses wait, while nothing is known. Optuna draws its first ten at random; later
-ones are better, the more results they know."""
+"""Maximum of proposals in progress before any result. Optuna draws its first ten at random; later proposals improve
+with the number of results."""
 _GAIN = 0.01
 _SPARED = ("default", "asked", "elsewhere")
-"""Seeds (by their origin) that are measured whatever the cost model says."""
-_HARVEST_S, _HARVEST_SHARE = 1.0, 0.25  # for what is compiled when the time is up: no more, nor more of that time
+"""Origins of seeds that are measured regardless of the cost model."""
+_HARVEST_S, _HARVEST_SHARE = 1.0, 0.25  # limits for measuring compiled candidates after the time
 NO_GAIN = "no gain"
 EXHAUSTED = ("every candidate of the space is known", "no untried candidate was found")
 SEEDS = "what was suggested is measured"
@@ -41,9 +42,9 @@ TIME_UP = "the time is up"
 TRIALS_UP = "the trials are used up"
 AT_FLOOR = "nothing is faster than moving the bytes"
 _NEAR = 1.02
-"""A candidate so many times the floor is at it: a short timing is no more exact."""
+"""A candidate within this factor of the floor counts as at the floor, given the precision of a short timing."""
 _PROMISING = 1.15
-"""Where the model expects the default within so many times the floor, the default is measured before anything else."""
+"""If the model expects the default within this factor of the floor, the default is measured before anything else."""
 
 
 @dataclass
@@ -56,17 +57,17 @@ class _Candidate:
 class Explorer:
     """Runs the screening phase of a session.
 
-    Candidates are compiled ahead of being measured. On a GPU both go on at the same time; on a CPU they take turns,
-    since compiling would disturb the measurement.
+    Candidates are compiled before their turn to be measured. On a GPU, compilation and measurement overlap. On a CPU
+    they alternate, since compiling would disturb the measurement.
 
     Args:
         until_s: seconds after the session's start when screening ends; None for no limit.
-        patience: measured candidates without a gain of 1% after which screening ends; 0 for never. With patience it
-            ends as well once nothing can be won.
-        history: the study that proposes; None for no proposals beside the seeds (and neighbours, with ``polish``).
-        polish: whether every other proposal is a neighbour of the best so far rather than the sampler's. Kernels differ
-            by a per cent or two near the optimum, which a sampler that models the whole space is slow to see.
-        prune: whether proposals that the cost model expects little of are not measured.
+        patience: measured candidates without a gain of 1% after which screening ends; 0 for never. A nonzero patience
+            also ends it at the floor, where no gain is possible.
+        history: the study that proposes; None for seeds only (and neighbours, with ``polish``).
+        polish: True to replace every other proposal of the sampler by a neighbour of the best so far. Kernels differ by
+            one or two per cent near the optimum, and a sampler that models the whole space resolves that slowly.
+        prune: True to skip proposals that the cost model expects to be slow.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Explorer:
         self._depth = self.context.pool.processes + (2 if self._beside else 0)
 
     def run(self) -> str:
-        """Screen until something says stop; answers why.
+        """Screen candidates until a stop condition holds; return the reason.
 
         Raises:
             WorkerFault: the machine failed.
@@ -122,7 +123,7 @@ class Explorer:
                 if self._flying:
                     self._advance()
                 elif self._awaited and self._attempts < self.s.trials:
-                    time.sleep(_POLL_S)  # all that is left is being measured by others
+                    time.sleep(_POLL_S)  # other searches are measuring all that is left
                 elif self._attempts >= self.s.trials:
                     return TRIALS_UP
                 elif self._exhausted:
@@ -146,7 +147,7 @@ class Explorer:
         return ""
 
     def _fill(self) -> None:
-        """Have enough candidates compiling: what was suggested at once, then no more guesses than there are results."""
+        """Keep enough candidates compiling. After the seeds, the number of results limits the proposals in progress."""
         self._batch = time.monotonic()
         while self._attempts < self.s.trials and not self._exhausted:
             room = self._depth if self._seeds else min(self._depth, max(_GUESSED, len(self.s.known)))
@@ -163,7 +164,7 @@ class Explorer:
         self._flying[config_key(candidate.config)] = candidate
 
     def _propose(self) -> _Candidate | None:
-        """The next candidate that has to be measured and that is ours to measure."""
+        """Return the next candidate that this search has to measure, or None."""
         while self._seeds:
             seed = self._seeds.popleft()
             if (found := self._admit(seed.config, spared=seed.origin in _SPARED)) is not None:
@@ -185,7 +186,7 @@ class Explorer:
         return None
 
     def _neighbour(self) -> _Candidate | None:
-        """An unknown candidate one step from the best, or else from the next best that has one left."""
+        """Return an unknown neighbour of the best candidate that has one, or None."""
         for m in self._inside():
             steps = self.space.neighbours(m.config)
             self._rng.shuffle(steps)
@@ -198,15 +199,15 @@ class Explorer:
         return None
 
     def _met(self, key: str) -> bool:
-        """Whether a candidate is known, under way or left out."""
+        """True if a candidate is known, in progress or pruned."""
         return key in self.s.known or key in self._flying or key in self._awaited or key in self._hopeless
 
     def _inside(self) -> list[Measurement]:
-        """The candidates of this space that work, fastest first; what is known may be of other compositions too."""
+        """Return the working candidates of this space, fastest first, without those of other compositions."""
         return [m for m in self.s.ranking() if m.config.keys() == self._names]
 
     def _fresh(self) -> list[Config]:
-        """Candidates nobody has looked at, found without the sampler: beside the best, or anywhere."""
+        """Return up to four unknown candidates, found without the sampler: random ones and neighbours of the best."""
         if self._listable:
             pool = [self.space.at(i) for i in range(self.space.size)]
             self._rng.shuffle(pool)
@@ -224,10 +225,10 @@ class Explorer:
         return fresh
 
     def _admit(self, config: Config, trial: Trial | None = None, spared: bool = False) -> _Candidate | None:
-        """The candidate if it has to be measured by us; otherwise its proposal is answered, or will be.
+        """Return the candidate if this search has to measure it. If not, its trial is finished now or later.
 
         Args:
-            spared: it is measured whatever the cost model says.
+            spared: True to measure it regardless of the cost model.
         """
         config = self.s.task.normalize(config)
         key = config_key(config)
@@ -258,7 +259,7 @@ class Explorer:
         return candidate
 
     def _settle(self) -> None:
-        """Take over what other searches have measured meanwhile, or gave up."""
+        """Use the new measurements of other searches, and claim the candidates that they released."""
         if not self._awaited or time.monotonic() - self._polled < _POLL_S:
             return
         self._polled = time.monotonic()
@@ -276,7 +277,7 @@ class Explorer:
                 self._start(candidate)
 
     def _advance(self) -> None:
-        """Measure one candidate that is compiled, or wait a little for one."""
+        """Measure one compiled candidate, or wait briefly for one."""
         futures = {c.future: key for key, c in self._flying.items() if c.future is not None}
         done, compiling = wait(futures, timeout=_POLL_S, return_when=FIRST_COMPLETED)
         if not done:
@@ -287,11 +288,12 @@ class Explorer:
         self._take(next(k for k, c in self._flying.items() if c.future in done))  # in the order of proposal
 
     def _harvest(self, until_s: float) -> None:
-        """Measure what is compiled when the time is up, which takes little beside what compiling it took. Not on a CPU
-        that others are being compiled on.
+        """Measure the compiled candidates after the time is up, since measuring is cheap compared with compiling.
+
+        Does nothing on a CPU while candidates are still compiling.
 
         Args:
-            until_s: seconds after the session's start when the last is begun.
+            until_s: seconds after the session's start when the last measurement may begin.
         """
         if not self._beside and not all(c.future is not None and c.future.done() for c in self._flying.values()):
             return
@@ -302,7 +304,7 @@ class Explorer:
                 self._take(key)
 
     def _take(self, key: str) -> None:
-        """Measure a candidate that is compiled."""
+        """Measure a compiled candidate."""
         candidate = self._flying[key]
         assert candidate.future is not None
         best = self.s.best_us
@@ -321,7 +323,7 @@ class Explorer:
         self.s.tell("search", what)
 
     def _count(self, m: Measurement) -> None:
-        """How long nothing was gained."""
+        """Count measured candidates since the last gain."""
         if not self.s.allows(m.config):
             return
         if m.latency_us is not None and (self._mark is None or m.latency_us < self._mark * (1 - _GAIN)):
@@ -342,9 +344,9 @@ class Explorer:
                 self.history.tell(trial, m)
 
     def _abandon(self) -> None:
-        """Give back what was begun and not measured."""
+        """Release the candidates that were begun and not measured."""
         for candidate in [*self._flying.values(), *self._awaited.values()]:
-            if candidate.future is not None and self.s.whole is not None:  # a part may be gone on with
+            if candidate.future is not None and self.s.whole is not None:  # a part's search may continue
                 self.context.pool.keep(self.s.task.workload, self.s.task.device, candidate.config, candidate.future)
             elif candidate.future is not None:
                 candidate.future.cancel()
@@ -355,17 +357,17 @@ class Explorer:
 
 
 def is_at_floor(s: Session) -> bool:
-    """Whether the best candidate of a session is as fast as any could be, as far as that is known."""
-    if (least := s.task.least_us()) is None:  # asked before every candidate: nothing is ranked for it then
+    """True if the best candidate of a session has reached the known lower bound of the latency."""
+    if (least := s.task.least_us()) is None:  # called for every candidate: skip the ranking
         return False
     best = s.best_us
     return best is not None and best <= _NEAR * least
 
 
 def is_baseline_at_floor(s: Session) -> bool:
-    """Whether a baseline is as fast as anything could be, by a final comparison with the best candidate so far.
+    """True if a baseline has reached the lower bound in a final comparison with the best candidate so far.
 
-    The comparison is stored. It is the last one of a search that ends here.
+    The comparison is stored. If the search ends here, it is the search's last one.
 
     Raises:
         WorkerFault: the machine failed.
@@ -377,7 +379,7 @@ def is_baseline_at_floor(s: Session) -> bool:
 
 
 def may_be_at_floor(s: Session) -> bool:
-    """Whether the cost model expects as much of the default, so that it is worth a look before parts are searched."""
+    """True if the cost model expects the default near the lower bound, so that it is measured before the parts."""
     least = s.task.least_us()
     if least is None or s.narrowed is not None:
         return False

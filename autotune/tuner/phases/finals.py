@@ -1,4 +1,4 @@
-"""The second phase: time the near-best again, then let the best meet the baselines, and decide what is deployed."""
+"""The second phase: time the near-best again, compare the best with the baselines, and choose the deployed code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autotune.tuner.ending import LEASE_S
 
 WINNER = "autotune"
 _FEW = 8
-"""Candidates of a search, of which none is timed again."""
+"""Searches of at most this many candidates time none of them again."""
 
 
 @dataclass(frozen=True)
 class Final:
-    """Outcome of the final comparison; latencies in microseconds. ``references`` are timed but are no rivals."""
+    """Outcome of the final comparison; latencies in microseconds. ``references`` are timed, but do not compete."""
 
     schedule: Schedule | None = None
     best: Config | None = None
@@ -35,15 +35,16 @@ class Final:
 
 
 def refine(s: Session) -> None:
-    """Time the near-best candidates again with more samples; what is stored already is used as it is.
+    """Time the near-best candidates again with more samples; stored repeats are reused.
 
-    A first timing is short, so that the fastest of many is partly the luckiest. Of a few, the final comparison decides.
+    First timings are short, so the fastest of many candidates is partly selected by noise. For a few candidates, the
+    final comparison suffices.
     """
     if s.budget.trials is not None and s.budget.trials <= _FEW:
         return
     tried: set[str] = set()
     while len(tried) < s.context.policy.repeat_top and not s.context.interrupt.requested:
-        # Ranked anew each time: the first may fall back, and then others are near-best that were not before.
+        # Ranked again each time: the first may become slower, and others then enter the margin.
         m = next((m for m in near_best(s) if m.stage == "screen" and config_key(m.config) not in tried), None)
         if m is None:
             return
@@ -57,7 +58,7 @@ def refine(s: Session) -> None:
 
 
 def near_best(s: Session) -> list[Measurement]:
-    """Candidates within the policy's margin of the fastest, fastest first."""
+    """Return the candidates within the policy's margin of the fastest, fastest first."""
     ranking = s.ranking()
     limit = (ranking[0].latency_us or 0.0) * (1 + s.context.policy.near_best) if ranking else 0.0
     return [m for m in ranking if m.latency_us is not None and m.latency_us <= limit]
@@ -66,9 +67,9 @@ def near_best(s: Session) -> list[Measurement]:
 def compare(s: Session) -> Final:
     """Decide between the best candidates, the default and the baselines; store the decision as a schedule.
 
-    The comparison is interleaved, and its candidates are verified anew on inputs of another seed. A baseline that is as
-    fast wins: then the schedule has no configuration, and the region runs as the user had it. A comparison that was
-    made before with the same finalists is not repeated, unless the machine was too busy then for it to be trusted.
+    The comparison is interleaved, and its candidates are verified again on inputs of another seed. A baseline wins
+    ties. The schedule then has no configuration, and the region runs the user's code. An earlier comparison with the
+    same finalists is not repeated, unless the machine was too busy to trust it.
     """
     stored = s.context.store.schedule_of(s.key)
     while True:
@@ -81,15 +82,15 @@ def compare(s: Session) -> Final:
         outcomes = _run(s, finalists, again=stored is not None and stored.busy)
         if any(outcomes[config_key(m.config)].ok for m in finalists if s.allows(m.config)):
             return _decide(s, finalists, outcomes)
-        # All finalists failed now (wrong on other inputs, say). They are marked as such: the next best have their turn.
+        # All finalists failed now (wrong on other inputs, for example) and are marked as failed: try the next best.
 
 
 def _finalists(s: Session, stored: Schedule | None) -> list[Measurement]:
-    """The best few, the default, and the winner of an earlier comparison.
+    """Return the best few, the default, and the winner of an earlier comparison.
 
-    The latter two are compared even where the user's space leaves them out, if there is anything to compare with. What
-    the policy calls hopeless is not compared: rounds with a default of a hundred times the best took longer than the
-    search before them.
+    The latter two are compared even if the user's space excludes them, provided that it has a working candidate.
+    Candidates beyond the policy's ``hopeless`` factor are left out: rounds with a default of a hundred times the best
+    took longer than the search before them.
     """
     ranking = s.ranking()
     if not ranking:
@@ -103,9 +104,9 @@ def _finalists(s: Session, stored: Schedule | None) -> list[Measurement]:
 
 
 def _decided(s: Session, stored: Schedule, finalists: Sequence[Measurement]) -> bool:
-    """Whether the stored decision was made among these finalists, on a machine that was quiet enough.
+    """True if the stored decision was made among these finalists, on a machine that was quiet enough.
 
-    One among the candidates of the shipped space holds in a narrower one if its winner is in there.
+    A decision in the shipped space also holds in a narrower one that contains its winner.
     """
     if stored.busy or stored.space not in ("", _space(s)) or (stored.config and not s.allows(stored.config)):
         return False
@@ -114,7 +115,7 @@ def _decided(s: Session, stored: Schedule, finalists: Sequence[Measurement]) -> 
 
 
 def _run(s: Session, finalists: Sequence[Measurement], again: bool) -> dict[str, Outcome]:
-    """Compare, and store what came of it; ``again`` replaces the measurements of an earlier comparison."""
+    """Compare the finalists and store the outcomes; ``again`` replaces the measurements of an earlier comparison."""
     contenders, outcomes = [], {}
     for m in finalists:
         key, built = config_key(m.config), s.artifact(m.config)
@@ -132,23 +133,24 @@ def _run(s: Session, finalists: Sequence[Measurement], again: bool) -> dict[str,
         if outcomes[key].fault:
             s.spare(final, outcomes[key].fault)
             continue
-        # Otherwise an earlier final measurement stays: the schedule has the newer number.
+        # Without ``again``, an earlier final measurement stays: the schedule has the newer number.
         s.context.store.add_measurement(final, replace=again)
         s.learn(final)
     return outcomes
 
 
 def _compared(s: Session, contenders: Sequence[Contender]) -> dict[str, Outcome]:
-    """The comparison, made once more where the machine kept anybody from it.
+    """Return the outcomes of the comparison, repeated once after a machine fault of any contender.
 
     Raises:
-        MachineFault: it did so again: without a baseline that it failed, say, the decision would be another one.
+        MachineFault: the repetition had a machine fault too. Without the failed contender, such as a baseline, the
+            decision could differ.
         UserError: a setting is wrong.
     """
     outcomes: dict[str, Outcome] = {}
     for last in (False, True):
         outcomes = s.worker.compare(contenders, seed=s.context.options.seed + 1)
-        # Of one that asked for too much memory, or was killed, the worker has made sure.
+        # The worker has already retried a contender that ran out of memory or was killed.
         hindered = [o for o in outcomes.values() if o.fault in (Blame.MACHINE, Blame.USER)]
         if not hindered:
             break
@@ -169,7 +171,7 @@ def _decide(s: Session, finalists: Sequence[Measurement], outcomes: Mapping[str,
     errors = {name: outcomes[name].reason for name in baselines if not outcomes[name].ok}
     rivals = {name: us for name, us in baselines.items() if us is not None}
     fastest = min(rivals, key=lambda n: rivals[n], default="")
-    if errors and not rivals:  # what the user had could not be timed: nothing says that ours is not slower
+    if errors and not rivals:  # no baseline could be timed: ours may be slower
         return Final(
             best=names[best], best_us=times[best], baselines=baselines, errors=errors, metrics=outcomes[best].metrics
         )
@@ -186,7 +188,7 @@ def _decide(s: Session, finalists: Sequence[Measurement], outcomes: Mapping[str,
         others=s.worker.others,
         space=_space(s),
     )
-    # The stored winner, if it still works, was among the finalists, so the new decision is the better informed one.
+    # The stored winner, if it still works, was among the finalists, so the new decision has more information.
     s.context.store.put_schedule(schedule, replace=True)
     return Final(
         schedule=schedule,
@@ -206,13 +208,13 @@ def _space(s: Session) -> str:
 
 
 def _default_us(s: Session) -> float | None:
-    """The default's latency where it was not compared."""
+    """Return the default's latency from its last timing, if it was not compared."""
     known = s.known.get(config_key(s.default))
     return known.latency_us if known is not None else None
 
 
 def _beats(candidate: Outcome, baseline: Outcome) -> bool:
-    """Faster in the median, and in most rounds: samples of one round were taken side by side."""
+    """True if the candidate is faster in the median and in most rounds, whose samples are taken close together."""
     a, b = candidate.latency_us, baseline.latency_us
     if a is None or b is None or a >= b:
         return a is not None and b is None
@@ -220,7 +222,7 @@ def _beats(candidate: Outcome, baseline: Outcome) -> bool:
 
 
 def _from_store(s: Session, stored: Schedule) -> Final:
-    """The decision of an earlier search, with the numbers it was made on."""
+    """Return the decision of an earlier search, with its latencies."""
     finals = {}
     for m in s.known.values():
         final = s.context.store.get_measurement(s.key, m.config, "final")
@@ -243,7 +245,7 @@ def _from_store(s: Session, stored: Schedule) -> Final:
 
 
 def without_final(s: Session) -> Final:
-    """What is known where no final comparison came about."""
+    """Return the best screened candidate, without a final comparison."""
     first = next(iter(s.ranking()), None)
     if first is None:
         return Final()

@@ -1,4 +1,4 @@
-"""The first phase of a search: from what is stored and suggested to a ranking of candidates."""
+"""The first phase of a search: from stored measurements and seeds to a ranking of candidates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.tuner.proposals.samplers import NONE, is_guided
 
 
 def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
-    """Screen candidates of a workload that is searched as a whole, or of one part; answers why it ended.
+    """Screen candidates of a workload that is searched as a whole, or of one part; return the stop reason.
 
     Args:
         until_s: seconds after the session's start when screening ends; None for no limit.
@@ -47,7 +47,7 @@ def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
 
 
 def settled(stop: str, budget: Budget, granted: float | None) -> bool:
-    """Whether a search that ended so has nothing left to do, however much time another one would get."""
+    """True if a search that stopped for ``stop`` would gain nothing from more time."""
     if stop in EXHAUSTED or stop == AT_FLOOR:
         return True
     patient = budget.patience is None or not budget.patience or budget.patience >= Budget().patience_now
@@ -55,7 +55,7 @@ def settled(stop: str, budget: Budget, granted: float | None) -> bool:
 
 
 def learn_stored(s: Session) -> list[Measurement]:
-    """Learn what was measured under this key before; answers the first timings, which are the study's objective."""
+    """Load the earlier measurements of this key; return the first timings, which are the study's objective."""
     key = s.key
     rank = {"screen": 0, "repeat": 1, "final": 2}
     every = s.context.store.measurements(key.workload, key.device, key.environment, key.policy)

@@ -1,1 +1,1 @@
-"""What is proposed: seeds, samplers, the history that they see, and what is not worth measuring."""
+"""Proposals of a search: seeds, samplers, their history, and pruning."""

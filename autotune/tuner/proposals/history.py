@@ -1,11 +1,11 @@
-"""What a search's sampler remembers: an Optuna study in memory, taught from measurements.
+"""History of a search's sampler: an Optuna study in memory, built from stored measurements.
 
-The measurements are the truth, and the study can be made from them at any time: a search that goes on, or that another
-one began, teaches its own. ``autotune dashboard`` does so too (:mod:`autotune.tuner.studies`). Nothing is written for
-the sampler: a trial in Optuna's own tables costs a server four times what the claim and the measurement do.
+The measurements are the source of truth, and the study is rebuilt from them at any time: by a resumed search, by a
+concurrent one, and by ``autotune dashboard`` (:mod:`autotune.tuner.studies`). No trial is stored: a trial in Optuna's
+tables costs a server four times as much as the claim and the measurement.
 
-A failure of a candidate is told as COMPLETE with a finite penalty and a violated constraint: told as FAIL, Optuna's
-samplers would forget it and propose more of its kind. FAIL is for proposals that came to nothing.
+A failed candidate is a COMPLETE trial with a finite penalty and a violated constraint. Optuna's samplers ignore FAIL
+trials, and would propose more candidates like it. FAIL marks proposals without a result.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from autotune.tuner.proposals.samplers import make_sampler
 
 _CONSTRAINT = "failed"
 _PENALTY = 2.0  # failures count as this many times the slowest latency seen
-_WARM = 1000  # the fastest stored measurements that a study begins with: more make each proposal slower
+_WARM = 1000  # stored measurements in a new study, the fastest ones: more slow down each proposal
 
 
 class History:
-    """Ask and tell.
+    """Ask-and-tell interface of a search to its Optuna study.
 
     Args:
-        known: what was measured before, oldest first; what is not of the space is passed over.
+        known: earlier measurements, oldest first; those outside the space are skipped.
 
     Raises:
         UserError: the sampler is unknown.
@@ -45,33 +45,33 @@ class History:
         self._told: set[str] = set()
         self._slowest = 0.0
         trials = self._trials(known)
-        # The same seed again would propose the same points again, all of them known by now.
+        # The same seed would propose the same points again, all of them known.
         self._study = optuna.create_study(sampler=make_sampler(sampler, seed + len(trials)))
         self._study.add_trials(trials)
 
     def ask(self) -> tuple[Trial, Config]:
-        """A trial and the configuration that the sampler proposes in it. It may be one that is known already."""
+        """Return a trial and the sampler's configuration for it, which may be known already."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             trial = self._study.ask()
             return trial, self.space.suggest(trial)
 
     def tell(self, trial: Trial, m: Measurement) -> None:
-        """What became of a proposed configuration."""
+        """Finish a trial with its measurement."""
         self._told.add(config_key(m.config))
         self._finish(trial, *self._value(m))
 
     def skip(self, trial: Trial, config: Config, expected_us: float) -> None:
-        """A proposal that is not worth measuring; the sampler is told what the cost model expects of it."""
+        """Finish a pruned trial with the cost model's expected latency."""
         self._told.add(config_key(config))
         self._finish(trial, expected_us, 0.0)
 
     def drop(self, trial: Trial) -> None:
-        """A proposal that came to nothing through no fault of its own."""
+        """Mark a trial as FAIL, since it has no result for reasons beyond its candidate."""
         self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
     def add(self, m: Measurement) -> None:
-        """Teach the study a measurement that it did not ask for, unless it knows it or cannot hold it."""
+        """Add a measurement without a trial of this study, unless the study has it or its space excludes it."""
         self._study.add_trials(self._trials([m]))
 
     def _finish(self, trial: Trial, value: float, violated: float) -> None:
@@ -79,7 +79,7 @@ class History:
         self._study.tell(trial.number, value, skip_if_finished=True)
 
     def _trials(self, measurements: Iterable[Measurement]) -> list[FrozenTrial]:
-        """Finished trials of the fastest, in their order."""
+        """Return finished trials of the fastest new measurements, in the order of ``measurements``."""
         new: dict[str, Measurement] = {}
         for m in measurements:
             key = config_key(m.config)
@@ -103,7 +103,7 @@ class History:
         return trials
 
     def _value(self, m: Measurement) -> tuple[float, float]:
-        """Objective and constraint of a measurement."""
+        """Return the objective and the constraint of a measurement."""
         if m.status is Status.OK and m.latency_us is not None:
             self._slowest = max(self._slowest, m.latency_us)
             return m.latency_us, 0.0

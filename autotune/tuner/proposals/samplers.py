@@ -1,4 +1,4 @@
-"""The samplers that ``--sampler`` names: a line of :data:`SAMPLERS` is all that one needs."""
+"""Registry of the samplers for ``--sampler``: each is one entry of :data:`SAMPLERS`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def _tpe(seed: int | None) -> BaseSampler:
     from optuna.samplers import TPESampler
 
-    # Multivariate (parameters depend on each other) and constant_liar (several asked at once) are Optuna's defaults.
+    # Multivariate (dependent parameters) and constant_liar (concurrent proposals) are Optuna's defaults.
     return TPESampler(seed=seed)
 
 
@@ -30,8 +30,7 @@ def _brute(seed: int | None) -> BaseSampler:
     from optuna.samplers import BruteForceSampler
 
     class Exhaustive(BruteForceSampler):
-        """Optuna's, but it does not stop the study: that works inside ``optimize`` only, and the search counts
-        itself."""
+        """Optuna's sampler without its stop of the study, which works only inside ``optimize``; the search counts."""
 
         def after_trial(self, *args: Any) -> None:
             return None
@@ -45,8 +44,8 @@ class Sampler:
 
     Attributes:
         make: Optuna's sampler for a seed.
-        guided: whether the search goes beyond what it proposes: neighbours of the best, no candidate without hope.
-            Those that others are compared with stay what they are.
+        guided: True if the search adds neighbours of the best and prunes candidates by the cost model. Samplers that
+            serve as references are not guided.
     """
 
     make: Callable[[int | None], BaseSampler]
@@ -60,19 +59,19 @@ SAMPLERS: Mapping[str, Sampler] = {
 }
 DEFAULT = next(iter(SAMPLERS))
 NONE = "model"
-"""In a sampler's place: the domain's cost model alone decides, and nothing is searched."""
+"""Value in place of a sampler: the domain's cost model alone decides, and nothing is searched."""
 
 
 def is_guided(name: str) -> bool:
-    """Whether the search goes beyond what the sampler proposes."""
+    """True if the sampler is guided; see :class:`Sampler`."""
     return name in SAMPLERS and SAMPLERS[name].guided
 
 
 def make_sampler(name: str, seed: int | None) -> BaseSampler:
-    """The Optuna sampler called ``name``.
+    """Return the Optuna sampler called ``name``.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: the name is unknown.
     """
     if name not in SAMPLERS:
         raise UserError(f"unknown sampler {name!r}; there is {', '.join(SAMPLERS)}")
@@ -84,6 +83,6 @@ def make_sampler(name: str, seed: int | None) -> BaseSampler:
 
 
 def check_sampler(name: str) -> None:
-    """Raise UserError where there is no sampler of this name; :data:`NONE` stands for none."""
+    """Raise UserError for an unknown sampler name. :data:`NONE` is valid."""
     if name != NONE:
         make_sampler(name, 0)

@@ -1,7 +1,7 @@
-"""Additions to a sampler: the candidates that are measured first, and proposals that are skipped.
+"""Additions to a sampler: the candidates measured first, and pruned proposals.
 
 A search begins with the default, the best of the workload elsewhere, the best of neighbouring workloads, suggestions of
-heuristics and picks of the domain's cost model. Later the model vetoes candidates that it expects to be slow.
+heuristics and picks of the domain's cost model. Later the model prunes candidates that it expects to be slow.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from autotune.task import Config, Status, Task, config_key
 from autotune.tuner.context import Context, Session
 
 PICKS = 6
-"""Candidates that the cost model may suggest."""
+"""Maximum number of the cost model's picks."""
 _DRAWS = 400
 _ALIKE = 0.05
-"""A candidate much like an earlier pick has to be expected faster than one unlike all of them, by this share at most.
-The model sees no difference between many candidates. Where it is wrong about one, it is about those like it."""
+"""Maximum penalty, as a share of the expected latency, of a candidate similar to an earlier pick. The model predicts
+equal latencies for many candidates, and its errors are shared by similar ones."""
 BEST = 3
-"""Candidates of other places that a search begins with."""
+"""Maximum number of seeds from other devices or software."""
 HOPELESS = 3.0
-"""A candidate that is expected to take more than so many times the best is not measured."""
-_ENOUGH = 3  # measured candidates that the model's scale is taken from
+"""A candidate is pruned if its expected latency exceeds the best one by more than this factor."""
+_ENOUGH = 3  # minimum of measured candidates for the model's scale
 _Proposal = tuple[str, Config | None]
-"""An origin, and a configuration or None where nothing could be made of it."""
+"""An origin, and a configuration, or None if it could not be adapted."""
 
 
 @dataclass(frozen=True)
 class Seed:
-    """A configuration to measure before the sampler is asked; ``origin`` is "default", "asked" (by the
-    caller), "elsewhere", "heuristic", "neighbour", "model" or "composed"."""
+    """A configuration to measure before the sampler's proposals.
+
+    ``origin`` is "default", "asked" (by the caller), "elsewhere", "heuristic", "neighbour", "model" or "composed".
+    """
 
     config: Config
     origin: str
@@ -54,19 +56,19 @@ def plan(
     elsewhere: Iterable[Config] = (),
     liked: Sequence[Config] | None = None,
 ) -> list[Seed]:
-    """The configurations to begin with, in order, each once.
+    """Return the configurations to begin with, in order, each once.
 
-    The default comes first and is kept even where a user's narrowed space leaves it out, since everything is compared
-    with it. Then come ``asked``, ``elsewhere`` and the nearest neighbour's. Picks of the cost model and suggestions of
-    heuristics follow in turn, and the other neighbours'. All but the default are moved to the nearest point of the
-    space.
+    The default is first and is kept even if a user's narrowed space excludes it, since it is the reference. ``asked``,
+    ``elsewhere`` and the nearest neighbour's configuration follow. Picks of the cost model and suggestions of
+    heuristics then alternate, and the other neighbours' configurations are last. All but the default are projected to
+    the nearest point of the space.
 
     Args:
         neighbours: configurations that were best for other workloads of the family, nearest first.
         seed: of the candidates drawn for the cost model to choose from.
-        asked: configurations that the caller wants to see measured.
+        asked: configurations requested by the caller.
         elsewhere: configurations that were best for this workload on other devices or with other software.
-        liked: of :func:`picks`, where they are known.
+        liked: the result of :func:`picks`, if already computed.
     """
     modelled = (("model", config) for config in (picks(task, space, seed) if liked is None else liked))
     adapted = (("neighbour", task.adapt(config)) for config in neighbours)
@@ -75,7 +77,7 @@ def plan(
 
 
 def suggested(task: Task, space: Space, asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[Seed]:
-    """The candidates of :func:`plan` without neighbours and the cost model."""
+    """Yield the candidates of :func:`plan` without neighbours and the cost model."""
     return _distinct(task, space, itertools.chain(_known(asked, elsewhere), _heuristic(task)))
 
 
@@ -88,13 +90,13 @@ def _heuristic(task: Task) -> Iterator[_Proposal]:
 
 
 def _in_turn(first: Iterable[_Proposal], second: Iterable[_Proposal]) -> Iterator[_Proposal]:
-    """Of both alternately, then what is left of the longer one."""
+    """Yield from both alternately, then the rest of the longer one."""
     for pair in itertools.zip_longest(first, second):
         yield from (proposal for proposal in pair if proposal is not None)
 
 
 def _distinct(task: Task, space: Space, proposals: Iterable[_Proposal]) -> Iterator[Seed]:
-    """The default, then the proposals' nearest points of the space, each once."""
+    """Yield the default, then the proposals' nearest points of the space, each once."""
     first = Seed(task.default(), "default")
     yield first
     seen = {config_key(first.config)}
@@ -106,10 +108,10 @@ def _distinct(task: Task, space: Space, proposals: Iterable[_Proposal]) -> Itera
 
 
 def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
-    """What the cost model likes best of the default, the heuristics and candidates drawn from ``space``, the best first
-    and each unlike those before it.
+    """Return the cost model's best and mutually dissimilar candidates, the best first.
 
-    Empty where the domain has no cost model, or it cannot tell.
+    The model ranks the default, the heuristics and candidates drawn from ``space``. The result is empty without a
+    prediction of a cost model.
     """
     if task.predict(task.default()) is None:
         return []
@@ -132,19 +134,22 @@ def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
 
 
 def remembered(context: Context, task: Task, space: Space) -> Sequence[Config]:
-    """The result of :func:`picks` in a run, computed once."""
+    """Return the result of :func:`picks`, cached for the run."""
     key = task.workload.fingerprint, space.fingerprint
     return context.picked.get(key, lambda: picks(task, space, context.options.seed))
 
 
 def _in_common(one: Config, other: Config) -> float:
-    """The share of parameters in which two candidates agree."""
+    """Return the share of parameters in which two candidates agree."""
     return sum(other.get(name) == value for name, value in one.items()) / max(len(one), len(other), 1)
 
 
 def winners(store: Store, key: Key) -> list[Config]:
-    """The best candidates of a workload elsewhere, each once. Those of this device with other software come first, then
-    those of devices of its architecture, then of others of its kind; a GPU's are nothing for a CPU."""
+    """Return the best candidates of a workload elsewhere, each once.
+
+    Those of this device with other software come first, then those of the same architecture, then those of the same
+    kind. A GPU's candidates are not used on a CPU.
+    """
     measured = store.elsewhere(key, BEST)
     devices = store.get_devices({key.device, *(m.key.device for m in measured)})
     here = devices.get(key.device)
@@ -160,7 +165,7 @@ def _architecture(device: DeviceIdentity) -> tuple[object, ...]:
 
 
 class Pruning:
-    """The cost model's veto in one session."""
+    """Pruning of candidates by the cost model in one session."""
 
     def __init__(self, session: Session) -> None:
         self._s = session
@@ -168,7 +173,7 @@ class Pruning:
         self._scale: tuple[int, float | None] = (-1, None)
 
     def hopeless(self, config: Config) -> float | None:
-        """The latency expected of ``config`` in microseconds if that is hopeless; None if it may be worth a try."""
+        """Return the expected latency of ``config`` in microseconds if it is to be pruned, else None."""
         best = self._s.best_us
         scale = self.scale()
         if best is None or scale is None:
@@ -179,7 +184,7 @@ class Pruning:
         return expected * scale
 
     def scale(self) -> float | None:
-        """Measured over predicted latency, in the median; None while too little is measured."""
+        """Return the median ratio of measured to predicted latency; None with too few measurements."""
         known = self._s.known
         if self._scale[0] != len(known):
             ratios = []
