@@ -12,8 +12,8 @@ These rules run on Dynamo's graph, before AOTAutograd. The results are those of 
 - A ``where`` with a constant condition is replaced by its branch, which exposes a bias of the model.
 - A key mask that is an input becomes attention by lengths (:mod:`.padded`).
 - A mask or bias whose last stride is not 1 is made contiguous, once for all its readers.
-- Keys and values repeated for groups of queries are passed once if PyTorch has a fused kernel for grouped queries. If it
-  has none and a group has one position, as in decoding, the group's queries become positions of their key's head.
+- Keys and values repeated for groups of queries are passed once if PyTorch has a fused kernel for grouped queries. If
+  it has none and a group has one position, as in decoding, the group's queries become positions of their key's head.
 
 A rule looks through a node, or shares a copy, only if both run in the same PyTorch context
 (:mod:`autotune.compiler.capture.attention.contexts`): a tensor made under ``no_grad`` has no gradient.
