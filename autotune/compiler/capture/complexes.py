@@ -81,7 +81,7 @@ def _inner(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _reads_lazy(node: fx.Node, found: set[fx.Node]) -> bool:
-    """True if an argument outside ``found`` has a lazy conjugate or negative bit: its memory does not hold its parts."""
+    """True if an argument outside ``found`` is a lazy conjugate or negative: its memory does not hold its parts."""
     stays = (i.meta["val"] for i in node.all_input_nodes if i not in found and _is_complex(i))
     return any(v.is_conj() or v.is_neg() for v in stays)
 
@@ -103,7 +103,7 @@ def _reads_parts(node: fx.Node) -> bool:
 
 
 def _computed(node: Any, inner: set[fx.Node]) -> bool:
-    """True if a complex tensor results from arithmetic, including a sum in Inductor's form, and not from views alone."""
+    """True if a complex tensor results from arithmetic (including a sum in Inductor's form), not from views alone."""
     while node in inner:
         if _packet(node) in _ARITHMETIC or node.target is aten.view.dtype:
             return True
