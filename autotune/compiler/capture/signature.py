@@ -3,11 +3,11 @@
 Tracing a large model takes longer than a search that has nothing left to do. The signature covers everything that
 tracing depends on:
 
-- the classes and plain attributes of every submodule;
-- parameters and inputs by shape, type and stride;
-- the sources of all loaded modules outside installed packages, and of this package;
-- the versions of autotune, PyTorch and Python;
-- of installed packages, the source files with a submodule's class, and the package's version.
+- The classes and plain attributes of every submodule.
+- Parameters and inputs by shape, type and stride.
+- The sources of all loaded modules outside installed packages, and of this package.
+- The versions of autotune, PyTorch and Python.
+- The source file of each submodule's class in an installed package, and the package's version.
 
 Source files are compared by content alone, not by path or modification time. A module has no signature, and is always
 captured, if an attribute has no such description or a class has no source file (typed into an interpreter).

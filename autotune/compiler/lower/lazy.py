@@ -178,7 +178,7 @@ class Region:
         for value, k, n in (
             a.pick,
             b.pick,
-        ):  # the sum's bound does not imply each value's bound, so the graph has these
+        ):  # the sum's bound does not imply these bounds
             limited = build.pointwise("minimum", [value, build.const(n - 1, build.values[value].dtype)])
             parts.append(build.pointwise("mul", [build.cast(limited, whole), build.const(k // step, whole)]))
         rest = replace(a, pick=None).plus(replace(b, pick=None))

@@ -3,10 +3,10 @@
 A plan consists of disjoint candidates of producers (:mod:`autotune.compiler.planner.patterns`) that leave no cycle. The
 beam keeps the three best sets by the delta-evaluator. The search then measures:
 
-- the best of those, and the greedy plan;
-- variants that keep an expensive value in memory instead of computing it twice;
-- variants whose launches are packed or unpacked;
-- one variant that first stores an output computed from a tensor whose unit stride is across the rows.
+- The best of those, and the greedy plan.
+- Variants that keep an expensive value in memory instead of computing it twice.
+- Variants whose launches are packed or unpacked.
+- A variant that first stores an output computed from a tensor whose unit stride is across the rows.
 """
 
 from __future__ import annotations
