@@ -25,7 +25,7 @@ from autotune.ir.build import position_type
 
 _ZERO = Index()
 MOST_PARTS = 16
-"""Tensors in a concatenation above which it stays with torch: every element would ask each of them."""
+"""Tensors in a concatenation above which it is left to torch: every element would read each of them."""
 
 
 def numbers(value: Any) -> list[int]:
@@ -37,7 +37,7 @@ def numbers(value: Any) -> list[int]:
 
 
 def full(region: Region, shape: Sequence[int], number: Number, dtype: torch.dtype) -> Lazy:
-    """A tensor whose every element is ``number``."""
+    """A tensor filled with ``number``."""
     fitting(number, dtype)
     names = [region.names.new(e) for e in shape]
     return Lazy(region, shape, dtype, names, lambda _i, _g: region.build.const(number, kind(dtype)))
@@ -94,7 +94,7 @@ def reshape(x: Lazy, shape: Sequence[int]) -> Lazy:
     if math.prod(target) != x.numel:
         raise Unsupported(f"a reshape from {x.shape} to {tuple(shape)}")
     region = x.region
-    # Dimensions of extent 1 have no index: leave them out, so that the groups are as fine as can be.
+    # Dimensions of extent 1 have no index: leave them out, so that the groups are as fine as possible.
     src = [d for d in range(x.ndim) if x.shape[d] != 1]
     dst = [d for d in range(len(target)) if target[d] != 1]
     groups = _groups([x.shape[d] for d in src], [target[d] for d in dst])
@@ -157,7 +157,7 @@ def narrow(x: Lazy, dim: int, start: int | None = None, stop: int | None = None,
 
 
 def flip(x: Lazy, dims: Sequence[int]) -> Lazy:
-    """``x`` from its end to its beginning along ``dims``: a gather, since no load walks backwards."""
+    """``x`` reversed along ``dims``: a gather, since no load has a negative stride."""
     region, gone = x.region, sorted({x.dim(d) for d in numbers(dims)} - {d for d, e in enumerate(x.shape) if e == 1})
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
@@ -320,7 +320,7 @@ def _picked(parts: Sequence[Lazy], starts: Sequence[int], d: int, index: tuple[I
 
 
 def _choose(region: Region, bound: tuple[int, int], then: int, other: int) -> int:
-    """``then`` where ``axis < t``, else ``other``; a guarded load beside a zero needs no select."""
+    """``then`` where ``axis < t``, else ``other``; for a guarded load and a zero, no select is needed."""
     build, (axis, t) = region.build, bound
     a, b = build.values[then], build.values[other]
     if b.is_zero and any(g[0] == axis and g[2] <= t for g in a.guards):
