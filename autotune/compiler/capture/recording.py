@@ -52,9 +52,7 @@ def recording_backend(record: Callable[[CapturedGraph], None], fuse_attention: b
     def keep(graph: fx.Graph) -> None:
         takes_bias_apart(graph)
         kept.append(fx.GraphModule(graph.owning_module or torch.nn.Module(), _copied(graph)))
-        if (
-            graph.owning_module is whole[0]
-        ):  # it is the last, after the graphs that it calls (branches of conditions, repeated blocks)
+        if graph.owning_module is whole[0]:  # the graphs that it calls come before it
             raise _Recorded
 
     def inner(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Compiled:

@@ -121,7 +121,7 @@ def split_columns(graph: Graph) -> Split:
     inside, follows = (
         _deviations(graph, moments),
         set[int](),
-    )  # reductions over all rows and the values computed from them
+    )  # follows: made from results over all rows
     for i in graph.live:
         if i not in inside and (i in reduced or not follows.isdisjoint(graph.values[i].args)):
             follows.add(i)

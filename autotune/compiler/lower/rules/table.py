@@ -148,7 +148,7 @@ def _slice_scatter(
 
 
 def _every(x: Lazy, src: Lazy, d: int, first: int, step: int) -> Lazy:
-    """``x`` with every ``step``-th element along ``d`` from ``first`` on replaced, as a select in groups of ``step``."""
+    """``x`` with every ``step``-th element along ``d`` from ``first`` on replaced: a select in groups of ``step``."""
     if x.shape[d] % step or first >= step or src.shape[d] != x.shape[d] // step:
         raise Unsupported("an assignment to a slice with a step of which a part is left")
     grouped = views.reshape(x, [*x.shape[:d], x.shape[d] // step, step, *x.shape[d + 1 :]])
