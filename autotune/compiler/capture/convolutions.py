@@ -1,15 +1,15 @@
 """Convolutions of Inductor's joint graphs as calls that CUDA's libraries compute faster.
 
-The input's gradient of a depthwise convolution is one itself. Where the stride is 1, the gradient is the incoming one
-convolved with the kernel turned by half a circle. In half precision cuDNN's kernels for that gradient take up to 2.5
-times as long as those for the same convolution. A kernel of 7 x 7 on 128 x 512 x 14 x 14 takes 225 and 113 us, one of
-3 x 3 takes 46 and 38 us (channels last, bf16, one H200). In fp32 both take as long, and the gradient of a kernel of
-9 x 9 takes a third.
+The input gradient of a depthwise convolution is itself a depthwise convolution. With stride 1, it is the incoming
+gradient convolved with the kernel rotated by 180 degrees. In half precision, cuDNN's kernels for the gradient take up
+to 2.5 times as long as those for the same convolution. On 128 x 512 x 14 x 14 a kernel of 7 x 7 takes 225 and 113 us.
+One of 3 x 3 takes 46 and 38 us (channels last, bf16, one H200). In fp32 both take as long, and the gradient of a kernel
+of 9 x 9 takes a third.
 
-A convolution of patches that do not overlap is a matrix product. Vision models cut an image so: ViT's, CLIP's and
-Mixer's first layer has a kernel of 16 x 16 with a stride of 16. cuDNN has no tensor-core kernel for three channels in
-half precision. Its kernel for 512 x 3 x 224 x 224 and 768 filters takes 4.0 ms on one H200. That is 8% of Mixer-B's
-inference, 16% of CLIP's.
+A convolution of patches that do not overlap is a matrix product. Vision models split an image by such a convolution:
+the first layer of ViT, CLIP and Mixer has a kernel of 16 x 16 with a stride of 16. cuDNN has no tensor-core kernel for
+three channels in half precision. Its kernel for 512 x 3 x 224 x 224 and 768 filters takes 4.0 ms on one H200. That is
+8% of Mixer-B's inference and 16% of CLIP's.
 
 The graphs are of functional aten calls, with fake tensors in ``meta["val"]``, and change in place.
 """

@@ -72,10 +72,10 @@ CLASSES: Mapping[str, Figures] = {
     "sm_120": Figures(1500.0, 5000.0, 96.0, ops_gs=20000.0, heavy_gs=9000.0, units=170.0),
     "cpu": Figures(20.0, 60.0, 16.0, 10.0, 8.0, 20.0, 8.0, 2.0),
 }
-"""Rough figures by class of device: an H200 where nothing else is said, others by architecture, and a small CPU."""
+"""Rough figures by class of device: an H200 by default, other GPUs by architecture, and a small CPU."""
 
 HEAVY = 4
-"""Operators dearer than this count as special functions."""
+"""Cost above which operators count as special functions."""
 KEPT_WORDS = 40_000.0
 """32-bit words of values between passes that an SM can hold."""
 
@@ -85,11 +85,12 @@ class GroupCost:
     """The work of one group.
 
     Attributes:
-        bytes: moved to and from memory, scratch included; ``scratch`` of them are of scratch.
+        bytes: bytes moved to and from memory, scratch included.
+        scratch: bytes of these that are scratch.
         light, heavy: operations, in units of a fused multiply-add.
-        lanes: elements that its narrowest loop can work on at the same time.
-        row_words: 32-bit words of the longest row that an SM may have to hold, because the row is used again once it is
-            reduced; ``loaded`` are the bytes that it loads again if no SM can.
+        lanes: elements that the narrowest loop can process at the same time.
+        row_words: 32-bit words of the longest row that is used again after its reduction, so that an SM must hold it.
+        loaded: bytes that are loaded again if an SM cannot hold that row.
     """
 
     bytes: float

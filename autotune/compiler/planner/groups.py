@@ -82,11 +82,14 @@ Shape = tuple[tuple[Roots, ...], ...]
 
 @dataclass(frozen=True)
 class Group:
-    """The operators of one body of a kernel.
+    """The operators of one kernel body.
 
-    ``inputs`` has the source of each slot of ``graph``: ("input", slot of the region), ("scratch", number), or
-    ("output", number) of what another group has written. ``outputs`` has "output" or "scratch" likewise. ``roots`` are
-    numbered as in the region's graph; ``graph`` is canonical.
+    Attributes:
+        graph: the canonical graph.
+        inputs: the source of each slot: ("input", slot of the region), ("scratch", number), or ("output", number) for
+            an output that another group has written.
+        outputs: the destination of each output: ("output", number) or ("scratch", number).
+        roots: the roots, numbered as in the region's graph.
     """
 
     graph: Graph

@@ -1,18 +1,18 @@
-"""The latency-evaluator: what one schedule of a group takes, in a fraction of a millisecond and without compiling.
+"""The latency-evaluator: predicted time of a group's schedule, in a fraction of a millisecond and without compiling.
 
 FusionStitching (arXiv 2009.10924, section 4.3) ranks schedules by ``L = N_wave * L_warp`` with ``L_warp =
-N_instruction * CPI`` and the number of waves from the occupancy that registers and shared memory leave. Today's kernels
-are mostly bound by memory, so three times are estimated, and the longest counts. Other blocks of an SM hide the second:
-half of it counts where one block is resident, a quarter where two are.
+N_instruction * CPI``. The number of waves follows from the occupancy, which registers and shared memory limit. Current
+kernels are mostly memory-bound, so three times are estimated, and the longest counts. Other blocks of an SM hide the
+second: half of it counts if one block is resident, a quarter if two are.
 
-* *memory*: bytes over the bandwidth that the loads in flight can draw (Little's law: too few warps, or too narrow
-  loads, leave it idle), and what shared memory takes of kept values;
-* *issue*: instructions over the issue rate, less where few warps are resident or lanes of a row are idle;
-* *latency*: rows one after the other on an SM, each waiting for its loads and its reductions.
+* *memory*: Bytes over the bandwidth that the loads in flight can reach (Little's law: too few warps, or too narrow
+  loads, leave it idle), and the time of shared memory for kept values.
+* *issue*: Instructions over the issue rate, which is lower if few warps are resident or lanes of a row are idle.
+* *latency*: Rows one after the other on an SM, each waiting for its loads and its reductions.
 
-Registers are estimated from the program (values kept between passes, loads in flight). What was measured of a workload
-scales the predictions before they decide anything (``autotune.tuner.proposals.seeds``), so it is the order that
-matters."""
+Registers are estimated from the program (values kept between passes, loads in flight). Measurements of a workload scale
+the predictions before use (``autotune.tuner.proposals.seeds``), so only their order matters.
+"""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
         target: "cuda" or "cpu"; packing is for "cuda" only.
 
     Raises:
-        Unsupported: a root is missing, is there twice or does not exist; a group reads what is made after it; or a
-            group has no kernel.
+        Unsupported: a root is missing, duplicated or unknown; a group reads a result of a later group; or a group has
+            no kernel.
     """
     drafts = groups_of(shape)
     _check_roots(graph, drafts)
@@ -73,7 +73,7 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
 
 
 def homes(graph: Graph, groups: Sequence[Roots]) -> dict[int, int]:
-    """The group of each value that others read from memory where it makes it: reductions, and what is kept."""
+    """The group that computes each value which other groups read from memory: reductions and kept values."""
     return {r.value(graph): k for k, roots in enumerate(groups) for r in roots if r.in_memory}
 
 
@@ -187,15 +187,15 @@ def _parts(graph: Graph) -> dict[Root, int]:
 def cone(graph: Graph, roots: Iterable[Root], home: Mapping[int, int], k: int) -> list[int]:
     """Values that group ``k`` with these roots computes, or reads from the scratch of other groups, in order.
 
-    ``home`` is the group of each value that is a root; the walk ends at those of other groups.
+    ``home`` has the group of each root's value; the walk ends at the values of other groups.
     """
     return graph.making((r.value(graph) for r in roots), ends=lambda i: home.get(i, k) != k)
 
 
 def sketch(graph: Graph, roots: Sequence[Root], home: Mapping[int, int], k: int) -> Graph:
-    """The graph of a group, simplified but not canonical: to judge whether it has a kernel at all.
+    """The graph of a group, simplified but not canonical, for checking that it has a kernel.
 
-    Reductions of other groups are loads. Those of its own are kept where a root that is not of the group needs them.
+    Reductions of other groups are loads. The group's reductions are stored if a root outside the group needs them.
     """
     values = cone(graph, roots, home, k)
     readers = _readers(graph)
@@ -209,8 +209,10 @@ _READERS: dict[int, tuple[Graph, dict[int, set[Root]]]] = {}
 
 
 def _readers(graph: Graph) -> dict[int, set[Root]]:
-    """For each reduction, the roots that are made from it through values that are no roots. Remembered for the last
-    graph, which planning reads again and again."""
+    """For each reduction, the roots that are computed from it through values that are no roots.
+
+    The result for the last graph is cached, since planning reads it repeatedly.
+    """
     found = _READERS.get(id(graph))
     if found is None or found[0] is not graph:
         out: dict[int, set[Root]] = {i: set() for i in graph.live if graph.values[i].op in REDUCTIONS}

@@ -9,7 +9,7 @@ A region fits an epilogue if it reads one product, element by element, and has t
 
 A product, alone or with its region, is a workload of the domain ``product``. The region keeps its own workload; a
 deployment chooses one of both. An epilogue may also compute the first part of a region: the sum that a norm follows, or
-the gradient whose columns are summed. The rest is then a region of its own.
+the gradient whose columns are summed. The rest is then a separate region.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ class Product:
 
     Attributes:
         product: the node of the product.
-        nodes: all nodes that a call replaces. ``inputs``: the nodes that it reads, each once. ``outputs``: the nodes
-            whose values it makes.
-        workload: of kind ``product``. Its source has the ``roles`` of the inputs, for each of :data:`ROLES` a place in
-            ``inputs`` or -1, and the ``results``, for each of :data:`RESULTS` a place in ``outputs`` or -1.
-        region: the region, whose workload has a schedule of its own; None for a product alone.
-        rest: the workload of what is left of the region; None if nothing is, or if it has none.
+        nodes: all nodes that a call replaces.
+        inputs: the nodes that the call reads, each once.
+        outputs: the nodes whose values the call computes.
+        workload: the workload of kind ``product``. Its source has ``roles``: for each of :data:`ROLES` an index in
+            ``inputs``, or -1. It also has ``results``: for each of :data:`RESULTS` an index in ``outputs``, or -1.
+        region: the region, whose workload has a separate schedule; None for a product alone.
+        rest: the workload of the rest of the region; None if there is no rest or it has no workload.
     """
 
     product: fx.Node
