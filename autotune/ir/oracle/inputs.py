@@ -80,7 +80,7 @@ def make_inputs(
 
 
 def index_bounds(graph: Graph) -> dict[int, int]:
-    """The bound for each slot of indices: its elements index a gather or a ``sum_at``, or are compared with an index."""
+    """The bound for each slot of indices, which index a gather or a ``sum_at`` or are compared with an index."""
     bounds: dict[int, int] = {}
     seen: set[tuple[int, int]] = set()
 
