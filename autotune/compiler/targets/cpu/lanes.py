@@ -2,7 +2,7 @@
 
 If a reduction runs over an outer axis (a column sum, a batch norm), adjacent elements belong to different rows. A walk
 along one row would touch a cache line for every element. Here a unit of work is a block of ``row_block`` adjacent rows,
-the *lanes*. Each column is computed for all lanes at once, and a value per row (an accumulator, a mean) is an array over
+the *lanes*. Each column is computed for all lanes at once. A value per row (an accumulator, a mean) is an array over
 the lanes in scratch. A few columns are computed together, so that an accumulator is loaded once for all of them.
 """
 
