@@ -211,10 +211,10 @@ class _Pad(NamedTuple):
 
 
 def share_pads(gm: fx.GraphModule) -> None:
-    """Share what Inductor has padded.
+    """Share the padded operands of Inductor's padded products.
 
-    Where a tensor is padded for a product and summed, too, as the gradient of a layer with a bias is, the padded one is
-    summed: whoever computes the tensor then writes nothing else.
+    If a tensor is padded for a product and also summed, like the gradient of a layer with a bias, the sum reads the
+    padded tensor. The kernel that computes the tensor then writes nothing else.
     """
     graph = gm.graph
     place = {node: n for n, node in enumerate(graph.nodes)}
@@ -223,10 +223,10 @@ def share_pads(gm: fx.GraphModule) -> None:
         if (pad := _pad_of_a_product(node)) is not None:
             alike[pad.source, pad.behind].append(pad)
     for (_, behind), found in alike.items():
-        # Read again: what was padded may have been a sum that another group has rewritten.
+        # Repeat the analysis: the rewrite of another group may have replaced a padded sum.
         pads = [pad for one in found if (pad := _pad_of_a_product(one.node)) is not None]
         source = pads[0].source
-        made = source.op != "placeholder"  # what is given is written by nobody
+        made = source.op != "placeholder"  # no kernel writes an input
         sums = [user for user in source.users if made and _is_sum_beside(user, behind)]
         if len(pads) + len(sums) > 1 or pads[0].is_turned:
             first = min((*sums, *(pad.node for pad in pads)), key=place.__getitem__)

@@ -167,8 +167,10 @@ class Strides:
                 node.replace_input_with(x, self._restored(x, Calls(node)))
 
     def _restored(self, x: fx.Node, call: Calls) -> fx.Node:
-        """``x`` in the strides that it had; a view stays one, of a tensor put back: it may have gaps, and share its
-        memory with another result."""
+        """``x`` with its original strides.
+
+        A view remains a view, of a restored tensor: it may have gaps and share memory with another result.
+        """
         if x not in self.before:
             return x
         if x not in self._back:
@@ -185,7 +187,7 @@ class Strides:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         if node.target not in (aten.view.default, aten._unsafe_view.default):
             return node.target(*args, **kwargs)  # type: ignore[operator]
-        # Fake tensors allow views that real ones do not: of one row of pixels, say, its channels last, made flat.
+        # Fake tensors allow views that real ones do not, such as a flat view of one channels-last row of pixels.
         x, shape = args
         if all(type(n) is int for n in (*x.shape, *x.stride(), *shape)):
             with unset_fake_temporarily(), no_python_dispatcher():
@@ -202,11 +204,11 @@ def _is_rigid(node: fx.Node) -> bool:
 
 
 def _is_follower(node: fx.Node) -> bool:
-    """True if a node takes any strides."""
+    """True if a node accepts any strides."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     marked = {torch.Tag.pointwise, torch.Tag.reduction}.intersection(node.target.tags)
-    # Inductor's own pooling is known once Inductor is imported.
+    # Inductor's pooling operator exists only after Inductor is imported.
     pools = "::_low_memory_max_pool" in node.target._schema.name
     return bool(marked) or pools or _is_view(node) or node.target.overloadpacket in _FOLLOWERS
 

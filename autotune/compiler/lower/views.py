@@ -248,8 +248,8 @@ def _guarded(guards: Guards, axis: int, lo: int, hi: int) -> Guards:
 
 
 def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
-    """Concatenate: a select between the parts' elements, each loaded only where it is the one selected."""
-    # torch lets a tensor of shape [0] take part in any concatenation; those have no elements and never come here.
+    """Concatenate by selects between the parts' elements; a part is loaded only where it is selected."""
+    # torch allows tensors of shape [0] in any concatenation; these have no elements and are never passed here.
     region, d = parts[0].region, parts[0].dim(dim)
     if len(parts) == 1:
         return parts[0]
@@ -279,7 +279,7 @@ def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
             hi = (bounds[0][2] if bounds else build.extents[a]) - 1
             low, high = low + c * max(lo, 0), high + c * min(hi, build.extents[a] - 1)
         inside = [k for k in range(len(parts)) if starts[k] <= high and low < starts[k + 1]]
-        if not inside:  # only under a guard that is never true: any element does
+        if not inside:  # only under a guard that is never true, so any element will do
             return build.const(0, kind(dtype))
         out = -1
         for k in reversed(inside):
@@ -298,7 +298,7 @@ def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
 
 
 def _picked(parts: Sequence[Lazy], starts: Sequence[int], d: int, index: tuple[Index, ...], guards: Guards) -> int:
-    """An element of a concatenation whose place is a value: each part's element nearest to it, and a choice of them."""
+    """An element of a concatenation at an index that is a value: a select among each part's nearest element."""
     build, i = parts[0].region.build, index[d]
     whole = position_type(starts[-1])
     place = build.index(i.terms, i.offset, i.pick, whole)

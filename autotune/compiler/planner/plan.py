@@ -40,7 +40,7 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
     drafts = groups_of(shape)
     _check_roots(graph, drafts)
     home = homes(graph, drafts)
-    back = {r.value(graph): r.number for roots in drafts for r in roots if r.kind == "b"}  # the outputs of values
+    back = {r.value(graph): r.number for roots in drafts for r in roots if r.kind == "b"}  # value -> output
     crossing: dict[int, Source] = {}
     cones = [cone(graph, roots, home, k) for k, roots in enumerate(drafts)]
     for k, values in enumerate(cones):
@@ -93,10 +93,10 @@ def _planned(key: str, given: Shape, target: str) -> Plan:
 
 
 def make_plan(graph: Graph, target: str = "cuda", plan: str | Shape = "") -> Plan:
-    """The plan of a region, remembered.
+    """The plan of a region, cached.
 
     Args:
-        plan: its launches or their text; "" for :func:`greedy`'s, packed for "cuda".
+        plan: its launches or their text; "" for those of :func:`greedy`, packed for "cuda".
 
     Raises:
         Unsupported: some group has no kernel in this version, or the plan does not fit the graph.
@@ -113,12 +113,12 @@ def make_plan(graph: Graph, target: str = "cuda", plan: str | Shape = "") -> Pla
 def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
     """The largest groups, one launch each: every root, in order, joins the latest group that it can join.
 
-    Parts of the graph that have nothing to do with each other get groups of their own; their launches may be joined by
-    ``autotune.compiler.planner.groups.pack``.
+    Unconnected parts of the graph get separate groups; ``autotune.compiler.planner.groups.pack`` may join their
+    launches.
 
     Args:
-        exact: judge groups in their canonical form, which takes longer. Where tensors of one size have neighbours along
-            different axes, the first one's axis decides on the scheme, and the canonical order has another first.
+        exact: check groups in their canonical form, which takes longer. If tensors of one size have unit strides along
+            different axes, the first tensor determines the scheme, and the canonical order may have another one first.
 
     Raises:
         Unsupported: a root has no kernel even alone.
@@ -150,7 +150,7 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
             if part_of[groups[k][0]] != part_of[root]:
                 continue
             trial, homes = [*groups[k], root], home | dict.fromkeys(made, k)
-            # Where what we need waits for this group, joining it would make a cycle.
+            # If a value that this root needs depends on the group, joining it would make a cycle.
             if k not in reach(needs(k, trial, homes)) and fits(trial, homes, k):
                 groups[k], home = trial, homes
                 break
@@ -249,9 +249,9 @@ def _check_roots(graph: Graph, drafts: Sequence[Roots]) -> None:
 
 
 def can_be_read_back(graph: Graph, k: int) -> bool:
-    """True if a group may read output ``k`` in place of computing its value: a float, which varies over all of it.
+    """True if a group may read output ``k`` instead of computing its value: a float that varies over all its axes.
 
-    Under the precision "strict" only what storing does not round may be.
+    Under the precision "strict", storing must not round the value.
     """
     out = graph.outputs[k]
     v = graph.values[out.value]
@@ -273,7 +273,7 @@ def _strides(out: Output, axes: Iterable[int]) -> tuple[int, ...]:
 
 
 def by_rows(graph: Graph, k: int) -> bool:
-    """True if neighbours along the last axis of output ``k``'s value are neighbours in memory."""
+    """True if output ``k`` has unit stride along the last axis of its value."""
     return _strides(graph.outputs[k], graph.values[graph.outputs[k].value].axes)[-1:] == (1,)
 
 

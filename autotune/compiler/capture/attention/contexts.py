@@ -51,7 +51,7 @@ class Contexts:
         now = Context(torch.is_grad_enabled()) if outside is None else outside
         grad, since = now.grad, now.since
         entered: dict[fx.Node, bool | fx.Node] = {}
-        """By the call that entered a context, the grad mode before it."""
+        """For each call that entered a context, the grad mode before it."""
         self._of: dict[fx.Node, Context] = {}
         for node in graph.nodes:
             stream = stream_of(node)
@@ -59,7 +59,7 @@ class Contexts:
             if not _changes_state(node):
                 continue
             if (opened := _opened_by(node, entered)) is not None:
-                # Some contexts restore the grad mode that was set inside of them, others do not.
+                # Some contexts restore the grad mode at their end, others do not.
                 grad = grad if entered.pop(opened) == grad else node
             elif _enters(node):
                 entered[node] = grad

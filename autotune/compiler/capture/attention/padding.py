@@ -67,7 +67,7 @@ class _Parts:
         self.passed: list[fx.Node] = []
 
     def take(self, node: Any) -> bool:
-        """Take a node apart; False where a part is neither known nor a mask of keys."""
+        """Decompose a node; return False if a part is neither constant nor a key mask."""
         if not is_tensor(node) or not is_static(node) or fake(node).dtype != torch.bool:
             return False
         self.passed.append(node)
@@ -87,7 +87,7 @@ class _Parts:
             return False
         if name in _AND and len(node.args) == 2 and not node.kwargs:
             return all(map(self.take, node.args))
-        # ``to`` another type makes a node of another type, which is no part.
+        # The result of ``to`` with another type is not bool, so it is no part.
         return name in _SAME and fake(node).ndim == 4 and self.take(node.args[0])
 
     def _add(self, held: Tensor) -> bool:
