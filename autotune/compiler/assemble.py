@@ -170,7 +170,7 @@ def kernel_name(ops: Iterable[str]) -> str:
 
 
 def program_ops(source: Json) -> list[str]:
-    """The telling operators of the aten calls that a region was cut from; empty where they are not known."""
+    """The distinctive operators of the aten calls of a region's program; empty if they are unknown."""
     calls: Sequence[Any] = source.get("calls") or ()
     parts = [str(call.get("of", call["op"])).split(".") for call in calls]
     ops = [p[1] for p in parts if len(p) > 1]  # of "aten.addmm.default"
@@ -178,11 +178,11 @@ def program_ops(source: Json) -> list[str]:
 
 
 def graph_ops(graph: Graph, vectors: bool = False) -> list[str]:
-    """The telling operators of a group's graph, sums of products as "mm" and "mv".
+    """The distinctive operators of a group's graph, with sums of products as "mm" and "mv".
 
     Args:
-        vectors: whether a sum over a matrix's rows times a vector is taken for a product of the two, which is what the
-            program had; a weighted mean has the same form.
+        vectors: True to name a sum over a matrix's rows times a vector "mv", for a program with such a product. A
+            weighted mean has the same form.
     """
     live = [graph.values[i] for i in graph.live]
     names = [
@@ -194,10 +194,10 @@ def graph_ops(graph: Graph, vectors: bool = False) -> list[str]:
 
 
 def launch_names(plan: Plan, source: Json) -> list[str]:
-    """The name of each launch of a plan; numbered where groups that differ in more than their rows would share one.
+    """The name of each launch of a plan, numbered if groups that differ in more than their rows have the same name.
 
     Args:
-        source: the program that the region was cut from, as aten calls; empty where it is not known.
+        source: the region's program as aten calls; empty if it is unknown.
     """
     ops = program_ops(source)
     vectors = not PRODUCTS.keys().isdisjoint(ops)
@@ -219,10 +219,10 @@ def launch_names(plan: Plan, source: Json) -> list[str]:
 
 
 def _refs(lead: Group, group: Group) -> tuple[Ref, ...]:
-    """The region's tensors of a group in the order of the pointers of its family's lead: inputs, then outputs."""
+    """The region's tensors of a group, in the order of the pointers of the family's lead: inputs, then outputs."""
     if group.graph.extents or not lead.graph.extents:
         return (*group.inputs, *group.outputs)
-    at_one = single(lead.graph)  # a single element among rows of them: its canonical order is another
+    at_one = single(lead.graph)  # a single element among rows of elements has a different canonical order
     assert at_one is not None
     _, slots, outputs = at_one
     inputs = tuple(group.inputs[slots.index(s)] for s in range(len(slots)))
@@ -230,7 +230,7 @@ def _refs(lead: Group, group: Group) -> tuple[Ref, ...]:
 
 
 def _product(graph: Graph, i: int, vectors: bool) -> str | None:
-    """ "mm" or "mv" where value ``i`` multiplies two matrices, or a matrix and a vector."""
+    """ "mm" or "mv" if value ``i`` multiplies two matrices, or a matrix and a vector."""
     if not is_product(graph, i):
         return None
     terms = graph.values[graph.values[i].args[0]]

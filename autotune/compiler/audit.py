@@ -1,9 +1,9 @@
-"""True if a stored artifact is launched as its workload and configuration say, found out without a compiler.
+"""Audit of stored artifacts: checks, without a compiler, that the launch data match the workload and configuration.
 
-A cubin is code, and no check makes one safe that somebody else put there. Everything beside it can be known: kernels
-are printed again from the graph and the configuration, which takes milliseconds, and their launch data (grids, blocks,
-shared memory, what the pointers are) and scratch compared with those stored; what a kernel takes of an SM is read from
-its cubin. So a changed number, or a plan beside another plan's kernels, launches nothing.
+A cubin is code, and no check makes a cubin from somebody else safe. The rest of an artifact can be checked. The audit
+prints the kernels again from the graph and the configuration, which takes milliseconds. It compares their launch data
+(grids, blocks, shared memory, the meaning of the pointers) and scratch with the stored ones. It reads a kernel's use of
+an SM from its cubin. An artifact with a changed number, or with another plan's kernels, is therefore never launched.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from autotune.task import Artifact, Choice, Kernel
 from autotune.workload import canonical_json, digest
 
 BOUND = "of"
-"""The name under which a kernel's launch data say what it was compiled for."""
+"""Key of a kernel's launch data for the digest of the workload and configuration that it was compiled for."""
 
 
 def bind(artifact: Artifact, graph: Graph, config: Mapping[str, Choice]) -> Artifact:
-    """The artifact with each kernel's launch data saying what it was compiled for: a workload and a configuration."""
+    """The artifact with the :func:`binding` of its workload and configuration in each kernel's launch data."""
     name = binding(graph, config)
     return replace(artifact, kernels=tuple(replace(k, launch={**k.launch, BOUND: name}) for k in artifact.kernels))
 
@@ -37,14 +37,14 @@ def binding(graph: Graph, config: Mapping[str, Choice]) -> str:
 
 
 def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms: int) -> str:
-    """The reason why an artifact is not of this configuration and workload; "" where there is none.
+    """The reason why an artifact does not belong to this configuration and workload; "" if it does.
 
-    Of an artifact that another version printed, only what it was compiled for is compared, where that is written down.
-    Of a form of kernel that this version makes no more, the same, and it has to be written down.
+    For an artifact of another generator version, only the binding is compared, if it has one. The same applies to a
+    form of kernel that this version no longer makes, which must have a binding.
 
     Args:
-        graph: of the workload that it was tuned for.
-        sms: multiprocessors of the device.
+        graph: the graph of the workload that the artifact was tuned for.
+        sms: the device's number of multiprocessors.
     """
     name = binding(graph, config)
     if any(k.launch.get(BOUND, name) != name for k in artifact.kernels):
@@ -73,8 +73,10 @@ def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms:
 
 
 def _fit(kernel: Kernel, block: int, dynamic: int, target: str) -> int:
-    """Blocks of a kernel that fit an SM at a time, by its cubin. Raises ValueError where it is no cubin, or takes other
-    shared memory than is written beside it."""
+    """The number of a kernel's blocks that fit an SM at a time, by its cubin.
+
+    Raises ValueError if the code is no cubin, or if its shared memory differs from the stored size.
+    """
     used = taken(kernel.code, kernel.entry, target)
     if kernel.resources.get("shared") != used["shared"]:
         raise ValueError(f"kernel {kernel.entry!r} takes other shared memory than is stored")

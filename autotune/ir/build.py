@@ -66,7 +66,7 @@ def within(values: Sequence[Value], i: int, dtype: torch.dtype) -> bool:
 
 
 def in_memory(values: Sequence[Value], i: int) -> bool:
-    """True if a value is an element as it was loaded, or one of such elements, or a zero beside them."""
+    """True if a value is a loaded element, or a select among loaded elements and zeros."""
     v = values[i]
     if v.op == "where":
         return all(in_memory(values, k) for k in v.args[1:])

@@ -1,9 +1,9 @@
 """The typed operator graph of a memory-intensive region, in axis form.
 
-Views, transposes, broadcasts and reshapes are not nodes here. A region has a set of *axes*, each with an extent, and
-every value says which axes it varies over; a load says its stride along each. ``x.T``, ``x.expand(...)`` and an aligned
-``x.view(...)`` of an input are then the same load with other strides, and "row vector" or "column vector" is just
-"varies over these axes and not those". What remains are five sorts of value:
+Views, transposes, broadcasts and reshapes are not nodes here. A region has a set of *axes*, each with an extent. Every
+value has the axes that it varies over, and a load has a stride along each. ``x.T``, ``x.expand(...)`` and an aligned
+``x.view(...)`` of an input are then the same load with other strides. A row vector and a column vector differ only in
+the axes that they vary over. There are five kinds of value:
 
 ====================  ==================================================================================================
 ``load``              element of input ``slot`` at ``offset + sum(index[a] * stride[a])``; ``guard`` bounds (axis, lo,
@@ -11,14 +11,14 @@ every value says which axes it varies over; a load says its stride along each. `
 ``gather``            as load, plus ``index_stride * args[0]``; args[0] is an integer value in ``[0, bound)``
 ``const``, ``index``  a scalar constant; the index along one axis, ``scale * i + shift``
 pointwise             see :mod:`autotune.ir.ops`
-reduction             ``sum`` ``max`` ``min`` ``prod`` of args[0] over the axes ``over``; ``sum_at`` adds it up at the
-                      places that args[1] says: along one axis more (:func:`at_axis`), place ``p`` is the sum over
-                      ``over`` of what has ``args[1] == p``; what lies outside the axis goes nowhere
+reduction             ``sum`` ``max`` ``min`` ``prod`` of args[0] over the axes ``over``; ``sum_at`` is an index-add of
+                      args[0] with the indices args[1]: it has one axis more (:func:`at_axis`), and its element ``p``
+                      is the sum over ``over`` of the terms with ``args[1] == p``; other indices are ignored
 ====================  ==================================================================================================
 
-Arithmetic types are ``float32`` (every storage float is read into it), ``int32``, ``int64`` and ``bool``. What a
-tensor is stored as is a property of its slot, so casts among floats are not operators: a stitched kernel rounds once,
-when it stores.
+Arithmetic types are ``float32`` (every storage float is read into it), ``int32``, ``int64`` and ``bool``. The storage
+type is a property of a tensor's slot, so casts among floats are not operators: a stitched kernel rounds once, when it
+stores.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 
 
 def at_axis(graph: Graph, v: Value) -> int:
-    """The axis whose places a ``sum_at`` adds to: the one that what it adds does not vary over."""
+    """The axis that a ``sum_at`` indexes: the one axis of its result that its terms do not have."""
     (axis,) = set(v.axes) - set(graph.values[v.args[0]].axes)
     return axis
 
@@ -66,7 +66,7 @@ def has_sum_at(graph: Graph) -> bool:
 
 
 def is_product(graph: Graph, i: int) -> bool:
-    """True if a value sums up products over axes that both factors have, one of which lacks an axis of the result."""
+    """True if a value is a sum of products over axes of both factors, and one factor lacks an axis of the result."""
     v = graph.values[i]
     if v.op != "sum":
         return False
@@ -87,11 +87,17 @@ class Walk(NamedTuple):
 
 @dataclass(frozen=True)
 class Graph:
-    """A region: axes' extents, values in topological order, storage types of the inputs, outputs, and how its
-    arithmetic may be approximated (:mod:`autotune.ir.precision`): ``""`` as by default, or ``"strict"``.
+    """A region.
 
     In a canonical graph axis 0 is the *row axis*: the one whose extent a family leaves open (see
     ``autotune.ir.forms.canonical``).
+
+    Attributes:
+        extents: the extent of each axis.
+        values: the values in topological order.
+        inputs: the storage types of the inputs.
+        outputs: the stores.
+        precision: the permitted approximations (:mod:`autotune.ir.precision`): "" for the default, or "strict".
     """
 
     extents: tuple[int, ...]
@@ -120,7 +126,7 @@ class Graph:
 
     @cached_property
     def walks(self) -> tuple[Walk, ...]:
-        """Those of loads, then of outputs; gathers have none."""
+        """The walks of loads, then those of outputs; gathers have none."""
         loads = (v for v in (self.values[i] for i in self.live) if v.op == "load")
         found = [Walk(v.axes, v.strides, self.inputs[v.slot]) for v in loads]
         return (*found, *(Walk(o.axes, o.strides, o.dtype) for o in self.outputs))
@@ -134,8 +140,8 @@ class Graph:
         """The values that make ``roots``, these included, in order.
 
         Args:
-            given: values that are there already: neither they nor what makes them is among the answer.
-            ends: values that are, but not what makes them.
+            given: true for values that the result leaves out, together with their arguments.
+            ends: true for values that the result includes without their arguments.
         """
         seen: set[int] = set()
         stack = list(roots)
@@ -168,7 +174,7 @@ class Graph:
 
     @cached_property
     def bytes_moved(self) -> int:
-        """Bytes a perfect kernel moves: each input element that is read once in, each output element once out.
+        """Bytes a perfect kernel moves: each input element it reads once, and each output element once.
 
         A gather counts the elements it can pick (one for each index), not the table it picks from.
         """
@@ -193,8 +199,10 @@ class Graph:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Graph:
-        """Rebuild a graph, checking what a kernel's safety depends on. Raises ValueError where an index, axis or type
-        is out of range, or there are too many."""
+        """Rebuild a graph and check everything that a kernel's memory safety depends on.
+
+        Raises ValueError if an index, axis or type is out of range, or a graph is too large.
+        """
         for what in ("extents", "values", "inputs", "outputs"):
             if len(data[what]) > MAX_VALUES:
                 raise ValueError(f"a graph of more than {MAX_VALUES} {what}")
@@ -209,8 +217,10 @@ class Graph:
         return graph
 
     def check(self) -> None:
-        """Raise ValueError unless the graph is well formed (types, ranges, topological order) and every address that it
-        names lies at or after its tensor's first element, in 63 bits."""
+        """Raise ValueError unless the graph is well formed (types, ranges, topological order) and its addresses valid.
+
+        A valid address is at or after its tensor's first element and fits 63 bits.
+        """
         check_numbers(self.extents, self.values, self.outputs)
         if self.precision not in ("", "strict"):
             raise ValueError(f"unknown precision {self.precision!r}")

@@ -1,8 +1,8 @@
-"""The parts of a graph: storage types, values and outputs, and the memory that these reach.
+"""The parts of a graph: storage types, values and outputs, and the memory that they access.
 
-:mod:`autotune.ir.graph` has their meaning. A graph may come from a database that others write to. Capture makes no
-access before a tensor's first element, no negative stride and nothing that 63 bits cannot count; what has any of it is
-refused before a kernel is made of it.
+:mod:`autotune.ir.graph` documents their meaning. A graph may come from a database that others write to. Capture never
+makes an access before a tensor's first element, a negative stride or a number beyond 63 bits. A graph with any of these
+is rejected before a kernel is generated from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import prod
 from typing import Any
 
 MAX_VALUES = 20_000
-"""A graph that is larger is given up: it would not make one region's kernels anyway."""
+"""Larger graphs are rejected: they could not become the kernels of one region anyway."""
 
 MOST = 1 << 62
 """Bound on every number in a graph, product of extents and reach in elements: kernels multiply and add these in 64

@@ -1,7 +1,7 @@
 """The pointwise operators: arity, symmetry, cost and meaning.
 
-``cost`` is in units of one fused multiply-add and follows FusionStitching (section 3) in telling *light* operators,
-which are recomputed freely, from *expensive* ones (cost above ``LIGHT``), which are worth keeping.
+``cost`` is in units of one fused multiply-add. As in FusionStitching (section 3), it divides operators into *light*
+ones, which are recomputed freely, and *expensive* ones (cost above ``LIGHT``), whose results are worth keeping.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Op:
     """
     Attributes:
         result: "same" (type of the first argument), "bool", "where" (type of the second argument), or "cast".
-        library: a function of one float that torch, the C library (``<name>f``) and CUDA's libdevice (``<name>f``) have
-            under this name: its entry here is all that any stage needs, unless a target has a faster way.
+        library: True for a function of one float with this name in torch, and with the name ``<name>f`` in the C
+            library and CUDA's libdevice. This entry is sufficient for all stages; a target may have a faster version.
     """
 
     arity: int
@@ -86,7 +86,7 @@ POINTWISE: Mapping[str, Op] = {
     "where": Op(3, result="where"),  # args: condition, then, else
     "cast": Op(1, result="cast"),  # to the value's own dtype; float to integer truncates
 }
-"""Arguments of a binary operator have one type, which the translation makes so with ``cast``."""
+"""The arguments of a binary operator have the same type; the translation inserts ``cast`` where needed."""
 
 LIBRARY = tuple(name for name, op in POINTWISE.items() if op.library)
-"""Operators that are functions of a library; see :class:`Op`."""
+"""Operators with ``Op.library``."""

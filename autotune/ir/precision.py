@@ -1,8 +1,9 @@
-"""The precision of kernels' arithmetic, as the user asks for it.
+"""The user's setting for the precision of kernels' arithmetic.
 
-A region's graph says it (``Graph.precision``), and with that the key of its workload: what was found under one
-precision is never deployed under another. By default kernels have the approximations of CUDA's fast math, or on a CPU
-divide by a row's value through its inverse; under ``strict`` every operator is within a few roundings of fp32.
+It is part of a region's graph (``Graph.precision``), and so of its workload's key: a kernel found under one precision
+is never deployed under another. By default, kernels use the approximations of CUDA's fast math. CPU kernels replace a
+division by a row's value by a multiplication with its inverse. Under ``strict`` every operator is within a few
+roundings of fp32.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ PRECISIONS = (DEFAULT, STRICT)
 
 
 def asked() -> str:
-    """The precision of regions that are captured now, by $AUTOTUNE_PRECISION, as graphs have it: "" by default. Raises
-    UserError where the variable has another value."""
+    """The current value for ``Graph.precision``, from $AUTOTUNE_PRECISION: "" by default.
+
+    Raises UserError if the variable has an unknown value.
+    """
     name = os.environ.get(VARIABLE) or DEFAULT
     if name not in PRECISIONS:
         raise UserError(f"{VARIABLE}={name!r} is no precision: it may be {' or '.join(PRECISIONS)}")
@@ -29,8 +32,10 @@ def asked() -> str:
 
 @contextmanager
 def asking(name: str | None) -> Iterator[None]:
-    """While open, in processes started meanwhile too, regions are captured with a precision; None leaves it as it is.
-    Raises UserError where there is no such precision."""
+    """Set the precision of regions captured in the context, also by processes started in it; None does not change it.
+
+    Raises UserError for an unknown precision.
+    """
     before = os.environ.get(VARIABLE)
     if name is not None:
         if name not in PRECISIONS:

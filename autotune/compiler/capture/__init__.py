@@ -1,3 +1,1 @@
-"""What autotune does in Inductor's compilation before regions are looked for; and how a search captures the same
-graphs.
-"""
+"""Graph rewrites in Inductor's compilation before the search for regions, and the capture of the same graphs."""

@@ -1,10 +1,10 @@
-"""Convolutions with the channels last in memory, through a whole graph.
+"""Channels-last memory format for the convolutions of a graph and everything between them.
 
-cuDNN's faster kernels want them so, and torch.compile brings the tensors of a graph into that layout where its
-heuristic says that it pays. It does so piece by piece here, since regions are cut out of the graph: a convolution alone
-would get its input converted, and its result converted back, a pass over memory each (65 us of a Conformer's 130 us
-convolution). So the layout is decided before regions are looked for: what is between convolutions then has it as well,
-and the regions are those of that layout.
+cuDNN's faster kernels need this format, and torch.compile converts a graph's tensors to it if its heuristic predicts a
+gain. Since autotune cuts regions out of the graph, Inductor would convert piece by piece. A single convolution would
+have its input converted and its result converted back, a pass over memory each (65 us of a Conformer's 130 us
+convolution). The format is therefore chosen before regions are searched: operators between convolutions have it too,
+and so do the regions.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ log = logging.getLogger("autotune")
 aten = torch.ops.aten
 
 _OPERANDS: dict[Any, int] = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
-"""Convolutions, with how many of their arguments have channels."""
+"""Convolutions, with the number of their arguments that have channels."""
 
 Wanted = Callable[[fx.GraphModule, bool], bool]
 
 
 def inductor_wants(gm: fx.GraphModule, inference: bool) -> bool:
-    """Whether torch.compile would put channels last in this graph; False where this torch cannot be asked."""
+    """True if torch.compile would use channels last in this graph; False if its heuristic fails."""
     from torch._inductor.graph import GraphLowering
 
     try:
@@ -42,13 +42,13 @@ def inductor_wants(gm: fx.GraphModule, inference: bool) -> bool:
 def put_channels_last(
     gm: fx.GraphModule, inference: bool, wanted: Wanted = inductor_wants, devices: Sequence[str] = ("cpu", "cuda")
 ) -> None:
-    """Rewrite a graph in place; results keep their strides.
+    """Convert the convolutions of a graph to channels last, in place; results keep their strides.
 
     Args:
-        gm: as AOTAutograd makes it, of fake tensors.
-        inference: whether no derivatives are taken; ``wanted`` is told.
-        wanted: says of a graph with convolutions whether to.
-        devices: where.
+        gm: a graph of AOTAutograd, with fake tensors.
+        inference: True for a graph without derivatives; an argument of ``wanted``.
+        wanted: returns True if a graph with convolutions should be converted.
+        devices: types of devices to convert on.
     """
     convolutions = [n for n in gm.graph.nodes if n.target in _OPERANDS]
     if not any(_takes_part(n) for n in convolutions) or not all(_is_on(n, devices) for n in convolutions):
@@ -60,11 +60,11 @@ def put_channels_last(
 
 
 def keep_as_laid_out(graph: fx.Graph) -> None:
-    """Have Inductor take the strides of a post-grad graph as they are, where its convolutions have channels last in it.
+    """Make Inductor keep the strides of a post-grad graph if all its convolutions are channels last already.
 
-    Else Inductor puts channels last itself, in whatever comes before or after a convolution, and goes by the order of
-    the sizes there. A norm of ConvNeXt has its channels as the last size: what it keeps for the backward pass would get
-    its *columns* last in memory. Search sees the strides of the graph, and so would find other regions.
+    Inductor's layout optimization would change the format of the operators around a convolution by the order of their
+    sizes. A norm of ConvNeXt has its channels as the last size, so the tensor saved for the backward pass would get its
+    *columns* last in memory. The search uses the strides of the graph, so its regions would differ from those deployed.
 
     This changes Inductor's setting, which :func:`autotune.compiler.capture.hooks.hooked` patches for one compilation.
     """
@@ -82,7 +82,7 @@ def _lies_last(convolution: fx.Node) -> bool:
 
 
 def _is_on(node: fx.Node, devices: Sequence[str]) -> bool:
-    """Whether a convolution is of fixed shapes and on such a device."""
+    """True for a convolution with static shapes on one of the devices."""
     operands = _operands(node)
     return all(map(is_static, operands)) and operands[0].meta["val"].device.type in devices
 
@@ -92,7 +92,7 @@ def _operands(node: fx.Node) -> list[fx.Node]:
 
 
 def _takes_part(node: fx.Node) -> bool:
-    """Of two dimensions, with channels that could lie elsewhere than last."""
+    """True for a two-dimensional convolution, whose channels are last or not."""
     weight = node.args[_OPERANDS[node.target] - 1]
     return isinstance(weight, fx.Node) and weight.meta["val"].ndim == 4
 
@@ -101,7 +101,7 @@ class _ChannelsLast(Strides):
     def __init__(self, graph: fx.Graph) -> None:
         super().__init__(graph)
         self._moved: dict[fx.Node, fx.Node] = {}
-        """Copies of nodes with their channels last."""
+        """Channels-last copies of nodes."""
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
@@ -121,7 +121,10 @@ class _ChannelsLast(Strides):
         return self._moved[x]
 
     def _told(self, node: fx.Node, operands: list[fx.Node]) -> list[fx.Node]:
-        """The operands, of which at least one tells its layout: with one channel, or one pixel, both are the same."""
+        """The operands, with the strides of one changed if all are ambiguous.
+
+        With one channel or one pixel, the strides of both formats are the same.
+        """
         if any(x.meta["val"].shape[1] > 1 and x.meta["val"].shape[2:].numel() > 1 for x in operands):
             return operands
         for k, x in enumerate(operands):

@@ -1,7 +1,8 @@
-"""Complex arithmetic whose results are read as real numbers, written as arithmetic of real and imaginary parts.
+"""Rewrite of complex arithmetic as arithmetic of real and imaginary parts, if its results are read as real numbers.
 
-Rotary position embeddings are often a product of complex numbers, made by ``view_as_complex`` and read again by
-``view_as_real``. A region holds no complex numbers; their parts it does, and the products join what is beside them.
+Rotary position embeddings are often a product of complex numbers, made by ``view_as_complex`` and read by
+``view_as_real``. A region cannot hold complex numbers. It can hold their parts, and the products fuse with their
+neighbours.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from autotune.compiler.capture.rewriting import Calls
 aten = torch.ops.aten
 
 Parts = tuple[fx.Node, fx.Node | None]
-"""Real and imaginary part, of the complex tensor's shape; None for 0."""
+"""Real and imaginary part, each with the complex tensor's shape; an imaginary part of None is 0."""
 
 _VIEWS = frozenset(
     {
@@ -29,7 +30,7 @@ _KNOWN = _VIEWS | _ARITHMETIC | {aten.clone, aten.view_as_complex}
 
 
 def split_parts(gm: fx.GraphModule) -> None:
-    """Rewrite a graph of aten calls in place. What is used as complex numbers elsewhere too stays as it is."""
+    """Rewrite a graph of aten calls in place; tensors with another complex reader stay complex."""
     inner = _inner(gm.graph)
     ends = [n for n in gm.graph.nodes if _is_end(n) and _computed(n.args[0], inner)]
     needed: set[fx.Node] = set()
@@ -57,7 +58,10 @@ def _packet(node: Any) -> Any:
 
 
 def _is_end(node: fx.Node) -> bool:
-    """Whether a node reads complex numbers as pairs of real ones; Inductor's sums view them as twice as many."""
+    """True for a node that reads complex numbers as pairs of real numbers.
+
+    Inductor's sums view them as twice as many real numbers.
+    """
     return _packet(node) is aten.view_as_real or (node.target is aten.view.dtype and not _is_complex(node))
 
 
@@ -67,7 +71,7 @@ def _is_complex(node: fx.Node) -> bool:
 
 
 def _inner(graph: fx.Graph) -> set[fx.Node]:
-    """Complex results that nothing but others of them, and ``view_as_real``, reads."""
+    """Complex results whose readers are all in this set or reinterpret them as real numbers."""
     found = {n for n in graph.nodes if _packet(n) in _KNOWN and _is_complex(n) and _is_plain(n)}
     while True:
         out = {n for n in found if not all(u in found or _reads_parts(u) for u in n.users) or _reads_lazy(n, found)}
@@ -77,13 +81,13 @@ def _inner(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _reads_lazy(node: fx.Node, found: set[fx.Node]) -> bool:
-    """Whether an argument that stays is conjugated or negated when it is read: its memory does not hold its parts."""
+    """True if an argument outside ``found`` is a lazy conjugate or negative: its memory does not hold its parts."""
     stays = (i.meta["val"] for i in node.all_input_nodes if i not in found and _is_complex(i))
     return any(v.is_conj() or v.is_neg() for v in stays)
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a call is of a form that :class:`_Split` knows."""
+    """True for a call in a form that :class:`_Split` supports."""
     if _packet(node) is aten.rsub and node.args[2:] not in ((), (1,)):
         return False
     if node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("dtype") or any(isinstance(a, complex) for a in node.args):
@@ -94,12 +98,12 @@ def _is_plain(node: fx.Node) -> bool:
 
 
 def _reads_parts(node: fx.Node) -> bool:
-    """A ``view_as_real`` whose result lies as a stack of the parts would: what follows was traced for its strides."""
+    """True for a ``view_as_real`` with the strides of a stack of the parts, for which its readers were traced."""
     return _is_end(node) and node.meta["val"].dtype == torch.float32 and bool(node.meta["val"].is_contiguous())
 
 
 def _computed(node: Any, inner: set[fx.Node]) -> bool:
-    """Whether arithmetic, a sum among it as Inductor writes one, and not views alone leads to a complex tensor."""
+    """True if a complex tensor results from arithmetic (including a sum in Inductor's form), not from views alone."""
     while node in inner:
         if _packet(node) in _ARITHMETIC or node.target is aten.view.dtype:
             return True
@@ -108,7 +112,7 @@ def _computed(node: Any, inner: set[fx.Node]) -> bool:
 
 
 class _Split:
-    """Parts of complex tensors, made where they are first asked for."""
+    """Parts of complex tensors, made at their first use."""
 
     def __init__(self, graph: fx.Graph, needed: set[fx.Node]) -> None:
         self.graph, self.needed = graph, needed
@@ -127,7 +131,7 @@ class _Split:
         return Calls(at)(aten.select.int, real, -1, 0), Calls(at)(aten.select.int, real, -1, 1)
 
     def joined(self, end: fx.Node) -> fx.Node:
-        """What a ``view_as_real`` gives."""
+        """The result of a ``view_as_real``, built from the parts."""
         real, imaginary = self.of(end.args[0], end)
         if imaginary is None:
             imaginary = Calls(end)(aten.mul.Tensor, real, 0)
@@ -137,7 +141,7 @@ class _Split:
         return pairs if end.target is not aten.view.dtype else Calls(end)(aten.reshape.default, pairs, shape)
 
     def compute(self, n: fx.Node) -> None:
-        """The parts of a result, from those of its arguments."""
+        """Compute the parts of a result from those of its arguments."""
         packet = _packet(n)
         if packet is aten.view_as_complex:
             self.parts[n] = self._ends(n.args[0], n)  # type: ignore[arg-type]
@@ -150,7 +154,7 @@ class _Split:
                 Calls(n)(aten.mul.Tensor, size, Calls(n)(wave, angle)) for wave in (aten.cos.default, aten.sin.default)
             )
         elif packet in _VIEWS or packet is aten.sum:
-            # A copy that a view was traced behind may be gone: the parts lie as they did before it.
+            # A copy before a traced view may be gone, so that the parts have the strides from before the copy.
             target: Any = aten.reshape.default if packet in (aten.view, aten._unsafe_view) else n.target
             self.parts[n] = tuple(  # type: ignore[assignment]
                 part if part is None else Calls(n)(target, part, *n.args[1:], **n.kwargs)
@@ -169,7 +173,7 @@ class _Split:
         (a, b), (c, d) = (self.of(x, n) for x in (n.args[:2] if packet is not aten.rsub else n.args[1::-1]))
 
         def two(op: Any, x: Any, y: Any) -> Any:
-            """``op`` of two parts, of which a missing one is 0."""
+            """``op`` of two parts; a missing part is 0."""
             if op is aten.mul and (x is None or y is None):
                 return None
             if x is None or y is None:

@@ -1,15 +1,15 @@
 """Convolutions of Inductor's joint graphs as calls that CUDA's libraries compute faster.
 
-The input's gradient of a depthwise convolution is one itself. Where the stride is 1, the gradient is the incoming one
-convolved with the kernel turned by half a circle. In half precision cuDNN's kernels for that gradient take up to 2.5
-times as long as those for the same convolution. A kernel of 7 x 7 on 128 x 512 x 14 x 14 takes 225 and 113 us, one of
-3 x 3 takes 46 and 38 us (channels last, bf16, one H200). In fp32 both take as long, and the gradient of a kernel of
-9 x 9 takes a third.
+The input gradient of a depthwise convolution is itself a depthwise convolution. With stride 1, it is the incoming
+gradient convolved with the kernel rotated by 180 degrees. In half precision, cuDNN's kernels for the gradient take up
+to 2.5 times as long as those for the same convolution. On 128 x 512 x 14 x 14 a kernel of 7 x 7 takes 225 and 113 us.
+One of 3 x 3 takes 46 and 38 us (channels last, bf16, one H200). In fp32 both take as long, and the gradient of a kernel
+of 9 x 9 takes a third.
 
-A convolution of patches that do not overlap is a matrix product. Vision models cut an image so: ViT's, CLIP's and
-Mixer's first layer has a kernel of 16 x 16 with a stride of 16. cuDNN has no tensor-core kernel for three channels in
-half precision. Its kernel for 512 x 3 x 224 x 224 and 768 filters takes 4.0 ms on one H200. That is 8% of Mixer-B's
-inference, 16% of CLIP's.
+A convolution of patches that do not overlap is a matrix product. Vision models split an image by such a convolution:
+the first layer of ViT, CLIP and Mixer has a kernel of 16 x 16 with a stride of 16. cuDNN has no tensor-core kernel for
+three channels in half precision. Its kernel for 512 x 3 x 224 x 224 and 768 filters takes 4.0 ms on one H200. That is
+8% of Mixer-B's inference and 16% of CLIP's.
 
 The graphs are of functional aten calls, with fake tensors in ``meta["val"]``, and change in place.
 """
@@ -29,16 +29,16 @@ from autotune.compiler.capture.rewriting import Calls, Strides, contiguous, fini
 aten, prims = torch.ops.aten, torch.ops.prims
 
 DEVICES = {"cuda"}
-"""Types of devices whose library takes longer for the convolutions."""
+"""Types of devices whose library takes longer for the original calls."""
 _WIDEST = 7
-"""Elements along a depthwise kernel."""
+"""Most elements along an axis of a depthwise kernel."""
 _ALIGNED = 8
-"""Numbers of half precision in the 16 bytes that a tensor-core kernel reads at a time. A convolution of whole ones of
-channels is left to the library."""
+"""Half-precision elements in the 16 bytes that a tensor-core kernel reads at a time. A convolution with a multiple of
+this number of channels is left to the library."""
 
 
 def convolve_gradients(graph: fx.Graph) -> None:
-    """Rewrite the input's gradients of depthwise convolutions as depthwise convolutions."""
+    """Rewrite the input gradients of depthwise convolutions as depthwise convolutions."""
     for node in list(graph.find_nodes(op="call_function", target=aten.convolution_backward.default)):
         inputs = [n for n in node.users if n.target is operator.getitem and n.args[1] == 0]
         if not inputs or not _is_depthwise(node):
@@ -74,7 +74,7 @@ def multiply_patches(gm: fx.GraphModule) -> None:
 
 
 def _is_depthwise(node: fx.Node) -> bool:
-    """Of two dimensions on CUDA, with stride 1, a kernel a channel, and no more padding than the kernel is wide."""
+    """True for a 2-d convolution on CUDA with stride 1, a kernel per channel, and padding below the kernel's width."""
     tensors: list[Any] = list(node.args[:3])
     if not all(isinstance(t, fx.Node) and is_static(t) for t in tensors):
         return False
@@ -101,7 +101,7 @@ def _forward(strides: Strides, node: fx.Node, call: Calls) -> None:
 
 
 def _backward(strides: Strides, node: fx.Node, call: Calls) -> None:
-    """Results nobody reads are left to dead code elimination."""
+    """Rewrite one convolution backward; dead code elimination removes unread results."""
     grad, x, weight = node.args[:3]
     assert isinstance(grad, fx.Node)
     assert isinstance(x, fx.Node)
@@ -146,7 +146,7 @@ _REWRITES: dict[Any, Callable[[Strides, fx.Node, Calls], None]] = {
 
 
 def _are_patches(node: fx.Node) -> bool:
-    """True if a convolution's kernel and stride are alike, on CUDA, of channels that no tensor-core kernel takes."""
+    """True if a CUDA convolution's kernel size equals its stride, and no tensor-core kernel accepts its channels."""
     backward = node.target is aten.convolution_backward.default
     tensors: list[Any] = list(node.args[1:3] if backward else node.args[:2])
     if not all(isinstance(t, fx.Node) and is_static(t) for t in tensors):
@@ -164,7 +164,7 @@ def _are_patches(node: fx.Node) -> bool:
 
 
 def _rows(call: Calls, x: fx.Node, weight: fx.Node) -> fx.Node:
-    """The patches of ``x``, [images * patches, channels * kernel], with zeros behind as :func:`_padded` puts them."""
+    """The patches of ``x``, [images * patches, channels * kernel], with the padding of :func:`_padded`."""
     kernel, (images, channels, *extents) = weight.meta["val"].shape[2:], x.meta["val"].shape
     places = [e // k for e, k in zip(extents, kernel, strict=True)]
     for dim, (e, p, k) in enumerate(zip(extents, places, kernel, strict=True), start=2):
@@ -178,7 +178,8 @@ def _rows(call: Calls, x: fx.Node, weight: fx.Node) -> fx.Node:
 
 
 def _interleaved(dims: int, back: bool = False) -> list[int]:
-    """[image, channel, place, kernel, place, kernel, ...] as [image, places..., channel, kernel...], or back."""
+    """The permutation of [image, channel, place, kernel, place, kernel, ...] to [image, places..., channel, kernel...],
+    or its inverse."""
     order = [0, *range(2, 2 + 2 * dims, 2), 1, *range(3, 3 + 2 * dims, 2)]
     return sorted(range(len(order)), key=order.__getitem__) if back else order
 
@@ -189,7 +190,7 @@ def _flat(call: Calls, weight: fx.Node) -> fx.Node:
 
 
 def _padded(call: Calls, rows: fx.Node) -> fx.Node:
-    """Rows with zeros behind, up to a whole number of 16 bytes: products of other rows take three times as long."""
+    """Rows zero-padded to a multiple of 16 bytes: products of other rows take three times as long."""
     behind = -rows.meta["val"].shape[1] % _ALIGNED
     return call(aten.constant_pad_nd.default, rows, [0, behind], 0.0) if behind else rows
 

@@ -1,4 +1,4 @@
-"""The hooks by which autotune takes part in Inductor's compilation, beside those that the user has set."""
+"""Hooks of autotune in Inductor's compilation, which run after the user's hooks."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch._inductor import custom_graph_pass
 
 from autotune.compiler.capture.joint import prepare_joint, rewrite_joint
 
-# A user's pass may ask whether a graph is of inference; older torch has no such passes.
+# A user's pass may take an is_inference argument; older torch has no such passes.
 _Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
 
 
 class Hook(_Base):  # type: ignore[misc]
-    """A pass of autotune's after those of the user in the same place.
+    """A pass of autotune that runs after the user's passes in the same hook.
 
     Args:
         run: changes a graph in place.
-        identity: names all that ``run`` depends on; a part of the key of Inductor's caches. None keeps it from them.
-        before: what the user has set: a pass, a list of passes, or None.
+        identity: identifies everything that ``run`` depends on; a part of Inductor's cache keys. None disables caching.
+        before: the user's setting: a pass, a list of passes, or None.
     """
 
     def __init__(self, run: Callable[[fx.Graph], None], identity: bytes | None, before: Any) -> None:
@@ -39,7 +39,7 @@ class Hook(_Base):  # type: ignore[misc]
         self._run(graph)
 
     def uuid(self) -> Any:
-        """None, which keeps Inductor from caching, where this pass or one of the user's has no identity."""
+        """The identities of all passes; None, which disables Inductor's caching, if one has no identity."""
         theirs = [p.uuid() if isinstance(p, custom_graph_pass.CustomGraphPass) else None for p in self._before]
         known = (self._identity, *theirs)
         return None if any(one is None for one in known) else known
@@ -47,7 +47,7 @@ class Hook(_Base):  # type: ignore[misc]
 
 @functools.cache
 def text_of(folder: Path) -> bytes:
-    """A digest of the Python files in a folder: a graph that an older pass rewrote does not come from a cache."""
+    """A digest of the Python files in a folder, so that no cache returns a graph that an older pass rewrote."""
     found = hashlib.sha256()
     for file in sorted(folder.rglob("*.py")):
         found.update(file.read_bytes())
@@ -55,7 +55,7 @@ def text_of(folder: Path) -> bytes:
 
 
 def hooked(post_grad: Hook) -> dict[str, Any]:
-    """Inductor's settings with which ``post_grad`` runs, after the rewriting of joint graphs that it relies on."""
+    """Inductor's settings for ``post_grad`` and the rewrites of joint graphs that it depends on."""
     from torch._inductor import config
 
     identity = b"autotune joint " + text_of(Path(__file__).parent)

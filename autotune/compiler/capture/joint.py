@@ -1,12 +1,12 @@
-"""What is rewritten in Inductor's joint graphs, before forward and backward are split.
+"""Rewrites of Inductor's joint graphs, before the split into forward and backward.
 
 Inductor calls :func:`prepare_joint` and :func:`rewrite_joint` as its ``joint_custom_pre_pass`` and
 ``joint_custom_post_pass``, on the joint graph in training and on the graph itself in inference. Search and deployment
-run the same passes, so both see the same graphs. A graph of several streams stays as it is: what a pass shares would
-be read on one stream while another one computes it.
+run the same passes, so both see the same graphs. A graph with several streams is not changed: one stream could read a
+tensor shared by a pass while another one computes it.
 
-These passes decide what no later hook can decide: how random numbers are made, that complex arithmetic is arithmetic of
-parts, which call of a library computes a convolution or a product, and the layout of tensors between convolutions.
+These passes make the decisions that no later hook can make. They generate random numbers, split complex arithmetic into
+parts, select the library call for a convolution or a product, and set the memory format between convolutions.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _MULTIPLIERS = (-1640531535, -2048144789, -1028477387)  # 2**32 / the golden ratio, and murmur3's two, as int32
 _SHIFTS = (16, 13, 16)
 _MANTISSA = 24
-"""Bits of a uniform number: as many as float32 holds exactly."""
+"""Bits of a uniform random number, as many as float32 represents exactly."""
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _DROPS_ROUNDING = torch.__version__ < "2.13"
 """Inductor's joint passes drop a conversion to a narrower float type whose result is converted back."""
 
 
 def prepare_joint(graph: fx.Graph) -> None:
-    """Rewrite a graph before Inductor's joint passes, in place: they would pad what may be written without a copy.
+    """Rewrite products of a graph before Inductor's joint passes, which would pad operands by copies, in place.
 
     Nothing is rewritten while an option requires results that this changes.
 
@@ -50,14 +50,14 @@ def prepare_joint(graph: fx.Graph) -> None:
     assert gm is not None
     if requirements() or _has_streams(graph):
         return
-    remove_noop_ops(graph)  # as Inductor does next: what a product reads may be a view that changes nothing
+    remove_noop_ops(graph)  # as Inductor does next: a product's operand may be a no-op view
     align_products(gm)
     if _DROPS_ROUNDING:
         hide_rounding(graph)
 
 
 def rewrite_joint(graph: fx.Graph) -> None:
-    """Rewrite a graph behind Inductor's joint passes, in place, unless an option requires results that this changes.
+    """Rewrite a graph after Inductor's joint passes, in place, unless an option requires results that this changes.
 
     Args:
         graph: functional aten and prims calls, with fake tensors in ``meta["val"]``.
@@ -66,7 +66,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     assert gm is not None
     if requirements() or _has_streams(graph):
         return
-    stable_topological_sort(graph)  # Inductor's patterns leave that to the end, which comes behind this
+    stable_topological_sort(graph)  # Inductor sorts only at the end, after this pass
     if _DROPS_ROUNDING:
         show_rounding(graph)
     split_parts(gm)
@@ -79,20 +79,20 @@ def rewrite_joint(graph: fx.Graph) -> None:
 
 
 def _has_streams(graph: fx.Graph) -> bool:
-    """Return True if a program chose the stream of any node."""
+    """Return True if the program assigned any node to a stream."""
     return any(stream_of(node) is not None for node in graph.nodes)
 
 
 def _is_joint(graph: fx.Graph) -> bool:
-    """Whether a graph is forward and backward together: AOTAutograd calls what flows back into it tangents."""
+    """True for a joint graph of forward and backward: AOTAutograd names the incoming gradients tangents."""
     return any(str(n.target).startswith("tangents") for n in graph.find_nodes(op="placeholder"))
 
 
 def hide_rounding(graph: fx.Graph) -> None:
     """Keep conversions to a narrower float type that are converted back, as Inductor does from torch 2.13 on.
 
-    The narrow tensor is what a region stores for readers behind a product. Without it each of them reads twice the
-    bytes, which also live longer. Inductor's pattern does not match ``aten._to_copy``.
+    A region stores the narrow tensor for readers after a product. Without it each of them reads twice the bytes, which
+    also stay allocated longer. Inductor's pattern does not match ``aten._to_copy``.
     """
     for node in list(graph.find_nodes(op="call_function", target=prims.convert_element_type.default)):
         narrow: Any = node.args[0]
@@ -105,7 +105,7 @@ def hide_rounding(graph: fx.Graph) -> None:
 
 
 def show_rounding(graph: fx.Graph) -> None:
-    """Undo :func:`hide_rounding` behind Inductor's joint passes."""
+    """Undo :func:`hide_rounding` after Inductor's joint passes."""
     for node in list(graph.find_nodes(op="call_function", target=aten._to_copy.default)):
         if [*node.kwargs] == ["dtype"]:
             node.replace_all_uses_with(
@@ -115,11 +115,11 @@ def show_rounding(graph: fx.Graph) -> None:
 
 
 def hash_random_numbers(graph: fx.Graph) -> None:
-    """Write uniform random numbers as a hash of an element's place and its operator's seed.
+    """Replace uniform random numbers by a hash of an element's index and its operator's seed.
 
-    Inductor draws one seed an operator and calls Philox for every element. The hash is plain integer arithmetic: it may
-    run in any kernel, ours or Inductor's, and again in the backward, where all of them agree on the numbers. The hash
-    is murmur3's finaliser (Appleby, 2011) on the place, with half of the seed mixed in before it and half on the way.
+    Inductor draws one seed per operator and calls Philox for every element. The hash is plain integer arithmetic. Any
+    kernel, of autotune or Inductor, can compute it, also again in the backward, with the same numbers. It is murmur3's
+    finaliser (Appleby, 2011) on the index, with half of the seed mixed in before it and half in the middle.
     """
     for node in list(graph.nodes):
         if node.target is prims.inductor_random.default and _is_uniform(node):
@@ -152,7 +152,7 @@ def _uniform(call: Calls, node: fx.Node) -> fx.Node:
         )
         return call(aten.bitwise_xor.Tensor, h, low)
 
-    # The seed comes first: whatever does not depend on it would be computed once for all masks, and stored.
+    # The seed is mixed in first: a part without it would be computed once for all masks, and stored.
     h = call(aten.bitwise_xor.Tensor, place, half(0))
     h = call(aten.mul.Tensor, fold(call(aten.mul.Tensor, h, _MULTIPLIERS[0]), _SHIFTS[0]), _MULTIPLIERS[1])
     h = call(aten.add.Tensor, h, half(32))
@@ -162,14 +162,14 @@ def _uniform(call: Calls, node: fx.Node) -> fx.Node:
 
 
 DEVICES = {"cuda"}
-"""Types of devices on which Inductor takes the bias of convolutions apart."""
+"""Types of devices on which Inductor separates the bias of a convolution."""
 _COMPARISONS = (aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar)
 
 
 def _compared_as_drawn(node: fx.Node, made: fx.Node) -> None:
-    """Compare the numbers as they are where a program rounds them first, as dropout in half precision does.
+    """Compare the unrounded numbers if a program rounds them first, such as dropout in half precision.
 
-    Which elements fall on the other side by rounding would depend on who computes the comparison.
+    With rounding, the outcome for some elements would depend on the kernel that computes the comparison.
     """
     for user in list(node.users):
         rounds = user.target in (prims.convert_element_type.default, aten._to_copy.default)
@@ -178,10 +178,10 @@ def _compared_as_drawn(node: fx.Node, made: fx.Node) -> None:
 
 
 def takes_bias_apart(graph: fx.Graph) -> None:
-    """Write the bias of convolutions on CUDA as an addition: it belongs to what follows.
+    """Write the bias of convolutions on CUDA as an addition, which can fuse with the following operators.
 
-    Inductor's lowering does the same, later than regions are looked for. (CPU kernels add it themselves.) Both who
-    captures and who deploys calls this.
+    Inductor's lowering does the same, but after the search for regions. (CPU convolutions add the bias themselves.)
+    Capture and deployment both call this.
     """
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         bias, made = node.args[2], node.meta["val"]

@@ -1,7 +1,7 @@
-"""Inductor's options that require certain results, which stored kernels do not compute.
+"""Inductor options that require certain results, which stored kernels do not compute.
 
 While such an option is set, Inductor compiles the regions, and autotune rewrites neither graphs nor attention. A test
-classifies all other options of Inductor's, and fails where a new torch has an option that it does not list.
+classifies all other Inductor options, and fails if a new torch has an unlisted option.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Requirement:
 
     Attributes:
         results: the end of the sentence "the option requires ...".
-        default: the value under which it requires nothing.
-        device: the only type of device on which it has an effect; "" for all.
-        strict: kernels of strict precision compute these results.
+        default: the value that requires nothing.
+        device: the only type of device that it affects; "" for all.
+        strict: True if kernels of strict precision compute these results.
     """
 
     results: str
@@ -45,15 +45,15 @@ REQUIREMENTS = {
     "cpp.inject_relu_bug_TESTING_ONLY": Requirement("a wrong relu", default=None, device="cpu"),
     "cpp.inject_log1p_bug_TESTING_ONLY": Requirement("a wrong log1p", default=None, device="cpu"),
 }
-"""By option, some of which older or newer versions of torch do not have."""
+"""The requirement of each option; older or newer versions of torch lack some of them."""
 
 
 def requirements(device: str = "", precision: str = "") -> tuple[str, ...]:
-    """The requirements that are set now: "emulate_precision_casts requires values that ...", one for each option.
+    """The current requirements: "emulate_precision_casts requires values that ...", one for each option.
 
     Args:
-        device: a device whose type they must be about; "" for any.
-        precision: of the kernels in question.
+        device: a device whose type the requirements must affect; "" for any.
+        precision: the precision of the kernels.
     """
     from torch._inductor import config
 

@@ -1,15 +1,14 @@
-"""Matrix products of Inductor's joint graphs, rewritten so that tensor-core kernels take them and copy less.
+"""Rewrites of matrix products in Inductor's joint graphs, so that they use tensor-core kernels and copy less.
 
-The kernels that multiply at full speed read rows of whole 16 bytes, eight numbers in half precision. Mixer's layers
-have no such rows: the first product sums over 196 tokens, and the second one writes rows of 196. cuBLAS takes a
-kernel of an older kind, which needs 217 us on one H200 where 83 are possible, and 183 where 65 are (256 images).
-Inductor pads operands where that pays with the copies that it takes. :func:`align_products` copies nothing but the
-weight.
+Kernels at full speed read rows in units of 16 bytes, eight numbers in half precision. Mixer's layers have no such rows:
+the first product sums over 196 tokens, and the second one writes rows of 196. cuBLAS uses an older kind of kernel. It
+takes 217 us on one H200 where 83 are possible, and 183 where 65 are (256 images). Inductor pads operands if the gain
+exceeds the cost of the copies. :func:`align_products` copies only the weight.
 
 Inductor pads products of odd extents one by one. RoBERTa's gradient of the logits, [tokens, 50265], is the operand of
-two: of one it pads the rows to 50272, of the other the columns of the transposed tensor. Each is a copy of 3.3 GB here,
-and the second one turns the whole in memory, although products read a transposed operand just as well.
-:func:`share_pads` pads it once, in the order of its memory.
+two products. Inductor pads the rows to 50272 for one, and the columns of the transposed tensor for the other. Each copy
+has 3.3 GB here, and the second one transposes the tensor in memory, although products read a transposed operand equally
+fast. :func:`share_pads` pads the gradient once, in memory order.
 
 The graphs are of functional aten calls, with fake tensors in ``meta["val"]``, and change in place.
 """
@@ -27,13 +26,13 @@ from autotune.compiler.capture.rewriting import Calls, Strides, contiguous, fini
 aten = torch.ops.aten
 
 DEVICES = {"cuda"}
-"""Types of devices whose library has slow kernels for rows of other lengths."""
+"""Types of devices whose library has slow kernels for unaligned rows."""
 _ALIGNED = 8
-"""Numbers of half precision in 16 bytes."""
+"""Half-precision elements in 16 bytes."""
 _MOST_LEFT = 4
-"""How many terms of a sum the operators behind the product may add: each reads one row more of both operands."""
+"""Most terms of a sum that the operators after the product may add: each reads one more row of both operands."""
 _LEAST_SUM = 128
-"""Shorter sums leave too little to win."""
+"""Least number of terms: shorter sums gain too little."""
 _PRODUCTS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 
 
@@ -41,8 +40,8 @@ class _Product(NamedTuple):
     """``x @ weight``, of shape [batch, rows, columns].
 
     Attributes:
-        x: [batch, rows, sum], in memory with the rows side by side or the terms.
-        weight: [sum, columns], the same for all of the batch.
+        x: [batch, rows, sum], with unit stride along the rows or the sum.
+        weight: [sum, columns], the same for the whole batch.
         bias: [columns], or None.
         result: the node that is [batch, rows, columns].
     """
@@ -54,10 +53,10 @@ class _Product(NamedTuple):
 
 
 def align_products(gm: fx.GraphModule) -> None:
-    """Rewrite products of batches by one weight, before Inductor pads them.
+    """Rewrite products of a batch with one weight, before Inductor pads them.
 
-    A sum over 196 terms becomes a product over 192 and, in the pointwise operators that follow, four terms more. A
-    product that writes rows of 196 and is read the other way round becomes one that writes that way.
+    A sum over 196 terms becomes a product over 192 terms, and the following pointwise operators add the other four. A
+    product that writes rows of 196 and is read transposed becomes one that writes the transposed result.
     """
     graph, strides = gm.graph, Strides(gm.graph)
     changed = False
@@ -75,11 +74,11 @@ def align_products(gm: fx.GraphModule) -> None:
 
 
 def _aligned(call: Calls, product: _Product) -> fx.Node | None:
-    """The product by kernels that take whole 16 bytes alone; None where it is so already, or cannot be."""
+    """The product with aligned rows only; None if it has them already or cannot have them."""
     x, weight, bias, result = product
     (batch, rows, terms), columns = x.meta["val"].shape, weight.meta["val"].shape[1]
     left = terms % _ALIGNED
-    across = bool(columns % _ALIGNED)  # rows of such a length are not to be written; those across are, if read so
+    across = bool(columns % _ALIGNED)  # write the transposed result, if its readers transpose it
     if across and (rows % _ALIGNED or not result.users or not all(_swaps(user) for user in result.users)):
         return None
     if not (left or across) or (left and not _may_leave(product, left)):
@@ -88,7 +87,7 @@ def _aligned(call: Calls, product: _Product) -> fx.Node | None:
     if across:
         x, weight = call(aten.permute.default, x, [0, 2, 1]), call(aten.permute.default, weight, [1, 0])
     elif left:
-        weight = contiguous(call, weight)  # the copy has all that is read of it
+        weight = contiguous(call, weight)  # the copy has all elements that are read
     first, whole = (x, weight), terms - left
     if left:
         first = call(aten.slice.Tensor, x, of_x, 0, whole), call(aten.slice.Tensor, weight, of_weight, 0, whole)
@@ -108,9 +107,9 @@ def _aligned(call: Calls, product: _Product) -> fx.Node | None:
 
 
 def _may_leave(product: _Product, left: int) -> bool:
-    """True if the operators behind a product may add the last terms of its sum.
+    """True if the operators after a product may add the last terms of its sum.
 
-    The library rounds what it has summed to bfloat16, as it does the whole sum. In float16 that could overflow where
+    The library rounds the partial sum to bfloat16, like a whole sum. In float16 the partial sum could overflow although
     the whole sum does not.
     """
     x, terms = product.x.meta["val"], product.weight.meta["val"].shape[0]
@@ -120,7 +119,7 @@ def _may_leave(product: _Product, left: int) -> bool:
 
 
 def _product(node: fx.Node) -> _Product | None:
-    """The product that ``node`` is the result of, on a device and of a type that need it; None if it is no such."""
+    """The product with ``node`` as its result, if its device and type need alignment; else None."""
     found = _found(node) or _with_bias(node)
     if found is None or not all(is_static(n) for n in found if n is not None):
         return None
@@ -134,7 +133,7 @@ def _found(node: fx.Node) -> _Product | None:
 
 
 def _with_bias(node: fx.Node) -> _Product | None:
-    """A product and a bias that is added apart, as that of a layer with a transposed input is."""
+    """A product with a separate addition of the bias, as in a layer with a transposed input."""
     made, bias = node.args if node.target is aten.add.Tensor and not node.kwargs else (None, None)
     if not isinstance(made, fx.Node) or not isinstance(bias, fx.Node) or len(made.users) != 1:
         return None
@@ -176,7 +175,7 @@ def _of_rows(node: fx.Node) -> _Product | None:
 
 
 def _uncopied(x: fx.Node) -> fx.Node:
-    """The source of a copy that has one reader: the product can read that in place."""
+    """The source of a copy with one reader; the product can read the source directly."""
     found, node, swapped = x, x, False
     while _swaps(node) or (node.target is aten.clone.default and len(node.users) == 1):
         swapped ^= _swaps(node)
@@ -190,7 +189,7 @@ def _swaps(node: Any) -> bool:
 
 
 def _is_read_in_place(node: fx.Node) -> bool:
-    """True if pointwise operators alone read a node, so that one more before them moves no more bytes."""
+    """True if only pointwise operators read a node, so that one more before them moves no more bytes."""
     views = (aten.view.default, aten.permute.default, aten.unsqueeze.default)
     return bool(node.users) and all(
         (user.target in views and _is_read_in_place(user)) or torch.Tag.pointwise in getattr(user.target, "tags", ())
@@ -199,7 +198,7 @@ def _is_read_in_place(node: fx.Node) -> bool:
 
 
 class _Pad(NamedTuple):
-    """``node``: zeros behind ``source``, so many for each dimension; permuted so."""
+    """A node that pads ``source`` with zeros at the end of each dimension, and then permutes it."""
 
     node: fx.Node
     source: fx.Node
@@ -212,10 +211,10 @@ class _Pad(NamedTuple):
 
 
 def share_pads(gm: fx.GraphModule) -> None:
-    """Share what Inductor has padded.
+    """Share the padded operands of Inductor's padded products.
 
-    Where a tensor is padded for a product and summed, too, as the gradient of a layer with a bias is, the padded one is
-    summed: whoever computes the tensor then writes nothing else.
+    If a tensor is padded for a product and also summed, like the gradient of a layer with a bias, the sum reads the
+    padded tensor. The kernel that computes the tensor then writes nothing else.
     """
     graph = gm.graph
     place = {node: n for n, node in enumerate(graph.nodes)}
@@ -224,10 +223,10 @@ def share_pads(gm: fx.GraphModule) -> None:
         if (pad := _pad_of_a_product(node)) is not None:
             alike[pad.source, pad.behind].append(pad)
     for (_, behind), found in alike.items():
-        # Read again: what was padded may have been a sum that another group has rewritten.
+        # Repeat the analysis: the rewrite of another group may have replaced a padded sum.
         pads = [pad for one in found if (pad := _pad_of_a_product(one.node)) is not None]
         source = pads[0].source
-        made = source.op != "placeholder"  # what is given is written by nobody
+        made = source.op != "placeholder"  # no kernel writes an input
         sums = [user for user in source.users if made and _is_sum_beside(user, behind)]
         if len(pads) + len(sums) > 1 or pads[0].is_turned:
             first = min((*sums, *(pad.node for pad in pads)), key=place.__getitem__)
@@ -236,7 +235,7 @@ def share_pads(gm: fx.GraphModule) -> None:
 
 
 def _share(graph: fx.Graph, first: fx.Node, pads: list[_Pad], sums: list[fx.Node]) -> None:
-    """One padded tensor before ``first``, for all of these."""
+    """Replace all ``pads`` by one padded tensor before ``first``."""
     _, source, behind, _ = pads[0]
     widths = [n for b in reversed(behind) for n in (0, b)]
     padded = Calls(pads[0].node, before=first)(aten.constant_pad_nd.default, source, widths, 0.0)
@@ -260,7 +259,7 @@ def _cut(call: Calls, x: fx.Node, extents: torch.Size) -> fx.Node:
 
 
 def _pad_of_a_product(node: fx.Node) -> _Pad | None:
-    """Zeros behind an operand of products that nobody else reads, as a pad of its source in memory; None for others."""
+    """The pad of a node that pads an operand and that only products read, in the source's memory order; else None."""
     args: tuple[Any, ...] = node.args
     source, widths = args[:2]
     if not is_static(source) or node.kwargs or any(args[2:]) or any(widths[::2]) or not node.users:
@@ -279,7 +278,7 @@ def _pad_of_a_product(node: fx.Node) -> _Pad | None:
 
 
 def _is_sum_beside(node: fx.Node, behind: tuple[int, ...]) -> bool:
-    """True if a node sums over none of the dimensions that get zeros, to one row: several, cut, would have gaps."""
+    """True if a node sums to one row, over dimensions without padding; several rows, cut, would have gaps."""
     args: tuple[Any, ...] = node.args
     if node.target is not aten.sum.dim_IntList or args[1] is None:
         return False

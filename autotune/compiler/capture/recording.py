@@ -1,8 +1,9 @@
-"""Capture: the graphs of a callable at the point where the deploying backend looks for regions.
+"""Capture: the graphs of a callable at the point where deployment searches for regions.
 
-Both go through Inductor: Dynamo, AOTAutograd with Inductor's decompositions and partitioner, its joint-graph passes and
-its post-grad passes up to ``post_grad_custom_post_pass``. There the graph is kept, or, in deployment, its regions are
-replaced (:mod:`autotune.runtime.inductor.region_pass`). Capturing generates no code: the graphs run eagerly.
+Capture and deployment both run Dynamo, AOTAutograd with Inductor's decompositions and partitioner, Inductor's
+joint-graph passes, and its post-grad passes up to ``post_grad_custom_post_pass``. In that pass, capture keeps the
+graph, and deployment replaces its regions (:mod:`autotune.runtime.inductor.region_pass`). Capture generates no code:
+the graphs run eagerly.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ class CapturedGraph:
 
 
 class _Recorded(Exception):
-    """Inductor's passes have come to the one that records; the rest of them has nothing to tell."""
+    """Raised by the recording pass to skip the rest of Inductor's passes."""
 
 
 def recording_backend(record: Callable[[CapturedGraph], None], fuse_attention: bool = True) -> Callable[..., Compiled]:
-    """A backend for torch.compile that hands every graph to ``record`` and runs it eagerly."""
+    """A backend for torch.compile that passes every graph to ``record`` and runs it eagerly."""
     from torch._functorch import config as aot_config
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
@@ -51,13 +52,13 @@ def recording_backend(record: Callable[[CapturedGraph], None], fuse_attention: b
     def keep(graph: fx.Graph) -> None:
         takes_bias_apart(graph)
         kept.append(fx.GraphModule(graph.owning_module or torch.nn.Module(), _copied(graph)))
-        if graph.owning_module is whole[0]:  # after those that it calls: the branches of conditions, repeated blocks
+        if graph.owning_module is whole[0]:  # the graphs that it calls come before it
             raise _Recorded
 
     def inner(gm: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Compiled:
         kind = "inference" if kwargs.get("is_inference") else "backward" if kwargs.get("is_backward") else "forward"
         eager = _copy(gm)
-        view_to_reshape(eager)  # type: ignore[no-untyped-call]  # what is cut from a padded product has gaps
+        view_to_reshape(eager)  # type: ignore[no-untyped-call]  # a slice of a padded product has gaps
         whole[:] = [gm]
         kept.clear()
         post_grad(gm, inputs, is_inference=kind == "inference")
@@ -69,7 +70,7 @@ def recording_backend(record: Callable[[CapturedGraph], None], fuse_attention: b
         if fuse_attention and not requirements():
             rewrite_attention(gm)
         patches = hooked(Hook(keep, b"autotune capture", config.post_grad_custom_post_pass))
-        # A cached graph would come back without asking for the code inside.
+        # A cached graph would be returned without a call of ``inner``.
         with aot_config.patch(enable_autograd_cache=False):
             run: Any = inner
             compiled: Any = compile_fx(gm, list(inputs), inner_compile=run, config_patches=patches)
@@ -79,7 +80,7 @@ def recording_backend(record: Callable[[CapturedGraph], None], fuse_attention: b
 
 
 def post_grad(gm: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool) -> None:
-    """What Inductor does to a graph between AOTAutograd and its own code generation, up to the pass that records."""
+    """Run Inductor's passes between AOTAutograd and code generation on a graph, up to the recording pass."""
     from torch._inductor import compile_fx
     from torch._inductor.fx_passes.post_grad import view_to_reshape
     from torch._inductor.virtualized import V
@@ -92,7 +93,7 @@ def post_grad(gm: fx.GraphModule, inputs: Sequence[Any], *, is_inference: bool) 
 
 
 def _copy(gm: fx.GraphModule) -> fx.GraphModule:
-    """A graph and those that it calls, which passes over the original leave alone."""
+    """A copy of a graph and of the graphs that it calls; passes over the original do not change it."""
     copy = fx.GraphModule(gm, _copied(gm.graph))
     for name, inner in copy.named_children():
         if isinstance(inner, fx.GraphModule):
@@ -107,7 +108,7 @@ def _copied(graph: fx.Graph) -> fx.Graph:
 
 
 def boxed(gm: fx.GraphModule) -> Compiled:
-    """The graph as what Inductor would have made of it: it takes its inputs in a list, which it empties."""
+    """The graph with the calling convention of Inductor's code: it takes its inputs in a list and empties the list."""
     from torch.fx.graph import _BoxedCodeGen
 
     gm.graph.set_codegen(_BoxedCodeGen())
@@ -129,18 +130,16 @@ def capture(
     dynamic: bool | None = False,
     fuse_attention: bool = True,
 ) -> tuple[CapturedGraph, ...]:
-    """Run ``fn`` once (and its backward, where results require grad) and keep the graphs, in the order they were
-    compiled.
+    """Run ``fn`` once (and its backward, if results require grad) and return the graphs in the order of compilation.
 
-    Graph breaks give several graphs. Gradients of parameters and inputs are left as they were; what ``fn`` itself
-    mutates is mutated.
+    Graph breaks give several graphs. Gradients of parameters and inputs do not change; ``fn`` itself may mutate state.
 
     Args:
         fn: a function or module.
         args, kwargs: example inputs, on the device to capture for.
-        grad: True or False to set grad mode; None leaves it.
-        dynamic: as torch.compile takes it.
-        fuse_attention: whether attention is rewritten first, as deployment does by its setting ``attention``.
+        grad: True or False to set grad mode; None to keep it.
+        dynamic: the argument of torch.compile.
+        fuse_attention: True to rewrite attention first, as deployment does by its setting ``attention``.
     """
     graphs: list[CapturedGraph] = []
     mode = contextlib.nullcontext() if grad is None else torch.set_grad_enabled(grad)
@@ -160,7 +159,7 @@ def capture_for_user(
     grad: bool | None = None,
     fuse_attention: bool = True,
 ) -> tuple[CapturedGraph, ...]:
-    """As :func:`capture`, for a callable and inputs that a user gave.
+    """Call :func:`capture` for a user's callable and inputs.
 
     Raises:
         UserError: the callable fails on the inputs; ``label`` names it.
@@ -174,7 +173,7 @@ def capture_for_user(
 
 
 def fresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A callable as a new code object: to compile it neither finds nor evicts what its owner has compiled."""
+    """A callable with a new code object: compiling it neither uses nor evicts the owner's compiled code."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return fn(*args, **kwargs)

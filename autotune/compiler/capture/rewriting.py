@@ -1,8 +1,7 @@
-"""Rewriting a captured graph: calls with their fake results, so that it stays one of fake tensors, and other strides
-followed through it.
+"""Tools to rewrite a captured graph: new calls with fake results, and propagation of changed strides.
 
-A tensor that a pass lays out in other strides changes those of its readers, or each reader gets it in those that it
-had. Results of the graph keep their strides.
+If a pass changes the strides of a tensor, the strides of its readers change too, or a reader gets a copy with the
+original strides. Results of the graph keep their strides.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 class Calls:
-    """Calls of operators that Inductor lowers, none that it decomposes.
+    """Factory of calls, of operators that Inductor lowers without decomposition.
 
     Args:
-        node: what they are in the place of: they have its meta data.
-        before: the node before which they are put; None for ``node``.
+        node: the node that the calls replace; they have its metadata.
+        before: the node before which they are inserted; None for ``node``.
     """
 
     def __init__(self, node: fx.Node, before: fx.Node | None = None) -> None:
@@ -45,14 +44,14 @@ class Calls:
 
 
 def finish(gm: fx.GraphModule) -> None:
-    """Leave a rewritten graph without dead code, checked, and with its code renewed."""
+    """Remove dead code from a rewritten graph, check it and recompile its code."""
     gm.graph.eliminate_dead_code()
     gm.graph.lint()
     gm.recompile()
 
 
 def is_static(node: fx.Node) -> bool:
-    """True if the extents of a node's tensor are numbers, and none of them 0."""
+    """True if the extents of a node's tensor are static, and none is 0."""
     return all(type(extent) is int and extent for extent in node.meta["val"].shape)
 
 
@@ -64,9 +63,10 @@ def contiguous(call: Calls, x: fx.Node) -> fx.Node:
 
 
 def laid_out(call: Calls, made: fx.Node, like: torch.Tensor) -> fx.Node:
-    """``made`` in the strides of ``like``.
+    """``made`` with the strides of ``like``.
 
-    Arithmetic keeps the strides of its operands. Views in the graph and readers of its results rely on the operator's.
+    Arithmetic keeps the strides of its operands, but views in the graph and readers of its results rely on the strides
+    of the replaced operator.
     """
     places = [[t.stride(d) for d in range(t.ndim) if t.shape[d] > 1] for t in (made.meta["val"], like)]
     if places[0] == places[1]:
@@ -82,8 +82,10 @@ _ALIKE = {
     *(aten.native_batch_norm_backward, aten.batch_norm_backward, aten.hardtanh_backward, aten.hardswish_backward),
     *(aten.leaky_relu_backward, aten.softplus_backward, aten.mish_backward),
 }
-"""Derivatives, of which the first two arguments are a gradient and what it is one of. Where these lie differently, the
-real strides of the result are not those of the graph."""
+"""Derivatives whose first two arguments are a gradient and its tensor.
+
+If these have different strides, the real strides of the result are not those of the graph.
+"""
 
 _FOLLOWERS = _ALIKE | {
     *(aten.convolution, aten.convolution_backward, aten.mm, aten.addmm, aten.bmm, aten.baddbmm),
@@ -97,35 +99,36 @@ _FOLLOWERS = _ALIKE | {
     *(aten.cat, aten.constant_pad_nd, aten._to_copy, aten.copy, aten._unsafe_view, aten.native_dropout, aten.glu),
     *(aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.new_empty, aten.new_zeros, aten.new_full),
 }
-"""Operators that take any strides, besides those that torch marks as pointwise, as reductions or as views.
+"""Operators that accept any strides, in addition to those that torch marks as pointwise, reductions or views.
 
-Others may read memory as if it were contiguous (weight and group normalisation), or take no other (attention): who
-calls them sees to that, and a graph shows no trace of it where it was so already."""
+Others may read memory as if it were contiguous (weight and group normalisation), or reject other strides (attention).
+Their callers make the arguments contiguous, and a graph has no sign of that if they were contiguous already.
+"""
 
 
 class Strides:
-    """A walk from the first node to the last.
+    """Propagation of changed strides, from the first node to the last.
 
     Attributes:
-        graph: changed in place, of fake tensors.
-        before: fake values of the graph as it was, of the nodes whose strides are others now.
+        graph: a graph of fake tensors, changed in place.
+        before: the original fake values of the nodes whose strides have changed.
     """
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.before: dict[fx.Node, Any] = {}
         self._back: dict[fx.Node, fx.Node] = {}
-        """Copies of nodes in the strides that they had."""
+        """Copies of nodes with their original strides."""
 
     def replace(self, node: fx.Node, made: fx.Node) -> None:
-        """Put ``made`` in a node's place."""
+        """Replace a node by ``made``."""
         if node.meta["val"].stride() != made.meta["val"].stride():
             self.before[made] = node.meta["val"]
         node.replace_all_uses_with(made)
         self.graph.erase_node(node)
 
     def follow(self, node: fx.Node) -> None:
-        """A node whose arguments may have other strides."""
+        """Process a node whose arguments may have changed strides."""
         if node.op == "output":
             self._restore(node)
         elif any(a in self.before for a in node.all_input_nodes):
@@ -139,7 +142,7 @@ class Strides:
                 self.evaluate(node)
 
     def evaluate(self, node: fx.Node) -> None:
-        """Compute a node's fake value again; its arguments are put back first if it does not take the new strides."""
+        """Recompute a node's fake value; restore its arguments' strides first if it does not accept the new ones."""
         old = node.meta["val"]
         try:
             new = self._value(node)
@@ -164,8 +167,10 @@ class Strides:
                 node.replace_input_with(x, self._restored(x, Calls(node)))
 
     def _restored(self, x: fx.Node, call: Calls) -> fx.Node:
-        """``x`` in the strides that it had; a view stays one, of a tensor put back: it may have gaps, and share its
-        memory with another result."""
+        """``x`` with its original strides.
+
+        A view remains a view, of a restored tensor: it may have gaps and share memory with another result.
+        """
         if x not in self.before:
             return x
         if x not in self._back:
@@ -182,7 +187,7 @@ class Strides:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         if node.target not in (aten.view.default, aten._unsafe_view.default):
             return node.target(*args, **kwargs)  # type: ignore[operator]
-        # Fake tensors allow views that real ones do not: of one row of pixels, say, its channels last, made flat.
+        # Fake tensors allow views that real ones do not, such as a flat view of one channels-last row of pixels.
         x, shape = args
         if all(type(n) is int for n in (*x.shape, *x.stride(), *shape)):
             with unset_fake_temporarily(), no_python_dispatcher():
@@ -191,7 +196,7 @@ class Strides:
 
 
 def _is_rigid(node: fx.Node) -> bool:
-    """True if a node may rely on the strides of its arguments in the graph."""
+    """True if a node may depend on the strides of its arguments in the graph."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return getattr(node.target, "__module__", "") not in ("_operator", "operator")
     schema = node.target._schema
@@ -199,17 +204,17 @@ def _is_rigid(node: fx.Node) -> bool:
 
 
 def _is_follower(node: fx.Node) -> bool:
-    """True if a node takes any strides."""
+    """True if a node accepts any strides."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     marked = {torch.Tag.pointwise, torch.Tag.reduction}.intersection(node.target.tags)
-    # Inductor's own pooling is known once Inductor is imported.
+    # Inductor's pooling operator exists only after Inductor is imported.
     pools = "::_low_memory_max_pool" in node.target._schema.name
     return bool(marked) or pools or _is_view(node) or node.target.overloadpacket in _FOLLOWERS
 
 
 def _is_view(node: fx.Node) -> bool:
-    """True if a node's results are its first argument's memory (of an item: those of the sequence are)."""
+    """True if a node's results share its first argument's memory (for an item: if those of the sequence do)."""
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view

@@ -1,11 +1,16 @@
-"""What a module's capture depends on, so that a search need not capture again what an earlier one has captured.
+"""Signatures of modules, by which a search reuses the capture of an earlier search.
 
-Tracing a large model takes longer than a search that has nothing left to do. The signature covers what tracing sees:
-the classes and plain attributes of every submodule, parameters and inputs by shape, type and stride, the sources of all
-loaded modules that are not installed packages, this package's sources, and the versions of what traces. Of installed
-packages, the sources that have a submodule's class and the package's version count. Sources count by what they say,
-wherever they lie and whenever they were written. Where anything in the module is of a kind that cannot be told so, or a
-class has no source file (typed into an interpreter), there is no signature, and the module is captured.
+Tracing a large model takes longer than a search that has nothing left to do. The signature covers everything that
+tracing depends on:
+
+- The classes and plain attributes of every submodule.
+- Parameters and inputs by shape, type and stride.
+- The sources of all loaded modules outside installed packages, and of this package.
+- The versions of autotune, PyTorch and Python.
+- The source file of each submodule's class in an installed package, and the package's version.
+
+Source files are compared by content alone, not by path or modification time. A module has no signature, and is always
+captured, if an attribute has no such description or a class has no source file (typed into an interpreter).
 """
 
 from __future__ import annotations
@@ -34,21 +39,21 @@ from autotune.workload import digest
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)
 _SKIPPED = frozenset(vars(nn.Module())) - {"training"}
-"""Attributes that every module has: hooks, which must be empty, and the tables of parameters and submodules."""
+"""Attributes of every ``nn.Module``: hooks, which must be empty, and the dicts of parameters and submodules."""
 
 
 class _Unknown(Exception):
-    """Something that a signature cannot tell."""
+    """A value that a signature cannot describe."""
 
 
 def signature(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, *, train: bool, device: str
 ) -> str | None:
-    """SHA-256 of what capturing ``fn`` depends on; None where that cannot be told, and for what is no module.
+    """SHA-256 of everything that the capture of ``fn`` depends on; None without a signature or for other callables.
 
     Args:
         fn: the callable; ``args`` and ``kwargs`` its inputs.
-        train: whether its backward pass is captured whatever requires grad.
+        train: True if the backward pass is captured even if no tensor requires grad.
         device: "cpu" or "cuda:N".
     """
     if not isinstance(fn, nn.Module):
@@ -91,11 +96,11 @@ def _module(m: nn.Module) -> list[Any]:
 
 
 def _classes(modules: Iterable[str]) -> dict[str, list[str]]:
-    """By the names of the Python modules that classes are from: version of the package, digest of the source."""
+    """For each Python module that defines a class: the version of its package and the digest of its source."""
     found = {}
     for name in modules:
         package = name.partition(".")[0]
-        if package in ("builtins", "torch") or package in sys.stdlib_module_names:  # versions of which are told
+        if package in ("builtins", "torch") or package in sys.stdlib_module_names:  # the signature has their versions
             continue
         text = _digest(getattr(sys.modules.get(name), "__file__", None) or "")
         if not text:
@@ -105,7 +110,7 @@ def _classes(modules: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """A value as JSON that tells it from any other."""
+    """A value as JSON that differs for different values."""
     if depth > 4:
         raise _Unknown("too deep")
     if isinstance(value, _PLAIN):
@@ -124,9 +129,9 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _found_by_name(value: Any) -> bool:
-    """Whether a class's or a function's name leads to it, in a module whose file is digested or whose version counts.
+    """True if a class or function is found by its name, in a module whose file or version is in the signature.
 
-    Lambdas of a module share a name, as do a function's local classes; what ``python -c`` or ``exec`` made has no file.
+    A module's lambdas share a name, as do a function's local classes. Code from ``python -c`` or ``exec`` has no file.
     """
     if not isinstance(value, (type, FunctionType)):
         return False
@@ -145,23 +150,23 @@ def _tensor(t: torch.Tensor, seen: dict[int, int]) -> list[Any]:
 
 
 def _sources() -> dict[str, str]:
-    """Loaded modules that are the user's own, by name, and digests of their files.
+    """Loaded modules of the user's code, by name, and digests of their files.
 
-    Which modules of Python, of installed packages and of autotune are loaded depends on what was done before (an empty
-    database was given its tables, say), which is nothing that a capture depends on.
+    Modules of Python, of installed packages and of autotune are left out. Their set depends on earlier work in the
+    process, such as creating a database's tables, and a capture does not depend on that.
     """
     skipped, folders = _installed(), dict[str, str]()
     found = {}
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if file and not _real(file, folders).startswith(skipped) and (text := _digest(file)):
-            # Not its name there: multiprocessing gives the main module a second one.
+            # Not its key in sys.modules: multiprocessing registers the main module under a second name.
             found[getattr(module, "__name__", file)] = text
     return found
 
 
 def _real(file: str, folders: dict[str, str]) -> str:
-    """Its real path. Thousands of modules lie in hundreds of folders, whose real paths are kept in ``folders``."""
+    """The real path of a file; ``folders`` caches those of folders, of which thousands of modules have hundreds."""
     folder, name = os.path.split(file)
     if folder not in folders:
         folders[folder] = os.path.realpath(folder)
@@ -180,7 +185,7 @@ def _installed() -> tuple[str, ...]:
 
 
 def _recorded(folder: str) -> set[str]:
-    """What ``pip install --target`` put into a folder: first parts of the paths that its records list, real ones."""
+    """The real paths of the top-level files and folders that ``pip install --target`` installed into a folder."""
     firsts = set()
     for record in Path(folder).glob("*.dist-info/RECORD"):
         for line in record.read_text("utf-8", errors="replace").splitlines() if os.access(record, os.R_OK) else ():
@@ -194,12 +199,12 @@ _PACKAGE = Path(autotune.__file__).resolve().parent
 
 @functools.cache
 def _own() -> dict[str, str]:
-    """Autotune's files, loaded or not, and their digests."""
+    """Digests of autotune's files, including those that are not loaded."""
     return {str(p.relative_to(_PACKAGE)): _digest(p) for p in _PACKAGE.rglob("*.py")}
 
 
 def _digest(path: str | Path) -> str:
-    """SHA-256 of a file; empty where it cannot be read."""
+    """SHA-256 of a file; "" if it cannot be read."""
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest()
     except OSError:

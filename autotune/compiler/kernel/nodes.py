@@ -82,7 +82,7 @@ Operand = Expr | int
 
 
 def expr(x: Operand) -> Expr:
-    """``x`` as an expression: a Python number is a whole number without a type of its own."""
+    """``x`` as an expression; a Python number becomes an untyped integer constant."""
     return x if isinstance(x, Expr) else Const(x)
 
 
@@ -197,14 +197,14 @@ class Load(Expr):
     """Elements of a tensor in arithmetic type: a tuple of ``lanes``, or one number where ``lanes`` is 1.
 
     Attributes:
-        storage: of the tensor.
-        hint: of the cache, as ``search_spaces`` names it; "default" for none.
+        storage: the tensor's storage type.
+        hint: the cache hint, by its name in ``search_spaces``; "default" for none.
         pointer: a :class:`Pointer`, or a variable that holds a selected one.
-        index: of the first element.
-        form: ``plain``; ``words`` (raw, 32 bits a word); ``fixed`` (never moved out of its branch);
-            ``touch`` (some of the bytes, for the cache); ``partial`` (an aligned vector of 16 bytes or less, of which
-            some elements may be beyond the tensor, and undefined).
-        guard: zeros where it is false, and memory untouched.
+        index: the index of the first element.
+        form: One of ``plain``, ``words`` (raw, 32 bits a word), ``fixed`` (never moved out of its branch), ``touch``
+            (some of the bytes, for the cache) and ``partial``. A ``partial`` load is an aligned vector of at most 16
+            bytes, whose elements beyond the tensor are undefined.
+        guard: a condition; if it is false, the result is zeros and memory is not accessed.
     """
 
     storage: str

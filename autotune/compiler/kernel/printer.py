@@ -1,7 +1,7 @@
-"""Printing the kernel IR in Python's syntax, which all of today's targets take. A target's printer has the rest.
+"""Printer of the kernel IR in Python syntax, which all current targets use; a target's printer extends it.
 
-``for_<Node>`` methods answer the text of an expression, ``put_<Node>`` add the lines of a statement; a target adds
-those of its own nodes.
+``for_<Node>`` methods return the text of an expression, and ``put_<Node>`` methods add the lines of a statement. A
+target adds methods for its nodes.
 """
 
 from __future__ import annotations

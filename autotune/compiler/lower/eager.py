@@ -1,4 +1,4 @@
-"""The cost of a region without stitching: one kernel for each aten operator, its tensors through memory."""
+"""The cost of a region in eager mode: one kernel for each aten operator, with its tensors in memory."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class EagerCost:
 
 
 def eager_cost(gm: fx.GraphModule) -> EagerCost:
-    """The cost of a region's submodule, whose nodes carry fake tensors and name what they were decomposed from.
+    """The cost of a region's submodule, whose nodes have fake tensors and the operator they were decomposed from.
 
-    Views cost nothing. A broadcast tensor is read once; an element that a tensor shows several times counts once. Nodes
-    that hang together and come from one operator are one kernel, or as many as that operator is among them.
+    Views cost nothing. A broadcast tensor is read once, and each element counts once. Connected nodes from one operator
+    are one kernel, or one for each occurrence of that operator among them.
     """
     facts = GraphFacts(gm.graph)
     names: dict[str, int] = {}
@@ -50,9 +50,9 @@ def eager_cost(gm: fx.GraphModule) -> EagerCost:
 
 
 def moved_bytes(facts: GraphFacts, nodes: Sequence[fx.Node], name: str) -> int:
-    """Bytes that one kernel for ``nodes``, which are operator ``name``, reads and writes at the least.
+    """Lower bound on the bytes that one kernel for ``nodes``, which are operator ``name``, reads and writes.
 
-    At least ``UNKNOWN_BYTES`` if a size is a symbol.
+    It is at least ``UNKNOWN_BYTES`` if a size is symbolic.
     """
     inside = set(nodes)
     given = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside)
@@ -65,7 +65,7 @@ def moved_bytes(facts: GraphFacts, nodes: Sequence[fx.Node], name: str) -> int:
 
 
 def _operators(facts: GraphFacts) -> list[list[fx.Node]]:
-    """The nodes that compute, those together that the same operator was decomposed into."""
+    """The nodes that compute, grouped by the operator that they were decomposed from."""
     owner: dict[fx.Node, list[fx.Node]] = {}
     for node in facts.nodes:
         is_view = facts[node].operator in VIEWS or getattr(node.target, "is_view", False)

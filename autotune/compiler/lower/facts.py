@@ -1,12 +1,13 @@
-"""The facts about each node of an aten graph, made once. Grouping and all later passes over the graph read them.
+"""The facts about each node of an aten graph, computed once. Grouping and all later passes over the graph read them.
 
-A call is *memory-intensive* if a rule translates it and nothing keeps it outside of regions. What keeps it outside is
-its ``reason``, in words that ``autotune plan --why`` prints. A node that turns out not to be translatable in its place
-gets its reason later, by :meth:`GraphFacts.leave_outside`.
+A call is *memory-intensive* if a rule translates it and it has no reason to be outside of regions. ``autotune plan
+--why`` prints this ``reason``. A node whose translation fails in a region gets its reason later, by
+:meth:`GraphFacts.leave_outside`.
 
-Float64 may be in a region between float32 and float32, in registers and as float32: torchao computes a scale so. The
-largest magnitude becomes float64, is clamped and divided, and becomes float32 again. None of these operators adds, so
-each loses one rounding of float32, as the other operators of a region do. All other float64 stays outside.
+Float64 may be in a region between float32 and float32, where it is computed in float32 in registers. torchao computes a
+scale in this way: the largest magnitude becomes float64, is clamped and divided, and becomes float32 again. None of
+these operators adds, so each loses one rounding of float32, like the other operators of a region. All other float64
+stays outside.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, STORAGE_BYTES
 LIBRARY_CALL = "a library call"
 NO_RULE = "an operator without a rule"
 UNKNOWN_BYTES = 1 << 62
-"""The size of tensors whose extents are symbols."""
+"""The size of tensors with symbolic extents."""
 _ALIGNMENT = 16
-"""Bytes: the widest load of a kernel. A window that begins elsewhere would have to be copied before each launch."""
+"""Bytes of a kernel's widest load. An unaligned window would have to be copied before each launch."""
 _WINDOWS = frozenset(["getitem", "select", "slice", "narrow", "diagonal"])
 _LARGEST = frozenset(["amax", "max"])
 _SCALING = frozenset(["clamp", "clamp_min", "clamp_max", "maximum", "minimum", "mul", "div", "reciprocal", "abs"])
@@ -50,12 +51,12 @@ _LIBRARIES = (
     *("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_fused_sdp"),
     *("_scaled_mm", "_scaled_grouped_mm", "_grouped_mm", "_int_mm", "_addmm", "_weight_int"),
 )
-"""What the names of aten operators that call a library begin with, besides the products."""
+"""Prefixes of the names of aten operators that call a library, in addition to the products."""
 _LIBRARY_NAMESPACES = ("_c10d_functional", "autotune", "mkldnn", "onednn", "quantized")
 
 
 class Kind(Enum):
-    """The part of a node in regions. Views and generators are free: each region copies those that it needs."""
+    """The role of a node in regions. Views and generators are free: each region copies those that it needs."""
 
     COMPUTE = "memory-intensive"
     VIEW = "view"
@@ -70,14 +71,14 @@ class NodeFacts:
 
     Attributes:
         operator: the aten or prims name without its overload ("layer_norm"), "getitem", or "" for anything else.
-        origin: as ``operator``, of the operator that it was decomposed from ("native_layer_norm" of a "var_mean").
-        value: the fake tensor that it computes, a tuple of them, or None where the graph does not say.
+        origin: the name of the operator that it was decomposed from ("native_layer_norm" for a "var_mean").
+        value: the fake tensor that it computes, a tuple of them, or None if the graph does not have it.
         tensors: all tensors of ``value``.
-        bytes: the size of these.
-        factors: of a matrix product the two that it multiplies; fewer where they are given by name.
-        is_random: it draws from a generator, whose state orders it against the others that do.
-        kind: what it is to regions.
-        reason: why it stays outside of them; "" for a node that may be in one, and for a node that is no call.
+        bytes: the total size of ``tensors``.
+        factors: the two operands of a matrix product; fewer if they are keyword arguments.
+        is_random: True if it draws from a generator, whose state orders such nodes.
+        kind: its role in regions.
+        reason: the reason why it is outside of regions; "" for a node that may be in one, and for one that is no call.
     """
 
     operator: str
@@ -92,7 +93,7 @@ class NodeFacts:
 
     @property
     def touched_bytes(self) -> int:
-        """The memory that its tensors show: dimensions that broadcast count once."""
+        """The bytes of memory behind its tensors: broadcast dimensions count once."""
         return UNKNOWN_BYTES if self.bytes == UNKNOWN_BYTES else sum(map(_touched, self.tensors))
 
     @property
@@ -112,21 +113,21 @@ class NodeFacts:
 
     @property
     def is_window(self) -> bool:
-        """True for a view that leaves elements out: its result begins where its argument may not."""
+        """True for a view that omits elements, so that its result may have another offset than its argument."""
         return self.operator in _WINDOWS
 
     @property
     def is_float64(self) -> bool:
-        """True if it makes a tensor of float64."""
+        """True if it returns a float64 tensor."""
         return isinstance(self.value, torch.Tensor) and self.value.dtype == torch.float64
 
     @property
     def is_float8(self) -> bool:
-        """True if it makes floats of eight bits."""
+        """True if it returns 8-bit floats."""
         return any(_dtype(t) in EIGHT_BIT_FLOATS for t in self.tensors)
 
     def is_aligned_in(self, source: NodeFacts) -> bool:
-        """True if it is a tensor that begins in its source where a kernel's widest load may begin."""
+        """True if it is a tensor whose offset in its source is aligned for a kernel's widest load."""
         if not self.is_tensor or not source.is_tensor:
             return False
         offset = (self.value.storage_offset() - source.value.storage_offset()) * self.value.element_size()
@@ -137,8 +138,8 @@ class GraphFacts:
     """The facts about a graph's nodes, and their readers and producers through views and generators.
 
     Args:
-        graph: aten calls, with fake tensors in ``meta["val"]``; not changed while the facts are in use.
-        side: "cpu" or "cuda", where the graph was captured on another device than it is meant for.
+        graph: aten calls, with fake tensors in ``meta["val"]``; it must not change while the facts are in use.
+        side: "cpu" or "cuda", for a graph that was captured on another device than its target.
     """
 
     def __init__(self, graph: fx.Graph, side: str | None = None) -> None:
@@ -160,7 +161,7 @@ class GraphFacts:
         return [self[n].value for n in self[product].factors]
 
     def leave_outside(self, node: fx.Node, reason: str) -> None:
-        """Keep a node out of regions, and with a tuple its elements."""
+        """Keep a node, and the elements of a tuple, out of regions."""
         while node.target is operator.getitem:
             node = node.args[0]  # type: ignore[assignment]
         kind = Kind.LIBRARY if reason == LIBRARY_CALL else Kind.OUTSIDE
@@ -168,7 +169,7 @@ class GraphFacts:
             self._of[n] = replace(self._of[n], kind=kind, reason=reason)
 
     def producers(self, node: fx.Node) -> list[fx.Node]:
-        """The nodes that ``node`` reads, looking through views and generators, in order, each once."""
+        """The nodes that ``node`` reads, directly or through views and generators, in order, each once."""
         out: dict[fx.Node, None] = {}
         seen: set[fx.Node] = set()
         stack = list(reversed(node.all_input_nodes))
@@ -184,11 +185,11 @@ class GraphFacts:
         return list(out)
 
     def makers(self, node: fx.Node) -> list[fx.Node]:
-        """The node itself, or those that a view or a generator reads."""
+        """The node itself, or the nodes that a view or a generator reads."""
         return self.producers(node) if self[node].is_free else [node]
 
     def readers(self, node: fx.Node, copied: AbstractSet[fx.Node] = frozenset()) -> set[fx.Node]:
-        """The nodes that read one, as it is or through views, and through what is ``copied``."""
+        """The nodes that read ``node``, directly or through views and ``copied`` nodes."""
         found, seen, stack = set(), set(), list(node.users)
         while stack:
             user = stack.pop()
@@ -211,10 +212,10 @@ class GraphFacts:
         return Kind.VIEW if name in VIEWS else Kind.GENERATOR if name in GENERATORS else Kind.COMPUTE, ""
 
     def _reason(self, node: fx.Node, scales: AbstractSet[fx.Node]) -> str:
-        """Why a call stays outside of regions; "" if nothing keeps it there.
+        """The reason why a call is outside of regions; "" if there is none.
 
         Args:
-            scales: the nodes of float64 that a region may hold.
+            scales: the float64 nodes that a region may hold.
         """
         name, target = self[node].operator, node.target
         if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
@@ -225,7 +226,7 @@ class GraphFacts:
             return LIBRARY_CALL if called else NO_RULE
         if is_written_back(node):
             return "its result is copied into an input"
-        if stream_of(node) is not None:  # Inductor launches it there, a region's kernels run on the current stream
+        if stream_of(node) is not None:  # Inductor uses that stream; a region's kernels run on the current one
             return "the program chose its stream"
         read = [self[n] for n in node.all_input_nodes]
         made, given = tensors_of(used_results(node, self[node].value)), [t for facts in read for t in facts.tensors]
@@ -249,13 +250,13 @@ class GraphFacts:
         return (self.side or self[node].tensors[0].device.type) == "cuda"
 
     def _is_light(self, product: fx.Node) -> bool:
-        """True if a region may hold a product. None on a CPU, where a library's call costs next to nothing."""
+        """True if a region may hold a product; never on a CPU, where a library call costs almost nothing."""
         plain = getattr(product.target, "_overloadname", "") == "default"  # others name the result's type
         pair = self.factors(product)
         return self._on_cuda(product) and plain and len(pair) == 2 and is_memory_intensive(*pair)
 
     def _float64_scales(self) -> set[fx.Node]:
-        """The float64 nodes that begin in a cast of a largest element, scale it, and end in casts to narrower types."""
+        """The float64 nodes of a scale: from a cast of a largest element to casts to narrower types."""
         scaling = CASTS | _SCALING | VIEWS
         found = {n for n in self.nodes if self[n].is_float64 and self[n].operator in scaling and n.users}
         while True:
@@ -307,7 +308,7 @@ def _dtype(t: torch.Tensor) -> str:
 
 
 def _unfit(t: torch.Tensor, float64: bool) -> str:
-    """Why no region may hold a tensor; "" if one may. ``float64``: that type is no reason."""
+    """The reason why no region may hold a tensor, or ""; with ``float64``, that type is permitted."""
     if t.layout != torch.strided:
         return f"layout {str(t.layout).removeprefix('torch.')}"
     if _dtype(t) not in STORAGE_BYTES and not (float64 and t.dtype == torch.float64):
@@ -320,6 +321,6 @@ def _unfit(t: torch.Tensor, float64: bool) -> str:
 
 
 def _converts_float8(device: torch.device) -> bool:
-    """True if a device has instructions for floats of eight bits, as GPUs do from sm_89 on."""
+    """True if a device has conversions of 8-bit floats, as GPUs do from sm_89 on."""
     here = device.type == "cuda" and torch.cuda.is_available()
     return not here or torch.cuda.get_device_capability(device) >= (8, 9)

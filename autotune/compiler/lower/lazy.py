@@ -1,15 +1,14 @@
 """Lazy tensors over the region graph: a tensor is a function from an index to a value.
 
-A :class:`Lazy` has a shape, a storage type and one operation, :meth:`Lazy.at`: given one affine :class:`Index` per
-dimension, emit (or find again) the graph value that is the tensor's element there. Views then cost nothing: a transpose
-permutes the indices it passes on, a slice shifts them, a reshape takes them apart, and at the bottom a load turns them
-into strides. The graph is built by asking each output for its element at plain axes
-(:mod:`autotune.compiler.lower.translate`).
+A :class:`Lazy` has a shape, a storage type and one operation, :meth:`Lazy.at`. Given one affine :class:`Index` per
+dimension, it emits, or reuses, the graph value of the tensor's element at that index. Views then cost nothing. A
+transpose permutes the indices, a slice shifts them, a reshape splits them, and a load finally turns them into strides.
+The graph is built by evaluating each output at plain axes (:mod:`autotune.compiler.lower.translate`).
 
-Which axis a dimension or a reduction runs over is decided by :class:`Names`: dimensions that meet in an operator share
-a name, and what runs over a name uses that name's axis. Names are hints only. They make the mean in a layer norm and
-the elements it is subtracted from walk the same axis; a wrong hint costs a value that is computed twice, never a wrong
-result. ``x + x.T`` is right although its two dimensions share a name.
+:class:`Names` assigns an axis to each dimension and each reduction. Corresponding dimensions of an operator's operands
+share a name, and all dimensions with that name use its axis. Names are hints only. They make the mean in a layer norm
+use the axis of the elements it is subtracted from. A wrong hint costs a value that is computed twice, never a wrong
+result: ``x + x.T`` is right although its two dimensions share a name.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from autotune.ir.build import Builder, in_memory, position_type, within
 from autotune.ir.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES, compute_type
 
 NARROW = (torch.uint8, torch.int8, torch.int16)
-"""Integer types that are computed in a wider one."""
+"""Integer types whose arithmetic uses a wider type."""
 Dims = tuple[int, ...]
 Guards = tuple[tuple[int, int, int], ...]
 
 
 def storage_name(dtype: torch.dtype) -> str:
-    """The graph's name of a torch type. Raises Unsupported for types that a region cannot hold."""
+    """The name of a torch type in graphs. Raises Unsupported for types that a region cannot hold."""
     name = str(dtype).removeprefix("torch.")
     if name not in STORAGE_BYTES:
         raise Unsupported(f"tensors of type {name} are not supported")
@@ -45,10 +44,10 @@ def kind(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class Index:
-    """``offset + sum(coefficient * axis) + coefficient * value``: where along one dimension.
+    """An index along one dimension: ``offset + sum(coefficient * axis) + coefficient * value``.
 
-    ``terms`` are (axis, coefficient), sorted, coefficients not 0. ``pick`` is at most one (value, coefficient, bound):
-    an integer value of the graph in ``[0, bound)``, which is what makes a load under it a gather.
+    ``terms`` are sorted pairs (axis, coefficient) with nonzero coefficients. ``pick`` is None or one triple (value,
+    coefficient, bound) with an integer value of the graph in ``[0, bound)``; it turns a load into a gather.
     """
 
     terms: tuple[tuple[int, int], ...] = ()
@@ -80,7 +79,7 @@ class Names:
         self._parts: dict[int, tuple[int, int]] = {}
 
     def new(self, extent: int) -> Dims:
-        """A fresh name; none for extent 1, which is no axis."""
+        """A fresh name; () for extent 1, which needs no axis."""
         if extent == 1:
             return ()
         self.extent.append(extent)
@@ -88,7 +87,7 @@ class Names:
         return (len(self._parent) - 1,)
 
     def leaves(self, dims: Iterable[int]) -> Dims:
-        """The names as they are now: representatives, split ones replaced by their parts (outer first)."""
+        """The current names: representatives, with split names replaced by their parts (outer first)."""
         out: list[int] = []
         for n in dims:
             while self._parent[n] != n:
@@ -97,7 +96,7 @@ class Names:
         return tuple(out)
 
     def unify(self, left: Iterable[int], right: Iterable[int]) -> bool:
-        """Make two rows of names of equal total extent one, splitting where they align; False where they do not."""
+        """Unify two sequences of names of equal total extent, splitting aligned names; return False if unaligned."""
         a, b = list(self.leaves(left)), list(self.leaves(right))
         while a and b:
             x, y = a.pop(), b.pop()
@@ -113,7 +112,7 @@ class Names:
                 a, b = [*a, x], [*b, outer, inner]
             else:
                 return False
-            # A split or a union may have changed what the rest stands for.
+            # A split or a union may have changed the representatives of the rest.
             a, b = list(self.leaves(a)), list(self.leaves(b))
         return True
 
@@ -124,21 +123,21 @@ class Names:
 
 
 class Region:
-    """What the lazy tensors of one translation share: the graph under construction, names, and the axes they became."""
+    """Shared state of the lazy tensors of one translation: the graph under construction, names and their axes."""
 
     def __init__(self) -> None:
         self.build = Builder()
         self.names = Names()
         self._axes: dict[tuple[int, int], int] = {}
         self.origin: object = None
-        """What is being translated now (an fx node); stamped on the tensors made, so that a failure can be blamed."""
+        """The fx node under translation; recorded in the tensors made for it, so that a failure names its node."""
         self.out: list[tuple[tuple[int, ...], torch.dtype]] = []
-        """Shape and storage type of each result of what is being translated now."""
+        """Shape and storage type of each result of the node under translation."""
         self.work: dict[object, tuple[int, dict[tuple[tuple[Index, ...], Guards], int]]] = {}
-        """Of each matrix product, by origin, the multiplications it is worth, and those of each way it is read in."""
+        """By origin of a matrix product: its number of multiplications, and the number for each index it is read at."""
 
     def elements(self, index: tuple[Index, ...], guards: Guards) -> int:
-        """How many places an index goes to, inside its guards."""
+        """The number of elements that an index covers, within its guards."""
         picked = [a for i in index if i.pick for a in self.build.values[i.pick[0]].axes]
         axes = {a: self.build.extents[a] for a in (*picked, *(a for i in index for a, _ in i.terms))}
         for a, lo, hi in guards:
@@ -147,7 +146,7 @@ class Region:
         return math.prod(axes.values())
 
     def run_over(self, dims: Dims, used: set[int]) -> Index:
-        """An index that runs over a dimension named ``dims``, by axes not in ``used`` (which grows by them)."""
+        """An index over a dimension named ``dims``, by axes not in ``used``, to which they are added."""
         terms: list[tuple[int, int]] = []
         step = 1
         for name in reversed(self.names.leaves(dims)):
@@ -166,7 +165,7 @@ class Region:
         return self._axes[key]
 
     def join(self, a: Index, b: Index) -> Index:
-        """The sum of two indices; of two that are values in part, with one value for both."""
+        """The sum of two indices; two picks become one value."""
         if a.pick is None or b.pick is None:
             return a.plus(b)
         (_, c, m), (_, d, n) = a.pick, b.pick
@@ -176,14 +175,17 @@ class Region:
         bound = c // step * (m - 1) + d // step * (n - 1) + 1
         whole, build = position_type(bound), self.build
         parts = []
-        for value, k, n in (a.pick, b.pick):  # the bound of each is part of the graph: the sum's does not tell it
+        for value, k, n in (
+            a.pick,
+            b.pick,
+        ):  # the sum's bound does not imply these bounds
             limited = build.pointwise("minimum", [value, build.const(n - 1, build.values[value].dtype)])
             parts.append(build.pointwise("mul", [build.cast(limited, whole), build.const(k // step, whole)]))
         rest = replace(a, pick=None).plus(replace(b, pick=None))
         return replace(rest, pick=(build.pointwise("add", parts), step, bound))
 
     def split_index(self, index: Index, inner: int) -> tuple[Index, Index]:
-        """``(index // inner, index % inner)``. Raises Unsupported where these are not affine."""
+        """``(index // inner, index % inner)``. Raises Unsupported if these are not affine."""
         extents = self.build.extents
         high = tuple((a, c // inner) for a, c in index.terms if c % inner == 0)
         low = tuple((a, c) for a, c in index.terms if c % inner)
@@ -209,8 +211,8 @@ class Lazy:
 
     Attributes:
         shape: extents, all positive.
-        dtype: what torch stores it as; values are computed in ``kind(dtype)``.
-        names: for each dimension the names whose row-major product it is.
+        dtype: the type in which torch stores the tensor; values are computed in ``kind(dtype)``.
+        names: for each dimension, the names whose row-major product it is.
     """
 
     def __init__(self, region: Region, shape: Sequence[int], dtype: torch.dtype, names: Sequence[Dims], at: At) -> None:
@@ -239,8 +241,8 @@ class Lazy:
         """The value of the element at ``index``.
 
         ``guards`` are (axis, lo, hi) bounds outside which the caller ignores the value, and the index may point outside
-        the tensor. Raises Unsupported, with the responsible ``origin`` as attribute ``node``: what an index leads to is
-        the doing of the operator that made it such, not of those that only hand it on.
+        the tensor. Raises Unsupported, with the responsible ``origin`` as attribute ``node``. The operator that made an
+        index is responsible for it, not the operators that pass it on.
         """
         key = (index, guards)
         found = self._memo.get(key)
@@ -258,12 +260,12 @@ class Lazy:
         return found
 
     def dim(self, d: int) -> int:
-        """A dimension counted from the front. Raises Unsupported where there is none."""
+        """A dimension counted from the front. Raises Unsupported if it is out of range."""
         if not -max(self.ndim, 1) <= d < max(self.ndim, 1):
             raise Unsupported(f"dimension {d} of a tensor with {self.ndim}")
         return d % max(self.ndim, 1)
 
-    # Sugar for the composites; floats only, scalars welcome.
+    # Operators for the composites; floats only, scalars included.
     def __add__(self, other: Operand) -> Lazy:
         return pointwise("add", self, other)
 
@@ -290,7 +292,7 @@ def source(region: Region, slot: int, shape: Sequence[int], strides: Sequence[in
         return region.build.load(slot, kind(dtype), where.terms, where.offset, where.pick, guards)
 
     made = Lazy(region, shape, dtype, [region.names.new(e) for e in shape], at)
-    made.origin = None  # what reads an input amiss is to blame, not the input
+    made.origin = None  # an unsupported read is the reader's fault, not the input's
     return made
 
 
@@ -301,11 +303,11 @@ def scalar(region: Region, number: Number, dtype: torch.dtype) -> Lazy:
 
 
 def fitting(number: Number, dtype: torch.dtype) -> None:
-    """Raises Unsupported for a number that ``dtype``, a narrow integer type, does not hold.
+    """Raises Unsupported for a number outside the range of ``dtype``, if that is a narrow integer type.
 
-    torch makes it a number of that type first, which wraps (-5 is 251 as uint8); here it would stay -5 in int32.
+    torch converts the number to that type first and wraps (-5 is 251 as uint8); in a graph it would stay -5 in int32.
     """
-    if dtype not in NARROW or not math.isfinite(number):  # what is not finite is no integer constant at all
+    if dtype not in NARROW or not math.isfinite(number):  # a non-finite number is no integer constant
         return
     info = torch.iinfo(dtype)
     if not info.min <= int(number) <= info.max:
@@ -328,8 +330,8 @@ def iota(region: Region, extent: int, dtype: torch.dtype, step: int = 1, start: 
 def cast(x: Lazy, dtype: torch.dtype) -> Lazy:
     """``x`` stored as ``dtype``.
 
-    Raises Unsupported where torch might wrap into a narrow integer type, and where a float of eight bits is not read
-    from memory: its rounding is what it is for, and values in registers have none.
+    Raises Unsupported if torch might wrap into a narrow integer type. Also raises it for an 8-bit float that is not
+    read from memory: a value in a register would not have been rounded to 8 bits.
     """
     if dtype == torch.float64:  # between two casts, where regions have it (autotune.compiler.lower.facts)
         dtype = torch.float32
@@ -360,7 +362,7 @@ def broadcast_index(index: tuple[Index, ...], shape: Sequence[int]) -> tuple[Ind
 
 
 def broadcast_names(region: Region, shape: Sequence[int], operands: Sequence[Lazy]) -> list[Dims]:
-    """Unify the names of the operands' dimensions that meet; the result's names."""
+    """Unify the names of the operands' corresponding dimensions, and return the result's names."""
     out: list[Dims] = []
     for back, extent in zip(range(len(shape), 0, -1), shape, strict=True):  # dimensions counted from the end
         found = [x.names[-back] for x in operands if back <= x.ndim and x.shape[-back] != 1 and extent != 1]

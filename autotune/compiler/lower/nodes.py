@@ -1,7 +1,7 @@
 """Single nodes of an FX graph: the operator, the value, the stream.
 
-This module imports no rules, so a process that compiles nothing loads it fast. The facts of whole graphs are made of it
-(:mod:`autotune.compiler.lower.facts`).
+This module imports no rules, so a process that compiles nothing loads it fast. The facts of whole graphs are built on
+it (:mod:`autotune.compiler.lower.facts`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def op_name(node: fx.Node) -> str:
 
 
 def origin_name(node: fx.Node) -> str:
-    """As :func:`op_name`, of the operator that a node was decomposed from ("native_layer_norm" of a "var_mean")."""
+    """:func:`op_name` of the operator that a node was decomposed from ("native_layer_norm" for a "var_mean")."""
     name = op_name(node)
     return (_name_of(node.meta.get("original_aten")) if name else "") or name
 
 
 def value_of(node: fx.Node) -> Any:
-    """The fake tensor (or tuple of them) that a node computes, or None where the graph does not say."""
+    """The fake tensor (or tuple of them) that a node computes, or None if the graph does not have it."""
     value = node.meta.get("val")
     if value is None and node.op == "get_attr":
         value = getattr(node.graph.owning_module, str(node.target), None)
@@ -42,16 +42,16 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def used_results(node: fx.Node, value: Any) -> Any:
-    """A node's value; of a tuple, those elements that are read (others may be empty placeholders)."""
+    """A node's value; for a tuple, the elements that are read (others may be empty placeholders)."""
     if not isinstance(value, (tuple, list)) or any(u.target is not operator.getitem for u in node.users):
         return value
     return [value[u.args[1]] for u in node.users]  # type: ignore[index]
 
 
 def is_random(node: fx.Node) -> bool:
-    """True if a node draws from a generator, whose state orders it against the others that do.
+    """True if a node draws from a generator, whose state orders such nodes.
 
-    Attention has the tag of such operators for its dropout, and draws nothing where that is 0.
+    Attention has the tag of such operators for its dropout, but draws nothing if the probability is 0.
     """
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
@@ -63,15 +63,15 @@ def is_random(node: fx.Node) -> bool:
 
 
 def is_written_back(node: fx.Node) -> bool:
-    """True if a node's result is copied into an input of its graph, as the new value of a buffer or parameter is.
+    """True if a node's result is copied into an input of its graph, for example as the new value of a parameter.
 
-    Inductor writes such results in place; a kernel with a result of its own would cost a copy.
+    Inductor writes such results in place; a kernel with a separate result would cost a copy.
     """
     return any(u.target is torch.ops.aten.copy_.default and u.args[1] is node for u in node.users)
 
 
 def stream_of(node: fx.Node) -> Any:
-    """The number of the stream that a program chose for a node of a Dynamo or an aten graph; None if it chose none."""
+    """The number of the stream that the program assigned to a node of a Dynamo or aten graph; None without one."""
     return node.meta.get("custom", {}).get("stream")
 
 

@@ -1,6 +1,6 @@
-"""Names of aten operators: which move nothing, which multiply matrices, and how a region is named after its own.
+"""Names of aten operators by category (views, generators, products), and names of regions after their operators.
 
-This module imports no torch: processes that do without it name kernels after operators.
+This module does not import torch, because processes without torch also name kernels after operators.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ VIEWS = frozenset(
         "diagonal", "view_as", "as_strided", "narrow",
     ]
 )  # fmt: skip
-"""Operators that move no data: free inside a region, and left where they are outside one."""
+"""Operators that move no data: free inside a region, and unchanged outside."""
 
 GENERATORS = frozenset(
     [
@@ -25,13 +25,13 @@ GENERATORS = frozenset(
         "scalar_tensor", "arange", "iota",
     ]
 )  # fmt: skip
-"""Operators that read nothing: recomputed in whichever region wants them."""
+"""Operators that read nothing: recomputed in each region that needs them."""
 
 CASTS = frozenset(["_to_copy", "convert_element_type"])
-"""Operators that change a type and nothing else."""
+"""Operators that only change a type."""
 
 PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
-"""Operators that multiply matrices, and which argument is the first of the two operands."""
+"""Operators that multiply matrices, and the index of the first operand among their arguments."""
 
 SCATTERS = {
     "embedding_dense_backward": 0,
@@ -40,7 +40,7 @@ SCATTERS = {
     "_unsafe_index_put": 2,
     "_unsafe_masked_index_put_accumulate": 3,
 }
-"""Operators that add up rows at places that other data tell, and which argument the rows are."""
+"""Operators of index-add, and the index of the rows among their arguments."""
 
 _PLAIN = frozenset(
     ["clone", "add", "sub", "mul", "div", "to_copy", "convert_element_type", "lift_fresh_copy", "copy", "where", "eq"]
@@ -51,10 +51,10 @@ _BACKWARD = ("_backward", "_backward_data")
 
 
 def telling(ops: Iterable[str]) -> list[str]:
-    """Those of a program's operators that characterise it, in order, each once, as people call them.
+    """The operators that characterise a program, in order, each once, by their usual names.
 
-    Plain arithmetic is left out unless it is all. Where a program has an operator and its backward operator, the first
-    counts as part of the second: the version of torch decides which of them a common subexpression comes from.
+    Plain arithmetic is left out unless there is nothing else. If a program has an operator and its backward operator,
+    the first counts as part of the second: a common subexpression comes from one or the other by version of torch.
     """
     names = [
         name.strip("_").removeprefix("native_")

@@ -1,7 +1,7 @@
-"""From aten calls to a region graph.
+"""Translation of aten calls to a region graph.
 
 The submodule of a region is an fx graph of aten calls over fake tensors. The rules of
-:mod:`autotune.compiler.lower.rules.table` evaluate it with lazy tensors. Each output then gives its element
+:mod:`autotune.compiler.lower.rules.table` evaluate it with lazy tensors. Each output is then evaluated at plain axes
 (:mod:`autotune.compiler.lower.lazy`).
 """
 
@@ -40,12 +40,12 @@ def translate(facts: GraphFacts, precision: str | None = None) -> Translation:
     """The graph of a submodule whose placeholders and results are tensors with static shapes.
 
     Args:
-        facts: about the submodule's nodes.
-        precision: of the graph; None for the one that is set now.
+        facts: the facts about the submodule's nodes.
+        precision: the graph's precision; None for the current setting.
 
     Raises:
-        Unsupported: with the responsible node as attribute ``node`` (None where no single one is).
-        Repeated: matrix products had better be stored.
+        Unsupported: the program cannot be translated; attribute ``node`` is the responsible node, or None.
+        Repeated: matrix products would be computed several times and should be stored.
     """
     region = Region()
     env: dict[fx.Node, Any] = {}
@@ -82,7 +82,7 @@ def _blamed(node: fx.Node, work: Any) -> Any:
         error.node = error.node or node
         raise
     except (TypeError, AssertionError, AttributeError, ValueError) as problem:
-        # A form of the operator that its rule was not written for (an overload, a dtype argument).
+        # The rule does not support this form of the operator (an overload, a dtype argument).
         raise Unsupported(f"{node.target} in this form ({problem})", node) from problem
 
 

@@ -25,7 +25,7 @@ from autotune.ir.build import position_type
 
 _ZERO = Index()
 MOST_PARTS = 16
-"""Tensors in a concatenation above which it stays with torch: every element would ask each of them."""
+"""Tensors in a concatenation above which it is left to torch: every element would read each of them."""
 
 
 def numbers(value: Any) -> list[int]:
@@ -37,7 +37,7 @@ def numbers(value: Any) -> list[int]:
 
 
 def full(region: Region, shape: Sequence[int], number: Number, dtype: torch.dtype) -> Lazy:
-    """A tensor whose every element is ``number``."""
+    """A tensor filled with ``number``."""
     fitting(number, dtype)
     names = [region.names.new(e) for e in shape]
     return Lazy(region, shape, dtype, names, lambda _i, _g: region.build.const(number, kind(dtype)))
@@ -94,7 +94,7 @@ def reshape(x: Lazy, shape: Sequence[int]) -> Lazy:
     if math.prod(target) != x.numel:
         raise Unsupported(f"a reshape from {x.shape} to {tuple(shape)}")
     region = x.region
-    # Dimensions of extent 1 have no index: leave them out, so that the groups are as fine as can be.
+    # Dimensions of extent 1 have no index: leave them out, so that the groups are as fine as possible.
     src = [d for d in range(x.ndim) if x.shape[d] != 1]
     dst = [d for d in range(len(target)) if target[d] != 1]
     groups = _groups([x.shape[d] for d in src], [target[d] for d in dst])
@@ -157,7 +157,7 @@ def narrow(x: Lazy, dim: int, start: int | None = None, stop: int | None = None,
 
 
 def flip(x: Lazy, dims: Sequence[int]) -> Lazy:
-    """``x`` from its end to its beginning along ``dims``: a gather, since no load walks backwards."""
+    """``x`` reversed along ``dims``: a gather, since no load has a negative stride."""
     region, gone = x.region, sorted({x.dim(d) for d in numbers(dims)} - {d for d, e in enumerate(x.shape) if e == 1})
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
@@ -248,8 +248,8 @@ def _guarded(guards: Guards, axis: int, lo: int, hi: int) -> Guards:
 
 
 def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
-    """Concatenate: a select between the parts' elements, each loaded only where it is the one selected."""
-    # torch lets a tensor of shape [0] take part in any concatenation; those have no elements and never come here.
+    """Concatenate by selects between the parts' elements; a part is loaded only where it is selected."""
+    # torch allows tensors of shape [0] in any concatenation; these have no elements and are never passed here.
     region, d = parts[0].region, parts[0].dim(dim)
     if len(parts) == 1:
         return parts[0]
@@ -279,7 +279,7 @@ def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
             hi = (bounds[0][2] if bounds else build.extents[a]) - 1
             low, high = low + c * max(lo, 0), high + c * min(hi, build.extents[a] - 1)
         inside = [k for k in range(len(parts)) if starts[k] <= high and low < starts[k + 1]]
-        if not inside:  # only under a guard that is never true: any element does
+        if not inside:  # only under a guard that is never true, so any element will do
             return build.const(0, kind(dtype))
         out = -1
         for k in reversed(inside):
@@ -298,7 +298,7 @@ def cat(parts: Sequence[Lazy], dim: int = 0) -> Lazy:
 
 
 def _picked(parts: Sequence[Lazy], starts: Sequence[int], d: int, index: tuple[Index, ...], guards: Guards) -> int:
-    """An element of a concatenation whose place is a value: each part's element nearest to it, and a choice of them."""
+    """An element of a concatenation at an index that is a value: a select among each part's nearest element."""
     build, i = parts[0].region.build, index[d]
     whole = position_type(starts[-1])
     place = build.index(i.terms, i.offset, i.pick, whole)
@@ -320,7 +320,7 @@ def _picked(parts: Sequence[Lazy], starts: Sequence[int], d: int, index: tuple[I
 
 
 def _choose(region: Region, bound: tuple[int, int], then: int, other: int) -> int:
-    """``then`` where ``axis < t``, else ``other``; a guarded load beside a zero needs no select."""
+    """``then`` where ``axis < t``, else ``other``; for a guarded load and a zero, no select is needed."""
     build, (axis, t) = region.build, bound
     a, b = build.values[then], build.values[other]
     if b.is_zero and any(g[0] == axis and g[2] <= t for g in a.guards):

@@ -1,3 +1,1 @@
-"""Plans: which operators share a kernel, which kernels share a launch, and what a plan and a schedule are expected
-to take.
-"""
+"""Plans: assignment of operators to kernels and of kernels to launches, and predicted times of plans and schedules."""

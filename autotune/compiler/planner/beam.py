@@ -1,9 +1,12 @@
 """Plans of a region, ranked: a beam search over candidate groups (FusionStitching, arXiv 2009.10924, section 5.3).
 
-Of the candidates of every producer (:mod:`autotune.compiler.planner.patterns`) a plan takes disjoint ones that leave
-no cycle; the beam keeps the three best sets by the delta-evaluator. What the search then measures are the best of
-those, the greedy plan, variants that keep an expensive value in memory instead of computing it twice, variants whose
-launches are packed or unpacked, and one that stores what is made of a tensor that lies across the rows first.
+A plan consists of disjoint candidates of producers (:mod:`autotune.compiler.planner.patterns`) that leave no cycle. The
+beam keeps the three best sets by the delta-evaluator. The search then measures:
+
+- The best of those, and the greedy plan.
+- Variants that keep an expensive value in memory instead of computing it twice.
+- Variants whose launches are packed or unpacked.
+- A variant that first stores an output computed from a tensor whose unit stride is across the rows.
 """
 
 from __future__ import annotations
@@ -24,20 +27,20 @@ from autotune.ir.ops import LIGHT, POINTWISE
 WIDTH = 3
 """States of the beam."""
 MOST_VERTICES = 48
-"""Roots beyond which only the greedy plan and its variants are looked at."""
+"""Number of roots above which the search considers only the greedy plan and its variants."""
 _CUT_GAIN, _TIE = 0.03, 0.01
 
 
 def confined(shape: Shape, method: Method) -> Shape:
-    """``shape`` without what a method lacks: packed groups in launches of their own."""
+    """``shape``, with each group in a separate launch if the method has no packing."""
     return shape if method.packing else unpack(shape)
 
 
 def shapes(graph: Graph, side: str, method: Method, figures: Figures, limit: int) -> list[Shape]:
-    """The shapes of plans worth tuning, the most promising first; the greedy one is always among them, unless the
-    method says otherwise.
+    """The shapes of plans worth tuning, the most promising first.
 
-    Every group of each can be run; a plan as a whole is checked by ``build_plan``.
+    The greedy plan is always included, except by methods that leave it out. A kernel can run each group of each shape;
+    ``build_plan`` checks a plan as a whole.
     """
     default = confined(make_plan(graph, side).shape, method)
     if method.plans == "greedy":
@@ -71,10 +74,10 @@ def shapes(graph: Graph, side: str, method: Method, figures: Figures, limit: int
 
 
 def _different(graph: Graph, costs: Costs, found: Sequence[Shape]) -> list[Shape]:
-    """The shapes by what they take, of those alike in what matters the best only; of equal ones the first.
+    """The shapes by estimated time, with only the best of similar shapes, and the first of equally good ones.
 
-    Alike are those that divide reductions and launches alike: where a cheap output goes decides little, and each shape
-    costs searches of its groups. A value kept in memory must promise a gain of some per cent.
+    Similar shapes have the same division of reductions and launches. The group of a cheap output matters little, and
+    each shape costs searches of its groups. A value kept in memory must promise a gain of some per cent.
     """
     us = {s: shape_us(graph, costs, s) for s in found}
     cuts = {s: sum(r.kind == "v" for group in groups_of(s) for r in group) for s in found}
@@ -83,7 +86,7 @@ def _different(graph: Graph, costs: Costs, found: Sequence[Shape]) -> list[Shape
         reductions = frozenset(frozenset(r for r in g if r.kind == "r") for g in groups_of(shape))
         best.setdefault((reductions, len(shape)), shape)
     ranked = list(best.values())
-    if found[0] not in ranked:  # the default gives way to its like only where that promises something
+    if found[0] not in ranked:  # a similar shape replaces the default only if it promises a gain
         like = next((n for n, s in enumerate(ranked) if us[s] > us[found[0]] * (1 - _TIE)), None)
         ranked.insert(len(ranked) if like is None else like, found[0])
         if like is not None and us[ranked[like + 1]] <= us[found[0]] * (1 + _TIE):
@@ -104,14 +107,14 @@ def beam(v: Vertices) -> list[list[Roots]]:
                     grown[(score + v.gain(m), (*masks, m))] = None
         states = sorted(grown, key=lambda s: (-s[0], s[1]))[:WIDTH]
     whole = {tuple(sorted(_merged(v, _complete(v, masks)))) for _, masks in states}
-    # Groups by the axes that their reductions run over: what a kernel does best, and what more daring plans must beat.
+    # Groups with one set of reduction axes each: the form that kernels run best, and the baseline for other plans.
     whole.add(tuple(sorted(_by_axes(v))))
     ranked = sorted(whole, key=lambda masks: (sum(map(v.price, masks)), masks))
     return [[v.names(m) for m in _ordered(v, masks)] for masks in ranked]
 
 
 def _complete(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
-    """With the vertices that no group has, each by itself."""
+    """The groups, and a group for each vertex that is in none."""
     covered = union(masks)
     return [*masks, *(1 << k for k in range(len(v)) if not covered >> k & 1)]
 
@@ -133,13 +136,15 @@ def _merged(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
 
 
 def _together(groups: Sequence[Mask], a: int, b: int) -> list[Mask]:
-    """``groups`` with two of them, by number, as one."""
+    """``groups`` with the groups numbered ``a`` and ``b`` joined."""
     return [*(m for n, m in enumerate(groups) if n not in (a, b)), groups[a] | groups[b]]
 
 
 def _by_axes(v: Vertices) -> list[Mask]:
-    """Each vertex joins a group whose reductions run over the same axes as its own, if that is legal: one whose results
-    it reads, or the latest."""
+    """Groups whose reductions all run over the same axes.
+
+    Each vertex joins such a group if that is legal: one whose results it reads, or the latest.
+    """
     over = {n: v.graph.values[i].over for i, n in v.reduction.items()}
     groups: list[Mask] = []
     for k in range(len(v)):
@@ -156,7 +161,7 @@ def _by_axes(v: Vertices) -> list[Mask]:
 
 
 def _drawn(v: Vertices, rng: random.Random) -> list[Roots]:
-    """A legal partition at random: pairs of groups are joined in any order, up to a random number of times."""
+    """A random legal partition, made by a random number of joins of random pairs of groups."""
     groups = [1 << k for k in range(len(v))]
     for _ in range(rng.randrange(3 * len(v) + 1)):
         if len(groups) < 2:
@@ -171,7 +176,7 @@ def _drawn(v: Vertices, rng: random.Random) -> list[Roots]:
 
 
 def _acyclic(v: Vertices, masks: Sequence[Mask]) -> bool:
-    """True if the groups, with everything else by itself, can run one after the other."""
+    """True if the groups, and a group for each other vertex, can run one after the other."""
     try:
         _ordered(v, _complete(v, masks))
     except Unsupported:
@@ -180,7 +185,7 @@ def _acyclic(v: Vertices, masks: Sequence[Mask]) -> bool:
 
 
 def _ordered(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
-    """The groups in an order in which they can run. Raises Unsupported where there is none."""
+    """The groups in an order in which they can run. Raises Unsupported if there is none."""
     owner = {k: n for n, m in enumerate(masks) for k in bits(m)}
     needs = [{owner[p] for k in bits(m) for p in bits(v.needs[k])} - {n} for n, m in enumerate(masks)]
     done: list[int] = []
@@ -195,7 +200,7 @@ def _ordered(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
 
 
 def shape_us(graph: Graph, costs: Costs, shape: Shape) -> float:
-    """Microseconds of a plan by the delta-evaluator; works on shapes with cut values, not on those that read back."""
+    """Microseconds of a plan by the delta-evaluator; the shape may have cut values, but no outputs read back."""
     groups = groups_of(shape)
     home = homes(graph, groups)
     cones = [cone(graph, roots, home, k) for k, roots in enumerate(groups)]
@@ -212,7 +217,7 @@ def shape_us(graph: Graph, costs: Costs, shape: Shape) -> float:
 
 
 def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
-    """Variants of a shape that keep an expensive value, which several groups compute, in memory: the best two."""
+    """The best two variants of a shape that keep an expensive value, which several groups compute, in memory."""
     groups = groups_of(shape)
     if len(groups) < 2:
         return []
@@ -246,15 +251,18 @@ def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
 
 
 _ACROSS = 3.0
-"""Times that a kernel moves a tensor that lies across its lanes, beyond once. An H200 took 1029 us for Mixer-B's layer
-norm of a sum that is half of such tensors, where moving everything once takes 150."""
+"""Extra times that a kernel moves a tensor whose unit stride is across its lanes.
+
+An H200 took 1029 us for Mixer-B's layer norm of a sum that is half of such tensors; moving everything once takes 150.
+"""
 
 
 def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
-    """The shape with an output that is reduced along its rows in a launch before, which the rest reads back.
+    """The shape with one output, which is reduced along its rows, in a first launch; the other launches read it back.
 
-    For regions with tensors along rows and across them, as MLP-Mixer's norms of a residual stream that lies across: a
-    kernel of tiles moves both, and kernels over rows read what it stored. Empty where nothing is gained by that.
+    It is for regions with unit strides both along and across rows, such as MLP-Mixer's norms of a residual stream with
+    unit stride across its rows. A tiled kernel moves both kinds of tensor, and kernels over rows read its result. The
+    list is empty if there is no gain.
     """
     g, f = graph, costs.figures
     found: list[tuple[float, int]] = []
@@ -268,7 +276,7 @@ def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
             continue
         users = [o for o, inside in zip(g.outputs, made, strict=True) if out.value in inside]
         if any(STORAGE_BYTES[o.dtype] > STORAGE_BYTES[out.dtype] for o in users):
-            continue  # a result of more digits would show what storing rounds, and be found wrong
+            continue  # a wider output would show the rounding of the stored one and fail the accuracy check
         others = g.making([o.value for n, o in enumerate(g.outputs) if n != k], ends={out.value}.__contains__)
         whole = _crosswise(g, v.axes, g.live, range(len(g.outputs)))
         rest = _crosswise(g, v.axes, others, [n for n in range(len(g.outputs)) if n != k])
@@ -289,8 +297,10 @@ def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
 
 
 def _crosswise(graph: Graph, axes: Sequence[int], values: Iterable[int], outputs: Iterable[int]) -> float:
-    """Bytes of the tensors over ``axes`` that lie across the lanes of a kernel, whichever way its lanes run: the lesser
-    of those whose neighbours are along the last axis, and of those whose neighbours are along another."""
+    """Bytes of the tensors over ``axes`` whose unit stride is across a kernel's lanes, for the better choice of lanes.
+
+    This is the minimum of the bytes with unit stride along the last axis and those with unit stride along another.
+    """
     loads = [graph.values[i] for i in values if graph.values[i].op == "load"]
     tensors = [(v.axes, v.strides, graph.inputs[v.slot]) for v in loads]
     tensors += [(o.axes, o.strides, o.dtype) for o in (graph.outputs[k] for k in outputs)]
@@ -306,7 +316,7 @@ def _crosswise(graph: Graph, axes: Sequence[int], values: Iterable[int], outputs
 
 
 def _launched(graph: Graph, shape: Shape, method: Method) -> list[Shape]:
-    """A shape with its launches as they are, and packed, as far as that is legal."""
+    """A shape as it is and, if legal, with packed launches."""
     if len(shape) > 1 and method.packing:
         with contextlib.suppress(Unsupported):
             return [shape, pack(build_plan(graph, shape))]

@@ -1,10 +1,10 @@
-"""The delta-evaluator: what a plan costs, by a formula that takes microseconds.
+"""The delta-evaluator: a cost formula for plans that takes microseconds to evaluate.
 
 FusionStitching (arXiv 2009.10924, section 5.4) scores a fusion by ``f = T_saved_memory + T_saved_launches -
-T_penalty``. What is saved is the difference to a kernel for every operator, so comparing scores of plans of one region
-is comparing the plans' own times: bytes over bandwidth, launches, and as penalties what fusing costs: operators
-computed again in several groups, reductions that leave too few threads busy, and more values between passes than an SM
-can hold.
+T_penalty``. Savings are relative to one kernel per operator, so comparing the scores of a region's plans is comparing
+their times. These are bytes over bandwidth, launches, and penalties for the costs of fusion. Penalties are operators
+recomputed in several groups, reductions that leave too few threads busy, and more values between passes than an SM can
+hold.
 
 Everything here works on the region's graph and sets of its values; no group's graph is built.
 """
@@ -28,11 +28,11 @@ class Figures:
     """The speed of a device: measured by ``autotune calibrate fusion``, else of a class of devices.
 
     Attributes:
-        copy_gbs: bytes read and written by a large copy, in 10^9 a second, caches cold.
+        copy_gbs: bytes read and written by a large copy, in 10^9 a second, with cold caches.
         l2_gbs: the same for data in the last-level cache; ``l2_mib`` is its size.
-        first_us: what a launch takes before its first byte, timed by itself.
-        next_us: what another kernel after it adds.
-        ops_gs: light operators (as fused multiply-adds) in 10^9 a second; ``units`` compute units share them.
+        first_us: the time of a launch before its first byte, timed by itself.
+        next_us: the additional time of another kernel after it.
+        ops_gs: light operators (as fused multiply-adds) in 10^9 a second, on all ``units`` compute units.
         heavy_gs: operators of special functions, in the same unit (their cost in ``autotune.ir.ops`` over time).
     """
 
@@ -48,11 +48,12 @@ class Figures:
 
     @classmethod
     def of(cls, side: str, found: Mapping[str, float], arch: str = "", units: int = 0) -> Figures:
-        """The figures of a device: those of its class, where ``found`` has no measured ones.
+        """The figures of a device: measured ones from ``found``, and those of its class for the rest.
 
         Args:
             side: "cuda" or "cpu".
-            arch: "sm_90" and the like. ``units`` are the device's multiprocessors or processors; 0 for the class's.
+            arch: the architecture, such as "sm_90".
+            units: the device's multiprocessors or processors; 0 for those of the class.
         """
         names = {f.name for f in fields(cls)} - {"calibrated"}
         known = {k: float(v) for k, v in found.items() if k in names and v > 0}
@@ -72,10 +73,10 @@ CLASSES: Mapping[str, Figures] = {
     "sm_120": Figures(1500.0, 5000.0, 96.0, ops_gs=20000.0, heavy_gs=9000.0, units=170.0),
     "cpu": Figures(20.0, 60.0, 16.0, 10.0, 8.0, 20.0, 8.0, 2.0),
 }
-"""Rough figures by class of device: an H200 where nothing else is said, others by architecture, and a small CPU."""
+"""Rough figures by class of device: an H200 by default, other GPUs by architecture, and a small CPU."""
 
 HEAVY = 4
-"""Operators dearer than this count as special functions."""
+"""Cost above which operators count as special functions."""
 KEPT_WORDS = 40_000.0
 """32-bit words of values between passes that an SM can hold."""
 
@@ -85,11 +86,12 @@ class GroupCost:
     """The work of one group.
 
     Attributes:
-        bytes: moved to and from memory, scratch included; ``scratch`` of them are of scratch.
+        bytes: bytes moved to and from memory, scratch included.
+        scratch: bytes of these that are scratch.
         light, heavy: operations, in units of a fused multiply-add.
-        lanes: elements that its narrowest loop can work on at the same time.
-        row_words: 32-bit words of the longest row that an SM may have to hold, because the row is used again once it is
-            reduced; ``loaded`` are the bytes that it loads again if no SM can.
+        lanes: elements that the narrowest loop can process at the same time.
+        row_words: 32-bit words of the longest row that is used again after its reduction, so that an SM must hold it.
+        loaded: bytes that are loaded again if an SM cannot hold that row.
     """
 
     bytes: float
@@ -122,7 +124,7 @@ class Costs:
 
     @cached_property
     def _loads(self) -> list[float]:
-        """Bytes that reading each load or gather once moves."""
+        """Bytes moved by reading each load or gather once."""
         out = []
         for v in self.graph.values:
             n = 0.0
@@ -134,7 +136,7 @@ class Costs:
 
     @cached_property
     def _ops(self) -> list[tuple[float, float]]:
-        """(light, heavy) operations of computing each value once; a reduction goes over what it reduces."""
+        """(light, heavy) operations to compute each value once; those of a reduction count its argument's elements."""
         out = []
         for i, v in enumerate(self.graph.values):
             light = heavy = 0.0
@@ -157,8 +159,10 @@ class Costs:
         return float(self.graph.size(out.axes)) * float(STORAGE_BYTES[out.dtype])
 
     def _shared_by_all(self, inside: Sequence[int]) -> set[int]:
-        """Reductions to one number of so many elements that all blocks share them, as they do where nothing larger of
-        the group waits for one (see ``autotune.compiler.program.rewrites``)."""
+        """Reductions to one number with enough elements that all blocks share them.
+
+        They do if no larger value of the group depends on one (see ``autotune.compiler.program.rewrites``).
+        """
         g = self.graph
         whole = {i for i in inside if g.values[i].op in REDUCTIONS and self.size[i] == 1.0}
         whole = {i for i in whole if self.size[g.values[i].args[0]] >= FEWEST}
@@ -172,7 +176,7 @@ class Costs:
 
     @cached_property
     def _of_moments(self) -> set[int]:
-        """Values between a sum and the sum of squared deviations from its mean: one walk makes both."""
+        """Values between a sum and the sum of squared deviations from its mean: one walk computes both."""
         g = self.graph
         overs = {v.over for v in g.values if v.op == "sum"}
         squares = {g.values[m.square].args[0] for over in overs for m in find_moments(g, over)}
@@ -193,11 +197,11 @@ class Costs:
         return again
 
     def _spread(self, i: int, again: bool, shared: bool) -> tuple[float, float]:
-        """Of a reduction: elements of its argument that are worked on at the same time, and words an SM has to hold.
+        """For a reduction: elements of its argument that are processed at the same time, and words an SM has to hold.
 
-        What varies over nothing is reduced by one block, or shared by all. Otherwise up to a thousand threads share a
-        row, and up to four SMs hold it. Where rows are walked again and neighbours in memory are of different rows, 256
-        threads share a sector's 16 short elements, and a cluster of eight holds them.
+        One block computes a reduction to one number, or all blocks share it. For other reductions up to a thousand
+        threads share a row, and up to four SMs hold it. If rows are walked again and adjacent elements belong to
+        different rows, 256 threads share a sector's 16 short elements, and a cluster of eight holds them.
         """
         v = self.graph.values[i]
         row = self.size[v.args[0]] / max(self.size[i], 1.0)
@@ -214,7 +218,8 @@ class Costs:
 
         Args:
             inside: values it computes (loads included).
-            taken: values it reads from scratch; ``left``: values it writes there.
+            taken: values it reads from scratch.
+            left: values it writes to scratch.
             outputs: numbers of the region's outputs that it writes.
         """
         g, inside = self.graph, tuple(inside)
@@ -239,5 +244,5 @@ class Costs:
 
 
 def plan_us(groups: Sequence[float], launches: int, f: Figures) -> float:
-    """Microseconds of a plan: its groups' times, which hold no launches, and so many launches."""
+    """Microseconds of a plan: the sum of its groups' times without launches, and the time of its launches."""
     return sum(groups) + f.first_us + f.next_us * (launches - 1)

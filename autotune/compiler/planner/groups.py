@@ -1,15 +1,17 @@
-"""Plans: groups of a region's operators, how they are launched and packed, and the text that is stored.
+"""Plans: groups of a region's operators, their launches and packing, and the stored text.
 
-A plan is written as text, which is what a configuration stores (``config["plan"]``) and all that deployment needs::
+A configuration stores a plan as text (``config["plan"]``), which is all that deployment needs::
 
     r3,o0 / r5,o1 + v7,o3
 
 ``/`` separates launches, ``+`` groups packed side by side in one launch. A group is the list of its *roots*: reductions
 (``r`` and the value's number), region outputs (``o`` and the output's number), and values that other groups read from
-memory instead of computing them again (``v``). Everything else a group needs it computes for itself. Results that
-another group reads travel through scratch tensors. An output that is written ``b`` instead of ``o`` is read back: other
-groups take its value as it was stored, rounded to its type, as eager mode's next operator does. They read the output
-itself where neighbours along its last axis are neighbours in memory, else a copy in scratch where they are.
+memory instead of computing them again (``v``). A group computes all other values that it needs. Results that another
+group reads are in scratch tensors.
+
+An output with ``b`` instead of ``o`` is read back: other groups use its stored value, rounded to its type, like eager
+mode's next operator. They read the output itself if it has unit stride along its last axis, else a copy in scratch that
+has.
 """
 
 from __future__ import annotations
@@ -27,21 +29,21 @@ from autotune.ir.graph import Graph
 from autotune.task import Choice, Config
 
 MOST_POINTERS = 500
-"""Tensors of one launch: a kernel's parameters take at most 4 KiB, 8 bytes each, on every driver."""
+"""Most tensors of one launch: a kernel's parameters have at most 4 KiB, 8 bytes each, on every driver."""
 MOST_BODIES = 8
-"""Different bodies of one launch: it takes the registers of the largest, and the shared memory of all."""
+"""Most different bodies of one launch, which needs the registers of the largest, and the shared memory of all."""
 SMALL_BYTES = 4 << 20
-"""Bytes that a group moves in about the time of a launch. Larger ones share a launch with their like only: a block size
-and register count that suit all of them would cost more than the launch."""
+"""Bytes that a group moves in about the time of a launch. Larger groups share a launch only with groups of their
+family: a block size and register count for different groups would cost more than the launch."""
 
 Source = tuple[str, int]
 """A tensor of a region: ("input" | "output" | "scratch", number)."""
 RootKind = Literal["r", "o", "v", "b"]
-"""A reduction, an output, a value that is kept in memory, an output that is read back."""
+"""The kinds: a reduction, an output, a value that is kept in memory, an output that is read back."""
 
 
 class Root(NamedTuple):
-    """A result that a group computes and leaves for others.
+    """A result that a group computes and stores.
 
     ``number`` counts the values of the region's graph for the kinds "r" and "v", and its outputs for "o" and "b".
     """
@@ -77,16 +79,19 @@ class Root(NamedTuple):
 
 Roots = tuple[Root, ...]
 Shape = tuple[tuple[Roots, ...], ...]
-"""Launches of groups, each group its roots."""
+"""Launches of groups, each group as its roots."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The operators of one body of a kernel.
+    """The operators of one kernel body.
 
-    ``inputs`` has the source of each slot of ``graph``: ("input", slot of the region), ("scratch", number), or
-    ("output", number) of what another group has written. ``outputs`` has "output" or "scratch" likewise. ``roots`` are
-    numbered as in the region's graph; ``graph`` is canonical.
+    Attributes:
+        graph: the canonical graph.
+        inputs: the source of each slot: ("input", slot of the region), ("scratch", number), or ("output", number) for
+            an output that another group has written.
+        outputs: the destination of each output: ("output", number) or ("scratch", number).
+        roots: the roots, numbered as in the region's graph.
     """
 
     graph: Graph
@@ -97,10 +102,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Plan:
-    """Groups in order, and how they are launched.
+    """Groups in order, and their launches.
 
     Attributes:
-        groups: every group, each after those whose scratch it reads.
+        groups: every group, each after the groups whose scratch it reads.
         scratch: (storage type, axes) of each global intermediate, dense in that axis order.
         launches: for each launch the numbers of its groups.
     """
@@ -121,7 +126,7 @@ class Plan:
 
     @cached_property
     def leaders(self) -> tuple[int, ...]:
-        """For each group the one whose parameters it takes: the largest of those that one kernel can run."""
+        """For each group, the group whose parameters it uses: the largest of those that one kernel can run."""
         families = [family_of(g.graph) for g in self.groups]
         order = sorted(range(len(self.groups)), key=lambda k: (-self.groups[k].graph.bytes_moved, k))
         found: list[int] = []
@@ -136,7 +141,7 @@ class Plan:
 
 
 def group_configs(plan: Plan, config: Mapping[str, Choice]) -> list[Config]:
-    """The configuration of each group of a plan, those of one family alike."""
+    """The configuration of each group of a plan, the same for groups of one family."""
     n = len(plan.groups)
     return [group_config(config, k, n, leader) for k, leader in enumerate(plan.leaders)]
 
@@ -153,7 +158,7 @@ def agree(plan: Plan, parts: Sequence[Config]) -> list[Config]:
 
 
 def read_text(text: str) -> Shape:
-    """The launches and groups of a plan's text. Raises ValueError where it is not of the form."""
+    """The launches and groups of a plan's text. Raises ValueError for text of another form."""
     launches = (launch.split("+") for launch in text.split("/"))
     return tuple(tuple(tuple(Root.parse(r.strip()) for r in g.split(",")) for g in groups) for groups in launches)
 
@@ -164,7 +169,7 @@ def write_text(shape: Shape) -> str:
 
 
 def names(roots: Iterable[Root]) -> str:
-    """A group as a plan's text has it."""
+    """The text of a group in a plan."""
     return ",".join(map(str, roots))
 
 
@@ -174,13 +179,13 @@ def groups_of(shape: Shape) -> list[Roots]:
 
 
 def pack(plan: Plan) -> Shape:
-    """Join launches that do not wait for each other, as many as is legal and worth it.
+    """Join launches that do not depend on each other, as far as that is legal and gains time.
 
-    Launches come out in the order in which they can run. A plan of one launch comes back unchanged, and so does one
-    that is packed already.
+    The launches of the result are in an order in which they can run. A plan with one launch, or with packed launches,
+    does not change.
 
     Args:
-        plan: for CUDA.
+        plan: a plan for CUDA.
     """
     shape = plan.shape
     if len(shape) < 2:
@@ -204,7 +209,7 @@ def unpack(shape: Shape) -> Shape:
 
 
 def _levels(plan: Plan) -> list[int]:
-    """For each launch how many launches must run before it, one after the other."""
+    """For each launch, the number of launches in the longest chain that must run before it."""
     made = {s: n for n, launch in enumerate(plan.launches) for k in launch for s in plan.groups[k].outputs}
     level: list[int] = []
     for n, launch in enumerate(plan.launches):
@@ -227,7 +232,7 @@ def _may_share(plan: Plan, families: Sequence[Family], launches: Sequence[int]) 
         return True
     if len(bodies) > MOST_BODIES or any(g.graph.bytes_moved > SMALL_BYTES for g in groups):
         return False
-    # There has to be a block size that suits the groups' default schedules.
+    # The groups' default schedules must have a common block size.
     graphs = [plan.groups[k].graph for k in bodies]
     schemes = [scheme_of(g) for g in graphs]
     parts = one_block(graphs, [s.default(g) for s, g in zip(schemes, graphs, strict=True)])

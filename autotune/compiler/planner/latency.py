@@ -1,18 +1,18 @@
-"""The latency-evaluator: what one schedule of a group takes, in a fraction of a millisecond and without compiling.
+"""The latency-evaluator: predicted time of a group's schedule, in a fraction of a millisecond and without compiling.
 
 FusionStitching (arXiv 2009.10924, section 4.3) ranks schedules by ``L = N_wave * L_warp`` with ``L_warp =
-N_instruction * CPI`` and the number of waves from the occupancy that registers and shared memory leave. Today's kernels
-are mostly bound by memory, so three times are estimated, and the longest counts. Other blocks of an SM hide the second:
-half of it counts where one block is resident, a quarter where two are.
+N_instruction * CPI``. The number of waves follows from the occupancy, which registers and shared memory limit. Current
+kernels are mostly memory-bound, so three times are estimated, and the longest counts. Other blocks of an SM hide the
+second: half of it counts if one block is resident, a quarter if two are.
 
-* *memory*: bytes over the bandwidth that the loads in flight can draw (Little's law: too few warps, or too narrow
-  loads, leave it idle), and what shared memory takes of kept values;
-* *issue*: instructions over the issue rate, less where few warps are resident or lanes of a row are idle;
-* *latency*: rows one after the other on an SM, each waiting for its loads and its reductions.
+* *memory*: Bytes over the bandwidth that the loads in flight can reach (Little's law: too few warps, or too narrow
+  loads, leave it idle), and the time of shared memory for kept values.
+* *issue*: Instructions over the issue rate, which is lower if few warps are resident or lanes of a row are idle.
+* *latency*: Rows one after the other on an SM, each waiting for its loads and its reductions.
 
-Registers are estimated from the program (values kept between passes, loads in flight). What was measured of a workload
-scales the predictions before they decide anything (``autotune.tuner.proposals.seeds``), so it is the order that
-matters."""
+Registers are estimated from the program (values kept between passes, loads in flight). Measurements of a workload scale
+the predictions before use (``autotune.tuner.proposals.seeds``), so only their order matters.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ Schedule = Mapping[str, Choice]
 
 _BASE_REGISTERS = 22
 _CLOCK_GHZ = 1.7
-_ISSUE = 128.0  # lanes an SM issues for in a cycle
-_LATENCY_US = 0.75  # of a load from memory, on a busy device
-_REDUCE_US = 0.06, 0.35, 1.2  # a reduction over a warp, over a block, over a cluster
-_SHARED_BYTES = 128.0  # that an SM moves to or from shared memory in a cycle
-_BESIDE = 0.5  # share of the second longest time that one block alone does not hide
-_OVERLAP = 0.2  # the same of kernels whose blocks are not counted
+_ISSUE = 128.0  # Lanes that an SM issues in a cycle.
+_LATENCY_US = 0.75  # Latency of a load from memory, on a busy device.
+_REDUCE_US = 0.06, 0.35, 1.2  # Reductions over a warp, over a block, over a cluster.
+_SHARED_BYTES = 128.0  # Bytes that an SM moves to or from shared memory in a cycle.
+_BESIDE = 0.5  # Share of the second longest time that one block alone does not hide.
+_OVERLAP = 0.2  # The same share for kernels whose blocks are not counted.
 
 
 @dataclass(frozen=True)
@@ -55,22 +55,22 @@ class Work:
     """The work of a schedule's threads. ``row_us`` is the latency of one row."""
 
     threads: int
-    rows: float  # sets of rows that blocks take, in all
+    rows: float  # Total number of sets of rows that blocks process.
     registers: float
     shared: float
     in_flight: float  # bytes a thread has in flight
-    lanes: float  # share of the lanes that have elements
+    lanes: float  # share of the lanes with elements
     row_us: float
-    rereads: float  # times that inputs are read again, from the cache where it holds them
+    rereads: float  # times that inputs are read again, from the cache if it holds them
     packs: float
     shared_words: float = 0.0  # 32-bit words that an element of a row moves to and from shared memory
 
 
 def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) -> float | None:
-    """Microseconds of a group by itself under a schedule, its launch included; None for schemes without a model.
+    """Microseconds of a single group under a schedule, with its launch; None for schemes without a model.
 
     Args:
-        graph: of the group, canonical.
+        graph: the group's canonical graph.
         config: parameters of ``search_spaces/fusion.toml``, [cuda].
     """
     name = scheme_of(graph).name
@@ -141,7 +141,7 @@ def _work(program: Program, config: Schedule, accumulators: float) -> Work | Non
 
 
 def _tiled(graph: Graph, config: Schedule) -> Work:
-    """A kernel that works in tiles: a thread has a tile's share of all inputs in flight at a time."""
+    """The work of a tiled kernel: a thread has its share of a tile of all inputs in flight at a time."""
     t, side, threads = tiling(graph), int(config["tile"]), int(config["threads_per_row"])
     share = side * side / threads
     widths = [STORAGE_BYTES[d] for d in graph.inputs] or [4]
@@ -181,7 +181,7 @@ def _time(
     flying = resident * work.threads * work.in_flight * figures.units * busy
     row_bytes = total / max(program.n_rows, 1) * min(resident * figures.units, program.n_rows)
     again = figures.l2_gbs if row_bytes < figures.l2_mib * 2**20 * 0.6 else figures.copy_gbs
-    # Bandwidth, or by Little's law what the bytes in flight draw of it.
+    # Bandwidth, or the part of it that the bytes in flight can use by Little's law.
     memory = math.hypot(total / figures.copy_gbs / 1e3, total * _LATENCY_US / max(flying, 1.0)) * tail
     memory += work.rereads * read / again / 1e3
     memory *= 1.0 + spilled / 32.0
@@ -197,8 +197,10 @@ def _time(
 
 
 def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -> float:
-    """Microseconds of sums at places: what moves, the places that every block reads from the cache, and blocks one
-    after the other on an SM. The places are taken to be spread evenly."""
+    """Microseconds of an index-add, under the assumption of evenly distributed indices.
+
+    It counts the bytes moved, the indices that every block reads from the cache, and successive blocks of an SM.
+    """
     s = scattered(graph)
     threads, match = int(config["threads_per_row"]) * int(config["rows_per_block"]), int(config["rows_per_block"])
     owned, vec = int(config["owned"]), max(1, s.vector(int(config["vector_bytes"])))
@@ -246,7 +248,7 @@ def _costs(graph: Graph, figures: Figures) -> tuple[float, float, float, float]:
 
 
 def predict_cpu(graph: Graph, config: Schedule, figures: Figures) -> float | None:
-    """As :func:`predict_cuda`, for the CPU's parameters; coarse: bytes, operations and threads."""
+    """:func:`predict_cuda` for the CPU's parameters; a coarse model of bytes, operations and threads."""
     total, _, light, heavy = _costs(graph, figures)
     threads = max(1.0, float(config["threads"]))
     share = min(1.0, threads / figures.units)

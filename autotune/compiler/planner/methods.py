@@ -1,7 +1,7 @@
-"""Methods of the fusion search: the whole, and the search without one of its parts.
+"""Methods of the fusion search: the full search, and the search without one of its parts.
 
-They are named here and nowhere else: ``autotune search --plans`` and ``--ablation``, ``autotune.search(plans=...,
-ablation=...)`` and the benchmarks' table of what each part buys take these names.
+Their names are defined only here. ``autotune search --plans`` and ``--ablation``, ``autotune.search(plans=...,
+ablation=...)`` and the benchmarks' ablation table use them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ class Method:
     """A way to search a region.
 
     Attributes:
-        about: one line for people.
-        plans: "measured": the most promising plans' groups are tuned, and what they take decides; "model": only the
-            plan that the cost model likes best; "greedy": only the largest groups; "any": plans drawn without a model.
-        search: whether schedules are searched; otherwise the latency model chooses them.
-        model: whether the latency model suggests schedules and keeps hopeless ones from being measured.
-        packing: whether independent groups may share a launch.
+        about: a description of one line.
+        plans: "measured" tunes the groups of the most promising plans and chooses by measured time. "model" takes the
+            plan that the cost model ranks first, "greedy" the plan with the largest groups. "any" draws plans without
+            a model.
+        search: True to search schedules; if False, the latency model chooses them.
+        model: True if the latency model suggests schedules and excludes hopeless ones from measurement.
+        packing: True if independent groups may share a launch.
     """
 
     about: str
@@ -43,9 +44,9 @@ METHODS: Mapping[str, Method] = {
     "no-pack": Method("without packing of independent groups", packing=False),
 }
 ABLATIONS = (FULL, "greedy", "model", "no-model", "no-pack")
-"""The methods of the table of what each part buys."""
+"""The methods of the ablation table."""
 PLANS: Mapping[str, str] = {"measured": FULL, "model": "model-plan", "greedy": "greedy"}
-"""The choices of ``plans``, and the method of each."""
+"""The method for each choice of ``plans``."""
 
 
 def method(name: str) -> Method:

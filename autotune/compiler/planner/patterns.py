@@ -1,11 +1,11 @@
 """Candidate groups by PatternReduction (FusionStitching, arXiv 2009.10924, section 5.2).
 
 The vertices are a region's roots: reductions and outputs, an output together with the reduction that it stores. Light
-operators belong to whoever uses them and are no vertices. Candidates of a vertex, which is their *producer*, are made
-in post-order (consumers first): the best few groups of its consumers are joined, two consumers at a time, and with the
-vertex itself. A large input is a producer too, of whoever reads it, so that independent reductions of one tensor become
-one group. What shares nothing is joined by packing launches (``autotune.compiler.planner.groups``), the paper's
-remote fusion.
+operators belong to their users and are no vertices. Candidates of a vertex, which is their *producer*, are made in
+post-order (consumers first). The best few groups of its consumers are joined, two consumers at a time, and with the
+vertex itself. A large input is a producer too, with its readers as consumers, so that independent reductions of one
+tensor become one group. Groups that share nothing are joined by packing launches
+(``autotune.compiler.planner.groups``), the paper's remote fusion.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotune.ir.graph import REDUCTIONS, Graph
 
 TOP = 3
 """Candidates kept for each producer."""
-_LARGE = 1 << 14  # bytes of an input from which its readers are worth joining
+_LARGE = 1 << 14  # Least bytes of an input for joining its readers.
 
 Mask = int
 """A set of vertices, one bit each."""
@@ -44,11 +44,12 @@ def bits(mask: Mask) -> Iterable[int]:
 
 
 class Vertices:
-    """A region's roots as a graph of their own, with what groups of them cost.
+    """The graph of a region's roots, and the costs of groups of them.
 
     Attributes:
-        roots: of each vertex, in an order in which they can be computed.
-        needs: the vertices whose reductions each one reads; ``users`` the other way round.
+        roots: the roots of each vertex, in an order in which they can be computed.
+        needs: for each vertex, the vertices whose reductions it reads.
+        users: for each vertex, the vertices that read its reductions.
     """
 
     def __init__(self, graph: Graph, side: str, figures: Figures) -> None:
@@ -86,12 +87,12 @@ class Vertices:
         return tuple(r for k in bits(mask) for r in self.roots[k])
 
     def convex(self, mask: Mask) -> bool:
-        """True if no vertex outside lies between two of the set: it would wait for the group, and the group for it."""
+        """True if no vertex outside the set is on a path between two of the set, which would make a cycle."""
         above = union(self.before[k] for k in bits(mask))
         return not any(self.before[k] & mask for k in bits(above & ~mask))
 
     def us(self, mask: Mask) -> float | None:
-        """Microseconds of the group, its launch included; None where no kernel can run it."""
+        """Microseconds of the group, with its launch; None if no kernel can run it."""
         if mask not in self._us:
             self._us[mask] = self._evaluate(mask) if self.convex(mask) else None
         return self._us[mask]
@@ -106,16 +107,16 @@ class Vertices:
         outputs = [r.number for r in roots if r.kind == "o"]
         cost = self.costs.group([i for i in values if not home.get(i, 0)], taken, left, outputs)
         kinds = {self.graph.values[i].over for i, n in self.reduction.items() if mask >> n & 1}
-        finish = self.figures.next_us if len(kinds) > 1 else 0.0  # partials of one kind need a kernel to finish them
+        finish = self.figures.next_us if len(kinds) > 1 else 0.0  # partial results need a finish kernel
         return cost.us(self.figures) + self.figures.next_us + finish
 
     def price(self, mask: Mask) -> float:
-        """As :meth:`us`; dear where no kernel can run the group."""
+        """:meth:`us`, or a high cost if no kernel can run the group."""
         found = self.us(mask)
         return 1e6 if found is None else found
 
     def gain(self, mask: Mask) -> float:
-        """The delta-evaluator's f of a group against its vertices one by one; minus infinity where it is not legal."""
+        """The delta-evaluator's f of a group against its single vertices; minus infinity if the group is illegal."""
         found = self.us(mask)
         return float("-inf") if found is None else sum(self.price(1 << k) for k in bits(mask)) - found
 
@@ -136,7 +137,7 @@ def candidates(v: Vertices) -> list[tuple[Mask, list[Mask]]]:
     best: dict[int, list[Mask]] = {}
     out: list[tuple[Mask, list[Mask]]] = []
     for own, consumers in v.producers:
-        # A consumer's candidates as seen by a producer: itself too, and nothing.
+        # A producer's choices for a consumer: the consumer's candidates, the consumer alone, or nothing.
         seen = [list(dict.fromkeys([*best.get(c, []), 1 << c, 0])) for c in bits(consumers)]
         found = _reduced(v, own, seen)
         if own:

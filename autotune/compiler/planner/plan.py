@@ -34,13 +34,13 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
         target: "cuda" or "cpu"; packing is for "cuda" only.
 
     Raises:
-        Unsupported: a root is missing, is there twice or does not exist; a group reads what is made after it; or a
-            group has no kernel.
+        Unsupported: a root is missing, duplicated or unknown; a group reads a result of a later group; or a group has
+            no kernel.
     """
     drafts = groups_of(shape)
     _check_roots(graph, drafts)
     home = homes(graph, drafts)
-    back = {r.value(graph): r.number for roots in drafts for r in roots if r.kind == "b"}  # the outputs of values
+    back = {r.value(graph): r.number for roots in drafts for r in roots if r.kind == "b"}  # value -> output
     crossing: dict[int, Source] = {}
     cones = [cone(graph, roots, home, k) for k, roots in enumerate(drafts)]
     for k, values in enumerate(cones):
@@ -73,7 +73,7 @@ def build_plan(graph: Graph, shape: Shape, target: str = "cuda") -> Plan:
 
 
 def homes(graph: Graph, groups: Sequence[Roots]) -> dict[int, int]:
-    """The group of each value that others read from memory where it makes it: reductions, and what is kept."""
+    """The group that computes each value which other groups read from memory: reductions and kept values."""
     return {r.value(graph): k for k, roots in enumerate(groups) for r in roots if r.in_memory}
 
 
@@ -93,10 +93,10 @@ def _planned(key: str, given: Shape, target: str) -> Plan:
 
 
 def make_plan(graph: Graph, target: str = "cuda", plan: str | Shape = "") -> Plan:
-    """The plan of a region, remembered.
+    """The plan of a region, cached.
 
     Args:
-        plan: its launches or their text; "" for :func:`greedy`'s, packed for "cuda".
+        plan: its launches or their text; "" for those of :func:`greedy`, packed for "cuda".
 
     Raises:
         Unsupported: some group has no kernel in this version, or the plan does not fit the graph.
@@ -113,12 +113,12 @@ def make_plan(graph: Graph, target: str = "cuda", plan: str | Shape = "") -> Pla
 def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
     """The largest groups, one launch each: every root, in order, joins the latest group that it can join.
 
-    Parts of the graph that have nothing to do with each other get groups of their own; their launches may be joined by
-    ``autotune.compiler.planner.groups.pack``.
+    Unconnected parts of the graph get separate groups; ``autotune.compiler.planner.groups.pack`` may join their
+    launches.
 
     Args:
-        exact: judge groups in their canonical form, which takes longer. Where tensors of one size have neighbours along
-            different axes, the first one's axis decides on the scheme, and the canonical order has another first.
+        exact: check groups in their canonical form, which takes longer. If tensors of one size have unit strides along
+            different axes, the first tensor determines the scheme, and the canonical order may have another one first.
 
     Raises:
         Unsupported: a root has no kernel even alone.
@@ -150,7 +150,7 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
             if part_of[groups[k][0]] != part_of[root]:
                 continue
             trial, homes = [*groups[k], root], home | dict.fromkeys(made, k)
-            # Where what we need waits for this group, joining it would make a cycle.
+            # If a value that this root needs depends on the group, joining it would make a cycle.
             if k not in reach(needs(k, trial, homes)) and fits(trial, homes, k):
                 groups[k], home = trial, homes
                 break
@@ -187,15 +187,15 @@ def _parts(graph: Graph) -> dict[Root, int]:
 def cone(graph: Graph, roots: Iterable[Root], home: Mapping[int, int], k: int) -> list[int]:
     """Values that group ``k`` with these roots computes, or reads from the scratch of other groups, in order.
 
-    ``home`` is the group of each value that is a root; the walk ends at those of other groups.
+    ``home`` has the group of each root's value; the walk ends at the values of other groups.
     """
     return graph.making((r.value(graph) for r in roots), ends=lambda i: home.get(i, k) != k)
 
 
 def sketch(graph: Graph, roots: Sequence[Root], home: Mapping[int, int], k: int) -> Graph:
-    """The graph of a group, simplified but not canonical: to judge whether it has a kernel at all.
+    """The graph of a group, simplified but not canonical, for checking that it has a kernel.
 
-    Reductions of other groups are loads. Those of its own are kept where a root that is not of the group needs them.
+    Reductions of other groups are loads. The group's reductions are stored if a root outside the group needs them.
     """
     values = cone(graph, roots, home, k)
     readers = _readers(graph)
@@ -209,8 +209,10 @@ _READERS: dict[int, tuple[Graph, dict[int, set[Root]]]] = {}
 
 
 def _readers(graph: Graph) -> dict[int, set[Root]]:
-    """For each reduction, the roots that are made from it through values that are no roots. Remembered for the last
-    graph, which planning reads again and again."""
+    """For each reduction, the roots that are computed from it through values that are no roots.
+
+    The result for the last graph is cached, since planning reads it repeatedly.
+    """
     found = _READERS.get(id(graph))
     if found is None or found[0] is not graph:
         out: dict[int, set[Root]] = {i: set() for i in graph.live if graph.values[i].op in REDUCTIONS}
@@ -247,9 +249,9 @@ def _check_roots(graph: Graph, drafts: Sequence[Roots]) -> None:
 
 
 def can_be_read_back(graph: Graph, k: int) -> bool:
-    """True if a group may read output ``k`` in place of computing its value: a float, which varies over all of it.
+    """True if a group may read output ``k`` instead of computing its value: a float that varies over all its axes.
 
-    Under the precision "strict" only what storing does not round may be.
+    Under the precision "strict", storing must not round the value.
     """
     out = graph.outputs[k]
     v = graph.values[out.value]
@@ -271,7 +273,7 @@ def _strides(out: Output, axes: Iterable[int]) -> tuple[int, ...]:
 
 
 def by_rows(graph: Graph, k: int) -> bool:
-    """True if neighbours along the last axis of output ``k``'s value are neighbours in memory."""
+    """True if output ``k`` has unit stride along the last axis of its value."""
     return _strides(graph.outputs[k], graph.values[graph.outputs[k].value].axes)[-1:] == (1,)
 
 

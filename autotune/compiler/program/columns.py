@@ -1,14 +1,14 @@
 """Reductions over all rows and over each row: one group becomes a main kernel and a finish.
 
-Layer norm's backward reduces over a row (for dx) and over all rows (for dgamma, dbeta); a bias gradient is a sum over
-all rows of what a pointwise kernel makes anyway. Instead of reading everything twice, each block of a persistent grid
-keeps partial results of its own rows, one for each column, writes them to scratch, and a small *finish* reduces those:
-per-block partials as AStitch (ASPLOS'22, section 4) has them for its global scheme.
+Layer norm's backward reduces over a row (for dx) and over all rows (for dgamma, dbeta). A bias gradient is a sum over
+all rows of a pointwise kernel's result. To read everything only once, each block of a persistent grid keeps partial
+results of its rows, one for each column, and writes them to scratch. A small *finish* kernel reduces these. Such
+per-block partials are those of AStitch's global scheme (ASPLOS'22, section 4).
 
-:func:`split_columns` takes a group's graph apart. The main graph holds everything but what follows from the column
-reductions; the finish graph loads the partials, ``[P, columns]``, and does the rest. A variance over the rows, which
-depends on the mean over the rows, is carried as running moments (Welford; Chan et al. for joining), so that it needs no
-second pass.
+:func:`split_columns` splits a group's graph. The main graph has everything except the values that depend on the column
+reductions. The finish graph loads the partials, ``[P, columns]``, and computes the rest. A variance over the rows
+depends on the mean over the rows. It is carried as running moments (Welford; Chan et al. for joining), so that it needs
+no second pass.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from autotune.ir.graph import REDUCTIONS, Graph, Value, compute_type
 
 @dataclass(frozen=True)
 class Split:
-    """A group taken apart; see :func:`split_columns`.
+    """A split group; see :func:`split_columns`.
 
     Attributes:
         main: graph of the main kernel; its inputs are those of the group, its outputs some of the group's.
-        outputs: for each output of ``main``, which of the group's it is.
+        outputs: for each output of ``main``, the index of the group's output.
         columns: accumulators of the main kernel.
         rows, cols: axes of ``main``, outermost first.
         whole: the group's graph.
@@ -71,20 +71,20 @@ def _unit_axis(graph: Graph) -> int:
 
 
 def _order(graph: Graph, axes: Iterable[int]) -> tuple[int, ...]:
-    """Axes by falling stride in the largest tensor; the one of unit stride is innermost."""
+    """Axes by decreasing stride in the largest tensor; the axis of unit stride is innermost."""
     walks = sorted(graph.walks, key=lambda walk: -graph.size(walk.axes))
     unit = _unit_axis(graph)
 
     def place(a: int) -> tuple[bool, int, int, int]:
         strides = ((n, stride_of(walk, a)) for n, walk in enumerate(walks))
-        n, stride = next((found for found in strides if found[1]), (-1, 0))  # no tensor has a position
+        n, stride = next((found for found in strides if found[1]), (-1, 0))  # no tensor varies over it
         return a == unit, n, -stride, a
 
     return tuple(sorted(axes, key=place))
 
 
 def _axes(graph: Graph) -> tuple[set[int], set[int]]:
-    """(rows, cols): column reductions run over all of the former, row reductions over all of the latter."""
+    """(rows, cols): column reductions run over all rows, row reductions over all cols."""
     used = {a for i in graph.live for a in (*graph.values[i].axes, *graph.values[i].over)}
     used |= {a for o in graph.outputs for a in o.axes}
     overs = {frozenset(graph.values[i].over) for i in graph.live if graph.values[i].op in REDUCTIONS}
@@ -111,12 +111,17 @@ def _axes(graph: Graph) -> tuple[set[int], set[int]]:
 
 
 def split_columns(graph: Graph) -> Split:
-    """Take a group apart. Raises Unsupported where it has no reductions over all rows, or their results are used again
-    at full size."""
+    """Split a group.
+
+    Raises Unsupported if it has no reductions over all rows, or if their results are used at full size.
+    """
     rows, cols = _axes(graph)
     moments = {m.square: m.score for m in find_moments(graph, rows)}
     whole, columns, reduced = _accumulators(graph, rows, cols, moments)
-    inside, follows = _deviations(graph, moments), set[int]()  # the results over all rows, and the values made of them
+    inside, follows = (
+        _deviations(graph, moments),
+        set[int](),
+    )  # follows: made from results over all rows
     for i in graph.live:
         if i not in inside and (i in reduced or not follows.isdisjoint(graph.values[i].args)):
             follows.add(i)
@@ -136,7 +141,7 @@ def split_columns(graph: Graph) -> Split:
     if any(not (set(graph.outputs[k].axes) & rows) for k in outputs):
         raise Unsupported("an output that does not vary over the group's rows")
     stored = tuple(graph.outputs[k] for k in outputs)
-    # Reductions that were cut come last in number but are needed by nothing that is not a root.
+    # Split reductions have the last numbers, but only roots need them.
     kept = whole.making([*(o.value for o in stored), *(c.value for c in columns)])
     axes = {a: a for a in range(len(whole.extents))}
     main = remap(replace(whole, outputs=stored), kept, axes, whole.extents)
@@ -154,8 +159,8 @@ def _accumulators(
 ) -> tuple[Graph, tuple[Column, ...], list[int]]:
     """The accumulators over the rows, and the reduction that each of them replaces.
 
-    The graph returned has reductions of everything cut into one over the row, behind all other values, and one over the
-    rows.
+    In the returned graph, a reduction over everything is split into one over the row, after all other values, and one
+    over the rows.
     """
     values = list(graph.values)
     columns: list[Column] = []
@@ -180,7 +185,7 @@ def _accumulators(
 
 
 def _deviations(graph: Graph, moments: Iterable[int]) -> set[int]:
-    """Deviations from means over the rows and their squares, which running moments do without."""
+    """Deviations from means over the rows, and their squares, which running moments make unnecessary."""
     live = set(graph.live)
     stored = {o.value for o in graph.outputs}
     found: set[int] = set()
@@ -199,7 +204,7 @@ def main_program(split: Split, *, keep: bool = True, online: bool = False, unit_
     """The program of the kernel that walks the rows.
 
     Args:
-        unit_rows: whether a row axis of one position may be missing from a reduction over the columns.
+        unit_rows: True if a reduction over the columns may lack a row axis of extent 1.
 
     Raises:
         Unsupported: a reduction over the columns is the same for several rows.
@@ -212,15 +217,19 @@ def main_program(split: Split, *, keep: bool = True, online: bool = False, unit_
 
 
 def finish_graph(split: Split, parts: int) -> tuple[Graph, list[tuple[str, int]], list[int]]:
-    """The canonical graph that reduces ``parts`` partial results, what its slots are ("partial" plane or "input" of the
-    group), and which of the group's outputs it writes."""
+    """The canonical graph that reduces ``parts`` partial results.
+
+    Returns:
+        The graph, the source of each slot (a "partial" plane or an "input" of the group), and the indices of the
+        group's outputs that it writes.
+    """
     raw, slots, outputs = _Finish(split, parts).graph()
     graph, order, at = canonicalize(simplify(raw))
     return graph, [slots[s] for s in order], [outputs[k] for k in at]
 
 
 class _Finish:
-    """Builds the finish graph: axes as in the group's graph, and one more for the parts."""
+    """Builder of the finish graph, which has the axes of the group's graph and one more for the parts."""
 
     def __init__(self, split: Split, parts: int) -> None:
         self.split, self.whole = split, split.whole
@@ -289,7 +298,7 @@ class _Finish:
         return graph, tuple(self.slots), tuple(outputs)
 
     def value(self, i: int) -> int:
-        """Value ``i`` of the group, made from the partials."""
+        """Value ``i`` of the group, computed from the partials."""
         if i not in self.made:
             v = self.whole.values[i]
             args = tuple(self.value(a) for a in v.args)

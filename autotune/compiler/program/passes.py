@@ -285,21 +285,21 @@ def _prefer_packed(program: Program, wanted: Kept) -> Kept:
 
 
 def _without_light(program: Program, wanted: Kept) -> Kept:
-    """Without the values that light operators make again from values that the same pass takes anyway."""
+    """``wanted`` without the values that light operators can recompute from other kept values of the same pass."""
     values = program.graph.values
 
     def cheap(i: int, have: set[int]) -> bool:
         ops = [values[j].op for j in program.elementwise([i], have)]
-        # Of what is no operator, it would load again.
+        # A value that is no operator would be loaded again.
         return all(op in POINTWISE for op in ops) and sum(POINTWISE[op].cost for op in ops) <= 2 * LIGHT
 
     return without(wanted, cheap)
 
 
 def without(kept: Kept, cheap: Callable[[int, set[int]], bool]) -> Kept:
-    """``kept`` without the values that are ``cheap`` to make from the others of each pass that takes them.
+    """``kept`` without the values that are ``cheap`` to compute from the others of each pass that uses them.
 
-    Later values come first: one may be cheap only because an earlier one is kept, which is then judged by itself.
+    Later values are removed first: a value may be cheap only because an earlier one is kept.
     """
     left = [set(taken) for taken in kept]
     for i in sorted({i for taken in left for i in taken}, reverse=True):

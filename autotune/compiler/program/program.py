@@ -1,10 +1,10 @@
 """Kernel programs: a group of operators arranged into passes over rows and columns, by ``program.passes``.
 
-A group's axes fall into *columns* (what its reductions run over; for a pointwise group the innermost axis) and *rows*
-(the rest). Each value then lives in one of three domains: ``row`` (one number a row, held by every thread of the row),
-``col`` (the same in all rows, cheap to fetch again) and ``full`` (one number an element). A reduction needs its whole
-row before its result can be used, so the program is a sequence of passes over the row's columns with the reductions
-finished between them; softmax has three, layer_norm three, cross-entropy one or two.
+A group's axes are *columns* (the axes of its reductions; for a pointwise group the innermost axis) and *rows* (the
+rest). Each value has one of three domains: ``row`` (one number a row, held by every thread of the row), ``col`` (the
+same in all rows, cheap to load again) and ``full`` (one number an element). The result of a reduction is available only
+after its whole row. The program is therefore a sequence of passes over the row's columns, with the reductions finished
+between them. Softmax has three passes, layer_norm three, cross-entropy one or two.
 
 A full value computed in one pass and used in a later one is *kept*: in registers, in shared memory or not at all
 (recomputed). This follows the sub-root composition of FusionStitching (arXiv 2009.10924, section 4) with the row as the
@@ -118,10 +118,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class Program:
-    """A group as passes. ``rows`` and ``cols`` are axis numbers, outermost first.
+    """A group as passes.
 
-    ``dynamic`` is the axis whose extent the kernel takes as an argument (always axis 0 when it is ``rows[0]``, or the
-    only column axis of a pointwise group without rows), or -1.
+    Attributes:
+        rows, cols: axis numbers, outermost first.
+        dynamic: the axis whose extent is an argument of the kernel, or -1. It is axis 0 if that is ``rows[0]``, or the
+            only column axis of a pointwise group without rows.
     """
 
     graph: Graph
@@ -130,9 +132,9 @@ class Program:
     passes: tuple[Pass, ...] = ()
     dynamic: int = -1
     columns: tuple[Column, ...] = ()
-    """Accumulators over all the rows; see ``autotune.compiler.program.columns``."""
+    """Accumulators over all rows; see ``autotune.compiler.program.columns``."""
     early: Pass | None = None
-    """Random masks of later passes, computed beside the first one; see
+    """Random masks of later passes, computed together with the first one; see
     ``autotune.compiler.targets.cuda.rows.prefetch``.
     """
 
@@ -160,7 +162,7 @@ class Program:
 
     @cached_property
     def kept(self) -> tuple[int, ...]:
-        """Every value some pass keeps, in order."""
+        """The values that some pass keeps, in order."""
         return tuple(sorted({i for p in self.passes for i in p.kept_out}))
 
     @cached_property
@@ -168,7 +170,7 @@ class Program:
         return tuple(i for i, v in enumerate(self.graph.values) if v.op in REDUCTIONS)
 
     def roots(self, pas: Pass) -> list[int]:
-        """Values whose elements a pass needs: arguments of its reductions, what it stores and what it accumulates."""
+        """Values whose elements a pass needs: arguments of its reductions, its stores and its accumulators."""
         values, outputs = self.graph.values, self.graph.outputs
         return [
             *(m.score for m in pas.moments),

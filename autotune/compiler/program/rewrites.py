@@ -42,8 +42,10 @@ def widened(graph: Graph) -> Graph:
 
 
 def cut_everything(graph: Graph) -> Graph | None:
-    """``graph`` with every reduction done in two steps, the same inputs and outputs; None where not all of its
-    reductions run over everything, or there is no good way to cut the elements into rows."""
+    """``graph`` with every reduction in two steps, and the same inputs and outputs.
+
+    None if a reduction does not run over everything, or if there is no good way to split the elements into rows.
+    """
     live = [graph.values[i] for i in graph.live]
     used = {a for v in live for a in (*v.axes, *v.over) if graph.extents[a] > 1}
     overs = [{a for a in v.over if graph.extents[a] > 1} for v in live if v.op in REDUCTIONS]

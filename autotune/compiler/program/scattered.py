@@ -1,9 +1,9 @@
-"""A group with sums at places that other data give, taken apart: the places, the terms, and the results.
+"""Split of a group with index-adds (``sum_at``) into three programs: the indices (*places*), the terms, the results.
 
-Each part is a program of its own over the same values: places are walked along the *tokens* (the axes that are summed
-over), terms along the *columns* (the axes that a term and its sum share) of one token, results along the columns of one
-*place*. Several sums, as of an embedding that was read twice, share places and columns, and have tokens of their own.
-See :mod:`autotune.compiler.targets.cuda.scatter`.
+Each is a separate program over the same values. The places are walked along the *tokens* (the axes that are summed
+over). The terms are walked along the *columns* (the axes that a term and its sum share) of one token, and the results
+along the columns of one *place*. Several sums, such as those of an embedding that was read twice, share the result's
+places and columns, and have separate tokens. See :mod:`autotune.compiler.targets.cuda.scatter`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,21 @@ from autotune.ir.graph import LEAVES, REDUCTIONS, Graph, Value, at_axis
 from autotune.ir.ops import POINTWISE
 
 MOST_SUMS = 4
-"""Sums of one group: each has a list of its own in shared memory."""
+"""Most sums of one group: each has a separate list in shared memory."""
 
 
 @dataclass(frozen=True)
 class Sum:
-    """One ``sum_at``: its value, the value of its terms and that of their places, and the programs of both, each of
-    which keeps one value; ``tokens`` are the axes that it is over, outermost first."""
+    """One ``sum_at``.
+
+    Attributes:
+        total: its value.
+        term: the value of its terms.
+        place: the value of its indices.
+        tokens: the axes that it sums over, outermost first.
+        places: the program that computes and keeps ``place``.
+        terms: the program that computes and keeps ``term``.
+    """
 
     total: int
     term: int
@@ -40,20 +48,20 @@ class Sum:
 
     @property
     def place_vector(self) -> int:
-        """Places that a thread reads at a time: 16 or 32 bytes where their number allows it."""
+        """Number of indices that a thread reads at a time: 16 or 32 bytes if it divides their number."""
         inner = self.terms.graph.extents[self.tokens[-1]]
         return next(n for n in (4, 2, 1) if inner % n == 0)
 
 
 @dataclass(frozen=True)
 class Scattered:
-    """A group of sums at places with pointwise operators before and after them.
+    """A group of index-adds with pointwise operators before and after them.
 
     Attributes:
-        graph: the group; with a column of extent 1 where it had none.
-        sums: at the places along the axis ``at``.
-        cols: axes, outermost first.
-        results: the program that takes the sums and stores all outputs.
+        graph: the group, with a column of extent 1 if it had none.
+        sums: the index-adds along the axis ``at``.
+        cols: the column axes, outermost first.
+        results: the program that reads the sums and stores all outputs.
     """
 
     graph: Graph

@@ -1,9 +1,10 @@
-"""Neighbours in memory: their axis, and the number of them that a thread takes at a time.
+"""Vector accesses: the axis of adjacent elements in memory, and the number of them that a thread takes at a time.
 
-In a row-wise kernel a thread takes neighbours of its row. Where reductions run over outer axes, packs of neighbours lie
-on :func:`unit_axis` of the graph. A pointwise group whose tensors disagree on the axis is tiled (:func:`tiling`):
-``x + x.t()`` is the pattern, or a tensor read as NCHW and written as NHWC. Whichever axis threads lie side by side on,
-what has unit stride along the other one is spread over memory. See :mod:`autotune.compiler.targets.cuda.transpose`.
+In a row-wise kernel a thread takes adjacent elements of its row. If reductions run over outer axes, packs of adjacent
+elements are along the graph's :func:`unit_axis`. A pointwise group whose tensors have unit stride along different axes
+is tiled (:func:`tiling`). Examples are ``x + x.t()``, and a tensor read as NCHW and written as NHWC. For either choice
+of the threads' axis, the tensors with unit stride along the other axis would be accessed with large strides. See
+:mod:`autotune.compiler.targets.cuda.transpose`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from autotune.ir.forms.simplify import rebuild
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Output, Value, Walk
 
 ACROSS = "across_"
-"""Prefix of the operators that reduce over the axis that packs lie on; see :func:`across_lanes`."""
+"""Prefix of the operators that reduce over the packs' axis; see :func:`across_lanes`."""
 NARROWEST = 16
 """Elements of either axis below which a tile would be mostly empty."""
 
@@ -45,7 +46,7 @@ def vector_length(program: Program, vector_bytes: int) -> int:
         return 1
     if not program.cols or n > 16:
         return 0
-    # A row of elements of any length is walked in vectors, and what is left over one by one.
+    # A row of elements of any length is walked in vectors, and its remainder element by element.
     return n if open_row(program) or program.graph.extents[program.cols[-1]] % n == 0 else 0
 
 
@@ -55,9 +56,9 @@ def open_row(program: Program) -> bool:
 
 
 def across_lanes(graph: Graph, axis: int) -> Graph:
-    """``graph`` with its reductions over ``axis`` as operators across lanes; those over more axes become two.
+    """``graph`` with its reductions over ``axis`` as operators across lanes; a reduction over more axes becomes two.
 
-    The result is for a program only: no other part of the package has such operators.
+    The result is only for a program: no other part of the package supports these operators.
     """
 
     def make(i: int, v: Value, made: list[Value]) -> None:
@@ -73,8 +74,10 @@ def across_lanes(graph: Graph, axis: int) -> Graph:
 
 
 def unit_axis(graph: Graph) -> int:
-    """The axis along which neighbours in memory lie, in most of the bytes that reductions run over or that are written
-    at their size (a reduced one in case of a tie); -1 if there is none."""
+    """The axis with unit stride in most of the bytes that reductions read or that outputs of their size write.
+
+    In a tie, a reduced axis wins; -1 if no axis has unit stride.
+    """
     reduced = {a for i in graph.live for a in graph.values[i].over}
     weight: dict[int, int] = {}
     for axes, strides, storage in graph.walks:
@@ -95,7 +98,7 @@ def narrowest_along(graph: Graph, axis: int) -> int:
 
 
 def vector_along(graph: Graph, axis: int, vector_bytes: int) -> int:
-    """Neighbours on ``axis`` that a thread takes at a time; 0 if they do not divide it."""
+    """Adjacent elements on ``axis`` that a thread takes at a time; 0 if their number does not divide it."""
     n, rest = divmod(vector_bytes, narrowest_along(graph, axis))
     return 0 if rest or not 1 <= n <= 16 or graph.extents[axis] % n else n
 
@@ -105,11 +108,12 @@ class Tiling:
     """The axes that are tiled, and the tensors that go through shared memory.
 
     Attributes:
-        x, y: axes; threads compute side by side on ``x``.
-        loads: values that have their neighbours on ``y``; ``stores``: outputs that have (indices).
+        x, y: axes; adjacent threads compute adjacent elements along ``x``.
+        loads: loads with unit stride along ``y``.
+        stores: outputs (indices) with unit stride along ``y``.
         program: the group with ``x`` as its only column.
-        size: bytes of the narrowest type among the tensors that have their neighbours on either.
-        mirrored: whether a square tensor is read both ways, ``x`` and ``x.t()``.
+        size: bytes of the narrowest type among the tensors with unit stride along either axis.
+        mirrored: True if a square tensor is read both as ``x`` and as ``x.t()``.
     """
 
     x: int
@@ -140,8 +144,10 @@ class Tiling:
 
 @lru_cache(maxsize=512)
 def tiling(graph: Graph) -> Tiling:
-    """The tiling of a group, by the two axes that the most bytes disagree on. Raises Unsupported where it has
-    reductions, or its large tensors agree on one axis."""
+    """The tiling of a group along the two axes that most bytes have as their unit-stride axes.
+
+    Raises Unsupported if the group has reductions, or if its large tensors have one unit-stride axis.
+    """
     if any(graph.values[i].op in REDUCTIONS for i in graph.live):
         raise Unsupported("a group with reductions")
     weight: dict[tuple[int, int], int] = {}  # bytes with unit stride along the first axis that vary over the second

@@ -1,1 +1,1 @@
-"""Regions: which operators of a captured graph are tuned together, and what each region is called and stored as."""
+"""Regions: groups of operators of a captured graph that are tuned together, their names and their storage."""

@@ -1,15 +1,15 @@
-"""Matrix products that cuBLASLt may compute by another algorithm, with the region behind them as its epilogue.
+"""Matrix products for which autotune selects a cuBLASLt algorithm, with the region after them as the epilogue.
 
-torch takes the first algorithm that the library's heuristics name. For wide products another one is up to 14% faster
-(one H100, see ``benchmarks/notes/epilogues.md``). Epilogues are GELU and ReLU behind a bias, GELU's derivative, and the
+torch uses the first algorithm from the library's heuristics. For wide products another one is up to 14% faster (one
+H100, see ``benchmarks/notes/epilogues.md``). Epilogues are GELU and ReLU after a bias, GELU's derivative, and the
 addition of a residual connection.
 
-A region fits an epilogue if it reads one product, element by element, and computes what the epilogue computes
+A region fits an epilogue if it reads one product, element by element, and has the formula of the epilogue
 (:mod:`autotune.compiler.regions.formulas`).
 
 A product, alone or with its region, is a workload of the domain ``product``. The region keeps its own workload; a
 deployment chooses one of both. An epilogue may also compute the first part of a region: the sum that a norm follows, or
-the gradient whose columns are summed. The rest is then a region of its own.
+the gradient whose columns are summed. The rest is then a separate region.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ DEVICES = {"cuda"}
 """Types of devices whose library has epilogues."""
 TYPES = (torch.bfloat16, torch.float16)
 _ALIGNED = 8
-"""Numbers of half precision in 16 bytes, of which rows are made that the library reads at full speed."""
+"""Half-precision elements in 16 bytes; the library reads rows at full speed if their length is a multiple of this."""
 _WIDE = 2
 _LEAST_ROWS = 1024
-"""Products alone are candidates with so many times as many columns as terms, and so many rows: others won nothing."""
+"""Products without a region are candidates from this many rows on, with at least ``_WIDE`` times as many columns as
+terms; smaller ones gained nothing."""
 
 ROLES = ("a", "b", "bias", "other")
 RESULTS = ("y", "kept")
@@ -51,12 +52,13 @@ class Product:
 
     Attributes:
         product: the node of the product.
-        nodes: all nodes that a call replaces. ``inputs``: the nodes that it reads, each once. ``outputs``: the nodes
-            whose values it makes.
-        workload: of kind ``product``. Its source has the ``roles`` of the inputs, for each of :data:`ROLES` a place in
-            ``inputs`` or -1, and the ``results``, for each of :data:`RESULTS` a place in ``outputs`` or -1.
-        region: the region, whose workload has a schedule of its own; None for a product alone.
-        rest: the workload of what is left of the region; None if nothing is, or if it has none.
+        nodes: all nodes that a call replaces.
+        inputs: the nodes that the call reads, each once.
+        outputs: the nodes whose values the call computes.
+        workload: the workload of kind ``product``. Its source has ``roles``: for each of :data:`ROLES` an index in
+            ``inputs``, or -1. It also has ``results``: for each of :data:`RESULTS` an index in ``outputs``, or -1.
+        region: the region, whose workload has a separate schedule; None for a product alone.
+        rest: the workload of the rest of the region; None if there is no rest or it has no workload.
     """
 
     product: fx.Node
@@ -111,7 +113,7 @@ def _with_region(facts: GraphFacts, region: Region, library: str) -> Product | N
 
 
 def _addition(facts: GraphFacts, region: Region, product: fx.Node) -> tuple[str, fx.Node, list[fx.Node | None]] | None:
-    """The sum of a product, a bias where there is one, and a tensor that is there before: a residual connection.
+    """The sum of a product, an optional bias, and a tensor computed before the region: a residual connection.
 
     Returns:
         The epilogue, the node of the sum, and the nodes of the bias (None for the product's own) and the tensor.
@@ -139,7 +141,7 @@ def _addition(facts: GraphFacts, region: Region, product: fx.Node) -> tuple[str,
 
 
 def _is_like(value: Any, like: torch.Tensor) -> bool:
-    """True for a tensor with the elements of another in their order: a view of it has such."""
+    """True for a tensor with the same elements in the same order as ``like``, such as a view of it."""
     same = isinstance(value, torch.Tensor) and value.dtype == like.dtype and value.shape[-1:] == like.shape[-1:]
     return same and value.numel() == like.numel() and value.is_contiguous()
 
@@ -194,7 +196,7 @@ def _multiplies(facts: GraphFacts, node: fx.Node) -> bool:
 
 
 def _rows(matrix: torch.Tensor) -> list[Any] | None:
-    """The elements between a matrix's rows, and False; or those between its columns, and True. None for neither."""
+    """The leading dimension of a matrix, and True if it is column-major; None if the library cannot read it."""
     (rows, columns), (down, along) = matrix.shape, matrix.stride()
     if along == 1 and down >= columns and down % _ALIGNED == 0:
         return [int(down), False]
@@ -202,7 +204,7 @@ def _rows(matrix: torch.Tensor) -> list[Any] | None:
 
 
 def _made(facts: GraphFacts, region: Region, product: fx.Node, kept: bool, fit: Fit, library: str) -> Product | None:
-    """The product and its region as one; None where the program has no form that can be stored."""
+    """The product joined with its region; None if their program cannot be stored."""
     factors = [n for n in product.args if isinstance(n, fx.Node)]
     if fit.partial:
         slots, result = region.binding, region.outputs[region.binding.outputs[fit.y]]
@@ -229,7 +231,7 @@ def _made(facts: GraphFacts, region: Region, product: fx.Node, kept: bool, fit: 
     bias = inputs.index(factors[0]) if len(factors) == 3 else _input(region, inputs, fit.bias)
     forward = fit.epilogue != "dgelu"
     if (bias >= 0) is not forward or (len(factors) == 3 and fit.bias >= 0):
-        return None  # the library's GELU has one bias, and its derivative none
+        return None  # the library's GELU has one bias; its derivative has none
     roles = (inputs.index(factors[-2]), inputs.index(factors[-1]), bias, _input(region, inputs, fit.other))
     y, before = (-1 if k < 0 else region.binding.outputs[k] for k in (fit.y, fit.kept))
     results = (y, len(region.outputs) if alone else before)
@@ -300,8 +302,8 @@ def _cut(
 def _rest(
     facts: GraphFacts, region: Region, result: fx.Node, given: dict[fx.Node, fx.Node], inputs: Sequence[fx.Node]
 ) -> tuple[fx.GraphModule | None, list[int]]:
-    """The region's program from ``result`` on, which is its last input; and for each of the others its place among
-    ``inputs``, or -1."""
+    """The region's program from ``result`` on, which is its last input; and the index in ``inputs``, or -1, of each
+    other input."""
     graph, env, used = fx.Graph(), dict[fx.Node, fx.Node](), list[fx.Node]()
     for mine, n in given.items():
         env[mine] = graph.placeholder(f"x{len(env)}")
@@ -329,7 +331,7 @@ def _rest(
 
 
 def _ancestors(node: fx.Node, ends: set[fx.Node]) -> set[fx.Node]:
-    """A node and all that it is computed from, but for what ``ends`` are computed from."""
+    """A node and its ancestors, without the ancestors of ``ends``."""
     found, stack = {node}, [node]
     while stack:
         for n in stack.pop().all_input_nodes:
@@ -348,7 +350,7 @@ def _workload(
     results: tuple[int, ...],
     library: str,
 ) -> Workload | None:
-    """The workload of a product whose program is ``graph``; None if that has no form that can be stored."""
+    """The workload of a product whose program is ``graph``; None if that cannot be stored."""
     try:
         program = aten.to_json(fx.GraphModule(torch.nn.Module(), graph))
     except Unsupported:

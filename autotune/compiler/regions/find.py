@@ -276,28 +276,28 @@ class Finder:
         return True
 
     def _may_wait(self, node: fx.Node, members: AbstractSet[fx.Node]) -> bool:
-        """True if nothing but nodes of regions reads a tensor. (A tuple's elements do not leave it.)"""
+        """True if only nodes of regions read a tensor. (It is never true for elements of a tuple.)"""
         mine = self.facts[node]
         return mine.is_tensor and mine.operator != "getitem" and not self._is_used_outside(node, members)
 
     def _is_used_outside(self, node: fx.Node, inside: AbstractSet[fx.Node]) -> bool:
-        """True if a node that is not in the region reads it, as it is or through views."""
+        """True if a node outside the region reads it, directly or through views."""
         if not self.facts[node].is_tensor or node in self.copied:
             return False  # a tuple: its getitems are nodes of the region themselves
         return not self.facts.readers(node, self.copied) <= inside
 
     def _without_windows(self, inside: set[fx.Node], needed: set[fx.Node]) -> set[fx.Node]:
-        """``needed`` less the views that cut a window out of a tensor which the region reads in no other way.
+        """``needed`` without views that slice a tensor, if the region reads only that slice of it.
 
-        The window is then the region's input, wherever it begins: the steps of an unrolled recurrence, each with its
-        slice of one projection, are one workload.
+        The slice is then the region's input, and its offset is not in the workload. So the steps of an unrolled
+        recurrence, each with its slice of one projection, are one workload.
         """
         facts, out = self.facts, set(needed)
         body = inside | needed
         sources = dict.fromkeys(i for n in body for i in n.all_input_nodes if i not in body)
         for source in sources:
             chain, window, node = list[fx.Node](), 0, source
-            # The one reader after the other, up to what the region copies, which nobody else makes.
+            # Follow single readers, up to the nodes that the region copies, which no other node computes.
             while len(users := [u for u in node.users if u in body]) == 1 and users[0] in needed - self.copied:
                 if users[0].all_input_nodes != [node]:
                     break

@@ -1,8 +1,8 @@
 """The formulas of products' epilogues, and the regions that compute one of them.
 
 Programs write GELU in many ways. So a region is recognized by its values: its graph and the epilogue's formula are
-evaluated in float64 at random numbers, and must agree. The exact GELU and its tanh form differ by 5e-4, and neither
-stands for the other.
+evaluated in float64 at random numbers, and must agree. The exact GELU and its tanh form differ by 5e-4, so neither
+replaces the other.
 """
 
 from __future__ import annotations

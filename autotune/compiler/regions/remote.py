@@ -1,9 +1,10 @@
-"""Remote fusion: regions that have nothing to do with each other become one, so that their kernels may share a launch.
+"""Remote fusion: independent regions are joined into one, so that their kernels may share a launch.
 
-Small regions at the same place of a program, such as the masks and scales before a layer; any number of equal
-computations on different tensors, such as an optimizer's updates; and regions that read the same tensor, which one
-kernel may then read once. FusionStitching (arXiv 2009.10924, section 4) does it by a virtual producer of all vertices.
-Which of a region's parts then do share a launch is for its plan (``autotune.compiler.planner.groups``).
+It joins small regions between the same library calls, such as the masks and scales before a layer. It joins any number
+of equal computations on different tensors, such as an optimizer's updates. It also joins regions that read the same
+tensor, which one kernel may then read once. FusionStitching (arXiv 2009.10924, section 4) does this by a virtual
+producer of all vertices. The region's plan decides which of its parts share a launch
+(``autotune.compiler.planner.groups``).
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.workload import Workload
 
 MOST_PARTS = 64
-"""Regions in one: beyond it a region's plans, its compilation and its host code grow and nothing is won."""
+"""Most regions joined into one. Beyond it a region's plans, compilation and host code grow without a gain."""
 
 WORTH_SHARING = 4
-"""Regions that read a tensor both are worth joining if it is at least a quarter of what one of them moves."""
+"""Inverse of the fraction of a region's bytes that two regions must both read to be joined: a quarter of one's."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class Candidate:
     """A region that others may join.
 
     Attributes:
-        place: regions of different places never meet: device, and how many library calls come before. What lies far
-            apart in a program would only keep its inputs alive for longer.
-        pointers: tensors it reads and writes.
-        reads: bytes of each tensor it reads.
-        moved: bytes it moves in all.
-        family: of a pointwise region, which may be of any size beside its like; None for others.
+        place: the device, and the number of library calls before the region. Regions with different places are never
+            joined: distant regions of a program would only keep their inputs alive for longer.
+        pointers: the number of tensors that the region reads and writes.
+        reads: the bytes of each tensor that it reads.
+        moved: the bytes that it moves in total.
+        family: the family of a pointwise region, which joins regions of its family at any size; None for others.
     """
 
     place: tuple[object, ...]
@@ -45,13 +46,13 @@ class Candidate:
     family: Family | None
 
     def shares_with(self, other: Candidate) -> bool:
-        """True if what both read is much of what one of them moves."""
+        """True if the tensors that both read are at least a quarter of one region's bytes."""
         common = sum(n for tensor, n in self.reads.items() if tensor in other.reads)
         return common * WORTH_SHARING >= min(self.moved, other.moved)
 
 
 def candidate(workload: Workload, place: tuple[object, ...], reads: Mapping[Any, int]) -> Candidate:
-    """What remote fusion needs to know of a region at ``place``, which reads tensors of so many bytes."""
+    """The candidate for a region at ``place``; ``reads`` has the bytes of each tensor that the region reads."""
     graph = Graph.from_json(workload.spec)
     pointers = len(graph.inputs) + len(graph.outputs)
     pointwise = not any(graph.values[i].op in REDUCTIONS for i in graph.live)
@@ -59,7 +60,7 @@ def candidate(workload: Workload, place: tuple[object, ...], reads: Mapping[Any,
 
 
 def may_join(found: Sequence[Candidate | None], other: Candidate | None) -> bool:
-    """Whether a region may join others in one, cycles apart. None stands for a region that was not translated."""
+    """True if a region may join others, without regard to cycles; None is a region that was not translated."""
     members = [m for m in found if m is not None]
     if other is None or len(members) < len(found):
         return False
@@ -76,19 +77,20 @@ def may_join(found: Sequence[Candidate | None], other: Candidate | None) -> bool
 def bundle_groups(
     flow: Flow[N], groups: Sequence[Sequence[N]], joins: Callable[[Sequence[int], int], bool]
 ) -> list[list[int]]:
-    """Put groups that no path connects side by side.
+    """Bundle groups that no path connects.
 
-    Each group, in order, joins the first bundle that it may join such that contracting the bundles leaves no cycle.
+    Each group, in order, joins the first bundle that accepts it, if contracting the bundles leaves no cycle.
 
     Args:
-        groups: disjoint; contracting them makes no cycle.
-        joins: whether a bundle (numbers of groups) may take in another group, cycles apart. Asked often.
+        groups: disjoint groups whose contraction makes no cycle.
+        joins: returns True if a bundle (numbers of groups) accepts another group, without regard to cycles. It is
+            called often.
 
     Returns:
-        The bundles, of one group most of them, by their first group.
+        The bundles, ordered by their first group; most have one group.
     """
     item: dict[N, int] = {n: k for k, nodes in enumerate(groups) for n in nodes}
-    for n in flow.order:  # a node outside of groups is an item of its own
+    for n in flow.order:  # each node outside the groups is an item
         item.setdefault(n, len(groups) + len(item))
     after: dict[int, set[int]] = {}
     for n in flow.order:
@@ -99,11 +101,11 @@ def bundle_groups(
     bundle_of: dict[int, list[int]] = {}
 
     def reach(start: Sequence[int], goal: Sequence[int]) -> bool:
-        """True if some item of ``goal`` waits for one of ``start``, through other bundles too."""
+        """True if an item of ``goal`` depends on one of ``start``, possibly through other bundles."""
         stack, seen = list(start), set(start)
         while stack:
             for s in after.get(stack.pop(), ()):
-                for m in bundle_of.get(s, (s,)):  # a reader of one of a bundle waits for all of it
+                for m in bundle_of.get(s, (s,)):  # a reader of one group depends on its whole bundle
                     if m not in seen:
                         seen.add(m)
                         stack.append(m)

@@ -1,9 +1,9 @@
-"""Graphs with symbolic sizes: their regions at the sizes that they were traced with, and at any other sizes later.
+"""Graphs with symbolic sizes: their regions at the traced sizes, and later at any other sizes.
 
-Kernels take their rows at run time, so a region is found, searched and looked up by numbers. A graph that torch.compile
-traced with symbols is copied with the numbers of its first inputs (:func:`concrete`), regions are found in the copy,
-and each keeps its operators with the symbols in them (:func:`symbolic_program`), from which it is made anew for other
-numbers (:func:`autotune.compiler.regions.aten.at_sizes`).
+Kernels take their number of rows at run time, so regions are found, searched and looked up with concrete sizes. A graph
+that torch.compile traced with symbols is copied with the sizes of its first inputs (:func:`concrete`). Regions are
+found in the copy. Each keeps its operators with the symbols (:func:`symbolic_program`), from which
+:func:`autotune.compiler.regions.aten.at_sizes` makes the region for other sizes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def is_symbolic(graph: fx.Graph) -> bool:
-    """Whether sizes of a graph's tensors are symbols."""
+    """True if a size in a graph is symbolic."""
     return any(_has_symbols(n.meta.get("val")) for n in graph.nodes)
 
 
@@ -38,9 +38,9 @@ def _has_symbols(value: Any) -> bool:
 
 
 def concrete(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """A copy of a graph with the numbers that it was traced with in the symbols' places, and its nodes' originals.
+    """A copy of a graph with the traced sizes instead of symbols, and a map of its nodes to the original nodes.
 
-    What has no such number (the result of ``nonzero``) keeps its symbols, and so takes part in no region.
+    A size without a traced value (in the result of ``nonzero``) stays symbolic, so its tensor is in no region.
     """
     graph, env, origin = fx.Graph(), dict[fx.Node, Any](), dict[fx.Node, fx.Node]()
     for node in gm.graph.nodes:
@@ -51,7 +51,7 @@ def concrete(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]
             continue
         made = graph.node_copy(node, lambda a: env[a])
         made.meta = {**node.meta, "val": _at_hints(value)}
-        # A number that is an input of the graph stays one, which nothing reads.
+        # A size that is an input of the graph remains an input without readers.
         env[node], origin[made] = (made if number is None else number), node
     return fx.GraphModule(gm, graph), origin
 
@@ -83,18 +83,18 @@ def fake(
     device: torch.device,
     offset: int = 0,
 ) -> torch.Tensor:
-    """A fake tensor of a layout (strides and offset in elements)."""
+    """A fake tensor with a given layout (strides and offset in elements)."""
     span = compute_required_storage_length(tuple(shape), tuple(strides), offset)
     with mode:
         return torch.empty(span, dtype=dtype, device=device).as_strided(shape, strides, offset)
 
 
 def symbolic_program(region: Region, origin: Mapping[fx.Node, fx.Node]) -> fx.GraphModule:
-    """A region's submodule with the symbols of the graph that it comes from in its arguments.
+    """A region's submodule with the symbols of the original graph in its arguments.
 
     Args:
-        region: found in a :func:`concrete` copy.
-        origin: that copy's nodes to the graph's.
+        region: a region of a :func:`concrete` copy.
+        origin: the map from that copy's nodes to the original nodes.
     """
     graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in (origin[n] for n in region.inputs):
@@ -116,7 +116,7 @@ def symbolic_program(region: Region, origin: Mapping[fx.Node, fx.Node]) -> fx.Gr
 
 
 def places_of(symbols: Sequence[str], tensors: Sequence[torch.Tensor]) -> dict[str, tuple[int, int]] | None:
-    """For each symbol which tensor has it as the extent of which dimension; None where one is nowhere to be read."""
+    """For each symbol, a (tensor, dimension) with that extent; None if a symbol is the extent of no dimension."""
     found: dict[str, tuple[int, int]] = {}
     for k, tensor in enumerate(tensors):
         for dim, extent in enumerate(tensor.shape):
@@ -139,7 +139,7 @@ class _Bounded(FakeTensorProp):
 
 
 def parts_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    """How many tensors a call makes: one, unless it takes a tensor apart."""
+    """The number of tensors that a call makes: one, unless it splits a tensor."""
     if not isinstance(target, torch._ops.OpOverload) or not str(target._schema.returns[0].type).startswith("List"):
         return 1
     given = {**dict(zip((a.name for a in target._schema.arguments), args, strict=False)), **kwargs}
@@ -150,7 +150,7 @@ def parts_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int
 
 
 def traced(program: Mapping[str, Any], device: str) -> fx.GraphModule:
-    """A program as JSON, of numbers, as a graph with fake tensors in ``meta["val"]``; nothing is computed."""
+    """The graph of a JSON program with concrete sizes, with fake tensors in ``meta["val"]``; nothing is computed."""
     gm, mode, where = aten.from_json(program, device), FakeTensorMode(), torch.device(device)
     layouts = ((spec["shape"], spec["strides"], getattr(torch, spec["dtype"])) for spec in program["inputs"])
     _Bounded(gm, mode).propagate_dont_convert_inputs(*(fake(mode, *layout, where) for layout in layouts))

@@ -1,13 +1,14 @@
-"""From a region's plan to configurations: which choices make sense for it, and what a stored one may hold.
+"""Configurations of a region's plan: useful choices for its parameters, and the permitted values of a stored one.
 
-A region of one group uses the names of ``search_spaces/fusion.toml`` as they are. With several groups each has its own
-copy, ``g0.threads_per_row`` and so on; parameters of the machine (``threads``) would still be one a group. Groups that
-differ in the number of rows only share one copy, that of their leader (``Plan.leaders``): an optimizer step over 37
-tensors has the parameters of one kernel.
+A region of one group uses the names of ``search_spaces/fusion.toml``. With several groups each has its own copy,
+``g0.threads_per_row`` and so on; parameters of the machine (``threads``) also have a copy per group. Groups that differ
+in the number of rows only share one copy, that of their leader (``Plan.leaders``): an optimizer step over 37 tensors
+has the parameters of one kernel.
 
-The search space (``search_spaces/fusion.toml``) lists what is tried, and bounds what adapting and joining groups may
-make of it. A stored configuration is held to these types and ranges, whoever wrote the database. Beyond them nothing is
-emitted or launched: 2**31 rows a block crash a process, and 2**63 - 1 columns a tile wrap around.
+The search space (``search_spaces/fusion.toml``) lists the choices to try, and bounds the results of adapting and
+joining groups. A stored configuration must have these types and ranges, whatever the source of the database. Values
+outside them are never emitted or launched: 2**31 rows a block crash a process, and 2**63 - 1 columns a tile wrap
+around.
 """
 
 from __future__ import annotations
@@ -134,9 +135,10 @@ def narrow(space: Space, **allowed: Iterable[Choice]) -> Space:
 
 
 def most_kept(program: Program, words: Callable[[int], float]) -> float:
-    """The most 32-bit words that values take between two passes, of which value ``i`` takes ``words(i)``.
+    """The most 32-bit words of kept values between two passes; value ``i`` needs ``words(i)``.
 
-    A pass takes and leaves values pack by pack, so that what it takes for the last time makes room for what it leaves.
+    A pass reads and writes kept values pack by pack, so a value that it reads for the last time makes room for one that
+    it writes.
     """
     last = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_in}
     live: set[int] = set()
@@ -148,7 +150,7 @@ def most_kept(program: Program, words: Callable[[int], float]) -> float:
 
 
 def having(space: Space, schedule: type[Any]) -> Space:
-    """The space with the parameters that are fields of a scheme's schedule; configurations mention no others."""
+    """The space with only the parameters that are fields of a scheme's schedule."""
     names = {f.name for f in fields(schedule)}
     return replace(space, parameters=tuple(p for p in space if p.name in names))
 

@@ -1,18 +1,17 @@
-"""One form for all graphs that mean the same: numbering from structure alone.
+"""Canonical form of graphs: a numbering that depends on the structure alone, so that isomorphic graphs are equal.
 
-Values, axes, input slots and outputs are coloured by what they are and, round after round, by the colours around them
-(Weisfeiler-Lehman refinement, up and down), until no class splits any more. Ties are broken by giving one member of the
-first tied class a colour of its own; tied members of such a graph are interchangeable, so it does not matter which. The
-colours then order everything. They are SHA-256 based and never depend on names, on the order of arguments where the
-operator commutes, or on Python's hash seed.
+Values, axes, input slots and outputs start with a colour for their own properties. Each round refines the colours by
+those of the neighbours (Weisfeiler-Lehman refinement, up and down), until no class splits any more. To break a tie, one
+member of the first tied class gets a unique colour. Tied members of such a graph are interchangeable, so any member
+will do. The colours then order everything. They are based on SHA-256 and never depend on names, on the order of a
+commutative operator's arguments, or on Python's hash seed.
 
-The *row axis* becomes axis 0: of the axes that are never reduced over, the one with the largest stride in the largest
-output; of all, where every axis is reduced over, as in the backward of a layer norm. The family of a workload is its
-digest with that axis's extent left open.
+The *row axis* becomes axis 0. It is the axis with the largest stride in the largest output, among the axes that are
+never reduced over. If every axis is reduced over, as in the backward of a layer norm, it is chosen among all axes. The
+family of a workload is its digest with that axis's extent left open.
 
-A graph of several parts that have nothing to do with each other (``simplify.components``) is the canonical
-forms of its parts one after the other, equal ones and those of one family side by side. It has no row axis: its parts
-have.
+The form of a graph with several unconnected parts (``simplify.components``) is the concatenation of the parts'
+canonical forms. Equal parts, and parts of one family, are adjacent. Such a graph has no row axis; its parts have.
 """
 
 from __future__ import annotations
@@ -36,8 +35,10 @@ Form = tuple[Graph, tuple[int, ...], tuple[int, ...]]
 """A canonical graph, and the orders of slots and outputs that :func:`canonicalize` returns."""
 
 _WORK = 1 << 17
-"""Values times rounds after which a graph is coloured from end to end first (:meth:`_Colours.deepen`): about a second;
-no region of fewer than 360 values comes to it."""
+"""Limit of values times rounds, about a second; beyond it :meth:`_Colours.deepen` runs first.
+
+No region of fewer than 360 values reaches it.
+"""
 
 
 def canonicalize(graph: Graph) -> Form:
@@ -52,18 +53,21 @@ def canonicalize(graph: Graph) -> Form:
 
 
 def row_extent(graph: Graph) -> int:
-    """The extent of the row axis of a canonical graph whose rows have nothing to do with each other; 0 where it has
-    none (every axis is reduced over, or the graph is of several parts, each with rows of its own)."""
+    """The extent of the row axis of a canonical graph with independent rows; 0 for other graphs.
+
+    Those are graphs whose row axis is reduced over, and graphs of several parts, each of which has its own rows.
+    """
     if not graph.extents or any(0 in v.over for v in graph.values) or len(components(graph)) > 1:
         return 0
     return graph.extents[0]
 
 
 def open_extent(graph: Graph) -> int:
-    """The extent that the family of a canonical graph leaves open; 0 where it has no family.
+    """The extent that the family of a canonical graph leaves open; 0 without a family.
 
-    That is :func:`row_extent`, or where every axis is reduced over that of the rows, if results run over them: the
-    input's gradient beside the weights'. Whether kernels take another number of rows is for a look-up to find out.
+    This is :func:`row_extent`. If every axis is reduced over, it is the extent of the rows, provided an output has the
+    row axis: the input's gradient in a backward that also sums the weights' gradient. A look-up finds out if kernels
+    accept another number of rows.
     """
     if row := row_extent(graph):
         return row
@@ -73,11 +77,11 @@ def open_extent(graph: Graph) -> int:
 
 
 def one_body(graph: Graph) -> str:
-    """The digest with its rows left open of a canonical graph whose rows have nothing to do with each other; "" of
-    others. Graphs that one kernel body runs side by side have the same.
+    """The digest, with the rows' extent left open, of a canonical graph with independent rows; "" for other graphs.
 
-    The order of parts in composite graphs, which are in fingerprints, and the parameters that the groups of a stored
-    plan share go by it. So it is not the family, which may come to take in more.
+    Graphs that can run side by side in one kernel body have the same digest. It determines the order of parts in
+    composite graphs, and so their fingerprints, and the parameters that groups of a stored plan share. It is not the
+    family, because the definition of a family may widen.
     """
     return _with_open_rows(graph) if row_extent(graph) else ""
 
@@ -95,14 +99,14 @@ def to_workload(graph: Graph, label: str = "", source: Mapping[str, Any] | None 
 
 @dataclass(frozen=True)
 class Family:
-    """The key of a canonical graph and of those that differ from it in the number of rows only.
+    """The key that canonical graphs have in common if they differ in the number of rows only.
 
-    This is narrower than a workload's family: sums over the rows take kernels of their own.
+    It is narrower than a workload's family: sums over the rows need separate kernels.
 
     Attributes:
-        key: the digest with the rows left open; of a graph without open rows its fingerprint.
-        unit: for a row of elements the fingerprint at one element, where it has no axis left; for a graph without axes
-            its own; "" for others.
+        key: the digest with the rows left open; the fingerprint of a graph without open rows.
+        unit: for a row of elements, the fingerprint of the graph with one element, which has no axes; for a graph
+            without axes, its fingerprint; "" for others.
     """
 
     key: str
@@ -122,9 +126,9 @@ def family_of(graph: Graph) -> Family:
 
 
 def single(graph: Graph) -> Form | None:
-    """The canonical form of a row of elements when it has one element, with the order of its slots and outputs.
+    """The canonical form of a row of elements reduced to one element, with the order of its slots and outputs.
 
-    None where the graph is not one row of independent elements, or an element's place in it matters.
+    None if the graph is not one row of independent elements, or if an element depends on its index.
     """
     if len(graph.extents) != 1 or any(v.op in (*REDUCTIONS, "index") or v.guards for v in graph.values):
         return None
@@ -132,14 +136,14 @@ def single(graph: Graph) -> Form | None:
 
 
 def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> Form:
-    """The canonical forms of the parts with these outputs, concatenated in an order of what they are."""
+    """The canonical forms of the parts with these outputs, concatenated in an order that depends on structure alone."""
     made: list[Form] = []
     for outputs in parts:
         own, used = part(graph, outputs)
         form, slots, order = _connected(own)
         made.append((form, tuple(used[s] for s in slots), tuple(outputs[k] for k in order)))
     names = [to_workload(form).fingerprint for form, _, _ in made]
-    # A slot that several parts read tells equal parts apart by who else reads it.
+    # The readers of a shared slot distinguish parts that are equal in themselves.
     readers: dict[int, list[tuple[str, int]]] = {}
     for (_, slots, _), name in zip(made, names, strict=True):
         for k, s in enumerate(slots):
@@ -176,7 +180,7 @@ def _connected(graph: Graph) -> Form:
     colours = _Colours(graph)
     deep = colours.discrete()
     rows = _order(graph, colours)[2][:1]
-    # Once more without the rows' extent, so that the members of a family are numbered alike.
+    # Repeat without the rows' extent, so that the members of a family have the same numbering.
     colours = _Colours(graph, *rows)
     colours.discrete(deep)
     order, outputs, by_place = _order(graph, colours)
@@ -225,15 +229,15 @@ def _mix(*parts: object) -> Colour:
 
 
 def _hash(text: str) -> Colour:
-    """:func:`_mix` of parts whose ``repr`` is at hand."""
+    """:func:`_mix` for a given ``repr`` of the parts."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class _Colours:
-    """The colouring of a graph's values, axes, slots and outputs; the extent of ``open_axis`` plays no part in it.
+    """The colouring of a graph's values, axes, slots and outputs; the extent of ``open_axis`` does not affect it.
 
-    Colours are in every fingerprint that is stored anywhere: what is hashed must stay as it is, to the letter. A round
-    is that of ``tests/support/plain_colours.py``, with what no round changes thought out before the first.
+    Every stored fingerprint depends on the colours: the hashed text must never change by a character. A round is that
+    of ``tests/support/plain_colours.py``, with everything that is the same in all rounds computed before the first.
     """
 
     def __init__(self, graph: Graph, open_axis: int | None = None) -> None:
@@ -259,7 +263,7 @@ class _Colours:
         return sum(len(set(c)) for c in (self.value, self.axis, self.slot, self.output))
 
     def settle(self, most: int | None = None) -> bool:
-        """Refine until no class splits; False where ``most`` rounds do not do."""
+        """Refine until no class splits; return False if ``most`` rounds are not enough."""
         before, rounds = -1, 0
         while before != (now := self.classes()):
             if most is not None and rounds >= most:
@@ -269,10 +273,10 @@ class _Colours:
         return True
 
     def deepen(self) -> None:
-        """Colour values by all that they are made of, and all that is made of them.
+        """Colour values by all their ancestors and all their descendants.
 
-        A round carries a difference one step. Where values stand in a long row that takes as many rounds as the row is
-        long, each over all values; these two walks carry it from end to end.
+        A round propagates a difference by one step. In a long chain of values this takes as many rounds as the chain
+        has values, each over all values. The two walks here propagate it from end to end.
         """
         g = self.graph
         made: list[Colour] = []
@@ -329,10 +333,10 @@ class _Colours:
         self.value, self.output = new_value, new_output
 
     def discrete(self, deep: bool = False) -> bool:
-        """Settle, then split ties until every colour is unique; whether it took :meth:`deepen`.
+        """Settle, then split ties until every colour is unique; return True if :meth:`deepen` ran.
 
         Args:
-            deep: it is known to.
+            deep: run :meth:`deepen` without trying rounds first.
         """
         fresh = self.value, self.axis, self.slot, self.output
         if deep or not self.settle(_WORK // max(1, len(self.value))):
@@ -350,7 +354,7 @@ class _Colours:
 
 
 def _tie(colours: list[Colour]) -> int:
-    """The first member of the class with the smallest colour among those with several members; -1 without any."""
+    """The first member of the class with the smallest colour among classes of several members; -1 without any."""
     tied = min((c for c, n in Counter(colours).items() if n > 1), default=None)
     return -1 if tied is None else colours.index(tied)
 
@@ -360,13 +364,13 @@ def _commutes(v: Value) -> bool:
 
 
 def _positions(user: Value, arg: int) -> tuple[int, ...]:
-    """At which places ``user`` takes ``arg``; how often, where the order does not matter."""
+    """The argument positions at which ``user`` takes ``arg``; for a commutative ``user``, their number."""
     places = tuple(k for k, a in enumerate(user.args) if a == arg)
     return (len(places),) if _commutes(user) else places
 
 
 def _topological(graph: Graph, colour: Sequence[Colour]) -> list[int]:
-    """Arguments before users; among those that are ready, by colour."""
+    """The values in topological order; among those that are ready, by colour."""
     waiting = [len(set(v.args)) for v in graph.values]
     ready = [(colour[i], i) for i, n in enumerate(waiting) if n == 0]
     heapq.heapify(ready)
@@ -382,7 +386,7 @@ def _topological(graph: Graph, colour: Sequence[Colour]) -> list[int]:
 
 
 def _axis_order(graph: Graph, colour: Sequence[Colour], outputs: Iterable[int], reads: Iterable[int]) -> list[int]:
-    """The row axis, then the others by falling stride in the largest output, or load where no output has them."""
+    """The row axis, then the others by decreasing stride in the largest output that has them, else the largest load."""
     reduced = {a for v in graph.values for a in v.over}
     stored: list[Output | Value] = [graph.outputs[k] for k in outputs]
     tensors = sorted(stored, key=lambda o: -graph.size(o.axes))
@@ -397,7 +401,7 @@ def _axis_order(graph: Graph, colour: Sequence[Colour], outputs: Iterable[int], 
 
 
 def _order(graph: Graph, colours: _Colours) -> tuple[list[int], list[int], list[int]]:
-    """Values, outputs and axes in their order, by colours that are unique."""
+    """Values, outputs and axes, each ordered by unique colours."""
     order = _topological(graph, colours.value)
     where = {old: new for new, old in enumerate(order)}
     outputs = sorted(range(len(graph.outputs)), key=lambda k: (where[graph.outputs[k].value], colours.output[k]))

@@ -1,17 +1,16 @@
-"""Simpler graphs of the same results: without dead values and axes, with guarded loads, with fewer axes, or in parts.
+"""Simplification of graphs: without dead values and axes, with guarded loads, with fewer axes, or in parts.
 
-Axes that are walked as one become one: ``[8, 128, 768]`` and ``[1024, 768]``, both contiguous, come out as the same
-graph.
+Axes that can be walked as one are merged: contiguous ``[8, 128, 768]`` and ``[1024, 768]`` become the same graph.
 
-Loads whose values are only used on a part of an axis are read there alone (:func:`guard_selected`). The tensors of a
-stack, or of a sum of ``select_backward``, do not vary over the axis that tells them apart, so that a select between
-them would load them all for every element: three loads for each element of a packed QKV projection's gradient. Here
-such a load gets the axis, with stride 0, and a guard on it; a select between that and zeros is gone.
+Loads whose values are used only on a part of an axis get a guard (:func:`guard_selected`). The tensors of a stack, or
+of a sum of ``select_backward``, do not vary over the new axis. A select between them would load all of them for every
+element: three loads for each element of a packed QKV projection's gradient. With the guard, such a load has the axis
+with stride 0, and a select between it and zeros is removed.
 
-The parts of a graph that share nothing are found by :func:`components`: one update of an optimizer step and the others.
-Values belong together if one is computed from the other or if they vary over a common axis. What costs nothing to
-compute again ties nothing together: constants, and numbers made of numbers alone (a learning rate, a step's bias
-correction); each part that needs them has its own.
+:func:`components` finds the parts of a graph that share nothing, such as the single updates of an optimizer step. Two
+values are in the same part if one is computed from the other or if they vary over a common axis. Values that cost
+nothing to recompute connect no parts: constants, and scalars made from scalars alone (a learning rate, a step's bias
+correction). Each part that needs them has a copy.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ Member = TypeVar("Member")
 
 
 def simplify(graph: Graph) -> Graph:
-    """All of it; the result computes the same outputs at the same addresses."""
+    """Apply all simplifications; the result computes the same outputs at the same addresses."""
     return drop_dead(merge_axes(drop_dead(guard_selected(graph))))
 
 
 def merge_axes(graph: Graph) -> Graph:
-    """Merge every pair of axes that all loads, stores, reductions and positions walk as one."""
+    """Merge every pair of axes that all loads, stores, reductions and indices can walk as one."""
     while True:
         places = _places(graph)
         pair = next(((a, b) for a, b in _neighbours(graph) if _mergeable(graph, a, b, places)), None)
@@ -50,10 +49,10 @@ def merge_axes(graph: Graph) -> Graph:
 
 
 def guard_selected(graph: Graph) -> Graph:
-    """The graph with guards on loads that are used under conditions on an axis which they do not vary over.
+    """Add guards to loads that are selected by conditions on an axis which they do not vary over.
 
-    Not along an axis of unit stride: there two loads and a select are a vector's worth of elements.
-    Nor where a load varies over fewer axes than what it is selected for (a bias): it costs next to nothing.
+    There are no guards along an axis of unit stride: there two loads and a select cover a vector of elements. A load
+    that varies over fewer axes than the select's result (a bias) gets none either, as it costs almost nothing.
     """
     tensors: list[Value | Output] = [graph.values[i] for i in graph.live if graph.values[i].op in ("load", "gather")]
     tensors += graph.outputs
@@ -66,10 +65,10 @@ def guard_selected(graph: Graph) -> Graph:
 
 
 def components(graph: Graph) -> tuple[tuple[int, ...], ...]:
-    """The outputs of each connected part of a graph, by their first output; () where there are none."""
+    """The outputs of each connected part of a graph, ordered by first output; () without outputs."""
     free = _numbers(graph)
     sets: Sets[object] = Sets()
-    # Results that are numbers keep what they are made of.
+    # A result that is a scalar keeps its ancestors.
     wanted = set(graph.making(o.value for o in graph.outputs if free[o.value]))
     for i in graph.live:
         v = graph.values[i]
@@ -82,7 +81,7 @@ def components(graph: Graph) -> tuple[tuple[int, ...], ...]:
             sets.union(i, ("axis", axis))
     found: dict[object, list[int]] = {}
     for k, o in enumerate(graph.outputs):
-        for axis in o.axes:  # a number may be stored over an axis
+        for axis in o.axes:  # a scalar may be stored over an axis
             sets.union(("output", k), ("axis", axis))
         if graph.values[o.value].op != "const" and not (free[o.value] and o.axes):
             sets.union(("output", k), o.value)
@@ -92,17 +91,19 @@ def components(graph: Graph) -> tuple[tuple[int, ...], ...]:
 
 
 def part(graph: Graph, outputs: Sequence[int]) -> tuple[Graph, tuple[int, ...]]:
-    """The graph of some outputs alone, and which of the graph's slots each of its slots is."""
+    """The graph of some outputs alone, and for each of its slots the index of the original slot."""
     return drop_slots(drop_dead(replace(graph, outputs=tuple(graph.outputs[k] for k in outputs))))
 
 
 Make = Callable[[int, Value, list[Value]], int | None]
-"""Takes a value's number, the value with its new arguments, and the new values so far, to which it adds. It returns the
-new number, or None where that is the last one's."""
+"""Takes a value's number, the value with its new arguments, and the list of new values, to which it appends.
+
+It returns the new number; None is that of the last new value.
+"""
 
 
 def rebuild(graph: Graph, make: Make) -> Graph:
-    """``graph`` with the values that ``make`` makes in the place of each one."""
+    """``graph`` with each value replaced by the values that ``make`` appends for it."""
     made: list[Value] = []
     where: dict[int, int] = {}
     for i, v in enumerate(graph.values):
@@ -147,7 +148,7 @@ def remap_output(o: Output, where: dict[int, int], axes: dict[int, int]) -> Outp
 
 
 def drop_dead(graph: Graph) -> Graph:
-    """Without the values no output needs and the axes nothing runs over."""
+    """The graph without values that no output needs, and without axes that nothing varies over."""
     values = list(graph.live)
     used = {a for i in values for a in (*graph.values[i].axes, *graph.values[i].over)}
     used.update(a for o in graph.outputs for a in o.axes)
@@ -156,7 +157,7 @@ def drop_dead(graph: Graph) -> Graph:
 
 
 def drop_slots(graph: Graph) -> tuple[Graph, tuple[int, ...]]:
-    """The graph without the slots that nothing reads, and which of the graph's slots each of its slots is."""
+    """The graph without unread slots, and for each of its slots the index of the original slot."""
     used = sorted({v.slot for v in graph.values if v.slot >= 0})
     where = {old: new for new, old in enumerate(used)}
     values = tuple(replace(v, slot=where[v.slot]) if v.slot >= 0 else v for v in graph.values)
@@ -165,7 +166,7 @@ def drop_slots(graph: Graph) -> tuple[Graph, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class _Place:
-    """A sum of indices and constants: a position along several axes. ``used``: by something that is no such sum."""
+    """A sum of indices and constants; ``used`` is True if it is stored or has a user that is no such sum."""
 
     coefficients: dict[int, int]
     constant: int
@@ -214,13 +215,13 @@ def _mergeable(graph: Graph, outer: int, inner: int, places: Mapping[int, _Place
 
 
 def _neighbours(graph: Graph) -> list[tuple[int, int]]:
-    """Pairs of axes that something varies over together: only those can be one walk."""
+    """Pairs of axes that some value or output has together: only these can be merged."""
     walks = {v.axes for v in graph.values} | {o.axes for o in graph.outputs}
     return sorted({(a, b) for axes in walks for a in axes for b in axes if a != b})
 
 
 def _placed_by_inner(graph: Graph, outer: int, places: Mapping[int, _Place]) -> Graph:
-    """The graph with ``outer`` left out of every position, for the axis inside it to walk both."""
+    """The graph without ``outer`` in index sums, so that the inner axis can walk both."""
 
     def make(i: int, v: Value, made: list[Value]) -> int | None:
         place = places.get(i)
@@ -255,10 +256,10 @@ def _bound(graph: Graph, i: int) -> tuple[int, int] | None:
 
 
 def _guarded(graph: Graph, axis: int, cuts: dict[int, int]) -> Graph:
-    """The graph with guards along ``axis``; ``cuts`` has the values that are true below a number on it."""
+    """The graph with guards along ``axis``; ``cuts`` maps each condition ``index < t`` on it to ``t``."""
     needs = _needs(graph, axis, cuts)
     values: list[Value] = []
-    same: dict[int, int] = {}  # selects that their guarded argument stands for
+    same: dict[int, int] = {}  # selects replaced by their guarded argument
     for i, v in enumerate(graph.values):
         args = tuple(same.get(a, a) for a in v.args)
         if i in needs:
@@ -281,10 +282,10 @@ def _guarded(graph: Graph, axis: int, cuts: dict[int, int]) -> Graph:
 
 
 def _needs(graph: Graph, axis: int, cuts: dict[int, int]) -> dict[int, Range]:
-    """The part of ``axis`` on which each load that is to be guarded is used."""
+    """For each load that gets a guard, the range of ``axis`` on which it is used."""
     whole = (0, graph.extents[axis])
     needs: dict[int, Range] = {o.value: whole for o in graph.outputs}
-    wide: dict[int, set[int]] = {}  # axes of what a value is selected for
+    wide: dict[int, set[int]] = {}  # axes of the selects that use a value
 
     def use(i: int, part: Range, over: set[int]) -> None:
         low, high = part if part[0] < part[1] else whole
@@ -321,7 +322,7 @@ def _inside(v: Value, axis: int, low: int, high: int) -> bool:
 
 
 class Sets(Generic[Member]):
-    """Union-find over anything hashable."""
+    """Union-find over hashable members."""
 
     def __init__(self) -> None:
         self.parent: dict[Member, Member] = {}
@@ -338,7 +339,7 @@ class Sets(Generic[Member]):
 
 
 def _numbers(graph: Graph) -> list[bool]:
-    """For each value, whether it is one number that no reduction goes into."""
+    """For each value, True if it is a scalar that no reduction contributes to."""
     out: list[bool] = []
     for v in graph.values:
         out.append(not v.axes and v.op not in REDUCTIONS and all(out[a] for a in v.args))

@@ -1,12 +1,12 @@
-"""Bounds on the difference of correct kernels where a program magnifies rounding.
+"""Bounds on the difference of correct kernels for programs that magnify rounding.
 
-A small difference of large numbers, a square root near zero, a variance of almost equal numbers: float32's rounding
-grows there beyond any fixed tolerance, and every correct kernel comes to other digits. Where a candidate misses the
-tolerance, the oracle is run again with every computed value off by a rounding, drawn at random; elements may be as far
-off as a few times what that does to them.
+Examples are a small difference of large numbers, a square root near zero, and a variance of almost equal numbers.
+Float32's rounding then grows beyond any fixed tolerance, and every correct kernel returns different digits. If a
+candidate misses the tolerance, the oracle runs again with a random rounding error in every computed value. Elements may
+deviate by a few times the effect of that.
 
-A norm of a sum in bfloat16 that is a result itself: eager mode reads the sum as it was stored, other kernels before it
-is rounded. Both are right, so the oracle is run once more with such values as stored.
+Another example is a norm of a sum in bfloat16 that is also a result. Eager mode reads the stored sum, other kernels the
+sum before rounding. Both are right, so the oracle runs once more with such values rounded to the stored type.
 """
 
 from __future__ import annotations
@@ -22,19 +22,25 @@ from autotune.ir.oracle.interpret import Disturb, interpret
 
 EPS = 2.0**-23
 MARGIN = 16.0
-"""Noise is one rounding an operator; kernels round several times (fast approximations, sums in another order)."""
+"""Factor on the effect of noise, which is one rounding per operator.
+
+Kernels round several times (fast approximations, sums in another order).
+"""
 DRAWS = 8
-"""Noises of several values cancel in one draw, for some of a million elements in four."""
+"""Draws of noise: in one draw the noises of several values cancel; for some of a million elements, in four draws."""
 _EXACT = frozenset(
     ["neg", "abs", "maximum", "minimum", "where", "sign", "floor", "ceil", "round", "trunc", "max", "min", "cast"]
 )
 _ROUNDED = frozenset(["add", "sub", "mul"])
-"""Operators of which every kernel makes the one nearest number."""
+"""Operators whose result is the nearest number in every kernel."""
 
 
 def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> Disturb:
-    """Every inexact float value off by half a rounding to a whole one, so many ``times``; sums by one of their terms'
-    root of squares. Sums, differences and products that float32 holds exactly, of such numbers, are not rounded."""
+    """Noise of half to one rounding, times ``times``, on every inexact float value.
+
+    The noise of a sum is relative to the root of its terms' sum of squares. A sum, difference or product that float32
+    represents exactly, with exact arguments, gets no noise.
+    """
     rng = torch.Generator(device=device).manual_seed(seed)
 
     def disturb(v: Value, out: Tensor, args: Sequence[Tensor]) -> Tensor:
@@ -51,7 +57,7 @@ def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> 
         moved = out + (random + random.sign() * 0.5) * size * (EPS * times)
         kept = ~torch.isfinite(moved)
         if v.op in _ROUNDED:
-            exact = out == out.float()  # float32 has the number itself
+            exact = out == out.float()  # float32 represents the number exactly
             for i, arg in zip(v.args, args, strict=True):
                 own = graph.values[i].axes
                 along = [n if a in own else 1 for a, n in zip(v.axes, out.shape, strict=True)]
@@ -63,7 +69,7 @@ def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> 
 
 
 def as_stored(graph: Graph) -> Disturb | None:
-    """Every value that is stored in half precision and used on is rounded to that; None where there is none."""
+    """Rounding of every value that is stored in half precision and also used; None without such values."""
     used = {i for v in graph.values for i in v.args}
     halves = {o.value: getattr(torch, o.dtype) for o in graph.outputs if o.dtype in ("bfloat16", "float16")}
     stored = {id(graph.values[i]): dtype for i, dtype in halves.items() if i in used}
@@ -75,13 +81,13 @@ def as_stored(graph: Graph) -> Disturb | None:
 
 
 def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device: torch.device) -> list[Tensor | None]:
-    """For each output, what rounding allows beyond the tolerance, in the output's shape.
+    """For each output, the deviation beyond the tolerance that rounding explains, in the output's shape.
 
-    Of floats that is by how much each element may be off: float64, infinite where rounding alone makes it infinite or
-    NaN. Of booleans it is which elements may be either. Other integers have None.
+    For floats it is a float64 bound for each element, infinite where rounding alone gives infinity or NaN. For booleans
+    it is True for elements that may have either value. For integers it is None.
 
     Args:
-        want: the oracle's results for ``inputs``.
+        want: the results of the oracle for ``inputs``.
     """
     found: list[Tensor | None] = [
         torch.zeros_like(w) if w.dtype.is_floating_point or w.dtype is torch.bool else None for w in want
@@ -97,7 +103,7 @@ def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device
                 far = torch.where((moved == base) | (moved.isnan() & base.isnan()), 0.0, far).nan_to_num_(math.inf)
                 torch.maximum(so_far, far, out=so_far)
     truths = any(w.dtype is torch.bool for w in want)
-    for draw in range(DRAWS if truths else 0):  # one way and the other: half of all noises go away from where it turns
+    for draw in range(DRAWS if truths else 0):  # both signs: half of all noises move away from the threshold
         far_off = interpret(graph, inputs, noise(graph, draw // 2, device, MARGIN * (-1) ** draw))
         for so_far, base, moved in zip(found, want, far_off, strict=True):
             if so_far is not None and so_far.dtype is torch.bool:
@@ -106,7 +112,7 @@ def slack(graph: Graph, inputs: Sequence[Tensor], want: Sequence[Tensor], device
 
 
 def may_explain(storage: str, error: float) -> bool:
-    """True if :func:`slack` may explain that an output missed its tolerance by so many times."""
+    """True if :func:`slack` may explain an output's error, as a multiple of its tolerance."""
     return storage == "bool" or (storage in FLOATS and math.isfinite(error))
 
 

@@ -1,8 +1,8 @@
-"""Random inputs for a graph: positions within their bounds, and operands of products scaled.
+"""Random inputs for a graph, with indices in bounds and scaled operands of products.
 
-A sum of K products of standard normal numbers is sqrt(K) large: what follows it (a softmax, a tanh) would be saturated,
-and a kernel that leaves out some of the K would pass. And one NaN in a vector that every result reads leaves no result
-to compare.
+A sum of K products of standard normal numbers has a size of about sqrt(K). A softmax or tanh of it would be saturated,
+and a kernel that omits some of the K products would pass. One NaN in a vector that every result depends on would leave
+no result to compare.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 
 from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, at_axis, is_product
 
-_SHARE = 8  # of the results, one in so many may be lost to what is odd in an operand
+_SHARE = 8  # At most one in this many results is lost to an operand's odd elements.
 
 
 @dataclass(frozen=True)
 class Operand:
-    """Of a slot that is read by products only.
+    """Parameters of a slot that only products read.
 
     Attributes:
-        scale: what standard normal numbers are multiplied by.
-        odd: how many elements may be NaN or infinite.
+        scale: the factor on standard normal numbers.
+        odd: the most elements that are special values, such as NaN or infinity.
     """
 
     scale: float
@@ -44,15 +44,16 @@ def make_inputs(
 ) -> list[Tensor]:
     """Random inputs for ``graph``: for each slot a one-dimensional tensor of ``input_numel(slot)`` elements.
 
-    Floats are standard normal, what indexes a gather is within its bound, other integers are in ``[-8, 8)`` (unsigned
-    ones in ``[0, 8)``), booleans are fair coins. An eighth of the terms of a ``sum_at`` goes to one place, as padding
-    and the commonest words do: a schedule chosen for evenly spread terms took three times as long with a model's own.
-    ``special`` makes that a half, and puts NaN, infinities, zeros of both signs and outliers (30; larger ones would
-    show float32's own cancellation, not a kernel's mistake) into up to one float in 500 and always some. What matrix
-    products read is scaled, and holds fewer of these (:func:`operands`).
+    Floats are standard normal. Indices of a gather are within its bound, other integers in ``[-8, 8)`` (unsigned ones
+    in ``[0, 8)``), booleans fair coins. An eighth of the terms of a ``sum_at`` has the same index, like padding and the
+    most common words: a schedule chosen for evenly distributed terms took three times as long with a model's terms.
+
+    ``special`` makes that a half. It also puts NaN, infinities, zeros of both signs and outliers into at least one and
+    at most one in 500 floats. Outliers are 30; larger ones would show float32's cancellation, not a kernel's error.
+    Operands of matrix products are scaled and have fewer special values (:func:`operands`).
 
     Args:
-        within: bounds on integers of slots of which the graph does not say that they are positions.
+        within: bounds on the integers of slots that are no indices in the graph.
     """
     rng = torch.Generator(device=device).manual_seed(seed)
     bounds, multiplied, crowded = {**(within or {}), **index_bounds(graph)}, operands(graph), _places(graph)
@@ -79,8 +80,7 @@ def make_inputs(
 
 
 def index_bounds(graph: Graph) -> dict[int, int]:
-    """For each slot whose elements are positions (they index a gather or say where a sum goes, or are compared with
-    one), the bound on them."""
+    """The bound for each slot of indices, which index a gather or a ``sum_at`` or are compared with an index."""
     bounds: dict[int, int] = {}
     seen: set[tuple[int, int]] = set()
 
@@ -97,11 +97,11 @@ def index_bounds(graph: Graph) -> dict[int, int]:
         seen.add((i, bound))
         if u.op in ("load", "gather"):
             bounds[u.slot] = min(bounds.get(u.slot, bound), bound)
-            return  # where a gather picks from has a bound of its own
-        if u.op == "add":  # what is added takes from the room; where it takes all, it is a negative index's turn
+            return  # the gather's index has a separate bound
+        if u.op == "add":  # the addend reduces the bound, unless it wraps a negative index (``i + n``)
             room = bound - sum(max(0, reach(a)) for a in u.args)
             bound = room if room > 0 else bound
-        if u.op == "mul":  # of a position and a mask, say: neither tells which it is
+        if u.op == "mul":  # for example of an index and a mask, either of which may be the index
             numbers = [int(graph.values[a].number) for a in u.args if graph.values[a].op == "const"]
             bound = (bound - 1) // max(1, abs(numbers[0])) + 1 if numbers else math.isqrt(bound - 1) + 1
         if u.op == "minimum":
@@ -123,11 +123,11 @@ def index_bounds(graph: Graph) -> dict[int, int]:
 
 
 def operands(graph: Graph) -> dict[int, Operand]:
-    """The floating-point slots that go into sums of products and nowhere else."""
+    """The floating-point slots that are read by sums of products only."""
     values = graph.values
     sums = {i for i in graph.live if is_product(graph, i)}
     stored = {o.value for o in graph.outputs}
-    reached: dict[int, set[int] | None] = {}  # the sums that a value goes to; None where it goes elsewhere too
+    reached: dict[int, set[int] | None] = {}  # the sums that use a value; None with other users
     for i in reversed(graph.live):
         found: set[int] | None = set()
         for u in graph.users[i]:
@@ -150,7 +150,7 @@ def operands(graph: Graph) -> dict[int, Operand]:
             continue
         seen = min(graph.size(set(values[s].axes) & set(v.axes)) for s in to)
         slots[v.slot] = (known[0] | to, min(known[1], seen))
-    scaled: set[int] = set()  # sums of which an operand is scaled
+    scaled: set[int] = set()  # sums with a scaled operand
     out = {}
     for slot, found_ in sorted(slots.items(), key=lambda item: -graph.input_numel(item[0])):
         if found_ is None:
@@ -164,14 +164,17 @@ def operands(graph: Graph) -> dict[int, Operand]:
 
 
 def _places(graph: Graph) -> set[int]:
-    """The slots that say where the terms of a ``sum_at`` go."""
+    """The slots of the indices of a ``sum_at``."""
     made = graph.making(v.args[1] for v in graph.values if v.op == "sum_at")
     values = (graph.values[i] for i in made)
     return {v.slot for v in values if v.op == "load" and v.dtype in ("int32", "int64")}
 
 
 def _sprinkle(t: Tensor, dtype: torch.dtype, rng: torch.Generator, most: int) -> None:
-    """``t`` holds numbers of ``dtype``, or their bytes: torch assigns few floats of eight bits at an index."""
+    """Write special values into ``t``, which holds numbers of ``dtype``, or bytes of 8-bit floats.
+
+    torch cannot assign some types of 8-bit floats at an index.
+    """
     odd = torch.tensor([math.nan, math.inf, -math.inf, 30.0, -30.0, 0.0, -0.0], device=t.device).to(dtype).view(t.dtype)
     count = min(max(1, t.numel() // 500), most)  # few enough that most rows of a large input stay finite
     where = torch.randint(0, t.numel(), (count,), generator=rng, device=t.device)

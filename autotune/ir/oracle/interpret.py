@@ -1,7 +1,7 @@
 """The oracle: evaluates a region graph with torch, slowly and exactly.
 
-Floats are computed in float64 but in float32's *range*: what a float32 kernel must overflow to infinity (or flush to
-zero) does so here, so that ``exp(200)`` is infinite for the oracle as it is for every kernel. Integers are exact.
+Floats are computed in float64 but in float32's *range*: a value that must overflow to infinity, or flush to zero, in a
+float32 kernel does so here. So ``exp(200)`` is infinite for the oracle as it is for every kernel. Integers are exact.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64
 _MAX = float(torch.finfo(torch.float32).max) * (1 + 2**-25)
 _TINY = 2.0**-150
 _CHUNK = 1 << 26
-"""Elements of a value above which it is taken in pieces (64 Mi, 512 MiB in float64)."""
+"""Elements above which a value is computed in pieces (64 Mi, 512 MiB in float64)."""
 _HALVES = ("bfloat16", "float16")
 
 _UNARY = {"not": torch.bitwise_not} | {
@@ -46,7 +46,7 @@ _MAY_OVERFLOW = frozenset(
 
 
 Disturb = Callable[[Value, Tensor, Sequence[Tensor]], Tensor]
-"""Takes a float value of the graph, its elements and its arguments' elements; returns what to go on with."""
+"""Maps a float value of the graph, its elements and its arguments' elements to the elements to continue with."""
 
 
 def interpret(graph: Graph, inputs: Sequence[Tensor], disturb: Disturb | None = None) -> list[Tensor]:
@@ -55,13 +55,13 @@ def interpret(graph: Graph, inputs: Sequence[Tensor], disturb: Disturb | None = 
     Args:
         inputs: for each slot a one-dimensional tensor of the slot's storage type with at least
             ``graph.input_numel(slot)`` elements. All on one device, where the evaluation runs.
-        disturb: called on every float value that is computed (not loaded): adding noise of the size of float32's
-            rounding shows how far correct kernels may part from one another.
+        disturb: called on every float value that is computed (not loaded). Noise of the size of float32's rounding
+            shows how much correct kernels may differ.
 
     Returns:
         For each output ``k`` a contiguous tensor of shape ``[extents[a] for a in outputs[k].axes]``: float64 for float
-        outputs (float32 where a large one is stored in half precision), else the storage type, before any rounding to
-        it.
+        outputs (float32 for a large one stored in half precision), else the storage type. Results are not rounded to
+        the storage type.
     """
     flat = [_read(t) for t in inputs]
     device = flat[0].device if flat else torch.device("cpu")
@@ -69,8 +69,8 @@ def interpret(graph: Graph, inputs: Sequence[Tensor], disturb: Disturb | None = 
     every = range(len(graph.outputs))
     if not evaluation.large or evaluation.axis_of(graph.live) is not None:
         return evaluation.outputs(every, {})
-    # Small values are computed one after the other, each with what it needs of large ones, and then each result so. A
-    # large value is computed for each of them anew, and is never there as a whole.
+    # The small values, then the results, are computed one after the other, each together with the large values that it
+    # needs. A large value is recomputed for each of them and is never held as a whole.
     known: dict[int, Tensor] = {}
     for i in graph.live:
         if i not in evaluation.large:
@@ -79,7 +79,7 @@ def interpret(graph: Graph, inputs: Sequence[Tensor], disturb: Disturb | None = 
 
 
 class _Evaluation:
-    """Evaluation of some of a graph's values, in pieces along an axis where one of them is large.
+    """Evaluation of some of a graph's values, in pieces along an axis if one of them is large.
 
     Attributes:
         large: the values that are never held as a whole.
@@ -92,7 +92,7 @@ class _Evaluation:
         self.large = {i for i in graph.live if graph.size(graph.values[i].axes) > _CHUNK}
 
     def axis_of(self, some: Sequence[int]) -> int | None:
-        """The longest axis that all large ones of some values have, and none of the values is reduced over."""
+        """The longest axis that all large values among ``some`` have and that no value among them reduces over."""
         values = [self.graph.values[i] for i in some]
         shared = [set(self.graph.values[i].axes) for i in some if i in self.large]
         axes = set.intersection(*shared).difference(*(v.over for v in values)) if shared else set()
@@ -104,7 +104,7 @@ class _Evaluation:
         for frame, values in self._pieces([i], known):
             parts.append(values[i])
             if frame.axis not in axes:
-                break  # every piece has it as a whole
+                break  # every piece has the whole value
         return parts[0] if len(parts) == 1 else torch.cat(parts, axes.index(frame.axis))
 
     def outputs(self, some: Sequence[int], known: Mapping[int, Tensor]) -> list[Tensor]:
@@ -126,7 +126,7 @@ class _Evaluation:
         return [results[k] for k in some]
 
     def _pieces(self, wanted: Sequence[int], known: Mapping[int, Tensor]) -> Iterator[tuple[_Frame, dict[int, Tensor]]]:
-        """The values ``wanted``, piece by piece; those that are ``known`` as wholes are not computed."""
+        """The values ``wanted``, piece by piece; values in ``known`` are not computed."""
         graph = self.graph
         needed = graph.making(wanted, ends=known.__contains__)
         order = [i for i in needed if i not in known]
@@ -152,11 +152,11 @@ class _Evaluation:
 def _read(t: Tensor) -> Tensor:
     flat = t.detach().reshape(-1) if t.is_contiguous() else t.detach()
     narrow = str(t.dtype).removeprefix("torch.") in EIGHT_BIT_FLOATS
-    return flat.to(torch.float32) if narrow else flat  # torch picks few of these at an index
+    return flat.to(torch.float32) if narrow else flat  # torch cannot index some of these types
 
 
 class _Frame:
-    """Evaluation of all axes in full, but of ``axis`` only ``[lo, hi)``."""
+    """Evaluation of ``[lo, hi)`` of ``axis``, and of all other axes in full."""
 
     def __init__(
         self, graph: Graph, inputs: Sequence[Tensor], device: torch.device, axis: int, lo: int, hi: int
@@ -174,7 +174,7 @@ class _Frame:
 
     def output(self, o: Output, value: Tensor) -> Tensor:
         """The part of a result that is in the frame, contiguous."""
-        # An output lists its axes in its own order; values have theirs sorted.
+        # An output's axes have any order; those of a value are sorted.
         v, axes = self.graph.values[o.value], sorted(o.axes)
         wide = self.aligned(value, v.axes, axes).expand([self.count[a] for a in axes])
         wide = wide.permute([axes.index(a) for a in o.axes])
@@ -186,7 +186,7 @@ class _Frame:
         return positions.reshape([-1 if a == axis else 1 for a in axes])
 
     def aligned(self, t: Tensor, own: Sequence[int], axes: Sequence[int]) -> Tensor:
-        """``t`` over axes ``own`` with extent 1 in for those of ``axes`` that it does not vary over."""
+        """``t`` over axes ``own``, reshaped to ``axes`` with extent 1 for those not in ``own``."""
         return t.reshape([self.count[a] if a in own else 1 for a in axes])
 
     def load(self, v: Value, values: dict[int, Tensor]) -> Tensor:
@@ -227,7 +227,7 @@ class _Frame:
             return _limited(v, self._reduce(v, values[v.args[0]]))
         args = [self.aligned(values[a], self.graph.values[a].axes, v.axes) for a in v.args]
         if v.op == "cast":
-            # For NaN and out of range the result depends on the device's instruction, and that on both types.
+            # For NaN and out of range the result depends on the device's instruction, which depends on both types.
             rounded = args[0].to(torch.float32) if args[0].dtype == torch.float64 else args[0]
             return rounded.to(_COMPUTE[v.dtype])
         if v.op == "where":
@@ -238,7 +238,7 @@ class _Frame:
         return _limited(v, out)
 
     def _sum_at(self, v: Value, arg: Tensor, places: Tensor) -> Tensor:
-        """Sums at the places, of which only those at hand are kept; never of all places for each term."""
+        """The index-add, for indices inside the frame; it never holds all indices for each term."""
         own, at = self.graph.values[v.args[0]].axes, at_axis(self.graph, v)
         rest = [a for a in v.axes if a != at]
         axes = sorted({*v.over, *own})
@@ -266,11 +266,11 @@ class _Frame:
 
 
 def _limited(v: Value, t: Tensor) -> Tensor:
-    """Into the range of float32: too large is infinite, too small is zero."""
+    """``t`` in the range of float32: larger numbers become infinite, smaller ones zero."""
     if t.dtype != torch.float64 or v.op not in _MAY_OVERFLOW or t.numel() == 0:
         return t
     size = t.abs()
-    least, most = torch.aminmax(size)  # a look at what there is costs a third of what the two choices do
-    if not most <= _MAX:  # NaN is neither
+    least, most = torch.aminmax(size)  # costs a third of the two selects
+    if not most <= _MAX:  # also for NaN
         t = torch.where((size > _MAX) & (size < math.inf), torch.sign(t) * math.inf, t)
     return t if least >= _TINY else torch.where(size < _TINY, t * 0.0, t)

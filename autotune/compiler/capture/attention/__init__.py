@@ -1,4 +1,4 @@
-"""Attention, said to torch so that a fused kernel takes it: the rules, and what they know of a Dynamo graph."""
+"""Rewrites of attention calls so that PyTorch selects a fused kernel: the rules and their analyses of Dynamo graphs."""
 
 from autotune.compiler.capture.attention.rules import rewrite_attention, what_hides
 

@@ -1,4 +1,4 @@
-"""The arguments of a call of attention, and keys that are repeated for groups of queries."""
+"""Arguments of attention calls, and keys that are repeated for groups of queries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": N
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one call of attention, by name."""
+    """The arguments of one attention call, by name."""
 
     query: fx.Node
     key: fx.Node
@@ -34,18 +34,17 @@ class Call:
 
     @classmethod
     def of(cls, node: fx.Node) -> Call | None:
-        """None where an argument is no dense tensor."""
+        """The arguments of ``node``; None if one is not a dense tensor."""
         told: dict[str, Any] = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
         there = [told["query"], told["key"], told["value"], told["attn_mask"]]
         return cls(**told) if all(is_tensor(t) for t in there if t is not None) else None
 
 
 def fused_takes(call: Call) -> bool:
-    """Whether torch would choose a fused kernel for a call with groups of queries.
+    """True if torch would select a fused kernel for a call with groups of queries.
 
-    Where it would not, it repeats the keys itself and computes in fp32. The loop is torch's own (``sdp_utils.cpp``): of
-    the kernels in their order, the first that may be used. Dynamo has traced the call as it was, and so the order is
-    that of the device.
+    If not, torch repeats the keys and computes in fp32. The loop is that of torch (``sdp_utils.cpp``): it takes the
+    first usable kernel in order of priority. Dynamo has traced the original call, so the order is that of the device.
     """
     if fake(call.query).device.type != "cuda":
         return False
@@ -70,7 +69,7 @@ def fused_takes(call: Call) -> bool:
 
 
 def path(node: fx.Node, source: fx.Node) -> list[fx.Node]:
-    """The nodes from ``node`` back to ``source``, without that, each made of its first argument."""
+    """The nodes from ``node`` back to ``source`` (exclusive), along first arguments."""
     passed = []
     while node is not source:
         passed.append(node)
@@ -79,7 +78,7 @@ def path(node: fx.Node, source: fx.Node) -> list[fx.Node]:
 
 
 def unexpanded(mask: fx.Node) -> fx.Node:
-    """What a mask repeats over batch or heads, where that is a tensor of four axes."""
+    """The source of a mask's ``expand`` over batch or heads, if it has four axes, else the mask."""
     while mask.target == "expand" and isinstance(mask.args[0], fx.Node) and is_tensor(mask.args[0]):
         if fake(mask.args[0]).ndim != 4:
             break
@@ -88,9 +87,9 @@ def unexpanded(mask: fx.Node) -> fx.Node:
 
 
 def unrepeated(node: fx.Node) -> fx.Node | None:
-    """``x[B, H, S, D]`` of a node that holds each of its heads several times, one after the other; None of others.
+    """``x[B, H, S, D]`` of a node that repeats each head of ``x`` several times in a row; None for other nodes.
 
-    As transformers writes it (``x[:, :, None].expand(...).reshape(...)``) and by ``repeat_interleave``.
+    The repeat is that of transformers (``x[:, :, None].expand(...).reshape(...)``) or ``repeat_interleave``.
     """
     if node.target in (torch.repeat_interleave, "repeat_interleave"):
         x = node.args[0]

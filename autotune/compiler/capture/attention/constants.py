@@ -1,7 +1,7 @@
-"""Tensors of a Dynamo graph that depend on none of its inputs: what they hold is known when the graph is compiled.
+"""Constant tensors of a Dynamo graph: they depend on no input, so their elements are known at compile time.
 
-Attention masks are such tensors where a model makes them of ``arange`` and comparisons alone. They are found by running
-those nodes once, on the device that the graph names.
+Attention masks are constant if a model makes them from ``arange`` and comparisons alone. Their elements are found by
+running those nodes once, on the graph's device.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from autotune.compiler.capture.attention.writes import Writes
 log = logging.getLogger("autotune")
 
 _LARGEST = 2**30
-"""Bytes of the largest tensor that is made to be looked at."""
+"""Bytes of the largest tensor that is computed."""
 _KEPT = 2**20
-"""Bytes of the largest tensor that is kept: a mask of long sequences and what it is made of fill gigabytes."""
+"""Bytes of the largest tensor that is kept: a mask of long sequences and its intermediates fill gigabytes."""
 _FROM = ("_operator", "operator", "torch", "torch._C", "torch.functional", "torch.nn.functional", "math")
-"""Modules of the functions that are run: torch's own, none of a user's."""
+"""Modules of the functions that may run: those of torch and Python, none of the user."""
 
 
 class Constants:
-    """What nodes of one graph hold.
+    """The constant tensors of one graph.
 
     Args:
-        graph: of Dynamo's, each node with its fake result in ``meta["example_value"]``.
-        writes: of that graph, or of one that calls it.
-        given: placeholders whose tensors the caller knows, as a graph that calls this one does.
+        graph: a Dynamo graph whose nodes have their fake results in ``meta["example_value"]``.
+        writes: the in-place writes of that graph, or of one that calls it.
+        given: constant tensors of placeholders, for example from a graph that calls this one.
     """
 
     def __init__(self, graph: fx.Graph, writes: Writes, given: Mapping[fx.Node, torch.Tensor] | None = None) -> None:
@@ -42,7 +42,7 @@ class Constants:
         self._refused: set[fx.Node] = set()
 
     def of(self, node: fx.Node) -> torch.Tensor | None:
-        """The tensor that ``node`` holds; None where that is not known. Large ones are made anew for each call."""
+        """The tensor of ``node``; None if it is not constant. Large tensors are recomputed for each call."""
         if node in self._refused:
             return None
         needed = self._needed(node)
@@ -52,7 +52,7 @@ class Constants:
         return found
 
     def _needed(self, node: fx.Node) -> set[fx.Node] | None:
-        """The nodes that ``node`` is made of; None where they lead to an input, or to what is written in place."""
+        """The ancestors of ``node``, with itself; None if one is an input or is written in place."""
         needed: set[fx.Node] = set()
         stack = [node]
         while stack:
@@ -91,7 +91,7 @@ class Constants:
 
 
 def _is_as_traced(made: Any, node: fx.Node) -> bool:
-    """Whether a result is of the type that the graph has it in: under autocast products are of another."""
+    """True if a result has the traced type and shape; the type of a product differs under autocast."""
     told = node.meta.get("example_value")
     return not isinstance(told, torch.Tensor) or (made.dtype, made.shape) == (told.dtype, told.shape)
 
@@ -104,7 +104,7 @@ def _call(node: fx.Node, held: Mapping[fx.Node, Any]) -> Any:
 
 
 class _Impure(Exception):
-    """An operator draws random numbers, or writes over an argument."""
+    """Raised for an operator that draws random numbers or writes an argument in place."""
 
 
 class _Pure(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ class _Pure(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Whether a node is a call of torch's own, of fixed shapes and of a size to be made."""
+    """True for a call of a torch or Python function with a static shape and at most :data:`_LARGEST` bytes."""
     if node.op not in ("call_function", "call_method"):
         return False
     if node.op == "call_function" and getattr(node.target, "__module__", None) not in (*_FROM, None):

@@ -1,13 +1,13 @@
-"""The state of torch in which each node of a Dynamo graph runs.
+"""The PyTorch context (grad mode, autocast, transformations, stream) in which each node of a Dynamo graph runs.
 
-Between the calls of tensors, a Dynamo graph has calls that change how later ones run: ``_set_grad_enabled``,
+Between tensor operations, a Dynamo graph has calls that change the context of later ones: ``_set_grad_enabled``,
 ``_enter_autocast`` and ``_exit_autocast``, the levels of ``torch.func``, the current device. Streams are annotations of
-nodes. A rewriting that shares a result, moves a node or reads past one checks :meth:`Contexts.alike`. Under ``no_grad``
-the same call has no gradient, under autocast it has another type.
+nodes. A rewrite that shares a result, moves a node or looks through one checks :meth:`Contexts.alike`. Under
+``no_grad`` the same call has no gradient, under autocast it has another type.
 
-There is no list of such calls, since each version of torch has others. A call that neither takes a tensor nor makes a
-value is one. Two nodes are alike if both have the same grad mode, are inside of the same contexts, and have no other
-such call between them.
+There is no list of such calls, since it would differ between versions of torch. A call that neither takes a tensor nor
+returns a value is treated as one. Two nodes are alike if both have the same grad mode, are inside the same contexts,
+and have no other such call between them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from autotune.compiler.lower.nodes import stream_of
 
 @dataclass(frozen=True)
 class Context:
-    """The state that one node runs in.
+    """The context of one node.
 
     Attributes:
-        grad: the grad mode; the node that left it unknown, where one did.
-        inside: the calls that entered contexts which are not left yet, the outermost first.
+        grad: the grad mode, or the node after which it is unknown.
+        inside: the calls that entered the open contexts, the outermost first.
         since: the latest call that set something else.
         stream: the annotation of the stream; None is the current one.
     """
@@ -43,15 +43,15 @@ class Contexts:
     """The contexts of a graph's nodes.
 
     Args:
-        graph: of Dynamo's, each node with its fake result in ``meta["example_value"]``.
-        outside: where the graph is called; None for a graph that Dynamo hands over now.
+        graph: a Dynamo graph whose nodes have their fake results in ``meta["example_value"]``.
+        outside: the context of the graph's call; None for a graph that Dynamo passes to the backend.
     """
 
     def __init__(self, graph: fx.Graph, outside: Context | None = None) -> None:
         now = Context(torch.is_grad_enabled()) if outside is None else outside
         grad, since = now.grad, now.since
         entered: dict[fx.Node, bool | fx.Node] = {}
-        """By the call that entered a context, the grad mode before it."""
+        """For each call that entered a context, the grad mode before it."""
         self._of: dict[fx.Node, Context] = {}
         for node in graph.nodes:
             stream = stream_of(node)
@@ -59,7 +59,7 @@ class Contexts:
             if not _changes_state(node):
                 continue
             if (opened := _opened_by(node, entered)) is not None:
-                # Some contexts restore the grad mode that was set inside of them, others do not.
+                # Some contexts restore the grad mode at their end, others do not.
                 grad = grad if entered.pop(opened) == grad else node
             elif _enters(node):
                 entered[node] = grad
@@ -86,7 +86,7 @@ class Contexts:
 
 
 def _changes_state(node: fx.Node) -> bool:
-    """Return True if a call neither takes a tensor nor makes a value, and is not one of torch's notes of its use."""
+    """Return True if a call neither takes a tensor nor returns a value, and is not usage logging of torch."""
     if _name(node) == "_log_api_usage_once":
         return False
     if node.op not in ("call_function", "call_method") or node.meta.get("example_value") is not None:
@@ -105,7 +105,7 @@ def _opened_by(node: fx.Node, entered: Mapping[fx.Node, Any]) -> fx.Node | None:
 
 
 def _enters(node: fx.Node) -> bool:
-    """Return True if another call leaves the context that this one enters."""
+    """Return True if this call enters a context that another call leaves."""
     left = any(_changes_state(user) and user.args == (node,) for user in node.users)
     return left or any(part in _name(node) for part in ("_enter_", "increment"))
 

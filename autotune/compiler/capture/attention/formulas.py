@@ -1,11 +1,11 @@
-"""Tensors of a Dynamo graph as formulas of their indices, for lengths that are symbols when the graph is compiled.
+"""Formulas for the elements of a Dynamo graph's tensors, for lengths that are symbolic when the graph is compiled.
 
-``arange(s)[None, :] <= arange(s)[:, None]`` holds ``r0 <= r1`` at ``[..., r1, r0]``, whatever ``s`` is. Masks of
-attention are such tensors: :mod:`.constants` runs what makes one where its sizes are numbers, and here it is read.
-Axes are counted from the last one, as broadcasting does.
+``arange(s)[None, :] <= arange(s)[:, None]`` holds ``r0 <= r1`` at ``[..., r1, r0]`` for any ``s``. Attention masks are
+such tensors. With static sizes, :mod:`.constants` evaluates a mask; with symbolic sizes, this module derives its
+formula. Axes are counted from the last one, as in broadcasting.
 
-A sliding window that is wider than the sequence is known as well, as long as the sequence is no longer: who uses such a
-formula says so to Dynamo (:meth:`Formulas.rely_on`), which compiles anew for a longer one.
+A sliding window wider than the sequence has a formula as well, up to that sequence length. A rewrite that uses it calls
+:meth:`Formulas.rely_on`, which adds a guard to Dynamo: a longer sequence causes a recompilation.
 """
 
 from __future__ import annotations
@@ -24,27 +24,29 @@ from torch import fx
 from autotune.compiler.capture.attention.writes import Writes
 
 Number: TypeAlias = Any
-"""An integer of sympy's, which has no types: a number, a length, or an index, and sums of them."""
+"""A sympy integer expression (sympy has no types): sums of numbers, lengths and indices."""
 
 
 @dataclass(frozen=True)
 class AtMost:
-    """``value <= 0``, where that depends on the indices."""
+    """The condition ``value <= 0``, which depends on the indices."""
 
     value: Number
 
 
 Element: TypeAlias = Any
-"""A number; or of a bool, what it is, or :class:`AtMost`."""
+"""A number; for a bool tensor, True, False or :class:`AtMost`."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """What a tensor holds: ``element`` in :func:`axis`'s symbols, an integer's or a bool's; ``shape`` as torch has it.
-    Of other types only small whole numbers are known.
+    """The elements of an integer or bool tensor, or of small whole numbers in another type.
 
-    An axis of extent 1 is not in ``element``, so that broadcasting needs nothing. The formula holds where all of
-    ``assumes`` is at most 0.
+    Attributes:
+        shape: the tensor's shape.
+        element: an expression in the symbols of :func:`axis`. It has no symbol for an axis of extent 1, so that
+            broadcasting does not change it.
+        assumes: expressions that must be at most 0 for the formula to hold.
     """
 
     shape: tuple[Number, ...]
@@ -53,24 +55,24 @@ class Formula:
 
 
 class _Unknown(Exception):
-    """An operator, or a comparison whose outcome differs from element to element in another way."""
+    """Raised for an operator without a formula, and for a comparison that is neither constant nor an AtMost."""
 
 
 def axis(place: int) -> sympy.Symbol:
-    """The index along the axis that is ``place`` before the last."""
+    """The index along the axis ``place`` positions before the last."""
     return sympy.Symbol(f"r{place}", integer=True, nonnegative=True)
 
 
 IS_NOT_LATER = AtMost(axis(0) - axis(1))
-"""Of a mask ``[..., queries, keys]``: a key that is no later than the query."""
+"""The condition of a causal mask ``[..., queries, keys]``: the key is no later than the query."""
 
 
 class Formulas:
     """The formulas of one graph's nodes.
 
     Args:
-        writes: of that graph, or of one that calls it.
-        given: placeholders whose formulas are known.
+        writes: the in-place writes of that graph, or of one that calls it.
+        given: formulas of placeholders.
     """
 
     def __init__(self, writes: Writes, given: Mapping[fx.Node, Formula] | None = None) -> None:
@@ -78,12 +80,12 @@ class Formulas:
         self._known: dict[fx.Node, Formula | None] = dict(given or {})
         self._lengths: dict[Number, torch.SymInt] = {}
         self._assumed: set[Number] = set()
-        """By the node that is being read."""
+        """Assumptions for the node that :meth:`of` is processing."""
 
     def of(self, node: fx.Node) -> Formula | None:
-        """The formula of what ``node`` holds; None where it is not known."""
+        """The formula of ``node``'s elements; None if it is unknown."""
         if node not in self._known:
-            self._known[node] = None  # until it is
+            self._known[node] = None  # until it is found
             outer, self._assumed = self._assumed, set()
             with contextlib.suppress(_Unknown, TypeError, IndexError, ValueError):
                 self._known[node] = self._read(node)
@@ -91,26 +93,26 @@ class Formulas:
         return self._known[node]
 
     def inside(self, given: Mapping[fx.Node, Formula]) -> Formulas:
-        """Those of a graph that this one calls."""
+        """The formulas of a graph that this one calls."""
         found = Formulas(self._writes, given)
         found._lengths = self._lengths
         return found
 
     def assume(self, *formulas: Formula) -> None:
-        """Note what formulas assume that the node which is being read depends on."""
+        """Add the assumptions of formulas to those of the node that :meth:`of` is processing."""
         for formula in formulas:
             self._assumed |= formula.assumes
 
     def rely_on(self, formula: Formula) -> None:
-        """Have Dynamo compile again where lengths come for which the formula does not hold."""
+        """Add guards to Dynamo, so that it recompiles for lengths for which the formula does not hold."""
         for value in formula.assumes:
             if not self._at_lengths(value, lambda length: length) <= 0:
                 raise AssertionError(f"{value} <= 0 was found to hold")
 
     def seems_at_most_0(self, value: Number) -> bool:
-        """Whether a sum of lengths is at most 0 where the graph is compiled; that is assumed from then on.
+        """True if a sum of lengths is at most 0 at compile time; it then becomes an assumption.
 
-        Nothing is assumed of a length whose range the user has named: torch refuses to narrow it.
+        A length with a range from the user is never part of an assumption: PyTorch refuses to narrow that range.
         """
         if any(_is_bounded(self._lengths[length]) for length in value.free_symbols if length in self._lengths):
             return False
@@ -123,7 +125,7 @@ class Formulas:
         return holds
 
     def _at_lengths(self, value: Number, of: Callable[[torch.SymInt], Any]) -> Any:
-        """An affine expression of lengths at what ``of`` makes of each."""
+        """An affine expression of lengths, evaluated with ``of(length)`` for each length."""
         factors = value.as_coefficients_dict()
         return sum(int(n) * (1 if of_what == 1 else of(self._lengths[of_what])) for of_what, n in factors.items())
 
@@ -164,12 +166,12 @@ _WHOLE = (torch.bool, torch.int64, torch.int32)
 
 
 def _is_small(element: Element) -> bool:
-    """Whether it is one number that every floating-point type has."""
+    """True for a whole number that every floating-point type represents exactly."""
     return isinstance(element, sympy.Integer) and abs(element) <= 256
 
 
 def _is_bounded(length: Any) -> bool:
-    """Whether a length is a symbol that has a largest value."""
+    """True for a symbolic length with an upper bound."""
     if not isinstance(length, torch.SymInt):
         return False
     known = length.node.shape_env.var_to_range.get(length.node.expr)
@@ -190,7 +192,7 @@ def _number(given: Any) -> Number:
 
 
 def _with(element: Element, change: Callable[[Number], Number]) -> Element:
-    """An element whose indices are changed."""
+    """The element with ``change`` applied to its expression."""
     if isinstance(element, AtMost):
         return AtMost(change(element.value))
     return element if isinstance(element, bool) else change(element)
@@ -205,7 +207,7 @@ def _without_axes_of_one(element: Element, shape: Sequence[Number]) -> Element:
 
 
 def _bounds(value: Number, shape: Sequence[Number]) -> tuple[Number, Number]:
-    """The least and the greatest that an affine expression of indices takes."""
+    """The minimum and maximum of an affine expression of indices."""
     least = greatest = value = sympy.expand(value)
     for place, extent in enumerate(reversed(shape)):
         slope = value.coeff(axis(place))
@@ -215,7 +217,7 @@ def _bounds(value: Number, shape: Sequence[Number]) -> tuple[Number, Number]:
     return sympy.expand(least), sympy.expand(greatest)
 
 
-# Operators: what each makes at an element, of the formulas of its arguments.
+# Operators: each reader returns the element of a result from the formulas of the arguments.
 
 Reader = Callable[[Formulas, fx.Node, tuple[Number, ...]], Element]
 
@@ -253,7 +255,7 @@ def _arithmetic(of: Callable[[Any, Any], Any]) -> Reader:
 
 
 def _compared(of: Callable[[Number, Number], Number]) -> Reader:
-    """A comparison as a value that is at most 0 where it holds."""
+    """A reader of comparisons; ``of`` makes a value that is at most 0 exactly if the comparison holds."""
     difference = _arithmetic(of)
 
     def read(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
@@ -282,7 +284,7 @@ def _equal(holds: bool) -> Reader:
 
 
 def _both(decides: bool) -> Reader:
-    """``and``, which False decides, or ``or``, which True does."""
+    """A reader of ``and`` (``decides`` is False) or ``or`` (True); an operand of that value decides the result."""
 
     def read(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
         if node.kwargs or len(node.args) != 2:
@@ -316,7 +318,10 @@ def _negated(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> El
 
 
 def _same(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
-    """Of what changes neither elements nor places, counted from the last axis; a number may become a bool, or back."""
+    """The element of an operator that keeps elements and their indices, counted from the last axis.
+
+    A number may become a bool and a bool a number.
+    """
     element = formulas.operand(node.args[0]).element
     is_bool = node.meta["example_value"].dtype == torch.bool
     if is_bool and isinstance(element, sympy.Integer):
@@ -325,7 +330,7 @@ def _same(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Eleme
 
 
 def _repeated(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
-    """``repeat`` along axes that the elements are alike on."""
+    """``repeat`` along axes on which the elements do not depend."""
     times = node.args[1] if isinstance(node.args[1], tuple | list) else node.args[1:]
     element = formulas.operand(node.args[0]).element
     read = element.value if isinstance(element, AtMost) else element
@@ -340,7 +345,7 @@ def _unsqueezed(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) ->
     if type(place) is not int:
         raise _Unknown
     inserted = len(shape) - 1 - place if place >= 0 else -1 - place
-    # What stands before it is one farther from the last.
+    # The axes before the inserted one are one position farther from the last.
     return _moved(formulas.operand(node.args[0]).element, {k: axis(k + 1) for k in range(inserted, len(shape) - 1)})
 
 
@@ -378,13 +383,13 @@ def _gathered(formulas: Formulas, source: Formula, places: Sequence[Any]) -> Ele
     to = {}
     for place, index in enumerate(reversed(indices)):
         if not isinstance(index, sympy.Expr) or not index.is_nonnegative:
-            raise _Unknown  # one below 0 counts from the end
+            raise _Unknown  # a negative index counts from the end
         to[place] = index
     return _moved(source.element, to)
 
 
 def _differences(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
-    """``diff(x, prepend=first)`` along the last axis, where all differences are one number, the first one too."""
+    """``diff(x, prepend=first)`` along the last axis, if all differences, including the first, are the same number."""
     told = dict(zip(("n", "dim", "prepend"), node.args[1:], strict=False)) | node.kwargs
     source = formulas.operand(node.args[0]).element
     begin = formulas.operand(told.pop("prepend", None))
@@ -400,7 +405,7 @@ def _differences(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -
 
 
 def _summed_up(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
-    """``cumsum`` of nothing but zeros."""
+    """``cumsum`` of zeros."""
     if formulas.operand(node.args[0]).element not in (0, False):
         raise _Unknown
     return sympy.Integer(0)

@@ -1,4 +1,4 @@
-"""The fused kernel for attention with a mask of keys, by measurements."""
+"""Selection of the fused kernel for attention with a key mask, from measurements."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH
 
 _HALF = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 128
-"""Above it the kernels of :mod:`.rows` would spill."""
+"""Largest head size; above it the kernels of :mod:`.rows` would spill."""
 LEAST_QUERIES = 1024
-"""Query rows. With 512, the host takes longer to launch what replaces a mask than the mask takes (BERT-large)."""
+"""Least query rows. With 512, launching the replacement of a mask takes the host longer than the mask (BERT-large)."""
 _LARGEST_GRID = 65535
-"""Blocks along the second axis of a CUDA grid, one for each head of a batch row."""
+"""Most blocks along the second axis of a CUDA grid, one for each head of a batch row."""
 
 
 def kernel_of(
     query: Tensor, key: Tensor, value: Tensor, causal: bool, window: int, dropout: float, scale: float
 ) -> str | None:
-    """The fused kernel of a call without its mask of keys; None where the call stays as it is written.
+    """The fused kernel of a call without its key mask; None if the call is not rewritten.
 
-    On H100 and H200 flash attention by lengths took the device less time than cuDNN with a mask, and cuDNN without one
+    On H100 and H200 flash attention by lengths took less device time than cuDNN with a mask, and cuDNN without a mask
     less than flash attention (`decision 028 <../decisions/028-masks-that-come-with-the-data.md>`_). Other devices were
     not measured.
     """

@@ -1,13 +1,13 @@
-"""Attention with a mask of keys that comes with the data, as operators that choose nothing on the host.
+"""Attention with a key mask that is an input, as operators without decisions on the host.
 
 A mask is ``valid[b, key]`` and a known structure: none, a triangle, a window. Most batches need no dense mask for it.
-:func:`_bounds` finds the lengths on the device, once for all layers. Then
+:func:`_bounds` computes the lengths on the device, once for all layers. Then:
 
-- without a structure, flash attention runs by lengths. Each batch row is two sequences: the keys that are seen with all
-  queries, and the padding without queries. Nothing is gathered, and gradients of padding are zeros;
-- with a structure, the fused kernel runs as if nothing else were hidden;
-- :mod:`.rows` computes the rows for which that is wrong: those of a mask with holes, and behind the first hidden key of
-  a causal one. Where there are none, its kernels return at once.
+- Without a structure, flash attention runs by lengths. Each batch row is two sequences: the valid keys with all
+  queries, and the padding without queries. Nothing is gathered, and gradients of padding are zeros.
+- With a structure, the fused kernel runs as if no other key were hidden.
+- :mod:`.rows` computes the rows for which that is wrong: those of a mask with holes, and those after the first hidden
+  key of a causal mask. Without such rows, its kernels return at once.
 
 A query that sees no key gets zeros, as in torch's formula.
 """
@@ -39,16 +39,16 @@ _library.define(
 
 
 def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the bounds of a mask of keys, without a synchronisation.
+    """Compute the bounds of a key mask, without a synchronisation.
 
     Args:
         valid: bool [B, keys], True where a key is seen.
         queries: the number of query rows.
-        causal: a query sees no later key, so that only rows behind a hidden key differ from those without a mask.
+        causal: True if a query sees no later key; then only rows after a hidden key differ from those without a mask.
 
     Returns:
-        int32 ``[B, 3]``: the first query row that :mod:`.rows` computes, the first key that is seen, and the end of
-        these. int32 ``[2 B + 1]`` twice: the first query and the first key of each sequence, and their numbers.
+        int32 ``[B, 3]``: the first query row that :mod:`.rows` computes, the first valid key, and the end of the valid
+        keys. int32 ``[2 B + 1]`` twice: the first query and the first key of each sequence, then their total numbers.
     """
     batch, keys = valid.shape
     place = torch.arange(keys, device=valid.device, dtype=torch.int32)
@@ -71,7 +71,7 @@ def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, 
 
 
 def _flat(x: Tensor) -> Tensor:
-    """View [B, H, S, D] as [B S, H, D]; another order in memory costs a copy."""
+    """View [B, H, S, D] as [B S, H, D]; other strides cost a copy."""
     return x.transpose(1, 2).flatten(0, 1)
 
 
@@ -83,7 +83,7 @@ def _fused(
     q: Tensor, k: Tensor, v: Tensor, cums: tuple[Tensor, Tensor], causal: bool, window: int, p: float, scale: float,
     kernel: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Output [B, H, S, D], logsumexp and the two numbers of dropout, as a fused kernel gives them."""
+    """The output [B, H, S, D], the logsumexp, and the seed and offset of dropout from a fused kernel."""
     queries, keys = q.shape[2], k.shape[2]
     if kernel == BY_LENGTHS:
         out, lse, seed, offset, _ = aten._flash_attention_forward(
@@ -130,7 +130,7 @@ def _sides(window: int) -> dict[str, int]:
 
 
 def _lse_of_rows(lse: Tensor, batch: int, kernel: str) -> Tensor:
-    """[B, H, S] of a kernel's logsumexp."""
+    """A kernel's logsumexp as [B, H, S]."""
     return lse.view(lse.shape[0], batch, -1).transpose(0, 1) if kernel == BY_LENGTHS else lse.flatten(2)
 
 
@@ -163,7 +163,7 @@ def _backward_cuda(
 
 
 def _numbers(seed: Tensor, offset: Tensor, kernel: str) -> tuple[Tensor, Tensor]:
-    """The two numbers of dropout, one element each."""
+    """The seed and offset of dropout, one element each."""
     return (seed, offset) if kernel == CUDNN else (seed[:1], seed[1:])
 
 

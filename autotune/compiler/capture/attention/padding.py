@@ -1,9 +1,9 @@
-"""Masks that come with the data: which keys each batch row sees, and a known structure.
+"""Decomposition of masks that depend on inputs: the valid keys of each batch row, and a known structure.
 
-A mask ``m[b, h, i, j]`` is taken apart where it is made: ``and`` of tensors, repeated and viewed. A part that depends
-on no input of the graph is run once (:mod:`.constants`), so that all its elements are known. A part of
-``[B, 1, 1, keys]`` depends on the key alone, whatever makes it. So ``m[b, h, i, j] = valid[b, j] and structure[i, j]``
-holds of every element. What is anything else stays a mask.
+A mask ``m[b, h, i, j]`` is decomposed through its computation: ``and`` of tensors, repeats and views. A part that
+depends on no input of the graph is evaluated once (:mod:`.constants`), so that all its elements are known. A part of
+shape ``[B, 1, 1, keys]`` depends on the key alone, however it is computed. So every element satisfies
+``m[b, h, i, j] = valid[b, j] and structure[i, j]``. Any other mask is not rewritten.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SAME = ("expand", "expand_as", "to", "bool", "contiguous", "clone")
 
 @dataclass(frozen=True)
 class Padding:
-    """A mask of keys and a structure.
+    """A key mask and a structure.
 
     Attributes:
         valid: a node of bool ``[B or 1, 1, 1, keys]``, True where a key is seen.
         passed: the nodes from the mask to ``valid``, the mask first.
-        causal: a query sees no later key.
-        window: how many keys a query sees at most, its own the last of them; 0: no limit.
+        causal: True if a query sees no later key.
+        window: the most keys that a query sees, the last of them at its own index; 0 for no limit.
     """
 
     valid: fx.Node
@@ -40,7 +40,7 @@ class Padding:
 
 
 def padding_of(mask: fx.Node, queries: int, keys: int, constants: Constants) -> Padding | None:
-    """The parts of a mask of attention, or None where it has others.
+    """The padding of an attention mask; None for a mask of another form.
 
     Args:
         mask: a node of four axes, which broadcast to ``[B, heads, queries, keys]``.
@@ -58,7 +58,7 @@ def padding_of(mask: fx.Node, queries: int, keys: int, constants: Constants) -> 
 
 
 class _Parts:
-    """The parts of a mask, while it is taken apart."""
+    """The parts of a mask during its decomposition."""
 
     def __init__(self, constants: Constants) -> None:
         self._constants = constants
@@ -67,7 +67,7 @@ class _Parts:
         self.passed: list[fx.Node] = []
 
     def take(self, node: Any) -> bool:
-        """Take a node apart; False where a part is neither known nor a mask of keys."""
+        """Decompose a node; return False if a part is neither constant nor a key mask."""
         if not is_tensor(node) or not is_static(node) or fake(node).dtype != torch.bool:
             return False
         self.passed.append(node)
@@ -87,7 +87,7 @@ class _Parts:
             return False
         if name in _AND and len(node.args) == 2 and not node.kwargs:
             return all(map(self.take, node.args))
-        # ``to`` another type makes a node of another type, which is no part.
+        # The result of ``to`` with another type is not bool, so it is no part.
         return name in _SAME and fake(node).ndim == 4 and self.take(node.args[0])
 
     def _add(self, held: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""The tensors of a Dynamo graph, and how a result of attention is read: by its elements, or by its strides, too."""
+"""Tensors of a Dynamo graph, and the readers of an attention result, which may depend on its strides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import fx
 
 
 def same_length(a: Any, b: Any) -> bool:
-    """Return True if two lengths are one number, or one symbol."""
+    """Return True if two lengths are the same number or the same symbol."""
     symbolic = isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt)
     return bool(a.node.expr == b.node.expr) if symbolic else type(a) is int and type(b) is int and a == b
 
@@ -27,18 +27,18 @@ def fake(node: fx.Node) -> torch.Tensor:
 
 
 def is_static(node: fx.Node) -> bool:
-    """Return True if sizes and strides are numbers."""
+    """Return True if sizes and strides are static."""
     return all(type(n) is int for n in (*fake(node).shape, *fake(node).stride()))
 
 
 _KEEPS = ("transpose", "permute", "movedim", "swapaxes", "to", "float", "type_as", "clone")
-"""Methods whose results have strides like what they read."""
+"""Methods whose results have the strides of their argument."""
 _ANY = ("contiguous", "reshape", "flatten", "matmul", "size", "dim", "numel")
-"""Methods that take any strides."""
+"""Methods that accept any strides."""
 
 
 def copies(node: fx.Node) -> list[fx.Node]:
-    """The calls that copy a result, or view it where its strides allow that."""
+    """The calls that copy a result, or view it if its strides allow that."""
     found = []
     for user in node.users:
         if _is_same(user, node) or (user.op == "call_method" and user.target in (*_KEEPS, "view")):
@@ -49,7 +49,7 @@ def copies(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_same(user: fx.Node, node: fx.Node) -> bool:
-    """Return True if ``user`` views ``node`` in its own shape: that is no copy, whatever the strides are."""
+    """Return True if ``user`` views ``node`` in the same shape, which is no copy for any strides."""
     if user.op != "call_method" or user.target not in ("view", "reshape", "flatten") or not is_tensor(user):
         return False
     shapes = fake(user).shape, fake(node).shape
@@ -57,10 +57,10 @@ def _is_same(user: fx.Node, node: fx.Node) -> bool:
 
 
 def takes_any_strides(node: fx.Node) -> bool:
-    """Return True if all readers of a result take it with any strides.
+    """Return True if all readers of a result accept any strides.
 
-    Fused kernels give their results in other strides than the products do; a ``view`` that Dynamo found to be allowed
-    may not be.
+    The results of fused kernels have other strides than those of the products, so a ``view`` that Dynamo found valid
+    may become invalid.
     """
     for user in node.users:
         if user.op != "call_method":

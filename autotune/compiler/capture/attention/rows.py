@@ -1,11 +1,11 @@
 """Triton kernels for the query rows of an attention that its fused kernel cannot compute.
 
-:mod:`.padded` runs a fused kernel as if nothing but the structure of the mask hid keys. The rows for which that is
-wrong are computed here, by a mask of keys. ``bounds`` has them on the device. A block without such a row returns at
-once, so a launch on a batch without padding costs a few microseconds.
+:mod:`.padded` runs a fused kernel as if only the mask's structure hid keys. The kernels here compute the rows for which
+that is wrong, with the key mask. ``bounds`` has these rows on the device. A block without such a row returns at once,
+so a launch on a batch without padding costs a few microseconds.
 
 The fused kernel's logsumexp of these rows becomes infinite. Its backward pass then adds nothing for them, and the
-kernels here add what is missing.
+kernels here add their contribution.
 """
 
 # mypy: ignore-errors
@@ -233,7 +233,7 @@ _compiled: dict[tuple[Any, ...], Any] = {}
 def _launch(kernel: Any, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Any, ...]) -> None:
     """Launch a kernel that Triton compiled for the same numbers, types and alignments.
 
-    Triton's own launch looks at each argument again, which takes longer than a kernel that returns at once.
+    Triton's launch inspects each argument again, which takes longer than a kernel that returns at once.
     """
     key = (kernel, numbers, tensors[0].device, *((t.dtype, t.data_ptr() % 16) for t in tensors))
     known = _compiled.get(key)
@@ -249,14 +249,15 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, out: Tensor, lse: Tensor,
     seeds: tuple[Tensor, Tensor], causal: bool, window: int, p: float, scale: float,
 ) -> Tensor:  # fmt: skip
-    """Write the rows of ``bounds`` to ``out`` [B, H, S, D], and take them out of ``lse``.
+    """Write the rows of ``bounds`` to ``out`` [B, H, S, D], and set them to infinity in ``lse``.
 
     Args:
-        q: [B, H, S, D]; ``k`` and ``v``: [B, heads of keys, keys, D], with neighbours in D.
+        q: [B, H, S, D], with unit stride along D.
+        k, v: [B, heads of keys, keys, D], with unit stride along D.
         valid: bool [B, keys], True where a key is seen.
-        bounds: int32 [B, 3]: the first row to compute, the first key that is seen, and the end of these.
-        out, lse: what the fused kernel wrote; ``lse`` is [B, H, S], with neighbours in S.
-        seeds: one number each, read only if ``p`` is above 0.
+        bounds: int32 [B, 3]: the first row to compute, the first valid key, and the end of the valid keys.
+        out, lse: the results of the fused kernel; ``lse`` is [B, H, S], with unit stride along S.
+        seeds: the seed and offset of dropout, one element each, read only if ``p`` is above 0.
 
     Returns:
         The logsumexp of these rows, [B, H, S] in fp32; the others are not written.
@@ -278,7 +279,7 @@ def backward(
     seeds: tuple[Tensor, Tensor], gradients: tuple[Tensor, Tensor, Tensor],
     causal: bool, window: int, p: float, scale: float,
 ) -> None:  # fmt: skip
-    """Add what the rows of ``bounds`` contribute to the gradients, which the fused kernel wrote without them."""
+    """Add the contribution of the rows of ``bounds`` to the gradients, which the fused kernel wrote without them."""
     b, h, queries, d = q.shape
     few, keys = k.shape[1:3]
     wide = triton.next_power_of_2(d)

@@ -1,22 +1,22 @@
-"""Attention, said to torch so that a fused kernel takes it.
+"""Rewrites of attention calls so that PyTorch selects a fused kernel.
 
-``scaled_dot_product_attention`` chooses its kernel when a graph is traced, by what it is handed. Libraries hand it less
-than they know while they are traced. transformers 5 leaves a mask out where it hides nothing, but not under a compiler:
-BERT then gets a mask of ones whose last stride is 0, which no fused kernel takes, and its attention becomes products in
+``scaled_dot_product_attention`` selects its kernel from its arguments when a graph is traced. Libraries pass less
+information under tracing than in eager mode. transformers 5 drops a mask that hides nothing, but not under a compiler.
+BERT then passes a mask of ones whose last stride is 0, which no fused kernel accepts. Its attention becomes products in
 fp32 with every score in memory (6.6 ms a layer of BERT-large's training on an H200; without the mask 0.6 ms).
 
-These rules run on Dynamo's graph, before AOTAutograd sees it. Results are those of the same formula:
+These rules run on Dynamo's graph, before AOTAutograd. The results are those of the same formula:
 
-- A mask that is known when the graph is compiled, and hides nothing, is left out. One that hides just what comes later
-  becomes ``is_causal``.
-- A choice by a condition that is known (``where``) is its branch, so that a bias of the model's own is seen as such.
-- A mask of keys that comes with the data becomes attention by lengths (:mod:`.padded`).
-- A mask or bias with gaps between neighbours is made contiguous, once for all that read it.
-- Keys and values repeated for groups of queries are handed over once, where torch has a fused kernel that is told of
-  groups. Elsewhere the queries of a group that has one position, as in decoding, become positions of their key's head.
+- A mask that is constant at compile time and hides nothing is removed. A mask that hides exactly the later keys becomes
+  ``is_causal``.
+- A ``where`` with a constant condition is replaced by its branch, which exposes a bias of the model.
+- A key mask that is an input becomes attention by lengths (:mod:`.padded`).
+- A mask or bias whose last stride is not 1 is made contiguous, once for all its readers.
+- Keys and values repeated for groups of queries are passed once if PyTorch has a fused kernel for grouped queries. If
+  it has none and a group has one position, as in decoding, the group's queries become positions of their key's head.
 
-A rule reads past a node, or shares a copy, only if both run in the same state of torch
-(:mod:`autotune.compiler.capture.attention.contexts`): what is made under ``no_grad`` keeps no gradient.
+A rule looks through a node, or shares a copy, only if both run in the same PyTorch context
+(:mod:`autotune.compiler.capture.attention.contexts`): a tensor made under ``no_grad`` has no gradient.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def rewrite_attention(gm: fx.GraphModule) -> int:
     """Rewrite the attention of a Dynamo graph in place, and of the graphs that it calls once.
 
     Args:
-        gm: as Dynamo hands it to a backend, with fake tensors in ``meta["example_value"]``.
+        gm: a graph as Dynamo passes it to a backend, with fake tensors in ``meta["example_value"]``.
 
     Returns:
-        How many calls were changed.
+        The number of changed calls.
     """
     try:
         writes = Writes(gm)
         return _rewritten(gm, writes, Contexts(gm.graph), Constants(gm.graph, writes), Formulas(writes))
     except Exception:
-        # A graph that was made otherwise than expected is compiled as it came: every rule changes one call, whole.
+        # The remaining calls of an unexpected graph are compiled unchanged: a rule changes a whole call or nothing.
         log.warning("autotune: attention is left as it is: a rule failed", exc_info=True)
         return 0
 
@@ -98,7 +98,7 @@ def _rewritten(
                 changed += _rewritten(
                     inner, writes, within, Constants(inner.graph, writes, held), formulas.inside(read), masks
                 )
-    finally:  # also where a later call could not be understood
+    finally:  # also if a rule fails on a later call
         if met:
             gm.graph.lint()
             gm.recompile()
@@ -106,7 +106,7 @@ def _rewritten(
 
 
 def _called_alone(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]] | None:
-    """The graph that a node alone calls, as activation checkpointing does, and the node's operand for each input."""
+    """The graph that only this node calls, as in activation checkpointing, and the node's operand for each input."""
     graphs = called(gm, node)
     named = node.args[0] if node.args else None
     if len(graphs) != 1 or not isinstance(named, fx.Node) or named.op != "get_attr" or len(named.users) > 1:
@@ -122,7 +122,7 @@ def _called_alone(gm: fx.GraphModule, node: fx.Node) -> tuple[fx.GraphModule, di
 
 
 class _Walk:
-    """Attention from a graph's first node to its last; what one call had made, others use too."""
+    """A pass over a graph's attention calls in order; calls share copies and bounds."""
 
     def __init__(
         self,
@@ -137,22 +137,22 @@ class _Walk:
         self._constants, self._formulas, self._causal = constants, formulas, causal
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
-        """By a mask and how many keys it is for: the call before which it was made contiguous, and what that made."""
+        """By mask and number of keys: the call before which the mask was made contiguous, and the contiguous copy."""
         self._paddings: dict[tuple[fx.Node, int, int], Padding | None] = {}
         self._last: dict[fx.Node, fx.Node] = {}
-        """By an input that is a mask, its last row."""
+        """The last row of each mask that is a graph input."""
         self._bounds: dict[tuple[fx.Node, bool, int], tuple[fx.Node, tuple[fx.Node, ...]]] = {}
-        """By a mask of keys, its structure and the queries: the first call for which bounds were made, and these."""
+        """By key mask, structure and number of queries: the first call that needed the bounds, and the bounds."""
 
     def visit(self, node: fx.Node) -> bool:
-        """Rewrite one call; whether anything changed."""
+        """Rewrite one call; return True if anything changed."""
         call = Call.of(node)
         old = node.meta.get("example_value")
         if call is None or not isinstance(old, torch.Tensor) or self._writes.touch(node):
             return False
         shape = (*fake(call.query).shape[:-1], fake(call.value).shape[-1])
         if list(map(str, shape)) != list(map(str, old.shape)) or any(type(n) is int and n == 0 for n in shape):
-            return False  # queries for the keys of several sequences, or none
+            return False  # the result's shape is not the query's (batch broadcasting), or it is empty
         if is_batchedtensor(fake(call.query)):
             return False
         made = copies(node)
@@ -171,21 +171,21 @@ class _Walk:
         shape = (*query.shape[:-1], fake(new.value).shape[-1])
         node.args = (new.query, new.key, new.value)
         node.kwargs = {k: v for k, v in vars(new).items() if k not in ("query", "key", "value") and v is not None}
-        # Of the strides nobody knows before the kernel is chosen.
+        # The strides are unknown until PyTorch selects the kernel.
         node.meta["example_value"] = query.new_empty(shape)
         with self._graph.inserting_after(node):
             if grouped:
                 self._after(node, "reshape", *old.shape)
             elif copied:
                 self._after(node, "contiguous")
-        for one in () if copied else made:  # a view of a result that lies in another order
+        for one in () if copied else made:  # a view of a result with other strides
             if one.target != "contiguous":
                 with self._graph.inserting_after(one):
                     self._after(one, "contiguous")
         return True
 
     def _is_seen(self, copy: fx.Node) -> bool:
-        """Whether a copy of a result differs from a view of it: it is written over, or lies in no usual order."""
+        """True if a copy of a result differs from a view of it: it is written in place, or is not contiguous."""
         return self._writes.touch(copy) or (is_static(copy) and not fake(copy).is_contiguous())
 
     def _after(self, node: fx.Node, method: str, *args: Any) -> None:
@@ -200,8 +200,10 @@ class _Walk:
         return made
 
     def _written(self, source: fx.Node, copy: fx.Node, node: fx.Node) -> bool:
-        """Whether ``source`` is written over while the call, or its backward, needs it in the place of ``copy``; or
-        ``copy`` is, before the call."""
+        """True if ``source`` cannot replace ``copy`` because one of them is written in place.
+
+        For ``source`` this covers writes up to the call, or its backward; for ``copy``, writes before the call.
+        """
         end = None if fake(node).requires_grad else node
         return self._writes.between([source], copy, end) or self._writes.between([copy], copy, node)
 
@@ -214,7 +216,7 @@ class _Walk:
         queries, keys = (fake(n).shape[-2] for n in (call.query, call.key))
         square = same_length(queries, keys)
         chosen = self._chosen(mask, node)
-        # What a mask repeats over a batch of any size says nothing of the batch.
+        # A mask expanded over a symbolic batch does not depend on the batch: look at the mask before the expansion too.
         for one in dict.fromkeys((mask, unexpanded(mask), chosen, unexpanded(chosen))):
             hides = self._what_hides(one, square)
             if hides is not None:
@@ -222,7 +224,7 @@ class _Walk:
         return replace(call, attn_mask=self._with_neighbours(chosen, node, keys))
 
     def _what_hides(self, mask: fx.Node, square: bool) -> Hides | None:
-        """What a mask hides, where that is known and has a name."""
+        """The :data:`Hides` of a mask; None if it is unknown or another pattern."""
         if (mask, square) not in self._hides:
             held = self._constants.of(mask)
             known = self._formula_hides(mask, square) if held is None else what_hides(held, square)
@@ -230,7 +232,7 @@ class _Walk:
         return self._hides[mask, square]
 
     def _formula_hides(self, mask: fx.Node, square: bool) -> Hides | None:
-        """What a mask hides at any length."""
+        """The :data:`Hides` of a mask at any length, from its formula."""
         formula = self._formulas.of(mask)
         if formula is None:
             return None
@@ -242,7 +244,7 @@ class _Walk:
         return found
 
     def _chosen(self, mask: fx.Node, node: fx.Node) -> fx.Node:
-        """The branch that a ``where`` of the mask's takes everywhere, else the mask."""
+        """The branch that the mask's ``where`` selects for every element, else the mask."""
         if mask.target not in (torch.where, "where") or len(mask.args) != 3 or mask.kwargs:
             return mask
         condition, yes, no = mask.args if mask.target is torch.where else (mask.args[1], mask.args[0], mask.args[2])
@@ -259,7 +261,7 @@ class _Walk:
             return mask
         other = no if branch is yes else yes
         if isinstance(other, fx.Node) and is_tensor(other) and fake(other).requires_grad:
-            return mask  # the other one's gradient is zeros, and would be none
+            return mask  # the other branch's gradient is zeros, and would become None
         alike = fake(branch).ndim == 4 and fake(branch).dtype == fake(mask).dtype
         if not alike or not self._contexts.alike(mask, node) or self._written(branch, mask, node):
             return mask
@@ -268,10 +270,10 @@ class _Walk:
         return branch
 
     def _with_neighbours(self, mask: fx.Node, node: fx.Node, keys: Any) -> fx.Node:
-        """The mask with keys beside each other in memory, as fused kernels want it."""
+        """The mask with stride 1 along the keys, as fused kernels require it."""
         value = fake(mask)
         if value.ndim != 4 or type(value.stride(-1)) is not int or type(keys) is not int or keys == 1:
-            return mask  # where keys are of any number, kernels for masks would be compiled for several
+            return mask  # with a symbolic number of keys, kernels for masks would be compiled for several numbers
         if value.stride(-1) == 1 and type(value.shape[-1]) is int and value.shape[-1] == keys:
             return mask
         made = self._laid.get((mask, keys))
@@ -284,7 +286,7 @@ class _Walk:
         if not self._contexts.alike(node, *path(mask, whole)):
             whole = mask
         value = fake(whole)
-        if not value.requires_grad:  # a gradient would be put back where it is narrowed
+        if not value.requires_grad:  # the backward of ``narrow`` would put a gradient at one index alone
             for d in range(3):
                 if type(value.stride(d)) is int and value.stride(d) == 0:
                     whole = self._method(node, "narrow", whole, d, 0, 1)
@@ -292,10 +294,10 @@ class _Walk:
             whole = self._method(node, "expand", whole, -1, -1, -1, keys)
         return self._method(node, "contiguous", whole)
 
-    # Masks that come with the data
+    # Masks that are inputs
 
     def _padded(self, node: fx.Node, call: Call) -> fx.Node | None:
-        """The call by the lengths of a mask of keys; None where the mask is another, or no kernel takes the call."""
+        """The call by the lengths of a key mask; None if the mask is of another kind or no kernel accepts the call."""
         mask, value = call.attn_mask, fake(node)
         if mask is None or call.is_causal is not False or not self._is_plain(node, call):
             return None
@@ -318,14 +320,14 @@ class _Walk:
         )
 
     def _padding_of(self, mask: fx.Node, queries: int, keys: int) -> Padding | None:
-        """As :func:`padding_of`, once for all layers."""
+        """:func:`padding_of`, cached for all layers."""
         asked = mask, queries, keys
         if asked not in self._paddings:
             self._paddings[asked] = padding_of(mask, queries, keys, self._constants)
         return self._paddings[asked]
 
     def is_causal(self, mask: fx.Node) -> bool | None:
-        """Return True if a mask of keys has a triangle, False if it has no structure, None of any other mask."""
+        """Return True for a key mask with a causal triangle, False for one without, None for any other mask."""
         if fake(mask).ndim != 4 or fake(mask).dtype != torch.bool or not is_static(mask):
             return None
         found = self._padding_of(mask, *fake(mask).shape[-2:])
@@ -334,7 +336,10 @@ class _Walk:
         return found.causal
 
     def _handed_over(self, node: fx.Node, mask: fx.Node, queries: int, keys: int) -> Padding | None:
-        """The parts of an input whose structure the calling graph has proved. Its last query sees each valid key."""
+        """The padding of a mask input whose structure the calling graph has proved.
+
+        The mask's last query sees each valid key.
+        """
         if mask not in self._causal or tuple(fake(mask).shape[1:]) != (1, queries, keys):
             return None
         last = self._last.get(mask)
@@ -355,7 +360,7 @@ class _Walk:
         return given[1].shape == given[2].shape == (batch, few, given[1].shape[2], size) and heads % few == 0
 
     def _bounds_of(self, node: fx.Node, found: Padding, batch: int, queries: int) -> tuple[fx.Node, ...]:
-        """The mask of keys as ``[B, keys]``, and its bounds, once for all calls."""
+        """The key mask as ``[B, keys]``, and its bounds, cached for all calls."""
         known = found.valid, found.causal, queries
         made = self._bounds.get(known)
         if made is None or not self._contexts.alike(made[0], node) or self._writes.between([known[0]], made[0], node):
@@ -381,7 +386,7 @@ class _Walk:
         return made
 
     def _replace(self, node: fx.Node, padded: fx.Node, copied: bool) -> None:
-        """Put the first result of ``padded`` in the place of a call."""
+        """Replace a call by the first result of ``padded``."""
         with self._graph.inserting_before(node):
             result = self._function(node, operator.getitem, padded, 0)
             if copied:
@@ -397,7 +402,7 @@ class _Walk:
     # Groups of queries
 
     def _once_a_group(self, node: fx.Node, call: Call) -> Call:
-        """The call with keys and values that a group of queries shares handed over once, where they are repeated."""
+        """The call with ``enable_gqa`` and without the repeats of keys and values, if it has such repeats."""
         query = fake(call.query)
         key, value = unrepeated(call.key), unrepeated(call.value)
         if key is None or value is None or call.enable_gqa is not False or query.ndim != 4:
@@ -432,11 +437,11 @@ class _Walk:
 
 
 def what_hides(mask: torch.Tensor, square: bool) -> Hides | None:
-    """What a mask of attention hides, if that has a name.
+    """The :data:`Hides` of an attention mask; None for any other pattern.
 
     Args:
-        mask: ``[..., queries, keys]``; of bool, True where a key is seen; of numbers, what is added to the scores.
-        square: whether there are as many queries as keys, so that a triangle may be asked for.
+        mask: ``[..., queries, keys]``; a bool mask is True where a key is seen, a float mask is added to the scores.
+        square: True if there are as many queries as keys, so that ``is_causal`` is applicable.
     """
     if mask.dtype == torch.bool:
         seen = mask

@@ -1,4 +1,4 @@
-"""What a Dynamo graph writes over in place. It is not functional yet: a tensor may change between two readers."""
+"""In-place writes of a Dynamo graph, which is not functional yet: a tensor may change between two readers."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _OPERATORS = (
     *("iadd", "iand", "iconcat", "ifloordiv", "ilshift", "imatmul", "imod", "imul", "ior", "ipow", "irshift", "isub"),
     *("itruediv", "ixor", "setitem", "delitem"),
 )
-"""Names of the functions of :mod:`operator` that write over their first argument."""
+"""Names of the functions of :mod:`operator` that write their first argument in place."""
 _SILENT = ("batch_norm", "instance_norm", "native_batch_norm", "embedding_bag", "rrelu")
-"""Names of functions of torch's that may write over arguments, which neither their names nor ``inplace`` say."""
+"""Names of PyTorch functions that may write arguments in place without a sign in their names or an ``inplace`` flag."""
 
 
 class Writes:
-    """Which memory a graph writes over, and where; a graph that it calls writes at the call.
+    """The memory that a graph writes in place, by node; the writes of a called graph count at the call.
 
-    Memory is told by fake results: a view shares its storage with what it is a view of.
+    Fake results identify the memory: a view shares its storage with its base.
 
     Args:
-        gm: each node with its fake result in ``meta["example_value"]``.
+        gm: a graph whose nodes have their fake results in ``meta["example_value"]``.
     """
 
     def __init__(self, gm: fx.GraphModule) -> None:
@@ -36,12 +36,15 @@ class Writes:
         self._everywhere = self._of(gm)
 
     def touch(self, node: fx.Node) -> bool:
-        """Whether what a node holds is written over anywhere, before or after."""
+        """True if any node, earlier or later, writes a node's memory in place."""
         return bool(_storages(node) & self._everywhere)
 
     def between(self, nodes: Iterable[fx.Node], first: fx.Node, last: fx.Node | None) -> bool:
-        """Whether anything in ``nodes``' memory is written over after ``first`` and before ``last``, both of one graph
-        as it was; None: before the graph's end."""
+        """True if a node after ``first`` and before ``last`` writes the memory of ``nodes`` in place.
+
+        Args:
+            first, last: nodes of one graph, as it was at construction; ``last=None`` is the graph's end.
+        """
         memory = set().union(*map(_storages, nodes))
         if not memory & self._everywhere:
             return False
@@ -65,7 +68,7 @@ class Writes:
 
 
 def called(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
-    """The graphs that a node calls, as activation checkpointing and conditions do."""
+    """The graphs that a node calls, for example for activation checkpointing or a condition."""
     if not isinstance(node.target, torch._ops.HigherOrderOperator):
         return []
     names = [str(n.target) for n in node.all_input_nodes if n.op == "get_attr"]
@@ -74,7 +77,7 @@ def called(gm: fx.GraphModule, node: fx.Node) -> list[fx.GraphModule]:
 
 
 def _written(node: fx.Node) -> list[fx.Node]:
-    """The arguments that a call writes over; more than those where that is not clear."""
+    """The arguments that a call writes in place, or a superset of them if that is unclear."""
     if node.op not in ("call_function", "call_method"):
         return []
     first = [a for a in node.args[:1] if isinstance(a, fx.Node)]
@@ -111,13 +114,13 @@ def _by_schema(node: fx.Node, schema: torch.FunctionSchema) -> list[fx.Node]:
 
 
 def _is_of_torch(target: Any) -> bool:
-    """Whether a function is torch's or Python's own: others may write over whatever they are given."""
+    """True for a function of PyTorch or Python; any other may write its arguments in place."""
     module = (getattr(target, "__module__", None) or "").partition(".")[0]
     return inspect.isbuiltin(target) or module in ("torch", "math", "operator", "_operator", "builtins")
 
 
 def _is_inplace(node: fx.Node) -> bool:
-    """Whether a function is told to write over its input, as those of ``torch.nn.functional`` can be."""
+    """True if a call has ``inplace=True``, an option of functions in ``torch.nn.functional``."""
     if not inspect.isfunction(node.target):
         return False
     try:
@@ -131,14 +134,14 @@ def _nodes(value: Any) -> list[fx.Node]:
 
 
 def _storages(node: fx.Node) -> set[int]:
-    """What a node's fake result lies in, by an address."""
+    """The addresses of the storages of a node's fake results."""
     values = pytree.tree_leaves(node.meta.get("example_value"))
     dense = (v for v in values if isinstance(v, torch.Tensor) and v.layout == torch.strided)
     return {_unwrapped(v).untyped_storage()._cdata for v in dense}
 
 
 def _unwrapped(value: torch.Tensor) -> torch.Tensor:
-    """What a tensor of ``torch.func``'s transformations wraps."""
+    """The tensor inside the wrappers of ``torch.func`` transformations."""
     while is_functorch_wrapped_tensor(value):
         value = get_unwrapped(value)
     return value

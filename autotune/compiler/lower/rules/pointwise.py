@@ -32,7 +32,7 @@ def promote(*operands: Operand) -> torch.dtype:
 
 
 def to_float(x: Lazy) -> Lazy:
-    """Integers and booleans become the default float; floats stay what they are."""
+    """Convert integers and booleans to the default float type; floats do not change."""
     return x if x.kind == "float32" else cast(x, torch.float32)
 
 
@@ -126,7 +126,7 @@ def _not(region: Region, self: Lazy) -> Lazy:
 
 
 def _keeping(op: str, x: Lazy) -> Lazy:
-    """Operators that keep integers integers."""
+    """An operator that returns integers unchanged."""
     if x.kind != "float32" and op in ("floor", "ceil", "trunc"):
         return x
     if x.dtype in NARROW or x.dtype == torch.bool:

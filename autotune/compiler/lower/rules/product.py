@@ -1,8 +1,8 @@
-"""Matrix products that are memory-intensive: of a vector, of few vectors, or small.
+"""Memory-intensive matrix products: with one vector, with few vectors, or small.
 
-Where every weight is read for few results, a product takes what its bytes take; where it is small, what its launch
-takes. Written as a sum of products it shares a kernel with what follows: the cell of a recurrence has the product that
-makes its gates, a decoder's activation the two that it multiplies. All other products are a library's.
+If every weight is read for few results, the time of a product is that of its bytes. The time of a small product is that
+of its launch. As a sum of products, it fuses with the following operators: a recurrence's cell with the product for its
+gates, a decoder's activation with its two products. All other products are left to a library.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from autotune.errors import Repeated, Unsupported
 
 _FEW = 16
 _SMALL, _SMALL_OF_FEW = 1 << 20, 1 << 23
-"""Multiplications: what plain arithmetic does beside a kernel's start; and with so few vectors that all of the weights
-lie in the L2 when the next vector comes."""
+"""Limits on multiplications: as many as plain arithmetic does in the time of a launch, and as many with few vectors, so
+that all weights are still in the L2 for the next vector."""
 
 
 def is_memory_intensive(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the product of [*, m, k] and [*, k, n], or [k], is one of those that regions may hold.
+    """True if a region may hold the product of [*, m, k] and [*, k, n], or [k].
 
-    Neither operand running along k, as in the gradient of a weight, asks for tiles in shared memory: a library's.
+    If no operand has unit stride along k, as in a weight's gradient, a product needs tiles in shared memory and is left
+    to a library.
     """
     if not all(read_again(a, b)):
         return True
@@ -33,12 +34,12 @@ def is_memory_intensive(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def read_again(a: torch.Tensor, b: torch.Tensor) -> tuple[bool, bool]:
-    """Of [*, m, k] and [*, k, n], or [k], whether each is read for more than one column or row of the result."""
+    """For [*, m, k] and [*, k, n], or [k]: True if the operand is read for several columns or rows of the result."""
     return b.ndim > 1 and b.shape[-1] > 1, a.shape[-2] > 1
 
 
 def _product(a: Lazy, b: Lazy) -> Lazy:
-    """[*, m, k] and [*, k, n] to [*, m, n], the sum carried in fp32 as a library does."""
+    """The product of [*, m, k] and [*, k, n] as [*, m, n], accumulated in fp32 as in a library."""
     if a.kind != "float32" or b.kind != "float32":
         raise Unsupported("a product of whole numbers")
     n, k, region = a.ndim, a.shape[-1], a.region
@@ -54,10 +55,10 @@ def _product(a: Lazy, b: Lazy) -> Lazy:
 
 
 def check_work(region: Region) -> None:
-    """Raises Repeated where products are computed several times over.
+    """Raises Repeated if products are computed several times.
 
-    A rotation reads each element beside another one: its weights would be read again for each. What is small may be
-    computed twice, as where a recurrence keeps its gates whole beside the parts that it uses.
+    A rotation combines each element with another one, so its weights would be read again for each. A small product may
+    be computed twice, for example if a recurrence stores its gates as a whole and uses parts of them.
     """
     repeated = []
     for node, (worth, ways) in region.work.items():
@@ -79,7 +80,7 @@ def _mv(region: Region, self: Lazy, vec: Lazy) -> Lazy:
 @rule("addmm", "baddbmm", "addmv")
 def _addmm(region: Region, self: Lazy, mat1: Lazy, mat2: Lazy, *, beta: Number = 1, alpha: Number = 1) -> Lazy:
     if alpha == 0:
-        raise Unsupported("a product that is left out")  # whatever it holds, NaN too
+        raise Unsupported("a product that is left out")  # whatever its values, including NaN
     product = _mv(region, mat1, mat2) if mat2.ndim == 1 else _product(mat1, mat2)
     scaled = product if alpha == 1 else product * alpha
     if beta == 0:

@@ -1,7 +1,7 @@
-"""Rules of reductions and of pooling, each written out in few values, the same for every torch release.
+"""Rules of reductions and of pooling, each expanded to few values, the same for every torch release.
 
-Statistics are two-pass (mean, then mean of centred squares), which is what the row-in-registers kernels want and loses
-no digits. Means multiply by the reciprocal of the count.
+Statistics are two-pass (mean, then mean of centred squares). This suits kernels with a row in registers and loses no
+digits. Means multiply by the reciprocal of the count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Dim = int | Sequence[int] | None
 Pair = int | Sequence[int]
 
 _MOST_TAPS = 25
-"""Elements of a window above which the operator stays with torch: every one is a load of its own."""
+"""Window elements above which the operator is left to torch: each one is a separate load."""
 
 
 def _dims(x: Lazy, dim: Dim) -> list[int]:
@@ -59,7 +59,7 @@ def _extreme(op: str, self: Lazy, dim: Dim = None, keepdim: bool = False) -> Laz
 
 
 def _with_index(op: str, self: Lazy, dim: int | None = None, keepdim: bool = False) -> Any:
-    """``max(x)`` and the values of ``max(x, dim)``; whoever wants the indices stays with torch."""
+    """``max(x)`` and the values of ``max(x, dim)``; a graph that reads the indices is left to torch."""
     values = _extreme(op, self, dim, keepdim)
     return values if len(self.region.out) == 1 else (values, None)
 
@@ -97,7 +97,7 @@ def _drop(x: Lazy, like: Lazy, dims: Sequence[int]) -> Lazy:
 
 @rule("prepare_softmax_online")
 def _prepare_softmax(region: Region, a: Lazy, dim: int) -> tuple[Lazy, Lazy]:
-    """Inductor's name for a row's maximum and the sum of exponentials less that."""
+    """A row's maximum, and the sum of exponentials of the row minus that maximum (an Inductor operator)."""
     top = reduce("max", a, [dim], True)
     return top, reduce("sum", pointwise("exp", a - top), [dim], True)
 
@@ -113,7 +113,7 @@ def _pair(value: Pair, default: Sequence[int] = ()) -> list[int]:
 def _taps(
     x: Lazy, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], fill: float
 ) -> list[Lazy]:
-    """For each place in the window the tensor of the elements there, of the result's shape (``region.out``)."""
+    """For each position in the window, the tensor of the elements there, in the result's shape (``region.out``)."""
     if math.prod(kernel) > _MOST_TAPS:
         raise Unsupported(f"a window of {math.prod(kernel)} elements")
     dims = [x.ndim - 2, x.ndim - 1]
@@ -142,7 +142,7 @@ def _max_pool(
     dilation: Pair = 1,
     ceil_mode: bool = False,
 ) -> tuple[Lazy | None, ...]:
-    """The values; whoever wants the indices, or the places within windows, stays with torch."""
+    """The values; a graph that reads the indices, or the offsets within windows, is left to torch."""
     if self.kind != "float32":
         raise Unsupported("a maximum pooling of integers")
     kernel = _pair(kernel_size)

@@ -1,7 +1,7 @@
-"""Sums at places that other data tell: the gradients of an embedding and of indexing, additions at an index.
+"""Index-add: the gradients of an embedding and of indexing, and additions at an index.
 
-Written as one value of the graph (``sum_at``), it is stored once and without atomic additions, and what is added to it
-or made of it, such as the gradient of a decoder tied to the embedding, is added on the way.
+A sum is one value of the graph (``sum_at``). It is stored once and without atomic additions. Operators that add to it
+or read it, such as the gradient of a decoder tied to the embedding, fuse with it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from autotune.ir.build import Builder
 
 
 def _sum_at(rows: Lazy, places: Lazy, extent: int) -> Lazy:
-    """[*places.shape, *rest] and whole numbers to [extent, *rest]: the sum of the rows of each place, in fp32.
+    """The fp32 sum [extent, *rest] of the rows [*places.shape, *rest] of each index in ``places``.
 
-    What has its place outside [0, extent) goes nowhere.
+    Rows with an index outside [0, extent) are ignored.
     """
     if rows.kind != "float32" or places.kind not in ("int32", "int64"):
         raise Unsupported("sums at places of other than floats at whole numbers")
@@ -39,7 +39,7 @@ def _sum_at(rows: Lazy, places: Lazy, extent: int) -> Lazy:
         token = tuple([region.run_over(n, used) if e > 1 else Index() for n, e in runs])
         over = [a for i in token for a, _ in i.terms]
         place, term = places.at(token), rows.at((*token, *index[1:]), guards)
-        if extent == 1 or not over:  # one place, or one term
+        if extent == 1 or not over:  # one index, or one term
             here = build.index(where.terms, where.offset, where.pick, build.values[place].dtype)
             found = build.pointwise("eq", [place, here])
             return build.reduce("sum", build.pointwise("where", [found, term, build.const(0.0, "float32")]), over)
@@ -60,7 +60,7 @@ def _sum_at(rows: Lazy, places: Lazy, extent: int) -> Lazy:
 
 
 def _walked(build: Builder, term: int, over: Sequence[int]) -> bool:
-    """Whether a term has columns or is read from memory: no kernel adds up what is made of the token's number alone."""
+    """True if a term has columns or is read from memory; no kernel sums terms made from the token's index alone."""
     found, stack = set(build.values[term].axes) - set(over), [term]
     while stack and not found:
         v = build.values[stack.pop()]
@@ -106,7 +106,7 @@ def _index_put(
 
 @rule("_unsafe_masked_index_put_accumulate")
 def _masked_index_put(region: Region, self: Lazy, mask: Lazy, indices: Sequence[Lazy | None], values: Lazy) -> Lazy:
-    """As torch 2.13 has an embedding's gradient: what the mask leaves out goes nowhere."""
+    """The form of an embedding's gradient in torch 2.13: rows that the mask excludes are ignored."""
     index = _only(indices)
     if self.dtype != values.dtype or mask.shape[index.ndim :] != (1,) * (mask.ndim - index.ndim):
         raise Unsupported("an addition with a mask of its own for each element")

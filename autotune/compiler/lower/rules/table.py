@@ -1,9 +1,9 @@
-"""The table of translated aten operators, and the rules that are views, generators and gathers.
+"""The table of translated aten operators, and the rules for views, generators and gathers.
 
-A rule has the operator's own signature (its schema's argument names) with lazy tensors for tensors, after the region as
-first argument; ``region.out`` holds the (shape, dtype) of each result. It returns a lazy tensor or a tuple of them and
-raises Unsupported for forms it does not express. Adding an operator is adding a rule here or in a module beside this
-one. Operators that Inductor has decomposed before its post-grad passes run have none.
+A rule has the region as its first argument, then the operator's signature (its schema's argument names) with lazy
+tensors for tensors. ``region.out`` holds the (shape, dtype) of each result. A rule returns a lazy tensor or a tuple of
+them, and raises Unsupported for forms it cannot express. To add an operator, add a rule here or in another module of
+this package. Operators that Inductor decomposes before its post-grad passes have no rule.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def rule(*names: str) -> Callable[[R], R]:
 
 
 def rules(make: Callable[..., Any], ops: Mapping[str, str]) -> None:
-    """Register aten operators that differ in one operator of the graph only, which ``make`` is given first."""
+    """Register aten operators that differ only in one operator of the graph, the first argument of ``make``."""
     for name, op in ops.items():
 
         def apply(region: Region, *args: Any, op: str = op, **kwargs: Any) -> Any:
@@ -58,7 +58,7 @@ def rules(make: Callable[..., Any], ops: Mapping[str, str]) -> None:
 
 
 def alike(*names: str) -> dict[str, str]:
-    """Operators that have one name in aten and in the graph, for :func:`rules`."""
+    """A mapping for :func:`rules` of operators with the same name in aten and in the graph."""
     return {name: name for name in names}
 
 
@@ -76,7 +76,7 @@ def _view(region: Region, self: Lazy, size: Sequence[int], *_: Any) -> Lazy:
 def _as_strided(
     region: Region, self: Lazy, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Lazy:
-    """Of all elements in the order that they have in memory: group normalisation drops extents of 1 so."""
+    """``as_strided`` of all elements in memory order, by which group normalisation drops extents of 1."""
     node: Any = region.origin
     memory = node.args[0].meta["val"]
     shape, start = views.numbers(size), memory.storage_offset()
@@ -105,7 +105,7 @@ _VIEWS: dict[str, Callable[..., Any]] = {
     "repeat": views.repeat,
     "cat": views.cat,
 }
-"""Functions that take what the operator takes, in its order."""
+"""Functions with the operator's arguments in the same order."""
 rules(lambda name, *args, **kwargs: _VIEWS[name](*args, **kwargs), alike(*_VIEWS))
 
 
@@ -113,7 +113,7 @@ rules(lambda name, *args, **kwargs: _VIEWS[name](*args, **kwargs), alike(*_VIEWS
 
 
 def padded(x: Lazy, dim: int, before: int, after: int, number: Number) -> Lazy:
-    """``x`` with ``before`` and ``after`` elements ``number`` put round it along ``dim``; negative ones cut off."""
+    """``x`` padded along ``dim`` by ``before`` and ``after`` elements ``number``; negative counts cut off elements."""
     if before < 0 or after < 0:
         x = views.narrow(x, dim, max(-before, 0), x.shape[dim] - max(-after, 0))
         before, after = max(before, 0), max(after, 0)
@@ -148,7 +148,7 @@ def _slice_scatter(
 
 
 def _every(x: Lazy, src: Lazy, d: int, first: int, step: int) -> Lazy:
-    """``x`` with every ``step``-th element along ``d`` from ``first`` on replaced: a choice in groups of ``step``."""
+    """``x`` with every ``step``-th element along ``d`` from ``first`` on replaced: a select in groups of ``step``."""
     if x.shape[d] % step or first >= step or src.shape[d] != x.shape[d] // step:
         raise Unsupported("an assignment to a slice with a step of which a part is left")
     grouped = views.reshape(x, [*x.shape[:d], x.shape[d] // step, step, *x.shape[d + 1 :]])
@@ -200,9 +200,9 @@ def _gather(region: Region, self: Lazy, dim: int, index: Lazy, *, sparse_grad: b
 
 
 def picked(extent: int, index: Lazy, where: tuple[Index, ...], guards: Guards) -> Index:
-    """The place along an axis of ``extent`` that an element of ``index`` says; that of an axis of 1 need not be asked.
+    """The index along an axis of ``extent`` that is an element of ``index``; for an extent of 1 it is not read.
 
-    The index is trusted to be in range, as torch's kernels check.
+    The index must be in range, which torch's kernels check.
     """
     if index.kind not in ("int32", "int64"):
         raise Unsupported("an index that is not an integer")
@@ -221,9 +221,9 @@ def _index(region: Region, self: Lazy, indices: Sequence[Lazy | None]) -> Lazy:
 
 
 def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
-    """``table`` with dimensions ``dims`` replaced by those of their indices together, broadcast, as torch orders them.
+    """``table`` with dimensions ``dims`` replaced by those of their broadcast indices, in torch's order.
 
-    They take the place of ``dims`` where these are neighbours, and come first otherwise.
+    The new dimensions replace ``dims`` if these are adjacent, and are first if not.
     """
     region = table.region
     shape = torch.broadcast_shapes(*[i.shape for i in indices])  # type: ignore[no-untyped-call]

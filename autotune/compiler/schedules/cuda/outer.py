@@ -197,7 +197,7 @@ class OuterScheme(Scheme):
         config["held"] = max(n for n in HELD if n <= min(int(config["held"]), packs - 1))
         if config["keep"] == "registers":
             config["unroll"] = 1
-        if config["prefetch"]:  # up to so many are one group
+        if config["prefetch"]:  # at most ``unroll`` packs are one group
             while int(config["unroll"]) // 2 >= max(int(config["held"]), packs - int(config["held"])):
                 config["unroll"] = int(config["unroll"]) // 2
         while not config["prefetch"] and int(config["unroll"]) > packs:
@@ -220,7 +220,7 @@ class OuterScheme(Scheme):
         while not _held(program, best) and threads > least:
             threads //= 2
             best = self._shape(program, config, threads)
-        for cluster in clusters(program):  # what one block cannot hold, several may
+        for cluster in clusters(program):  # a cluster may hold more than one block
             if _held(program, best) or not program.kept:
                 break
             wide = max(threads, 128 // bytes_)

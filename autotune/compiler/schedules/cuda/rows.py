@@ -46,13 +46,16 @@ def one_pass(program: Program) -> bool:
 
 
 def large(program: Program) -> bool:
-    """Enough elements for cache policies of stores and for a persistent grid to matter."""
+    """True if cache policies of stores and a persistent grid matter, by the number of elements."""
     return program.n_rows * program.n_cols >= 1 << 20
 
 
 def may_prefetch(program: Program, config: Config) -> bool:
-    """True if a kernel of this vector size in a persistent grid has loads that it can issue a row ahead, and one in
-    another grid can do a part of later passes before the first reduction."""
+    """True if prefetching is possible at this vector size.
+
+    In a persistent grid, the kernel must have loads that it can issue a row ahead. In another grid, it must be able to
+    do a part of later passes before the first reduction.
+    """
     if not vector_length(program, int(config["vector_bytes"])):
         return False
     schedule = CudaSchedule.from_config(config)

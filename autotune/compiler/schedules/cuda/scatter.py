@@ -1,9 +1,13 @@
-"""The scatter scheme: sums at indices that other data give, with pointwise operators before and after them.
+"""The scatter scheme: index-add, with pointwise operators before and after it.
 
-Parameters have their names from the row-wise scheme with these meanings: a block owns ``owned`` places and a chunk of
-the columns that ``threads_per_row`` threads take, each a vector of neighbours; ``rows_per_block`` threads (match lanes)
-at each of these columns share the block's places, or the terms of one place; ``unroll`` is how many places a match lane
-stores at a time. See :mod:`autotune.compiler.targets.cuda.scatter`.
+Parameters have the names of the row-wise scheme with these meanings:
+
+- ``owned``: The number of places (rows of the result) of a block.
+- ``threads_per_row``: The threads for a block's chunk of the columns, each with a vector of adjacent elements.
+- ``rows_per_block``: The threads (match lanes) per column, which share the block's places or the terms of one place.
+- ``unroll``: The number of places that a match lane stores at a time.
+
+See :mod:`autotune.compiler.targets.cuda.scatter`.
 """
 
 from __future__ import annotations
@@ -103,8 +107,11 @@ class ScatterScheme(Scheme):
         return c | {"threads_per_row": t, "rows_per_block": m, "owned": owned, "unroll": unroll}
 
     def default(self, graph: Graph) -> Config:
-        """Whole rows in 16-byte accesses, and as many of them as are more bytes than a block scans, in several waves of
-        blocks; where places are few, narrow chunks of columns and many match lanes instead."""
+        """Whole rows in 16-byte accesses, in several waves of blocks.
+
+        A block owns enough rows to write more bytes than it scans. If places are few, the default is narrow chunks of
+        columns and many match lanes.
+        """
         s = scattered(graph)
         usable = vectors(s)
         vector_bytes = next((b for b in usable if b <= 16), usable[-1])

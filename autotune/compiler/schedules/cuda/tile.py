@@ -1,10 +1,10 @@
 """The tile scheme: reductions over the unit-stride axis, and others over outer axes, both inside small tiles.
 
 Block-wise scaling in two directions is the pattern: ``x`` as [R, 32, C, 32], its largest element over the inner 32 and
-over the other 32, and both results used again at full size. A tile is what one index of the axes that nothing reduces
-over selects. It is the outer scheme with one more thing: what reduces over the unit-stride axis is done across the
-lanes of a pack and the neighbours in a warp that share the tile, as part of a pass
-(``autotune.compiler.program.vectors.across_lanes``), so that one read of ``x`` serves both directions.
+over the other 32, and both results used again at full size. A tile is the set of elements with one index along the axes
+that nothing reduces over. The scheme extends the outer scheme. A pass computes reductions over the unit-stride axis
+across the lanes of a pack and across adjacent threads of a warp in the same tile
+(``autotune.compiler.program.vectors.across_lanes``). So one read of ``x`` serves both directions.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """CPU kernels with reductions over all rows and over each row.
 
-The rows are cut into *parts*. A unit of work is one part (or a tile of its columns, where no row has to be known as a
-whole): it walks its rows as ``rows`` does and adds each to accumulators, one for each column, which lie in the
-part's own stretch of memory and stay in the cache meanwhile. A second, small kernel reduces the parts. So the backward
-of a layer norm reads its inputs once, where separate kernels for rows and for columns read them twice. The number of
-parts depends on the schedule and on the rows that it was tuned for: results are the same however many threads take
-them, and other rows run the same code. See ``autotune.compiler.program.columns`` for how a group is taken apart.
+The rows are split into *parts*. A unit of work is one part, or a tile of its columns if no reduction needs a whole row.
+It walks its rows as ``rows`` does and adds each to accumulators, one for each column. The accumulators have a separate
+stretch of memory for each part, which stays in the cache. A second, small kernel reduces the parts. So the backward of
+a layer norm reads its inputs once; separate kernels for rows and for columns read them twice. The number of parts
+depends on the schedule and on the number of rows that it was tuned for. Results do not depend on the number of threads,
+and other numbers of rows run the same code. ``autotune.compiler.program.columns`` describes the split of a group.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph, compute_type
 
 FEWEST_ROWS = 16
-"""Rows below which a part would hold next to nothing."""
-_LONGEST = 2048  # rows that one accumulator takes: bounds the error of long sums
+"""Rows below which a part would be almost empty."""
+_LONGEST = 2048  # most rows that one accumulator sums, which bounds the error of long sums
 LONGEST_ELSEWHERE = 16 * _LONGEST
-"""The same where the number of parts is that of other rows."""
-_PER_PART = 16  # rows for each part, at least, so that partial results are little beside the rows
+"""The same limit for a number of parts that was chosen for another number of rows."""
+_PER_PART = 16  # least rows of a part, so that partial results are small compared to the rows
 _TILE = 4096
 PART, SHARE = index("part"), Var("share", "float32")
-"""The part in hand, and one over the number of its rows so far."""
+"""The current part, and the inverse of the number of its rows so far."""
 
 
 @lru_cache(maxsize=512)

@@ -2,11 +2,11 @@
 
 A kernel is one function of the address of its argument block: the addresses of inputs and outputs, then the extent of
 axis 0, the number of threads, and a counter. Every thread of a launch runs the same function and takes blocks of work
-off the counter until none is left, so that a thread that was held up takes fewer.
+from the counter until none is left. A thread that was delayed takes fewer.
 
-The inner loops are written so that LLVM vectorises them: no calls, no branches but the guards of sliced loads, sums
-that may be reassociated. They run over the columns of a row (``rows``), or where neighbours in memory belong to
-different rows, as in a sum over the first axis, over the rows (``lanes``).
+The inner loops are written so that LLVM vectorises them: no calls, no branches except the guards of sliced loads, sums
+that may be reassociated. They run over the columns of a row (``rows``). If adjacent elements belong to different rows,
+as in a sum over the first axis, they run over the rows (``lanes``).
 """
 
 from __future__ import annotations
@@ -50,12 +50,16 @@ def kernel(block):
     for k in range(word(block, 0)):
         enter(word(block, 2 * k + 1), block + word(block, 2 * k + 2))
 '''
-"""Its block: the number of kernels; for each its address and how far from here its own block is; their blocks."""
+"""The driver of a launch with several kernels.
+
+Its argument block has the number of kernels, then for each kernel its address and the offset of its argument block,
+then the kernels' argument blocks.
+"""
 
 
 @cache
 def generator() -> str:
-    """Short digest of the code that prints kernels: a changed generator never meets an old cached kernel."""
+    """Short digest of the code that prints kernels, so that a changed generator never uses an old cached kernel."""
     h = hashlib.sha256()
     for folder in (Path(kernel.__path__[0]), Path(__file__).parent):
         for path in sorted(folder.rglob("*.py")):

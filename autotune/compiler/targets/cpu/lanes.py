@@ -1,10 +1,9 @@
 """A CPU kernel whose innermost loops run over rows.
 
-Where a reduction runs over an outer axis (a column sum, a batch norm), neighbours in memory belong to different rows,
-and a walk along one row would touch a cache line for every element. Here a unit of work is a block of ``row_block``
-neighbouring rows, the *lanes*: each column is taken for all lanes at once, and what a row has one of (accumulators,
-means) is an array over the lanes in scratch. A few columns are taken together, so that an accumulator is fetched once
-for all of them.
+If a reduction runs over an outer axis (a column sum, a batch norm), adjacent elements belong to different rows. A walk
+along one row would touch a cache line for every element. Here a unit of work is a block of ``row_block`` adjacent rows,
+the *lanes*. Each column is computed for all lanes at once. A value per row (an accumulator, a mean) is an array over
+the lanes in scratch. A few columns are computed together, so that an accumulator is loaded once for all of them.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class LaneBuilder(Builder):
     def units(self) -> list[Stmt]:
         extent = self.extent(self.program.rows[-1])
         outer, share, width = index("outer"), index("share"), WIDTH
-        # No more lanes than leave every thread some, in whole cache lines.
+        # At most as many lanes as leave work for every thread, in whole cache lines.
         lines = (share + (_LEAST - 1)) // _LEAST * _LEAST
         return [
             Assign(outer, self.extent_of(self.program.rows[:-1])),

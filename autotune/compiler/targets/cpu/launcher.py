@@ -135,9 +135,9 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @cache
 def _intrinsics() -> str:
-    """Digest of the intrinsics of this version, which the machine code depends on as it does on the source.
+    """Digest of the intrinsics of this version, on which the machine code depends as well as on the source.
 
-    Numba's cache sees only the source file, and would go on with what an older autotune compiled.
+    Numba's cache depends on the source file alone, and would reuse the code that an older autotune compiled.
     """
     paths = [Path(str(intrinsic.__file__)), *Path(intrinsics.__path__[0]).glob("*.py")]
     code = b"".join(path.read_bytes() for path in sorted(paths))

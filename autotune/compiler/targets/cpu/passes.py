@@ -1,12 +1,12 @@
-"""Programs as CPU kernels run them: kept values, streamed outputs, and loads that are fetched ahead.
+"""Changes to programs for CPU kernels: kept values, streamed outputs, and prefetched loads.
 
-A program keeps the smallest set of values; on a CPU even that is too much. A row that was just read is in the first
-or second-level cache, where reading it again costs what reading a kept copy costs, and the store into the copy comes
-on top. So a value is kept only if making it again from the inputs takes more than light arithmetic: the exponentials
-of a softmax are kept, the scaled and masked scores are not.
+A program keeps the smallest set of values; on a CPU even that is too much. A row that was just read is in the first or
+second-level cache. Reading it again costs as much as reading a kept copy, and the copy also costs a store. So a value
+is kept only if its recomputation from the inputs takes more than light arithmetic: the exponentials of a softmax are
+kept, the scaled and masked scores are not.
 
-Streaming stores and rows fetched ahead are those of ``intrinsics.memory``. Deployment asks here for them, and loads no
-Numba.
+``intrinsics.memory`` implements streaming stores and prefetches. This module decides on them without importing Numba,
+which deployment does not load.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from autotune.ir.ops import LIGHT, POINTWISE
 from autotune.ir.precision import STRICT
 
 LINE = 64
-"""Bytes of a cache line, and of what is streamed at a time."""
+"""Bytes of a cache line, and of a streaming store."""
 STRETCH = 4096
-"""Bytes of an output between two copies, where a walk has more: they stay in the first-level cache."""
+"""Bytes of an output between two copies of a longer walk: they stay in the first-level cache."""
 AHEAD = 8
-"""Columns from the one in hand to the one that a kernel of lanes asks for."""
-_SHORTEST = 4 * LINE  # neighbours in memory below which a run has hardly a whole line
+"""Columns from the current one to the one that a kernel of lanes prefetches."""
+_SHORTEST = 4 * LINE  # adjacent bytes below which a run has hardly a whole line
 _LOAD_COST = 1
 _GATHER_COST = 2 * LIGHT + 1  # never again
 
@@ -33,7 +33,7 @@ _GATHER_COST = 2 * LIGHT + 1  # never again
 def shared_exponentials(graph: Graph) -> dict[int, int]:
     """Values erf(c x) that are only added to 1, and for each a value exp(-c^2 x^2), which saves most of its work.
 
-    The derivative of gelu has both. None under strict precision: what is saved costs digits near 0.
+    The derivative of gelu has both. There are none under strict precision, since the shared form loses digits near 0.
     """
     values = graph.values
     if graph.precision == STRICT:
@@ -101,20 +101,20 @@ def _cost(program: Program, i: int, have: set[int]) -> int:
 
 
 def thin(program: Program) -> Program:
-    """``program`` without the kept values that light operators make again from the inputs or from other kept values."""
+    """``program`` without the kept values that light operators can recompute from inputs or other kept values."""
     kept = [set(p.kept_in) for p in program.passes]
     left = without(kept, lambda i, have: _cost(program, i, have) <= 2 * LIGHT)
     return with_kept(program, left, lambda compute: _order(program, compute))
 
 
 def flatten(program: Program) -> tuple[Program, int]:
-    """A pointwise program over dense tensors of one layout as a program over one axis.
+    """Flatten a pointwise program over dense tensors of one layout to one axis.
 
-    Short rows would leave vectors half empty and pay for indices at every row.
+    Short rows would leave vectors half empty and compute indices for every row.
 
     Returns:
-        The program, and how many of its elements one step along axis 0 of the original stands for (what the extent of a
-        dynamic axis 0 is multiplied by; 1 where nothing was changed).
+        The program, and its number of elements per step along axis 0 of the original. The extent of a dynamic axis 0 is
+        multiplied by this number, which is 1 for an unchanged program.
     """
     graph = program.graph
     if not program.pointwise or not program.rows or len(program.cols) != 1:

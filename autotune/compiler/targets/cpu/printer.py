@@ -134,9 +134,9 @@ class CpuPrinter(Printer):
 
 
 def hide_ends(body: Iterable[Stmt]) -> Body:
-    """``body`` with the ends hidden of all loops that LLVM may find tiny and that store what may be cut.
+    """``body`` with hidden ends of all loops that may look tiny to LLVM and that store values that may be cut.
 
-    ``columns`` is hidden already, but for what divides it.
+    ``columns`` is hidden already, except for a divisor.
     """
     return tuple(_hidden(s) for s in body)
 

@@ -79,7 +79,7 @@ class RowBuilder(Builder):
     # ---- units ------------------------------------------------------------------------------------------------------
 
     def units(self) -> list[Stmt]:
-        # No more rows at a time than leave every thread some.
+        # At most as many rows at a time as leave work for every thread.
         fair = call("max", 1, (UNITS + THREADS - 1) // THREADS)
         return [
             Assign(ROWS, self.extent_of(self.program.rows)),
@@ -88,11 +88,11 @@ class RowBuilder(Builder):
         ]
 
     def hide_columns(self) -> Stmt:
-        """Assign ``columns``, the number of columns, such that LLVM knows what divides it and nothing else.
+        """Assign ``columns``, the number of columns, so that LLVM can infer a divisor of it but not its value.
 
-        A walk over a constant number of columns is unrolled whole before LLVM thinks of vectors: a maximum over 32
-        becomes a chain of 32 comparisons (2 to 10 times slower), and of rows of 512 the loads are reordered until the
-        processor's prefetchers lose the thread (10 to 20%).
+        LLVM unrolls a loop over a constant number of columns completely before it considers vectors. A maximum over 32
+        becomes a chain of 32 comparisons (2 to 10 times slower). For rows of 512, the loads are reordered so that the
+        processor's prefetchers fail (10 to 20%).
         """
         known = min(256, self.inner & -self.inner) or 1
         return Assign(COLUMNS, call("hidden", self.inner // known) * known)

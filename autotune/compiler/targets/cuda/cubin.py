@@ -1,8 +1,8 @@
-"""Read what a kernel needs from its cubin: registers, spills, shared memory; and from those, how many blocks fit an SM.
+"""Resource usage of a kernel from its cubin (registers, spills, shared memory), and the blocks that fit an SM.
 
-A cubin is an ELF file. Section ``.nv.info`` holds the register count (attribute EIATTR_REGCOUNT; older linkers put it
-in the top byte of the ``.text.<kernel>`` section's ``sh_info``) and the stack frame (EIATTR_FRAME_SIZE); static shared
-memory is the size of ``.nv.shared.<kernel>``. No driver and no device is needed.
+A cubin is an ELF file. Section ``.nv.info`` holds the register count (attribute EIATTR_REGCOUNT) and the stack frame
+(EIATTR_FRAME_SIZE). Older linkers put the register count in the top byte of the ``.text.<kernel>`` section's
+``sh_info``. Static shared memory is the size of ``.nv.shared.<kernel>``. No driver and no device is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 _FRAME_SIZE = 0x11
 _REGCOUNT = 0x2F
-_PARTS = 4  # of an SM, each with its own registers and scheduler
+_PARTS = 4  # partitions of an SM, each with a register file and a scheduler
 
 
 @dataclass(frozen=True)
@@ -101,9 +101,10 @@ def resources(cubin: bytes, entry: str) -> dict[str, int]:
 def blocks_per_sm(registers: int, shared: int, threads: int, target: str) -> int:
     """Blocks of ``threads`` threads that fit one SM at a time; 0 if none does.
 
-    The rules of ``cuda_occupancy.h``: an SM has four parts, each with a quarter of the registers, that warps get in
-    units of 256; a block's check for registers counts its warps as a multiple of four. Shared memory comes in units of
-    128 bytes (256 before sm_80), and from sm_80 on the system keeps 1 KiB a block.
+    The rules are those of ``cuda_occupancy.h``. An SM has four partitions, each with a quarter of the registers. A
+    warp's registers are allocated in units of 256. A block's check for registers rounds its warps up to a multiple of
+    four. Shared memory is allocated in units of 128 bytes (256 before sm_80). From sm_80 on, the system reserves 1 KiB
+    per block.
     """
     lim = limits(target)
     modern = int(target.removeprefix("sm_").rstrip("af")) >= 80

@@ -1,15 +1,16 @@
-"""The scatter skeleton: sums of rows at indices that other data give, each result written once and nothing atomically.
+"""The scatter skeleton: index-add of rows without atomics; each result is written once.
 
-A block owns ``owned`` neighbouring places (rows of the result) and a chunk of the columns. It *scans* where all terms
-go, and lists those that go to its own: counts by a warp's shuffles and the warps' totals make each one's number in the
-list, so their order is the same every time. The list is *sorted* by place, a warp a place. Then the threads are
-``rows_per_block`` *match lanes* of ``threads_per_row`` threads on the columns. A match lane takes a place, adds its
-terms in registers and stores what is made of the sum; a place of many terms is left to all match lanes together, whose
-sums join in shared memory. Where more terms go to a block's places than the sorted list holds (padding, a column of
-two), the block takes place by place and scans again for each.
+A block owns ``owned`` adjacent places (rows of the result) and a chunk of the columns. It *scans* the indices of all
+terms and lists the terms of its places. Counts by warp shuffles and the warps' totals give each term's number in the
+list, so the order is always the same. The list is *sorted* by place, with one warp per place.
 
-Terms are read once, and the places once by each block, from the L2. Other tensors may be brought into the L2 while the
-places are scanned (``prefetch``), so that memory is busy then too.
+The threads then form ``rows_per_block`` *match lanes* of ``threads_per_row`` threads on the columns. A match lane takes
+a place, adds its terms in registers and stores the results computed from the sum. All match lanes share a place with
+many terms, and their sums are reduced in shared memory. If a block's places have more terms than the sorted list holds
+(padding, a column of two), the block processes one place after the other and scans again for each.
+
+Terms are read once. Each block reads the indices once, from the L2. Other tensors may be prefetched into the L2 during
+the scan (``prefetch``), so that memory is busy then too.
 """
 
 from __future__ import annotations
@@ -264,10 +265,10 @@ class ScatterKernel:
         return [*before, loop(self.place, self.rows, out, self.grid.line, self.match)]
 
     def scan(self, one: _Adder) -> list[Stmt]:
-        """One step of the scan: of the places from ``base`` on, those in ``[low, low + count)`` are put into the list
-        from number ``total`` on, as far as the number ``room``, and ``found`` is how many there are.
+        """One step of the scan, over the indices from ``base`` on.
 
-        An entry is a token's number times ``owned`` plus the number of the place.
+        The indices in ``[low, low + count)`` are appended to the list from entry ``total`` up to entry ``room``;
+        ``found`` is their number. An entry is a token's number times ``owned`` plus the number of the place.
         """
         out: list[Stmt] = []
         packs = [(p, Var(f"t{p}", "int32"), Var(f"g{p}")) for p in range(one.packs)]

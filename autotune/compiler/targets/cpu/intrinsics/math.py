@@ -8,15 +8,16 @@ least squares.
 Errors against fp64, in units in the last place over the whole range (``tests/compile/cpu/test_cpu_math.py`` measures
 them): at most 2 for exp, exp2, log, rsqrt; 3 for log2, log1p, expm1, sigmoid, erf; 4 for tanh. 0, infinities and NaN
 give what torch gives.
-``pow`` and what ``autotune.ir.ops.LIBRARY`` has beside these are libm's: right for every argument, but not vectorised.
+``pow`` and the other functions in ``autotune.ir.ops.LIBRARY`` are those of libm: right for every argument, but not
+vectorised.
 
-Results of exp and exp2 that fp32 could hold only as denormals are 0. Every function takes an llvmlite builder and fp32
-values and returns one.
+Results of exp and exp2 that are denormal in fp32 are 0. Every function takes an llvmlite builder and fp32 values and
+returns one.
 
-Kernels are compiled without fast-math flags; only the accumulators of sums may be reassociated, which vectorising them
-takes. Elsewhere ``reassoc`` would undo the range reductions, ``arcp`` makes LLVM replace 1 / sqrt(x) by an estimate
-that is NaN for 0 and infinity, and ``contract`` lets a softmax subtract its rounded maximum from an unrounded score,
-which is exp(1e30) where it should be exp(0).
+Kernels are compiled without fast-math flags; only the accumulators of sums may be reassociated, which their
+vectorisation requires. In other code, ``reassoc`` would undo the range reductions. ``arcp`` makes LLVM replace
+1 / sqrt(x) by an estimate that is NaN for 0 and infinity. ``contract`` lets a softmax subtract its rounded maximum from
+an unrounded score, which gives exp(1e30) instead of exp(0).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Ir = Any
 F32 = ir.FloatType()
 I32 = ir.IntType(32)
 
-_MAGIC = 12582912.0  # 1.5 * 2**23: adding it leaves the nearest integer in the low mantissa bits
+_MAGIC = 12582912.0  # 1.5 * 2**23: after adding it, the low mantissa bits hold the nearest integer.
 _MAGIC_BITS = struct.unpack("<i", struct.pack("<f", _MAGIC))[0]
 _LN2_HIGH = 0.693359375  # few bits, so that n * _LN2_HIGH is exact
 _LN2_LOW = -2.12194440e-4
@@ -280,7 +281,7 @@ def sign(b: Builder, x: Ir) -> Ir:
 
 
 def maximum(b: Builder, x: Ir, y: Ir) -> Ir:
-    """NaN if either is. Which of two zeros comes out is left open: telling them apart would take three instructions."""
+    """The maximum; NaN if either is NaN. The sign of a zero result is undefined: it would take three instructions."""
     return call(b, "llvm.maximum.f32", x, y, flags=("nsz",))
 
 

@@ -1,15 +1,17 @@
 """Memory of a generated CPU kernel as Numba intrinsics: loads and stores over raw addresses, scratch, work tickets.
 
-Floats of eight bits are converted by whole numbers: few processors convert them, and loops of these are vectorised.
-What is too large becomes the largest number (e4m3fn, as in torch 2.13 and Inductor's GPU code) or an infinity (e5m2).
+Floats of 8 bits are converted by integer arithmetic, since few processors have such conversions; loops of it are
+vectorised. A number that is too large becomes the largest number (e4m3fn, as in torch 2.13 and Inductor's GPU code) or
+an infinity (e5m2).
 
-An ordinary store reads the line that it writes, so that 12 bytes move for every 8 of a copy. A streaming store sends
-whole lines past the caches. LLVM vectorises no scalar loop of them, since it may not assume that they are aligned;
-so a pass writes its results into a buffer in the first-level cache (the second, where it sums them up too), and after
-each stretch :func:`streamer` copies them out in whole lines.
+An ordinary store reads the line that it writes, so that 12 bytes move for every 8 of a copy. A streaming store writes
+whole lines and bypasses the caches. LLVM vectorises no scalar loop of streaming stores, since it may not assume
+alignment. A pass therefore writes its results into a buffer in the first-level cache (the second, if it also sums
+them). After each stretch, :func:`streamer` copies them to memory in whole lines.
 
-A kernel of several passes reads memory in the first of them only, and the processor's prefetchers stop at the ends of
-pages, which rows often are. So the passes after it prefetch the next row, stretch by stretch (:func:`fetcher`).
+A kernel of several passes reads memory in the first of them only. The processor's prefetchers stop at the ends of
+pages, which are often the ends of rows. So the later passes prefetch the next row, stretch by stretch
+(:func:`fetcher`).
 """
 
 from __future__ import annotations
@@ -77,9 +79,11 @@ def storer(storage: str, space: str, spaces: tuple[str, ...]) -> Any:
 
 @cache
 def streamer(storage: str, buffer: str, out: str, spaces: tuple[str, ...]) -> Any:
-    """stream(address, index, buffer, count): copy ``count`` elements from the start of a buffer to those from
-    ``index`` on of an output, in whole lines that bypass the caches; what lies before the first and after the last
-    line boundary goes by ordinary stores."""
+    """stream(address, index, buffer, count): copy ``count`` elements from the start of a buffer to an output.
+
+    They are written from the output's element ``index`` on, in whole lines that bypass the caches. Elements before the
+    first and after the last line boundary are written by ordinary stores.
+    """
     size = STORAGE_BYTES[storage]
 
     @written(types.void, types.int64, types.int64, types.int64, types.int64)
@@ -164,10 +168,10 @@ def hidden(b: Builder, number: Ir) -> Ir:
 
 @written(types.int64, types.int64)
 def allocate(b: Builder, size: Ir) -> Ir:
-    """Raw scratch of ``size`` bytes from malloc, to be given to ``release``.
+    """Raw scratch of ``size`` bytes from malloc, which ``release`` frees.
 
-    Numba's own arrays are no use here: they are freed after their last mention, which says nothing about addresses
-    taken from them.
+    Numba's arrays are unsuitable: Numba frees an array after its last use in the source, even if its address is still
+    in use.
     """
     return b.ptrtoint(_libc(b, "malloc", _I8.as_pointer(), b.add(size, _I64(_ALIGNMENT))), _I64)
 
@@ -277,7 +281,7 @@ def _widen_float8(b: Builder, x: Ir, storage: str) -> Ir:
     normal = b.bitcast(b.add(moved, I32(127 - f.bias << 23)), F32)
     small = b.fmul(b.uitofp(size, F32), F32(f.least))
     value = b.bitcast(b.select(b.icmp_unsigned("<", size, I32(1 << f.mantissa)), small, normal), I32)
-    # The exponent of what is not finite is all ones; e4m3fn has one such number, a NaN.
+    # A non-finite number has an exponent of all ones; e4m3fn has one such number, a NaN.
     value = b.select(b.icmp_unsigned("<", size, I32(f.special)), value, b.or_(moved, I32(0x7F800000)))
     return b.bitcast(b.or_(value, b.shl(b.and_(byte, I32(0x80)), I32(24))), F32)
 
@@ -291,7 +295,7 @@ def _narrow_float8(b: Builder, x: Ir, storage: str) -> Ir:
     even = b.and_(b.lshr(size, I32(cut)), I32(1))
     rounded = b.lshr(b.add(size, b.add(even, I32((1 << cut - 1) - 1))), I32(cut))
     normal = b.sub(rounded, I32(127 - f.bias << f.mantissa))
-    # Adding a number whose last bit is the smallest one's rounds to as many of these.
+    # Adding a number whose last bit has the value of the smallest denormal rounds to a multiple of that.
     magic = F32(f.least * 2.0**23)
     small = b.sub(b.bitcast(b.fadd(b.bitcast(size, F32), magic), I32), b.bitcast(magic, I32))
     is_small = b.icmp_unsigned("<", size, I32(128 - f.bias << 23))

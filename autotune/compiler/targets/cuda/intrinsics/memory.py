@@ -43,19 +43,19 @@ from autotune.ir.graph import SHORT, STORAGE_BYTES, compute_type
 _ARITHMETIC = {"float32": types.float32, "int32": types.int32, "int64": types.int64, "bool": types.boolean}
 SIZE = {short: STORAGE_BYTES[storage] for storage, short in SHORT.items()}
 NUMBA = {short: _ARITHMETIC[compute_type(storage)] for storage, short in SHORT.items()}
-"""Of each storage type's short name: the bytes of an element, and the Numba type of an element in arithmetic."""
+"""By short name of a storage type: the bytes of an element, and the Numba type of an element in arithmetic."""
 LOAD_HINT = {
     "d": "ld.global.nc",
     "s": "ld.global.cs.nc",
     "n": "ld.global.nc.L1::no_allocate",
     "p": "ld.global.nc.L1::no_allocate.L2::256B",
     "e": "ld.global.nc.L1::no_allocate.L2::cache_hint",
-    "c": "ld.global.L1::no_allocate",  # of what this kernel, or another device, writes
+    "c": "ld.global.L1::no_allocate",  # for memory that this kernel or another device writes
 }
 STORE_HINT = {"d": "st.global", "s": "st.global.cs", "e": "st.global.L2::cache_hint", "l": "st.global.L2::cache_hint"}
 _TEST = "{ .reg .pred q; "
 POLICY = {"e": "evict_first", "l": "evict_last"}
-"""Hints that are a policy of the L2, which needs sm_80: what is read once makes way, so that what is written stays."""
+"""Hints that are L2 eviction policies (from sm_80 on): data read once is evicted first, so that written data stays."""
 POINTER = {"f32": types.float32, "i64": types.int64, "i32": types.int32, "i16": types.int16, "i8": types.int8}
 POINTER |= {"f16": types.uint16, "bf16": types.uint16, **dict.fromkeys(("e4m3", "e5m2", "u8", "b1"), types.uint8)}
 

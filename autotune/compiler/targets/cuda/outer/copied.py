@@ -146,11 +146,11 @@ class CopiedOuter(Outer):
     def each(
         self, place: Place, before: Sequence[Stmt] = (), after: Callable[[int], list[Stmt]] = lambda _: []
     ) -> list[Stmt]:
-        """``place(k, u, masked)`` for every place in shared memory, ``unroll`` of them a group, in which their numbers
-        ``u`` are 0 to ``n - 1``; ``before`` and ``after(n)`` around each group.
+        """``place(k, u, masked)`` for every place in shared memory, in groups of ``unroll``.
 
-        A loop stays one in the machine code: unrolled, what is executed but once would not fit the instruction cache,
-        and values of several groups would be in registers at the same time.
+        The places of a group have the numbers ``u`` from 0 to ``n - 1``; ``before`` and ``after(n)`` enclose a group.
+        The machine code has a loop over the groups. Unrolled code, executed only once, would not fit the instruction
+        cache, and values of several groups would be in registers at the same time.
         """
         out: list[Stmt] = []
         unroll, first = self.schedule.unroll, self.held
