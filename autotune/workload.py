@@ -15,6 +15,9 @@ from typing import Any
 
 Json = Mapping[str, Any]
 
+PRODUCT = "product"
+"""Kind of the matrix products that cuBLASLt computes."""
+
 
 def canonical_json(value: object) -> str:
     """JSON with sorted keys and no spaces: the same text for the same value in every process."""

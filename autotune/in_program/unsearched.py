@@ -100,6 +100,8 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             mine.end()
             if not won and mine.alone:
                 deployment().count_again(apart)
+                for of, missed in lacking(graphs).items():  # the compilation that recorded nothing stays
+                    deployment().record_misses([(workload, "not searched") for workload, _ in missed], of)
                 return before
             after = compile_once(gm, inputs)
         except Exception as error:

@@ -28,10 +28,9 @@ from autotune.compiler.regions.find import Region, workload_of
 from autotune.compiler.regions.formulas import Fit, fit_of
 from autotune.errors import Unsupported
 from autotune.ir.graph import SHORT
-from autotune.workload import Workload
+from autotune.workload import PRODUCT, Workload
 
 aten_ops = torch.ops.aten
-KIND = "product"
 DEVICES = {"cuda"}
 """Types of devices whose library has epilogues."""
 TYPES = (torch.bfloat16, torch.float16)
@@ -361,11 +360,11 @@ def _workload(
     spec = {"m": m, "n": n, "k": k, "a": _rows(a), "b": _rows(b), "dtype": dtype, "epilogue": epilogue}
     source = {**program, "roles": list(roles), "results": list(results)}
     label = f"{facts[product].operator}{'+' * bool(epilogue)}{epilogue} {SHORT[dtype]} {m}x{k}x{n}"
-    return Workload(KIND, {**spec, "library": library}, label=label, source=source)
+    return Workload(PRODUCT, {**spec, "library": library}, label=label, source=source)
 
 
 def _input(region: Region, inputs: Sequence[fx.Node], slot: int) -> int:
     return -1 if slot < 0 else inputs.index(region.inputs[region.binding.inputs[slot]])
 
 
-__all__ = ["DEVICES", "KIND", "RESULTS", "ROLES", "Product", "products_of"]
+__all__ = ["DEVICES", "RESULTS", "ROLES", "Product", "products_of"]

@@ -13,11 +13,10 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.compiler.regions.epilogues import Product
 from autotune.device import environment, identify
 from autotune.errors import first_line
 from autotune.runtime.deployment import deployment
@@ -26,6 +25,9 @@ from autotune.runtime.launch import cublaslt
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.store.records import Schedule
 from autotune.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.compiler.regions.epilogues import Product
 
 log = logging.getLogger("autotune")
 

@@ -22,7 +22,6 @@ from torch import fx
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import at_sizes
-from autotune.compiler.regions.epilogues import KIND as PRODUCT
 from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.device import environment, identify
 from autotune.errors import Unsupported, UserError
@@ -37,7 +36,7 @@ from autotune.runtime.launch.verify import Check, WrongResult, kept, wanted
 from autotune.runtime.match import deployed, deployed_from_package, from_package, match
 from autotune.store.snapshots.packaged import files_for
 from autotune.task import Artifact, Status
-from autotune.workload import Workload
+from autotune.workload import PRODUCT, Workload
 
 log = logging.getLogger("autotune")
 

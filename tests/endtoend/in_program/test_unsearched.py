@@ -133,7 +133,7 @@ def test_a_process_waits_for_so_long_and_no_longer(process: Process, monkeypatch
 
 
 def test_wrong_predictions_are_counted_and_compile_nothing_again(
-    process: Process, monkeypatch: pytest.MonkeyPatch
+    process: Process, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process.wins = False
     compiled: list[bool] = []
@@ -147,6 +147,8 @@ def test_wrong_predictions_are_counted_and_compile_nothing_again(
     train(1, **DEFAULT)
     assert len(compiled) == 1
     assert autotune.counters().baseline_wins == len(process.labels)
+    with Store.open(db) as store:
+        assert len(store.misses()) == len(process.labels), "a search may find better"
 
 
 def test_the_ladder_explains_a_prediction(process: Process) -> None:
