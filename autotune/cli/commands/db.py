@@ -1,4 +1,4 @@
-"""``autotune db``: create, inspect and move the database; forget failures, and remove what is not needed any more."""
+"""``autotune db``: create, inspect and move the database; forget failures, and remove unneeded data."""
 
 from __future__ import annotations
 
