@@ -20,7 +20,7 @@ def main() -> int:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, or exit at once where the exception would not be reported.
+    """Raise KeyboardInterrupt, or exit at once if the exception would not be reported.
 
     That is before the command line is parsed, and during the import of torch, which takes an exception for a missing
     package.

@@ -193,9 +193,7 @@ class Trials:
         """Store the results so far. The compilation of the program's first code must not find them."""
         with self._lock:
             for schedule in self._decided:
-                if (
-                    self._store.schedule_of(schedule.key) is None
-                ):  # another process may have stored a schedule meanwhile
+                if self._store.schedule_of(schedule.key) is None:  # another process may have stored one meanwhile
                     self._store.put_schedule(schedule)
             self._decided.clear()
 

@@ -79,9 +79,7 @@ class Predictor:
 
         numerics.restore(settings)
         self._room = int(_ROOM * (identify(device).memory_mib << 20))
-        os.environ.setdefault(
-            "TORCHINDUCTOR_COMPILE_THREADS", "1"
-        )  # in a worker, whose baselines are one or two kernels
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a worker's baselines are one or two kernels
         pool = CompilePool(timeout_s=policy_for(first, device).build_s)
         self._trials = Trials(Store.open(None), device, pool, uuid.uuid4().hex)
 

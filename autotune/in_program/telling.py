@@ -1,4 +1,4 @@
-"""Progress of a search in a program: one updated line on a terminal, otherwise a line every ten seconds."""
+"""Progress of a search in a program: one updated line on a terminal, or a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 

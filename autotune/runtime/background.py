@@ -101,7 +101,7 @@ def _read(wish: bool | str, what: str) -> bool | str:
 
 
 def _end(process: subprocess.Popen[bytes], starter: int) -> None:
-    """End the search at once; otherwise it detects the end of the program a second later."""
+    """End the search at once, a second before it would detect the end of the program."""
     if os.getpid() == starter:  # not in a forked process
         with contextlib.suppress(OSError):
             process.terminate()

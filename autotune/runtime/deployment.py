@@ -289,7 +289,7 @@ class Deployment:
         return "" if store is None else store.lost
 
     def state(self, url: str | None = None) -> bytes:
-        """A digest of the schedules that look-ups find: code compiled with them stays valid while it is equal."""
+        """A digest of the schedules that look-ups find: code compiled with them is valid while the digest is equal."""
         store = self.store(url)
         if store is None and self.is_shut(url):
             return b"none"

@@ -2,14 +2,14 @@
 
 In a group without sums over the rows, a kernel may take the number of rows as an argument; its launch data record that.
 Sums over the rows need a main kernel and a finish kernel, which does not take the number. Everything else in such a
-group that depends on the rows (the constant of a mean, the width of a counter, the split of the rows) is in the
-kernels' source. So the source of both kernels is generated for the actual rows, with the stored number of blocks or
-parts, and must equal the source for the tuned rows.
+group that depends on the rows is in the kernels' source: the constant of a mean, the width of a counter, the split of
+the rows. So the source of both kernels is generated for the actual rows, with the stored number of blocks or parts. It
+must equal the source for the tuned rows.
 
 An audit (:mod:`autotune.compiler.audit`) plans a region and generates its kernels again: 10 ms, and more for a large
 region. Its result depends only on the workload, the configuration, the artifact with its code, the device's size and
-this version. So a digest of these names an empty file in the user's own cache, which other users cannot write, and the
-next look-up of the same schedule takes 0.1 ms. A database cannot create such a file, and changed data have another
+this version. So a digest of these names an empty file in the user's own cache, which other users cannot write. The next
+look-up of the same schedule takes 0.1 ms. A database cannot create such a file, and changed data have another
 digest.
 """
 
@@ -177,7 +177,7 @@ def launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) -> 
         there: the plan of the region that the schedule, which has an artifact, was tuned for.
 
     Raises:
-        Unsupported: an index overflows, or a group has no such kernels.
+        Unsupported: a counter or the number of blocks exceeds its limit, or a group has no such kernels.
     """
     assert schedule.artifact is not None
     assert schedule.config is not None

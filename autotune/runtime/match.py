@@ -17,8 +17,8 @@ no kernel depends on the number of multiprocessors. Their speed here is unknown,
 ``packaged``: the schedule is shipped with autotune for this device, or else for a GPU of the same architecture (an
 H200's on an H100). Its kernels are device code that uses none of torch's, and a region's fingerprint covers its whole
 computation. So it is used under any version of torch and CUDA, except with ``strict``, and its first call verifies it.
-This level never matches if the user's database has a schedule for the workload on this device, even one that is
-damaged, of other software or failed here.
+This level never matches if the user's database has a schedule for the workload on this device. Such a schedule may
+even be damaged, of other software or failed here.
 
 ``none``: no match.
 """

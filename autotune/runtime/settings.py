@@ -39,10 +39,10 @@ class Settings:
         other_device: use of a schedule that was tuned on another device of the same architecture
             ($AUTOTUNE_OTHER_DEVICE). "refuse" uses none: the region is a miss, which a search can measure here. "warn"
             uses it, warns once, and still records the miss.
-        packaged: use of the schedules shipped with autotune for this device, or else for a GPU of the same
-            architecture, if the database has no match ($AUTOTUNE_PACKAGED): "use" or "refuse". They were measured on
-            another device, as separate regions, and not in the user's step. Versions of torch and CUDA only matter for
-            them with "strict". The miss is still recorded.
+        packaged: use of shipped schedules if the database has no match ($AUTOTUNE_PACKAGED): "use" or "refuse". They
+            are for this device, or else for a GPU of the same architecture. They were measured on another device, as
+            separate regions, and not in the user's step. Versions of torch and CUDA only matter for them with "strict".
+            The miss is still recorded.
         rows: the largest ratio between the actual number of rows and the tuned one, in either direction
             ($AUTOTUNE_ROWS).
         verify: when a stored kernel's results are compared with those of the region's own operators

@@ -60,7 +60,7 @@ class Reader(ABC):
 
     @abstractmethod
     def get_workloads(self, fingerprints: Iterable[str]) -> dict[str, Workload]:
-        """The workloads that are stored and sound, by fingerprint."""
+        """The undamaged stored workloads among these, by fingerprint."""
 
     @abstractmethod
     def fingerprints(self, prefix: str, limit: int) -> list[str]:
@@ -68,11 +68,11 @@ class Reader(ABC):
 
     @abstractmethod
     def get_devices(self, fingerprints: Iterable[str]) -> dict[str, DeviceIdentity]:
-        """The devices that are stored and sound, by fingerprint."""
+        """The undamaged stored devices among these, by fingerprint."""
 
     @abstractmethod
     def get_environments(self, fingerprints: Iterable[str]) -> dict[str, Environment]:
-        """The environments that are stored and sound, by strict fingerprint."""
+        """The undamaged stored environments among these, by strict fingerprint."""
 
     @abstractmethod
     def state(self) -> str:
@@ -83,7 +83,7 @@ class Reader(ABC):
 
     @abstractmethod
     def _listed(self, where: Where, environment: Environment | None = None, *, artifacts: bool = True) -> list[Listed]:
-        """The sound schedules, without those that failed in a deployment with ``environment``."""
+        """The undamaged schedules, without those that failed in a deployment with ``environment``."""
 
     @abstractmethod
     def _loaded(self, listed: Listed) -> Schedule | None:
@@ -99,7 +99,7 @@ class Reader(ABC):
 
     @abstractmethod
     def _verdicts(self, where: Where) -> list[Verdict]:
-        """The sound verdicts."""
+        """The undamaged verdicts."""
 
     def get_workload(self, fingerprint: str) -> Workload | None:
         """The workload with this (whole) fingerprint; None if it is not stored or damaged."""

@@ -62,8 +62,8 @@ class Schedule:
     ``config`` is None if a baseline won. Then the region runs without a stored kernel, which also counts as a hit.
     ``baselines`` maps names ("eager", "inductor") to latencies in microseconds from the same interleaved run, including
     those of references (:data:`autotune.task.REFERENCE`).
-    ``others`` is the mean number of processors that other processes used during the run; None if it does not matter (on
-    a GPU) or was not recorded.
+    ``others`` is the mean number of processors that other processes used during the run. It is None on a GPU, where it
+    does not matter, or if not recorded.
     """
 
     key: Key

@@ -279,7 +279,7 @@ def _ready(call: RegionCall) -> Call:
 
 
 def _apart(run: Call, inputs: int, outputs: int) -> Call:
-    """Wrap kernels that overwrite no input, for a call that does: their schedule may be newer than the call."""
+    """Wrap kernels that do not permit a call's overwriting of inputs, since their schedule is newer than the call."""
 
     def call(*tensors: Any) -> None:
         run(*kept(tensors[:inputs], tensors[inputs : inputs + outputs]), *tensors[inputs:])

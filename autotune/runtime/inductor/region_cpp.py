@@ -162,7 +162,7 @@ class RegionCpp:
 
         Args:
             text: of a :class:`RegionCall` that :func:`prepared` accepts.
-            label: a word for names.
+            label: part of generated names.
         """
         if text in self._functions:
             return self._functions[text], ""

@@ -31,7 +31,7 @@ _library.define("region(str name, Tensor[] inputs) -> Tensor[]")
 
 @dataclass(frozen=True)
 class Pending:
-    """A region whose node is in a graph: its call's text, a word for generated names, its results, and the inputs that
+    """A region whose node is in a graph: its call's text, a label for generated names, its results, and the inputs that
     may be overwritten."""
 
     text: str
@@ -68,7 +68,7 @@ def region_node(
 
     Args:
         text: of a :class:`autotune.runtime.inductor.region_call.RegionCall`.
-        label: a word for names in the generated code.
+        label: part of names in the generated code.
         inputs: the nodes that it reads, each in the strides of its ``meta["val"]``.
         outputs: the nodes whose values it computes.
         overwrites: inputs and outputs that may be one tensor.

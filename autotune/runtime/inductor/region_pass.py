@@ -260,9 +260,7 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[R
     for region, found, call in zip(regions, matches, calls, strict=True):
         device = device_of(region)
         if found.schedule is not None and not found.level.own and region.workload is not None and device is not None:
-            missed.setdefault(device, []).append(
-                (region.workload, found.reason)
-            )  # a search on this device may find a schedule
+            missed.setdefault(device, []).append((region.workload, found.reason))  # to be searched here
         if found.level is not Level.NONE:
             assert found.schedule is not None
             baseline = int(found.schedule.config is None)
@@ -391,7 +389,7 @@ def _replace(
 def _behind(
     nodes: Container[fx.Node], last: fx.Node, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
 ) -> fx.Node | None:
-    """The last of a region's inputs, if the region's call belongs right after it; None to put it at the region's end.
+    """The last of a region's inputs, if the call belongs right after it; None to put it before the region's last node.
 
     The early position is used if the call frees more memory than it allocates. CLIP's image tower ends with the norm of
     one token. Inductor places that norm close to its reader, after the text tower, and keeps all tokens until then.

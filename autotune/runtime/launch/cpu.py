@@ -43,7 +43,7 @@ def make_launches(
 
 
 def _together(plan: Plan, kernels: Sequence[Kernel]) -> list[range]:
-    """Ranges of groups that one launch can run; a group of several kernels is a launch of its own."""
+    """Ranges of groups that one launch can run; a group of several kernels is a separate launch."""
     from autotune.compiler.targets.cpu.launcher import CpuKernel
 
     out: list[range] = []

@@ -120,7 +120,7 @@ def _primary_context(device: int) -> ctypes.c_void_p:
 def load_function(kernel: Kernel, device: int) -> int:
     """The ``CUfunction`` of a stored kernel on device number ``device``, as an integer.
 
-    Equal cubins are loaded once a device and stay loaded, since a captured graph may use them.
+    Equal cubins are loaded once per device and never unloaded, since a captured graph may use them.
 
     Raises:
         LaunchError: the cubin is empty, not for this device, or needs more shared memory than available.

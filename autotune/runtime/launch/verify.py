@@ -68,9 +68,7 @@ class Check:
             out, got, want = graph.outputs[k], outputs[i], expected[i]
             off_by_one = out.dtype not in FLOATS and from_float(graph, k)
             lost = None
-            if (
-                out.dtype in FLOATS
-            ):  # if the user's own operators overflow, the sign or NaN depends on the order of operations
+            if out.dtype in FLOATS:  # after an overflow in the user's operators, inf or NaN depends on the order
                 lost = torch.empty_strided(got.shape, got.stride(), dtype=torch.bool, device=got.device)
                 lost.copy_(~want.isfinite())
             verdict = compare(got, want, out.dtype, terms, off_by_one=off_by_one, lost=lost)
@@ -114,7 +112,7 @@ class _Oracle:
 
 
 def kept(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The inputs, copied where an output has the same address."""
+    """The inputs, with copies of those at the address of an output."""
     written = {t.data_ptr() for t in outputs}
     return tuple(t.clone() if t.data_ptr() in written else t for t in inputs)
 

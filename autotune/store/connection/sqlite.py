@@ -73,12 +73,12 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
 
 
 def _text(data: bytes) -> str:
-    return data.decode(errors="replace")  # read a damaged text, so that a message can name its row
+    return data.decode(errors="replace")  # accept a damaged text, to name its row in a message
 
 
 def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
-    """URI options for reading ``path``. Without a write-ahead log on a read-only medium or a file system shared by
-    machines, where the log cannot be used."""
+    """URI options for reading ``path``. They exclude the write-ahead log on a read-only medium or on a file system
+    shared by machines, since it cannot be used there."""
     wal = path.with_name(path.name + "-wal")
     modes = ["?mode=ro", "?mode=ro&immutable=1"]
     if shared and _has_log(path):

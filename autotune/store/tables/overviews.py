@@ -214,9 +214,7 @@ class Overviews(Runs):
             rivals = {n: us for n, us in latencies(row.baselines).items() if not n.startswith(REFERENCE)}
             us, least = cost(row.latency_us), min(rivals.values(), default=0.0)
             own: dict[str, float] = {}
-            with contextlib.suppress(
-                Damaged
-            ):  # the metrics are a measurement's, and the schedule is valid without them
+            with contextlib.suppress(Damaged):  # metrics are a measurement's; the schedule is valid without them
                 own = {printable(name): figure for name, figure in figures(row.metrics or {}).items()}
             pair = (row.workload, row.device)
             return pair, Overview(
