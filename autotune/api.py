@@ -200,8 +200,8 @@ def tune_workloads(
     (:func:`autotune.tuner.devices.turns.order`). Workloads left when the time runs out are not begun, except the first
     one with work to do. Running the same search again continues with them.
 
-    A workload is skipped if an earlier search of it finished with at least half of the time it would get now. It is not
-    skipped if ``trials`` requests more candidates. Without any work left, no process is started.
+    A workload is skipped if an earlier search of it ran out of candidates or gain, or had at least half of the time it
+    would get now. It is not skipped if ``trials`` requests more candidates. Without work left, no process is started.
 
     Args:
         device: as for :func:`search`. At most one device is used per workload.

@@ -137,7 +137,7 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def numerics_of(record: Mapping[str, Any]) -> Numerics:
-    """Torch's settings during a step's timing, from a verdict's record or a gate's; an older record has none."""
+    """Torch's settings during a step's timing, from a verdict's record or a gate's; {} for an older record."""
     found = record.get("numerics")
     return found if isinstance(found, Mapping) else {}
 
