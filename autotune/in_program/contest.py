@@ -131,7 +131,7 @@ class Contest:
 
     def code_of(self, frame: Frame) -> Compiled:
         """The code that a call of ``frame`` runs."""
-        if _capturing():  # an event would become part of the captured graph
+        if _capturing():  # replays repeat the captured code, and would include an event
             return frame.after
         if self._leader is None:
             self._leader = frame
