@@ -1,4 +1,4 @@
-"""autotune: search once on the machine, keep what was learnt in SQL, look it up at deploy time.
+"""autotune: search once on the machine, keep the results in SQL, look them up at deploy time.
 
 The public API is imported lazily, so that ``import autotune`` costs nothing and deployment never imports the search.
 """

@@ -1,6 +1,6 @@
-"""Where the command ``autotune`` begins: Ctrl-C is one line from here on, also while torch is imported.
+"""Entry point of the command ``autotune``: Ctrl-C prints one line, also while torch is imported.
 
-``python -m autotune`` begins here too, where its script is not on the path.
+``python -m autotune`` runs it too, for installations whose script is not on the path.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ def main() -> int:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; end at once while nothing would tell of it.
+    """Raise KeyboardInterrupt, or exit at once if the exception would not be reported.
 
-    That is before the command is read, and while torch is imported, which takes an exception for a missing package.
+    That is before the command line is parsed, and during the import of torch, which takes an exception for a missing
+    package.
     """
     for name in ("autotune.cli.app", "torch"):
         spec = getattr(sys.modules.get(name), "__spec__", None)

@@ -1,4 +1,4 @@
-"""Searching from Python: what ``autotune search`` calls."""
+"""Search from Python: the functions behind ``autotune search``."""
 
 from __future__ import annotations
 
@@ -35,37 +35,36 @@ def search(
     precision: str | None = None,
     **options: Any,
 ) -> list[Result]:
-    """Search a target's workloads on this machine and store what was learnt.
+    """Search a target's workloads on this machine and store the results.
 
-    A search of a program of the user's ends with its step: families of regions that it is faster without are left to
-    Inductor from then on (:mod:`autotune.bench.decide`), which is logged. What Dynamo has compiled in this process is
-    forgotten by that. The step is timed under this process's settings of torch's precision and determinism
-    (:mod:`autotune.numerics`), and a deployment obeys the verdict under the same ones.
+    A search of a user's program ends by timing the program's step. Families of regions that slow the step down are left
+    to Inductor from then on (:mod:`autotune.bench.decide`); the decision is logged. Timing the step resets Dynamo in
+    this process. The step is timed under this process's settings of torch's precision and determinism
+    (:mod:`autotune.numerics`), and a deployment applies the verdict under the same settings.
 
     Args:
         target: workloads; or a program whose memory-intensive regions are tuned: a built-in name, a
             "package.module:callable", or a callable or module.
-        inputs: "package.module:callable" that makes the example inputs of a program given by name; the inputs
-            themselves (a tuple or list of positional arguments, or the only one, on the device) of one given as a
-            callable.
+        inputs: for a program given by name, a "package.module:callable" that makes its example inputs. For a
+            callable, the inputs themselves on the device: a tuple or list of positional arguments, or a single one.
         kwargs: keyword example inputs of a program given as a callable.
-        device: "auto", "cpu", "cuda" or "cuda:N"; or several equal GPUs that search side by side, each its share of the
-            workloads: "cuda:0,cuda:1" (or a list), or "cuda:all".
+        device: "auto", "cpu", "cuda" or "cuda:N". "cuda:0,cuda:1" (or a list) or "cuda:all" searches on several equal
+            GPUs in parallel, each with a share of the workloads.
         db: database; None for $AUTOTUNE_DB or the default file.
-        train: search a program's forward and backward pass, whether or not something of it requires grad.
-        step: whether to time the whole step of a program, the forward pass without gradients or, with ``train``, both.
-        mode: of ``torch.compile``, or several, for which the step is timed.
+        train: search a program's forward and backward pass, even if nothing in it requires grad.
+        step: time the whole step of a program: the forward pass without gradients or, with ``train``, both passes.
+        mode: one or several modes of ``torch.compile`` to time the step in.
         step_timeout: seconds for each mode.
         precision: of a program's regions: "default", or "strict", without approximations beyond a few roundings; None
-            for $AUTOTUNE_PRECISION or the default. Deployment finds what was searched under its own
-            $AUTOTUNE_PRECISION.
+            for $AUTOTUNE_PRECISION or the default. A deployment finds only the schedules that were searched under its
+            own $AUTOTUNE_PRECISION.
         options: as of :func:`tune_workloads`.
 
     Returns:
-        One result for each workload, in order; for those that were begun, where the time was up before.
+        One result for each workload, in order. If the time ran out, only results of the workloads that were begun.
 
     Raises:
-        UserError: a mistake in the arguments.
+        UserError: invalid arguments.
     """
     from autotune.device import resolve_devices
     from autotune.ir.precision import asking
@@ -125,13 +124,13 @@ def decide_target(
     say: Callable[[str], None],
     **options: Any,
 ) -> list[Decision]:
-    """Let a program's step decide what is deployed.
+    """Time a program's step, and store which families of regions are deployed.
 
     Args:
         target: as of :func:`search`; ``inputs`` and ``kwargs`` too.
-        command: to be stored with the verdicts.
-        say: told in one line what was decided, or why nothing was.
-        options: more of :func:`autotune.bench.decide.decide_and_store`.
+        command: stored with the verdicts.
+        say: called with one line: the decision, or the reason for none.
+        options: further options of :func:`autotune.bench.decide.decide_and_store`.
     """
     from autotune.bench.decide import decide_and_store
     from autotune.domains.fusion.program_spec import resolve
@@ -139,7 +138,7 @@ def decide_target(
     if isinstance(target, str):
         try:
             fn, (args, given), label = resolve(target, inputs, device, matmul_precision)
-        except UserError as error:  # what was searched is stored, and is to be shown
+        except UserError as error:  # the search's results are stored and must still be shown
             say(f"WARNING: the step was not timed: {error}")
             return []
         note = {"target": printable(label), "inputs": printable(inputs or "")}
@@ -155,12 +154,12 @@ def _positional(inputs: Any) -> tuple[Any, ...]:
 
 
 def time_weights(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
-    """What each workload's share of a search's time should be: more where more time can be won.
+    """Weights that divide a search's time among workloads: more for those with more time to save.
 
-    A memory-intensive region costs time by the bytes it moves, but a candidate of a region ten times as large is not
-    worth ten times as much searching, and a small one needs a few candidates all the same. So the weight is how often
-    the region occurs, times the square root of its mebibytes where it has more than one. What moves no
-    bytes that its domain could tell counts as one mebibyte.
+    The time of a memory-intensive region grows with the bytes it moves. But a region ten times as large does not
+    deserve ten times the search, and a small one needs a few candidates too. So the weight is the number of the
+    region's occurrences times the square root of its mebibytes, at least 1. A workload whose domain cannot compute its
+    bytes counts as one mebibyte.
 
     Args:
         counted: workloads and how often each occurs.
@@ -192,41 +191,42 @@ def tune_workloads(
     cluster: Cluster | None = None,
     **options: Any,
 ) -> list[Result]:
-    """Search several workloads on one device, one after the other, in one worker and one compile pool; or on several
-    side by side, each with a process, a worker and a compile pool of its own (:mod:`autotune.tuner.devices.dealing`).
+    """Search several workloads on one device or on several.
 
-    Those with the largest weights come first, those that have no winner yet before those that have one
-    (:func:`autotune.tuner.devices.turns.order`). What is left when the time is up is not begun, but for one that is the
-    first with anything to do; the same search goes on with it.
+    One device searches its workloads in turn, in one worker and one compile pool. Several devices search in parallel,
+    each with its own process, worker and compile pool (:mod:`autotune.tuner.devices.dealing`).
 
-    What an earlier search has come to the end of, with at least half of the time it would get now, is not searched
-    again, unless ``trials`` asks for so many more candidates. Where nothing is left to do nothing is started.
+    Workloads without a winner come before those with one, and within both the largest weights come first
+    (:func:`autotune.tuner.devices.turns.order`). Workloads left when the time runs out are not begun, except the first
+    one with work to do. Running the same search again continues with them.
+
+    A workload is skipped if an earlier search of it ran out of candidates or gain, or had at least half of the time it
+    would get now. It is not skipped if ``trials`` requests more candidates. Without work left, no process is started.
 
     Args:
-        device: as for :func:`search`. No more devices are used than there are workloads.
-        plans: which ways to cut a region into kernels are searched: "measured" (the most promising, chosen by what
-            they take), "model" (the one that the cost model likes best) or "greedy" (the largest groups).
+        device: as for :func:`search`. At most one device is used per workload.
+        plans: the ways to cut a region into kernels that are searched: "measured" (the most promising, chosen by
+            measured time), "model" (the cost model's best) or "greedy" (the largest groups).
         ablation: a search without one of its parts, for comparison; see :mod:`autotune.compiler.planner.methods`.
         progress: called after every candidate and at each change of phase.
-        command: noted with the run in the database; ``notes``, as JSON, in its summary.
-        measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one, for this call.
-            Of one device only.
-        pool: the same of the processes that compile candidates; ``baselines`` of those that compile baselines.
-        cluster: a Ray cluster, on whose devices all is searched; ``device`` is left to it. Each kind of device has
-            results of its own, whose ``device`` is what it is called.
+        command: stored with the run in the database; ``notes``, as JSON, in its summary.
+        measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one for this call.
+            Only valid with one device.
+        pool: likewise the processes that compile candidates; ``baselines`` those that compile baselines.
+        cluster: a Ray cluster, whose devices run the search; it replaces ``device``. Each kind of device has its own
+            results, with its name in ``device``.
         options: of :class:`autotune.tuner.options.SearchOptions`: ``trials``, ``timeout``, ``sampler``, ...
 
     Returns:
-        One result for each workload that was begun, or that there was nothing left to do for, in the order of
-        ``workloads``. Where the time was up before the others, what an earlier search came to (with ``begun`` False),
-        and nothing for those that have none. Fewer than ``workloads`` too where the user interrupted, which the result
-        of the one that was being searched says.
+        One result for each workload that was begun or had no work left, in the order of ``workloads``. If the time ran
+        out, the others have an earlier search's result (with ``begun`` False), or none. If the user interrupted, the
+        list is shorter too, and the result of the current workload has ``interrupted`` set.
 
     Warns:
-        BusyMachine: other processes disturbed a final comparison on the CPU; searching again makes it again.
+        BusyMachine: other processes disturbed a final comparison on the CPU; another search repeats it.
 
     Raises:
-        UserError: a mistake in the arguments or in the search-space file.
+        UserError: invalid arguments or search-space file.
     """
     import contextlib
     import warnings
@@ -242,7 +242,7 @@ def tune_workloads(
 
     if not workloads:
         raise UserError("there is nothing to search: no workload was given")
-    chosen = SearchOptions(**{**options, **_method(plans, ablation)})  # mistakes are told before anything is started
+    chosen = SearchOptions(**{**options, **_method(plans, ablation)})  # raises UserError before anything is started
     if cluster is not None:
         device = [cluster.device]
     devices = resolve_devices(device) if isinstance(device, str) else list(device)
@@ -264,7 +264,7 @@ def tune_workloads(
         _baselines=baselines,
     )
     turns = Turns(workloads, [chosen.weights.get(w.fingerprint, 1.0) for w in workloads], chosen, len(devices))
-    if cluster is None:  # a cluster orders them by what its devices have searched
+    if cluster is None:  # a cluster orders them by the results stored for its devices
         turns = turns.chosen(order(context, turns))
     run = store.start_run(command or _command(workloads, devices), owner=context.owner)
     context.run = run.id
@@ -285,7 +285,7 @@ def tune_workloads(
         state = "interrupted"
         if not results:
             raise
-        results[-1] = replace(results[-1], interrupted=True)  # what is known already is not lost
+        results[-1] = replace(results[-1], interrupted=True)  # keep the result so far
     finally:
         store.finish_run(run.id, state, {**(notes or {}), "workloads": [r.to_json() for r in results]})
     if note := busy_note(results):
@@ -295,7 +295,7 @@ def tune_workloads(
 
 
 def _check_several(workloads: Sequence[Workload], devices: Sequence[str]) -> None:
-    """See that workloads can be searched on several devices side by side, and what is found holds for all of them."""
+    """Check that workloads can be searched on several devices in parallel, with results that hold for each of them."""
     from autotune.device import check_equal
     from autotune.domain import place
 
@@ -307,7 +307,7 @@ def _check_several(workloads: Sequence[Workload], devices: Sequence[str]) -> Non
 
 
 def _method(plans: str, ablation: str) -> dict[str, Any]:
-    """The options that the user's words stand for: the domain's method, and the sampler where they decide it."""
+    """Options for ``plans`` and ``ablation``: the domain's method, and the sampler if they determine it."""
     if (plans, ablation) == ("measured", "full"):
         return {}
     from autotune.compiler.planner.methods import choose

@@ -1,7 +1,7 @@
-"""What a page of a report shows, and the one door to vl-convert, which draws its charts.
+"""Sections of a report's page, and access to vl-convert, which draws their charts.
 
-Domains make exhibits, ``autotune.report`` lays them out. Charts are Vega-Lite, plain JSON, so that whoever makes one
-imports nothing; ``docs/decisions/008-plots.md`` says why.
+Domains make exhibits, ``autotune.report`` lays them out. Charts are Vega-Lite, plain JSON, so that making one needs no
+import (``docs/decisions/008-plots.md`` has the reasons).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from autotune.errors import UserError
 
 VERSION = "6.1"
-"""Of Vega-Lite, as vl-convert counts them."""
+"""Version of Vega-Lite, in vl-convert's numbering."""
 
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
@@ -27,12 +27,12 @@ COLOURS = {
     "ok": "#16a34a",
     "copy floor": "#0f766e",
 }
-"""One colour for each contender, in every chart; readable on white and on black."""
+"""Colour of each contender in every chart; readable on white and on black."""
 
 
 @dataclass(frozen=True)
 class Exhibit:
-    """One section of a page. Every text is plain; whoever writes HTML escapes it.
+    """One section of a page. Every text is plain; the HTML writer escapes it.
 
     Attributes:
         title: of the section.
@@ -40,7 +40,7 @@ class Exhibit:
         chart: a Vega-Lite specification without width and config, which the page adds.
         svg: a picture, as the text of an SVG document.
         heads: of a table's columns; ``rows`` its cells, numbers as numbers.
-        folded: whether the reader has to open it.
+        folded: True to show the section collapsed.
     """
 
     title: str
@@ -53,7 +53,7 @@ class Exhibit:
 
 
 def theme(dark: bool = False) -> dict[str, Any]:
-    """A Vega-Lite ``config`` for a light or a dark page, without a background of its own when dark."""
+    """A Vega-Lite ``config`` for a light or a dark page; the dark one sets no background."""
     ink, faint = ("#e5e7eb", "#374151") if dark else ("#1f2937", "#e5e7eb")
     text = {"labelColor": ink, "titleColor": ink}
     return {
@@ -70,7 +70,7 @@ def theme(dark: bool = False) -> dict[str, Any]:
 
 
 def scale(names: list[str]) -> dict[str, Any]:
-    """A colour scale with :data:`COLOURS`, and some of a palette for names that are not among them."""
+    """A colour scale with :data:`COLOURS`, and colours of a palette for other names."""
     spare = iter(("#d97706", "#0891b2", "#db2777", "#65a30d", "#7c3aed", "#b45309", "#0d9488", "#be123c") * 8)
     return {"domain": names, "range": [COLOURS.get(name) or next(spare) for name in names]}
 
@@ -79,14 +79,14 @@ def javascript() -> str:
     """Vega, Vega-Lite and vega-embed as one script of 0.9 MB, for a page that loads nothing from elsewhere.
 
     Raises:
-        UserError: the package that has it is missing.
+        UserError: vl-convert is not installed.
     """
-    # The bundle declares constants at its top: a function around them keeps them from the page's own names.
+    # The bundle declares top-level constants: a function around them avoids clashes with the page's own names.
     return f"(() => {{\n{library().javascript_bundle(vl_version=VERSION)}\n}})();\n"
 
 
 def library() -> Any:
-    """The package that draws and has the scripts; raises UserError where it is missing."""
+    """Import vl-convert, which draws charts and has the scripts; raises UserError if it is not installed."""
     try:
         import vl_convert
     except ImportError:

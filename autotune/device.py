@@ -1,8 +1,7 @@
-"""What a measurement is true of: a device that must match, and an environment that is recorded beside it.
+"""The device and the software that a measurement was made with.
 
-A schedule found on one device is only ever used on an equal one (:class:`DeviceIdentity`). The software around it
-(:class:`Environment`) is matched *strictly* (the very same versions) or *loosely* (the same minor versions of torch and
-CUDA), as the caller asks.
+A schedule found on one device is only used on an equal one (:class:`DeviceIdentity`). The caller matches the software
+(:class:`Environment`) *strictly* (the same versions) or *loosely* (the same minor versions of torch and CUDA).
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ _GIB_IN_MIB = 1024
 
 @dataclass(frozen=True)
 class DeviceIdentity:
-    """What must be equal for a measurement on one device to say something about another.
+    """Properties that two devices must share for a measurement on one to hold on the other.
 
     Attributes:
         kind: "cpu" or "cuda".
         name: the model, as its maker writes it.
         units: streaming multiprocessors, or the physical cores this process may use.
         threads: hardware threads this process may use (CPU); 0 for a GPU.
-        memory_mib: memory in MiB, rounded up (GPU: 1 GiB, CPU: 4 GiB) so that what firmware and driver keep for
-            themselves does not change it from one boot to the next.
+        memory_mib: memory in MiB, rounded up (GPU: 1 GiB, CPU: 4 GiB), so that the part reserved by firmware and
+            driver does not change it from one boot to the next.
         capability: compute capability such as "9.0"; the instruction set for a CPU ("x86_64").
-        count: devices that took part; more than one only in domains that measure several together.
-        links: how those are joined (such as "NV18"); empty for one device.
+        count: number of devices; more than one only in domains that measure several together.
+        links: their interconnect (such as "NV18"); empty for one device.
     """
 
     kind: str
@@ -81,7 +80,7 @@ class DeviceIdentity:
 
 @dataclass(frozen=True)
 class Environment:
-    """The software a measurement was made with. Empty where it plays no part (a CPU has no driver)."""
+    """The software a measurement was made with. Fields that do not apply are empty (a CPU has no driver)."""
 
     kind: str
     torch: str
@@ -92,7 +91,7 @@ class Environment:
     python: str = ""
     os: str = ""
     isa: str = ""
-    """CPU vector extensions, such as "avx2 avx512f"; they decide what Numba compiles to."""
+    """CPU vector extensions, such as "avx2 avx512f", which determine the code that Numba generates."""
 
     @cached_property
     def strict(self) -> str:
@@ -123,7 +122,7 @@ def resolve_device(device: str) -> str:
     """Turn "auto", "cpu", "cuda" or "cuda:N" into "cpu" or "cuda:N"; "auto" prefers the first GPU.
 
     Raises:
-        UserError: the text is none of these, or this machine (or this build of torch) has no such device.
+        UserError: another text, or this machine (or this build of torch) has no such device.
     """
     name = device.strip().lower()
     if name == "cpu":
@@ -151,17 +150,16 @@ _ALL = "cuda:all"
 
 
 def resolve_devices(devices: str | Sequence[str]) -> list[str]:
-    """As :func:`resolve_device`, and "cuda:0,cuda:2" (or a list of them) or "cuda:all" as well: equal devices to search
-    on side by side.
+    """Resolve several equal devices for a parallel search: "cuda:0,cuda:2" (or a list), "cuda:all", or a single one.
 
     Raises:
-        UserError: as that; a device named twice, the CPU among several, or devices that are not equal.
+        UserError: as :func:`resolve_device`; or a device named twice, the CPU among several, or unequal devices.
     """
     names = devices.split(",") if isinstance(devices, str) else list(devices)
     if not names:
         raise UserError("no device was named: give auto, cpu, cuda, cuda:N, several as cuda:0,cuda:1, or cuda:all")
     if names[0].strip().lower() == _ALL and len(names) == 1:
-        resolve_device("cuda")  # tells where there is none
+        resolve_device("cuda")  # raises UserError without a GPU
         names = [f"cuda:{i}" for i in range(_cuda_count())]
     if len(names) == 1:
         return [resolve_device(names[0])]
@@ -175,11 +173,12 @@ def resolve_devices(devices: str | Sequence[str]) -> list[str]:
 
 
 def check_equal(devices: Sequence[str]) -> None:
-    """See that what is measured on one of these devices holds for all: by their names, units and memory. Whether one of
-    them may draw less power, or is used by others, does not show.
+    """Check that a measurement on one of these devices holds for all, by their names, units and memory.
+
+    A lower power limit or other users of a device are not detected.
 
     Raises:
-        UserError: it does not.
+        UserError: the devices differ.
     """
     first = identify(devices[0])
     for name in devices[1:]:
@@ -191,9 +190,9 @@ def check_equal(devices: Sequence[str]) -> None:
 
 
 def identify(device: str) -> DeviceIdentity:
-    """The identity of ``device`` ("cpu" or "cuda:N"), the same in every process that may use the same processors.
+    """The identity of ``device`` ("cpu" or "cuda:N"), the same in every process with the same CPU affinity.
 
-    Call it before threads are pinned: a CPU's cores are those this process may run on.
+    Call it before threads are pinned: a CPU's cores are those that this process may run on.
     """
     return _identify(resolve_device(device))
 
@@ -204,21 +203,21 @@ def environment(device: str) -> Environment:
 
 
 def usable_processors() -> int:
-    """Hardware threads that the calling thread may run on by its affinity; all there are where a system has none.
+    """Hardware threads in the calling thread's affinity; all of the machine's on systems without affinity.
 
-    A cgroup's cpuset is in the affinity, its limit on processor time (``cpu.max``) does not count. It is asked of the
-    system in every call: pinning changes the answer, unlike that of :func:`identify`.
+    The affinity includes a cgroup's cpuset, but not its limit on processor time (``cpu.max``). Every call queries the
+    system, so pinning changes the result, unlike that of :func:`identify`.
     """
     return len(_usable_cpus(0))
 
 
 def describe_cuda(device: str) -> tuple[str, int]:
-    """("sm_90", 132) for a CUDA device, asked of the driver without creating a context.
+    """("sm_90", 132) for a CUDA device, queried from the driver without creating a context.
 
-    ``AUTOTUNE_CUDA_TARGET`` ("sm_90" or "sm_90:132") stands in for the device on machines that only compile.
+    ``AUTOTUNE_CUDA_TARGET`` ("sm_90" or "sm_90:132") replaces the device on machines that only compile.
 
     Raises:
-        UserError: there is no such device.
+        UserError: no such device.
     """
     named = os.environ.get("AUTOTUNE_CUDA_TARGET")
     if named:
@@ -288,7 +287,7 @@ def _environment(kind: str) -> Environment:
 
 def _cuda_count() -> int:
     if "torch" not in sys.modules and sys.platform == "linux" and not _has_driver():
-        return 0  # found out without the seconds that importing torch takes
+        return 0  # avoids importing torch, which takes seconds
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -317,7 +316,7 @@ def _minor(version: str) -> str:
 
 
 def _driver_version() -> str:
-    """The kernel driver's version ("580.159"); the CUDA version it supports where the kernel does not tell."""
+    """The kernel driver's version ("580.159"); the CUDA version that it supports if /proc has no driver version."""
     try:
         words = Path("/proc/driver/nvidia/version").read_text().split("\n", 1)[0].split()
         return next(w for w in words if w[0].isdigit() and "." in w)
@@ -333,15 +332,15 @@ def _driver_version() -> str:
 
 
 def _usable_cpus(thread: int | None = None) -> list[int]:
-    """Processors that a thread may run on: 0 is the caller's, None the main one, so that other threads that were
-    pinned do not change what the device is."""
+    """Processors in a thread's affinity: 0 for the calling thread, None for the main one, so that pinning other threads
+    does not change the device's identity."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(os.getpid() if thread is None else thread))
     return list(range(os.cpu_count() or 1))
 
 
 def _physical_cores() -> int:
-    """Physical cores behind the usable processors; the processors themselves where the kernel does not tell."""
+    """Physical cores of the usable processors; without a topology in sysfs, psutil's count, at most the processors."""
     cores = set()
     for cpu in _usable_cpus():
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
@@ -370,7 +369,7 @@ def _cpu_name() -> str:
     if not name and sys.platform == "darwin":
         command = ["sysctl", "-n", "machdep.cpu.brand_string"]
         name = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    if not name and _cpuinfo("CPU part"):  # Arm names no model: implementer and part number are what tells them apart
+    if not name and _cpuinfo("CPU part"):  # Arm has no model name: implementer and part number identify it
         name = f"Arm {_cpuinfo('CPU implementer')} {_cpuinfo('CPU part')}"
     return name or platform.processor() or platform.machine() or "unknown CPU"
 

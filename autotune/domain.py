@@ -1,4 +1,4 @@
-"""The base class of domains, and the domain of a name."""
+"""The base class of domains, and their look-up by name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from autotune.measure.worker import Measurer
 
 Command = Callable[[argparse.Namespace], int]
-"""A command of the command line: from the parsed arguments to the exit code."""
+"""A command of the command line: takes the parsed arguments, returns the exit code."""
 
 
 @dataclass(frozen=True)
 class Missed:
-    """Workloads of one domain that deployments looked up in vain, for a domain with a search of its own for them.
+    """Workloads of one domain that deployments missed, for a domain with its own search of missed workloads.
 
     Attributes:
         count: number of workloads.
@@ -60,9 +60,9 @@ class Domain:
         raise NotImplementedError
 
     def compile_baselines(self, workload: Workload, device: str) -> None:
-        """Compile what :meth:`autotune.task.Bench.baselines` will compile, into caches on disk, and run nothing.
+        """Compile the baselines of :meth:`autotune.task.Bench.baselines` into caches on disk, without running them.
 
-        A process beside the measuring worker calls this. An exception has no effect: the bench meets it again.
+        A separate process calls this while the worker measures. Exceptions are ignored: the bench will raise them too.
         """
 
     def open_measurer(self, workload: Workload, device: str, policy: Policy) -> Measurer:
@@ -72,7 +72,7 @@ class Domain:
         return Worker(workload, device, policy)
 
     def policy(self, device: str) -> Policy:
-        """The policy of measuring on ``device`` ("cpu" or "cuda:N"), for searches whose options have none."""
+        """The measurement policy on ``device`` ("cpu" or "cuda:N"), for searches whose options have none."""
         from autotune.measure.policy import default_policy
 
         return default_policy(device)
@@ -84,11 +84,11 @@ class Domain:
         return identify(device)
 
     def devices(self, workload: Workload) -> int:
-        """Number of devices of one host that a workload needs. Called on hosts without a device, too."""
+        """Number of devices of one host that a workload needs. Also called on hosts without a device."""
         return 1
 
     def bytes_moved(self, workload: Workload) -> int:
-        """Bytes that a perfect implementation moves, by which workloads share a search's time; 0 if unknown."""
+        """Bytes that a perfect implementation moves, which divide a search's time among workloads; 0 if unknown."""
         return 0
 
     def bytes_held(self, workload: Workload) -> int:
@@ -98,7 +98,7 @@ class Domain:
     def confined(self, workload: Workload) -> Any:
         """JSON of further limits on a search, such as choices that the user's code declares; None for none.
 
-        A finished search makes another one needless only under equal limits.
+        A finished search is reused only under equal limits.
         """
         return None
 
@@ -107,7 +107,7 @@ class Domain:
         return None
 
     def figure(self, workload: Workload, cost: float) -> tuple[float, str] | None:
-        """The number and unit that ``cost`` means, for a workload that is measured by something else than time."""
+        """Convert ``cost`` to a number and a unit, if the workload is measured in something other than time."""
         return None
 
     # Command line
@@ -123,12 +123,12 @@ class Domain:
         """The workloads of TARGET with ``--inputs`` (None if not given), each with its number of occurrences.
 
         Raises:
-            UserError: there is no such target.
+            UserError: unknown target.
         """
         raise UserError(f"{target}: this domain has no targets")
 
     def add_arguments(self, command: str, parser: argparse.ArgumentParser) -> None:
-        """Add the domain's own options to the parser of ``autotune COMMAND``, if that names the domain."""
+        """Add the domain's own options to the parser of ``autotune COMMAND``, if the command line names the domain."""
 
     def command(self, name: str) -> Command | None:
         """The domain's own ``autotune NAME``, of "search", "lookup" and "calibrate"; None for the general command,
@@ -136,11 +136,11 @@ class Domain:
         return None
 
     def missed(self, store: Any, device: str) -> Missed | None:
-        """Workloads that deployments on a device looked up in vain, from an ``autotune.store.Store``; None for none."""
+        """Workloads that deployments on a device missed, from an ``autotune.store.Store``; None if there are none."""
         return None
 
     def serves(self) -> bool:
-        """True if this process only helps another one that runs the command, and its help has ended."""
+        """True if this process only serves another process that runs the command, and has finished."""
         return False
 
     # Reports
@@ -156,10 +156,10 @@ class Domain:
 
 
 def domain_of(kind: str) -> Domain:
-    """The domain of a name.
+    """The domain named ``kind``.
 
     Raises:
-        UserError: there is none, or its module has no ``DOMAIN``; one line.
+        UserError: unknown name, or its module has no ``DOMAIN``; one line.
         ImportError: its module cannot be imported.
     """
     module = importlib.import_module(module_of(kind))
@@ -170,12 +170,12 @@ def domain_of(kind: str) -> Domain:
 
 
 def known_domain(kind: object) -> Domain | None:
-    """The domain of a name from a database or a file; None if it is unknown here."""
+    """The domain named in a database or a file; None if it is unknown here."""
     return domain_of(kind) if isinstance(kind, str) and kind in domains() else None
 
 
 Figure = Callable[[float], tuple[float, str]]
-"""From a latency to the number and unit that it means."""
+"""Converts a latency to the number and unit to print."""
 
 
 def has_figures(kind: str) -> bool:
@@ -185,7 +185,7 @@ def has_figures(kind: str) -> bool:
 
 
 def figure_of(workload: Workload) -> Figure | None:
-    """The meaning of the workload's latencies; None for times, or if its domain is unknown here."""
+    """Conversion of the workload's latencies; None if they are times or its domain is unknown here."""
     domain = known_domain(workload.kind)
     try:
         known = domain is not None and domain.figure(workload, 1.0) is not None

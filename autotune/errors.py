@@ -1,7 +1,7 @@
 """Errors that cross module boundaries.
 
-A :class:`UserError` is the user's to mend: the CLI prints its one line and exits with code 2. Everything else in this
-module is an outcome of a candidate or of a region that the search records and survives.
+The CLI prints a :class:`UserError` as one line and exits with code 2. The other errors are outcomes of a candidate or
+of a region: the search records them and continues.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 
 class UserError(Exception):
-    """A mistake in what the user gave; ``str(error)`` is one line saying what is wrong and how to mend it."""
+    """Invalid input from the user; ``str(error)`` is one line with the problem and its fix."""
 
 
 LONGEST = 2000
-"""Characters of an error's line; what is longer loses its middle."""
+"""Characters of an error's line; a longer line is cut in the middle."""
 _LONGEST_WORD = 400
-"""Characters of a word in a command: a line that is cut has the whole command, or its end without its beginning."""
+"""Characters of a word in a command: a cut line has the whole command, or its end without its beginning."""
 
 _UNQUOTED = re.compile("[^'\"]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_LOGIN = re.compile(r"(:(?!//))(\S{1,512})(?=@)")  # bounded, so that a long text takes no longer than its length
+_LOGIN = re.compile(r"(:(?!//))(\S{1,512})(?=@)")  # bounded, so that matching takes linear time
 _OPTION = re.compile(
     r"(?i)((?:password|passwd|pwd|secret|token)\w{0,32}\s{0,8}=\s{0,8})('[^']{0,512}'|\"[^\"]{0,512}\"|[^\s&'\"]{1,512})"
 )
@@ -32,7 +32,7 @@ _OPTION = re.compile(
 def veil(text: str) -> str:
     """``text`` without the passwords of the URLs and connection strings in it.
 
-    Quotes stay, so that what a shell takes for quoted in ``text`` is quoted still.
+    Quotes stay, so that a shell still quotes the same words of ``text``.
     """
     return _OPTION.sub(_hidden, _LOGIN.sub(_hidden, text))
 
@@ -42,12 +42,12 @@ def _hidden(found: re.Match[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` on one line and without what a terminal would take for a command: such characters are written out."""
+    """``text`` on one line, with terminal control characters escaped."""
     return _CONTROL.sub(lambda m: " " if m[0] in "\n\t" else m[0].encode("unicode_escape").decode(), text)
 
 
 def told(text: object, longest: int = LONGEST) -> str:
-    """An error's text as it may be printed: one line of at most ``longest`` characters, without passwords."""
+    """An error's text for printing: one line of at most ``longest`` characters, without passwords."""
     line = printable(veil(str(text)))
     half = (longest - 5) // 2
     return line if len(line) <= longest else f"{line[:half]} ... {line[-half:]}"
@@ -56,16 +56,16 @@ def told(text: object, longest: int = LONGEST) -> str:
 def pasted(*words: str) -> str:
     """A command for the user to paste into a shell: every word is quoted.
 
-    A word that is too long, or that :func:`told` would change, gives way to "...".
+    A word that is too long, or that :func:`told` would change, is replaced by "...".
     """
     quoted = [shlex.quote(word) for word in words]
     return " ".join(word if len(word) <= _LONGEST_WORD and told(word) == word else "..." for word in quoted)
 
 
 def pasted_again(command: object) -> str:
-    """A command that was stored, perhaps by somebody else, for the user to paste: every word is quoted again.
+    """A stored command, perhaps of another user, for the user to paste: every word is quoted again.
 
-    A line that begins with another program than autotune or Python becomes a single word.
+    A line that does not begin with ``autotune`` or ``python`` becomes a single word.
     """
     text = str(command)
     try:
@@ -78,8 +78,8 @@ def pasted_again(command: object) -> str:
 def first_line(error: BaseException) -> str:
     """An exception of the user's program as one line: its type and the first line of its message.
 
-    A line that ends in a colon, as Dynamo's do, announces the next one, which then belongs to it. What Dynamo says
-    below its first line of the error that it met belongs to it as well.
+    If the first line ends in a colon, as Dynamo's messages do, the second one is appended. The cause in Dynamo's
+    "Explanation:" line, after ": got ", is appended too.
     """
     text = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     if not text:
@@ -93,7 +93,7 @@ def first_line(error: BaseException) -> str:
 class Unsupported(Exception):
     """A region, group or operator that this version cannot express; the caller falls back and records the reason.
 
-    ``node`` is the node of a graph that is to blame, where a single one is.
+    ``node`` is the graph node that caused it, if there is a single one.
     """
 
     def __init__(self, reason: str = "", node: Any = None) -> None:
@@ -102,15 +102,15 @@ class Unsupported(Exception):
 
 
 class Superseded(Unsupported):
-    """A form of kernel that an earlier version made and this one does not. Stored kernels of it run as before."""
+    """A form of kernel that an earlier version generated and this one does not. Stored kernels of it still run."""
 
 
 class Unreachable(Unsupported):
-    """No load can follow an index that several operators made together; whichever of them asked last is to blame."""
+    """No load can follow an index that several operators computed together; the last one is to blame."""
 
 
 class Repeated(Unsupported):
-    """A region would compute matrix products several times over, since they are read in several ways.
+    """A region would compute matrix products several times, since they are read in several ways.
 
     ``nodes`` are these products.
     """

@@ -1,6 +1,6 @@
-"""Files that are read and written, the folders that autotune owns, and the modules that users name.
+"""Files that autotune reads and writes, its own folders, and imports of the modules that users name.
 
-What a command writes is refused before the work that it is for, and is never half of a file.
+A command checks its output file before it starts to work, and never leaves a partial file.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def check_output(path: Path, what: str, *, make: bool = False) -> None:
-    """See that ``path`` is a new name or a regular file, in a folder that can be written.
+    """Check that ``path`` is a new name or a regular file, in a writable folder.
 
-    Links are not followed: what they point to is not what the user named.
+    Links are not followed: the user did not name their targets.
 
     Args:
-        what: how messages begin, such as "--out x.json".
-        make: make the folder where it is not there.
+        what: start of error messages, such as "--out x.json".
+        make: create a missing folder.
 
     Raises:
-        UserError: it cannot be written, in one line.
+        UserError: ``path`` cannot be written; one line.
     """
     try:
         try:
@@ -51,16 +51,16 @@ def check_output(path: Path, what: str, *, make: bool = False) -> None:
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.absolute().parent):
             pass
-    except (OSError, ValueError) as e:  # ValueError: a name that no file has
+    except (OSError, ValueError) as e:  # ValueError: an invalid name
         raise UserError(f"{what}: {getattr(e, 'strerror', None) or e}") from None
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write to, which takes the name ``path`` when the context ends without an exception.
+    """Context manager of a temporary file, renamed to ``path`` if the context ends without an exception.
 
     Raises:
-        OSError: it cannot be made, written or named so; nothing is left of it then.
+        OSError: the file cannot be created, written or renamed; it is removed then.
     """
     folder = path.absolute().parent
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=".autotune-")
@@ -71,7 +71,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(out.fileno())
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)  # mkstemp makes files that only their owner can read
+        os.chmod(temporary, 0o666 & ~mask)  # mkstemp creates files with mode 0600
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
@@ -80,10 +80,10 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The tables of a TOML file; ``what`` it should be, such as "file of scenarios".
+    """The tables of a TOML file. ``what`` describes the file in messages, such as "file of scenarios".
 
     Raises:
-        UserError: it is not there, cannot be read, is larger than 4 MiB, or is not TOML that Python can hold.
+        UserError: the file is missing, unreadable, larger than 4 MiB, or not TOML that Python can parse.
     """
     try:
         with path.open("rb") as file:
@@ -99,17 +99,17 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
         raise UserError(f"{path}: cannot read the {what}: not UTF-8 text") from None
     except RecursionError:
         raise UserError(f"{path}: cannot read the {what}: it is nested too deep") from None
-    except ValueError as error:  # TOMLDecodeError, a number of thousands of digits, or a name that no file has
+    except ValueError as error:  # TOMLDecodeError, a number of thousands of digits, or an invalid file name
         raise UserError(f"{path}: not TOML: {' '.join(str(error).split())}") from None
 
 
 def resource_dir(name: str) -> Path:
     """The folder ``name`` ("db", "search_spaces" or "benchmarks") that belongs to this copy of autotune.
 
-    A wheel carries these folders inside the package; a checkout keeps them at the root, where users look for them.
+    A wheel has these folders inside the package; a checkout has them at its root, where users look for them.
 
     Raises:
-        FileNotFoundError: neither place has it, which means a broken installation.
+        FileNotFoundError: neither has the folder, so the installation is broken.
     """
     package = Path(__file__).resolve().parent
     for folder in (package / name, package.parent / name):
@@ -119,17 +119,17 @@ def resource_dir(name: str) -> Path:
 
 
 def commit() -> str:
-    """The checkout's commit; a copied tree without git has it in a file ``COMMIT`` at its root, else "".
+    """The checkout's commit, or that in the file ``COMMIT`` of a copied tree without git, or "".
 
-    An installed package may lie within some other checkout (an environment in a project's folder), so git is asked only
-    where the package lies in its own.
+    An installed package may be inside some other checkout (a virtual environment in a project's folder). So git is run
+    only if the package is in autotune's own checkout; an installed package returns its version.
     """
     if not (_ROOT / "pyproject.toml").exists():
         return f"v{__version__}"
     git = ["git", "-C", str(_ROOT)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        # Results are what is measured, not what is measured with: a file that is written anew changes nothing.
+        # Benchmark results are output: rewriting them does not make the measured code dirty.
         changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!benchmarks/results"], check=False)
         return head + ("-dirty" if changed.returncode else "")
     except (OSError, subprocess.CalledProcessError):
@@ -145,17 +145,17 @@ def cache_folder(name: str) -> Path:
 def _user_cache() -> str:
     try:
         import platformdirs
-    except ImportError:  # a host that only deploys
+    except ImportError:  # a deployment-only host
         return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "autotune")
     return platformdirs.user_cache_dir("autotune")
 
 
 def make_own(folder: Path) -> None:
-    """Make a folder for this user alone, unless it is there; others lose the right to write to it.
+    """Create a folder for this user alone. An existing one loses its write permissions for group and others.
 
     Raises:
-        PermissionError: it is another user's.
-        OSError: it cannot be made.
+        PermissionError: the folder belongs to another user.
+        OSError: the folder cannot be created.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not hasattr(os, "geteuid"):
@@ -168,13 +168,13 @@ def make_own(folder: Path) -> None:
 
 
 def import_module(name: str, spec: str) -> ModuleType:
-    """A module by its name; the current directory is importable.
+    """Import a module by its name, with the current directory on ``sys.path``.
 
     Args:
-        spec: what asks for it, for messages.
+        spec: the specification that names the module, for messages.
 
     Raises:
-        UserError: it is not there, or importing it fails, in one line.
+        UserError: the module is missing, or importing it fails; one line.
     """
     if os.sep in name:
         raise UserError(_named_by_file(name, spec))
@@ -191,12 +191,12 @@ def import_module(name: str, spec: str) -> ModuleType:
         raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
     except (KeyboardInterrupt, UserError):
         raise
-    except BaseException as error:  # a script without a guard ends in sys.exit
+    except BaseException as error:  # a script without a ``__main__`` guard may call sys.exit
         raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
 
 
 def import_object(module: str, path: str, spec: str) -> Any:
-    """The object at ``path``, attributes by dots, of a module; raises UserError as :func:`import_module`."""
+    """The object at ``path``, a dotted attribute of a module; raises UserError as :func:`import_module`."""
     found: Any = import_module(module, spec)
     for part in path.split("."):
         if not hasattr(found, part):

@@ -1,9 +1,9 @@
-"""Torch's settings of precision and determinism, which choose the library kernels that a program's step runs.
+"""Torch's settings of precision and determinism, which select the library kernels that a program's step runs.
 
-A step that runs products in TF32 takes half the time of the same step without. So a verdict on a step holds under the
-settings that it was timed under. A program makes them where it begins, often by
-``torch.set_float32_matmul_precision``. What differs from torch's defaults is one record, plain JSON: the parent of a
-search reads it, its processes restore it, a verdict keeps it.
+A step with matrix products in TF32 takes half the time of the same step without. So a verdict on a step holds under the
+settings that the step was timed under. A program sets them at its start, often by
+``torch.set_float32_matmul_precision``. The settings that differ from torch's defaults are one record, plain JSON. The
+parent of a search reads the record, its processes restore it, and a verdict stores it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 MATMUL = ("highest", "high", "medium")
-"""What ``torch.set_float32_matmul_precision`` takes."""
+"""Arguments of ``torch.set_float32_matmul_precision``."""
 
 Numerics = Mapping[str, Any]
 """Settings that differ from torch's defaults, by name."""
@@ -23,14 +23,14 @@ Numerics = Mapping[str, Any]
 _Access = tuple[Callable[[], Any], Callable[[Any], Any]]
 _MISSING = object()
 _INHERITED, _PLAIN = "none", "ieee"
-"""Precisions of an operator of which nothing was set, and of fp32 itself, which is the default."""
+"""Precision of an operator without a setting, and fp32 itself, which is the default."""
 
 
 class _Setting(NamedTuple):
     """One setting.
 
     Attributes:
-        kinds: of the devices whose library kernels depend on it; none for an older spelling of others.
+        kinds: of the devices whose library kernels depend on it; empty for an older name of other settings.
         default: torch's own; ``get`` and ``put`` read and write it.
     """
 
@@ -45,8 +45,8 @@ def read(devices: Iterable[str] | None = None) -> dict[str, Any]:
     """Read the settings in force that differ from torch's defaults.
 
     Args:
-        devices: "cpu" or "cuda:N", for the settings that their library kernels depend on. None for all that
-            :func:`restore` takes.
+        devices: "cpu" or "cuda:N", for the settings that affect their library kernels. None for all settings of
+            :func:`restore`.
     """
     if "torch" not in sys.modules:
         return {}
@@ -57,7 +57,7 @@ def read(devices: Iterable[str] | None = None) -> dict[str, Any]:
 
 
 def restore(numerics: Numerics) -> None:
-    """Put settings in force that :func:`read` gave, perhaps in another process; those without an entry get defaults."""
+    """Apply settings from :func:`read`, perhaps of another process; settings without an entry get torch's defaults."""
     if "torch" not in sys.modules and not numerics:
         return
     for s in _settings():
@@ -68,7 +68,7 @@ def restore(numerics: Numerics) -> None:
 
 
 def set_matmul(name: str | None) -> None:
-    """Set the precision of products of fp32 matrices, of :data:`MATMUL`; None leaves it as it is."""
+    """Set the precision of fp32 matrix products, one of :data:`MATMUL`; None leaves it unchanged."""
     if name is not None:
         import torch
 
@@ -77,7 +77,7 @@ def set_matmul(name: str | None) -> None:
 
 
 def text(numerics: Numerics) -> str:
-    """The settings in words."""
+    """The settings as text."""
     return ", ".join(f"{name}={value}" for name, value in sorted(numerics.items()))
 
 
@@ -86,11 +86,11 @@ def _plain(value: Any) -> Any:
 
 
 def _value(setting: _Setting) -> Any:
-    """The value in force; :data:`_MISSING` where this torch has no such setting or refuses to read it.
+    """The value in force; :data:`_MISSING` if this torch lacks the setting or refuses to read it.
 
-    Torch has two ways to set TF32. It warns of the older one, and refuses to read that after the newer one was used.
+    Torch has two APIs to set TF32. It warns about the older one, and refuses to read it after the newer one was used.
     """
-    # A deployment reads none of the older ones: to ignore warnings, for a moment, is to change all threads' filters.
+    # A deployment does not read the older ones: ignoring warnings changes the filters of all threads.
     older = contextlib.nullcontext() if setting.kinds else warnings.catch_warnings(action="ignore")
     try:
         with older:
@@ -100,7 +100,7 @@ def _value(setting: _Setting) -> Any:
 
 
 def _settings() -> Iterator[_Setting]:
-    """Every setting. Older ones come first: they write newer ones too."""
+    """Every setting. Older ones come first, since writing them also writes newer ones."""
     import torch
     import torch.utils.deterministic
 
@@ -111,7 +111,7 @@ def _settings() -> Iterator[_Setting]:
         return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
     def fp32(backend: str, operator: str) -> _Access:
-        """The precision in force: the operator's own, else what it inherits."""
+        """The precision in force: the operator's own, else the inherited one."""
         raw: Any = torch._C
 
         def get() -> str:
@@ -154,7 +154,7 @@ def _settings() -> Iterator[_Setting]:
 
 
 def _reduction(owner: Any, name: str) -> _Access:
-    """True or False, or [False, False] where sums are not split over blocks either (torch 2.12 and later)."""
+    """True or False, or [False, False] if split-K reductions are disabled too (torch 2.12 and later)."""
 
     def get() -> Any:
         allowed, split = getattr(owner, name), getattr(owner, f"{name}_split_k", True)

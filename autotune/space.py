@@ -1,7 +1,7 @@
-"""What is explored: parameters and their choices, read from ``search_spaces/<domain>.toml`` and narrowed by the user.
+"""The search space: parameters and their choices, read from ``search_spaces/<domain>.toml`` and narrowed by the user.
 
-The shipped file says what the code generator knows how to emit. A user's copy may leave parameters out and drop
-choices; a task then drops what makes no sense on its workload with :meth:`Space.restrict`.
+The shipped file lists every choice that the code generator can emit. A user's copy may leave parameters out and drop
+choices. A task then drops choices that do not suit its workload with :meth:`Space.restrict`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VERSION = 1
 
 Choice = int | str | bool | float
 Config = dict[str, Choice]
-"""A candidate: parameter name to value. Flat, JSON, every key one of the task's space."""
+"""A candidate: parameter name to value. Flat JSON, whose keys are parameters of the task's space."""
 
 
 class Suggests(Protocol):
@@ -34,9 +34,9 @@ class Suggests(Protocol):
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: its name, the values it may take in the order of the file, and a line about it.
+    """One parameter: its name, its allowed values in the order of the file, and a one-line description.
 
-    ``bounds`` are the smallest and the largest number that a stored configuration may hold; () where it is no number.
+    ``bounds`` are the smallest and the largest number that a stored configuration may hold; () if it is not a number.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Parameter:
     bounds: tuple[int, ...] = ()
 
     def index(self, value: object) -> int | None:
-        """Position of ``value`` among the choices; types count, so ``True`` is not 1. None where it is not one."""
+        """Index of ``value`` among the choices, or None. Types are compared too: ``True`` is not 1."""
         for i, choice in enumerate(self.choices):
             if _same(choice, value):
                 return i
@@ -56,7 +56,7 @@ class Parameter:
 class Space:
     """The candidates: every combination of the parameters' choices.
 
-    ``source`` is the file the choices come from, for messages.
+    ``source`` is the file that the choices come from, for messages.
     """
 
     parameters: tuple[Parameter, ...]
@@ -79,15 +79,15 @@ class Space:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of names and choices, 64 hex digits. A study's choices are fixed, so its name holds this."""
+        """SHA-256 of names and choices, 64 hex digits. A study's choices are fixed, so its name contains this."""
         return digest([[p.name, list(p.choices)] for p in self.parameters])
 
     def restrict(self, name: str, allowed: Iterable[Choice]) -> Space:
         """The space with parameter ``name`` narrowed to those of its choices that are in ``allowed``.
 
         Raises:
-            KeyError: there is no such parameter.
-            UserError: nothing is left, which only a user's own narrowing can bring about.
+            KeyError: unknown parameter.
+            UserError: no choice is left, which only a user's search-space file can cause.
         """
         old, legal = self._by_name[name], list(allowed)
         left = tuple(c for c in old.choices if any(_same(c, a) for a in legal))
@@ -101,13 +101,13 @@ class Space:
         )
 
     def contains(self, config: Mapping[str, Choice]) -> bool:
-        """Whether ``config`` has exactly this space's parameters, each with one of its choices."""
+        """Return True if ``config`` has exactly this space's parameters, each with one of its choices."""
         return config.keys() == self._by_name.keys() and all(
             p.index(config[p.name]) is not None for p in self.parameters
         )
 
     def suggest(self, trial: Suggests) -> Config:
-        """A configuration asked of an Optuna trial."""
+        """A configuration suggested by an Optuna trial."""
         return {p.name: trial.suggest_categorical(p.name, p.choices) for p in self.parameters}
 
     def at(self, index: int) -> Config:
@@ -135,9 +135,10 @@ class Space:
         return out
 
     def project(self, config: Mapping[str, Choice]) -> Config | None:
-        """The configuration of this space nearest to ``config``; None where a parameter has no sensible counterpart.
+        """The configuration of this space nearest to ``config``; None if a parameter has no sensible counterpart.
 
-        Numbers go to the nearest choice by ratio, other values must be there, names this space lacks are dropped.
+        Numbers map to the nearest choice by ratio. Other values must be among the choices. Parameters that this space
+        lacks are dropped.
         """
         out: Config = {}
         for p in self.parameters:
@@ -156,10 +157,10 @@ class Space:
 
 
 def holds(space: Space, config: Config, normalize: Callable[[Config], Config]) -> bool:
-    """Whether ``config``, as a task has normalised it, is what some configuration of ``space`` comes to.
+    """Return True if some configuration of ``space`` normalizes to ``config``, which a task has normalized.
 
-    A value that the space lacks is no matter where the parameter has no effect: where one of the space's own values is
-    normalised to it.
+    A value outside the space is allowed if the parameter has no effect, that is, if one of the space's own values
+    normalizes to it.
     """
     member = dict(config)
     if member.keys() != {p.name for p in space}:
@@ -181,8 +182,8 @@ def load_space(domain: str, section: str, file: str | None = None, shipped: Path
         shipped: the domain's own file; None for ``search_spaces/<domain>.toml``.
 
     Raises:
-        UserError: the file cannot be read or is not TOML, is for another domain or version, or names a section,
-            parameter or value that the shipped file does not have; one line that says which, and what there is.
+        UserError: the file cannot be read, is not TOML, or is for another domain or version. Or it names a section,
+            parameter or value that the shipped file lacks; the message has the name and the valid ones.
     """
     shipped = shipped or resource_dir("search_spaces") / f"{domain}.toml"
     base = read_toml(shipped, "search-space file")
@@ -268,7 +269,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether a value that may come from anywhere is a number; truth values are none."""
+    """Return True for an int or float, of a value of any type; bool does not count."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

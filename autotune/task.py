@@ -1,7 +1,7 @@
 """The two sides of a workload, which a domain implements: a :class:`Task` to search, a :class:`Bench` to measure.
 
-Everything that crosses a process is JSON or bytes: a task is rebuilt from the workload and the device, a candidate is a
-:data:`Config`, what it compiles to is an :class:`Artifact`. :mod:`autotune.domain` has what a domain is as a whole.
+Processes exchange JSON and bytes only: a task is rebuilt from the workload and the device, a candidate is a
+:data:`Config`, its compiled form an :class:`Artifact`. :mod:`autotune.domain` has the base class of domains.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from autotune.workload import Workload, digest
 
 
 def config_key(config: Mapping[str, Choice]) -> str:
-    """SHA-256 of the configuration; what measurements are found again by."""
+    """SHA-256 of the configuration, the key of its measurements."""
     return digest(dict(config))
 
 
@@ -41,7 +41,7 @@ class Status(StrEnum):
 
 
 FAILURES = (Status.COMPILE_ERROR, Status.LAUNCH_ERROR, Status.WRONG_RESULT, Status.TIMEOUT, Status.CRASHED)
-"""Failures that can be forgotten. An ok measurement is none, and an invalid candidate is one on every machine."""
+"""Failures that can be forgotten. INVALID is not among them: such a candidate is invalid on every machine."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Kernel:
     Attributes:
         code: a cubin; empty for a CPU kernel, which is emitted again from the workload and configuration when loaded.
         entry: the kernel's name in ``code``.
-        launch: JSON the runtime needs to launch it without the compiler: grid rule, block, shared bytes, arguments.
-        resources: registers, spill bytes, shared bytes, ... as read from the cubin.
+        launch: JSON for launching it without the compiler: grid rule, block, bytes of shared memory, arguments.
+        resources: registers, spill bytes, bytes of shared memory, ... as read from the cubin.
     """
 
     entry: str
@@ -67,10 +67,10 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Artifact:
-    """What one configuration compiles to: kernels in launch order and the scratch tensors between them.
+    """The compiled form of a configuration: kernels in launch order and the scratch tensors between them.
 
-    ``target`` is "sm_90" and the like, or "cpu". ``scratch`` holds (storage type, elements) of each global
-    intermediate: first those of the plan, which scale with the open extent, then those that belong to single groups.
+    ``target`` is "cpu" or an architecture such as "sm_90". ``scratch`` holds (storage type, elements) of each global
+    intermediate: first those of the plan, which scale with the open extent, then those of single groups.
     """
 
     target: str
@@ -95,15 +95,15 @@ Ranked = tuple[Config, float]
 
 @dataclass(frozen=True)
 class Composition:
-    """One way to put a workload together from parts that are workloads of their own, and are tuned as such.
+    """One way to compose a workload of parts, which are workloads themselves and are tuned separately.
 
     Attributes:
         name: distinguishes compositions of a workload; for fusion the plan's text.
-        parts: the workloads it is made of, each once.
-        weights: what each part costs of the whole, by the domain's cost model, in microseconds.
-        expected_us: what the whole costs by that model.
-        combine: from each part's candidates, fastest first, to configurations of the whole with the latency to expect
-            of them, best first. Empty where they do not go together.
+        parts: the workloads that it consists of, each once.
+        weights: each part's cost by the domain's cost model, in microseconds.
+        expected_us: the cost of the whole by that model.
+        combine: takes each part's candidates, fastest first, and returns configurations of the whole with their
+            expected latencies, best first. Empty if the candidates cannot be combined.
     """
 
     name: str
@@ -128,18 +128,18 @@ class Task(ABC):
 
     @abstractmethod
     def space(self, file: str | None = None) -> Space:
-        """The parameters and choices worth trying on this workload, from the domain's TOML or the user's copy."""
+        """The parameters and choices for this workload, from the domain's TOML file or the user's copy."""
 
     @abstractmethod
     def default(self) -> Config:
-        """A good configuration found without search; always measured, first."""
+        """A good configuration found without search, which is always measured first."""
 
     @abstractmethod
     def build(self, config: Config) -> Artifact:
         """Compile. Runs in a pool process without a device. Raises BuildError."""
 
     def seeds(self) -> Sequence[Config]:
-        """More configurations that heuristics suggest; tried right after the default."""
+        """Further configurations from heuristics, measured right after the default."""
         return ()
 
     def reject(self, config: Config) -> str | None:
@@ -147,44 +147,44 @@ class Task(ABC):
         return None
 
     def normalize(self, config: Config) -> Config:
-        """The configuration that would in effect run: many combinations mean the same kernel, and one is measured."""
+        """The configuration in effect: of many combinations with the same kernel, only one is measured."""
         return config
 
     def adapt(self, config: Config) -> Config | None:
-        """A configuration of a neighbour (same family or kind) fitted to this workload's space, or None."""
+        """Fit a configuration of a similar workload (same family or kind) to this workload's space, or None."""
         return None
 
     def least_us(self) -> float | None:
-        """A lower bound in microseconds, at which a search ends; None if unknown."""
+        """A lower bound on the latency in microseconds, at which a search ends; None if unknown."""
         return None
 
     def expected_gain(self, expected_us: float) -> float | None:
-        """How many times as fast as the user's own code a candidate should be; None if unknown.
+        """Expected speedup of a candidate over the user's own code; None if unknown.
 
         Args:
-            expected_us: of the candidate, by :meth:`predict`.
+            expected_us: the candidate's time by :meth:`predict`.
         """
         return None
 
     def predict(self, config: Config) -> float | None:
-        """Microseconds by the cost model, in a millisecond or two and without compiling; None where it has none."""
+        """Microseconds by the cost model, computed in a millisecond or two without compiling; None without a model."""
         return None
 
     def under(self, method: str, figures: Mapping[str, float]) -> Task:
-        """This task confined to a method of the domain ("" is the whole), its cost models fed with ``figures``.
+        """This task restricted to a method of the domain ("" for no restriction), with ``figures`` in its cost models.
 
         Args:
-            figures: what a calibration measured on the device; empty where there was none.
+            figures: results of a calibration on the device; empty without one.
 
         Raises:
-            UserError: there is no such method.
+            UserError: unknown method.
         """
         if method:
             raise UserError(f"a search of {self.workload.kind} workloads has no method {method!r}")
         return self
 
     def compositions(self, limit: int) -> Sequence[Composition]:
-        """At most ``limit`` ways to compose the workload of parts, the most promising first; empty if it has none."""
+        """At most ``limit`` ways to compose the workload of parts, the most promising first; empty if none."""
         return ()
 
     def space_for(self, config: Config, file: str | None = None) -> Space:
@@ -193,16 +193,16 @@ class Task(ABC):
 
 
 class Runnable(Protocol):
-    """Something that can be timed: calling it enqueues (cuda) or runs (cpu) the work once."""
+    """A callable to be timed: a call enqueues (cuda) or runs (cpu) the work once."""
 
     def __call__(self) -> object: ...
 
 
 SHARED_BUILDS = "AUTOTUNE_SHARED_BUILDS"
-"""Environment variable of the processes that compile for one search: a folder that they share, gone when it ends."""
+"""Environment variable of one search's compile processes: their shared folder, removed when the search ends."""
 REFERENCE = "="
-"""What the name of a reference begins with: it is timed in a final comparison as a baseline is, but is no way to do the
-work (a part of it alone, say), and so neither wins nor is beaten."""
+"""Prefix of the names of references. A final comparison times a reference like a baseline, but a reference does not do
+the whole work (it may be a part of it), so it neither wins nor counts as beaten."""
 
 
 class Bench(ABC):
@@ -217,27 +217,27 @@ class Bench(ABC):
 
     @abstractmethod
     def verify(self, run: Runnable, seed: int) -> Verdict:
-        """Run on fresh random inputs (from ``seed``) with poisoned outputs; compare with the oracle, NaN and inf
+        """Run on new random inputs (from ``seed``) with poisoned outputs, and compare with the oracle, NaN and inf
         included."""
 
     @abstractmethod
     def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
-        """Named factories of what the user had ("eager", "inductor", ...); a factory may compile and may raise."""
+        """Named factories of the user's alternatives ("eager", "inductor", ...), which may compile and may raise."""
 
     def bytes_moved(self) -> int:
-        """Bytes a perfect implementation moves, for the floor; 0 where that is not known."""
+        """Bytes that a perfect implementation moves, for the lower bound; 0 if unknown."""
         return 0
 
     def input_sets(self, count: int) -> Sequence[Any] | None:
-        """``count`` copies of the inputs, the bench's own among them; None if calls take no argument.
+        """``count`` copies of the inputs, including the bench's own; None if calls take no argument.
 
-        A candidate or a baseline takes a copy as its argument, in place of the bench's own inputs. So each call of a
-        timing has cold data and warm code; see ``measure.timing.rotate``.
+        A candidate or a baseline takes a copy as its argument, in place of the bench's own inputs. So each timed call
+        has cold data and warm code; see ``measure.timing.rotate``.
         """
         return None
 
     def metrics(self, run: Runnable, cost: float) -> Mapping[str, float]:
-        """The user's own figures of a candidate, by name, stored with its latency; empty for a baseline.
+        """The user's own metrics of a candidate, by name, stored with its latency; empty for a baseline.
 
         Args:
             cost: median of the samples, in microseconds or as :meth:`figure` measures.
@@ -245,7 +245,7 @@ class Bench(ABC):
         return {}
 
     def figure(self) -> Callable[[Runnable], float] | None:
-        """A function that takes one sample, above 0, to be minimized instead of time; None for time."""
+        """A function that measures one sample, above 0, to be minimized instead of time; None for time."""
         return None
 
 
@@ -253,26 +253,26 @@ GROUP = "autotune.domains"
 """The group of entry points that name domains, each a module with a :class:`autotune.domain.Domain`."""
 
 DOMAINS: dict[str, str] = {}
-"""Domain name to module, of those that a process was told of; :func:`domains` has the others too."""
+"""Domain name to module, of domains registered in this process; :func:`domains` has all."""
 
 
 @functools.cache
 def _built_in() -> dict[str, str]:
-    """The domains of this package: its folders, which are there without an installed distribution too."""
+    """The domains of this package: its folders, which exist without an installed distribution too."""
     folders = Path(__file__).parent.joinpath("domains").iterdir()
     return {f.name: f"autotune.domains.{f.name}.domain" for f in sorted(folders) if (f / "domain.py").is_file()}
 
 
 @functools.cache
 def _installed() -> dict[str, str]:
-    """Those of entry points."""
+    """The domains of entry points."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry.value for entry in entry_points(group=GROUP)}
 
 
 def _told() -> dict[str, str]:
-    """Those of ``$AUTOTUNE_DOMAINS``: ``name=module``, several by comma."""
+    """The domains of ``$AUTOTUNE_DOMAINS``: ``name=module``, separated by commas."""
     entries = [e.strip() for e in os.environ.get("AUTOTUNE_DOMAINS", "").split(",") if e.strip()]
     if wrong := [e for e in entries if not all(e.partition("="))]:
         raise UserError(f"AUTOTUNE_DOMAINS: {wrong[0]!r} is not of the form name=module")
@@ -280,8 +280,7 @@ def _told() -> dict[str, str]:
 
 
 def domains() -> dict[str, str]:
-    """Every domain there is, name to module: the package's, those of entry points, of $AUTOTUNE_DOMAINS, and
-    :data:`DOMAINS`.
+    """All domains, name to module: those of the package, of entry points, of $AUTOTUNE_DOMAINS and of :data:`DOMAINS`.
 
     Raises:
         UserError: $AUTOTUNE_DOMAINS cannot be read.
@@ -293,7 +292,7 @@ def module_of(kind: str) -> str:
     """The name of a domain's module.
 
     Raises:
-        UserError: there is no such domain; one line that names those there are.
+        UserError: unknown domain; the message lists the known ones.
     """
     found = DOMAINS.get(kind) or _built_in().get(kind) or domains().get(kind)
     if found is None:

@@ -1,4 +1,4 @@
-"""Words about numbers, for people."""
+"""Formatting of numbers and text for messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 NARROW = 80
-"""Columns of a table that fits into an issue."""
+"""Width of a table that fits into an issue, in columns."""
 
 
 def plural(n: int, what: str) -> str:
@@ -16,10 +16,10 @@ def plural(n: int, what: str) -> str:
 
 
 def microseconds(us: float | None, unit: str = "us") -> str:
-    """A time with three significant digits in a unit that suits; an en dash for None.
+    """A time with three significant digits in a suitable unit; an en dash for None.
 
     Args:
-        unit: how microseconds are written.
+        unit: the text for microseconds.
     """
     if us is None:
         return "–"
@@ -49,7 +49,7 @@ def figure_text(unit: Callable[[float], tuple[float, str]] | None, cost: float |
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """The question whether a name of nearly this spelling is meant; "" without one."""
+    """A "did you mean" hint with the most similar name; "" if none is similar."""
     found = difflib.get_close_matches(name, list(names), 1)
     return f"did you mean {found[0]!r}?" if found else ""
 

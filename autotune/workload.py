@@ -1,6 +1,6 @@
-"""What is tuned: a canonical description of work, independent of any device.
+"""The unit of tuning: a canonical description of work, independent of any device.
 
-A workload is a *kind* ("fusion", "c3", ...), a canonical JSON ``spec`` and its SHA-256. Two programs that mean the same
+A workload is a *kind* ("fusion", "c3", ...), a canonical JSON ``spec`` and its SHA-256. Two programs that do the same
 work produce the same spec, in any process on any machine; see ``autotune.ir.forms.canonical`` for how fusion does it.
 """
 
@@ -35,13 +35,13 @@ class Workload:
 
     Attributes:
         kind: the domain, as registered in ``autotune.task``.
-        spec: canonical JSON; equal specs mean equal work. The fingerprint is its SHA-256.
-        family: SHA-256 of the spec with its row extent left open. Schedules of one family can stand in for each other
-            (match level ``other_rows``). Empty where the domain has no such notion.
-        extent: the row extent that ``family`` leaves open; the nearest stored one is taken.
+        spec: canonical JSON; equal specs mean equal work. The fingerprint is the SHA-256 of kind and spec.
+        family: SHA-256 of the spec with its row extent left open. A schedule can replace another of its family
+            (match level ``other_rows``). Empty in domains without families.
+        extent: the row extent that ``family`` leaves open; a look-up takes the nearest stored one.
         label: a short human name, such as ``layer_norm f32 16384x1024``. Not part of the identity.
-        source: the program the user had, as JSON (for fusion: the aten calls), from which baselines are rebuilt. Not
-            part of the identity.
+        source: the user's program as JSON (for fusion: the aten calls), from which baselines are rebuilt. Not part of
+            the identity.
     """
 
     kind: str

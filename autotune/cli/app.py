@@ -1,8 +1,8 @@
-"""The command ``autotune``: argument parsing, and what a command's errors look like to the user.
+"""The command ``autotune``: argument parsing, and the printing of a command's errors.
 
 A command is a module with ``add_parser(subparsers)``, which sets ``run``, a function from the parsed arguments to the
-exit code. Exit codes: 0 done, 1 the work failed (nothing could be measured), 2 the user's mistake, 130 interrupted.
-These modules import what is heavy (torch, SQLAlchemy, rich) inside ``run``, so that ``--help`` answers at once.
+exit code. Exit codes: 0 done, 1 the work failed (nothing could be measured), 2 a user error, 130 interrupted. These
+modules import heavy packages (torch, SQLAlchemy, rich) inside ``run``, so that ``--help`` prints at once.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ COMMANDS = (
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse without abbreviations, with one line for a mistake; a command's own parser reports surplus words."""
+    """argparse without abbreviations and with one-line errors; a command's own parser reports surplus words."""
 
     def __init__(self, *args: Any, command: str = "", **options: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **options})
         self._command, self._named = command, self.prog
-        """The command that takes a domain, if this is one; and what has ``--help``, with the domain's name."""
+        """This command's name, if it takes a domain; and the command whose ``--help`` errors refer to."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, which would let the parser of all commands tell what a command does not know."""
+        """As argparse's, which would report a command's unknown arguments from the top-level parser."""
         if self._command:
             self._add_own(args or [])
         known, surplus = super().parse_known_args(args, namespace)
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         return known, surplus
 
     def _add_own(self, words: Sequence[str]) -> None:
-        """Add the options of the domain that is named, or of the default one. The help shows those of no other."""
+        """Add the options of the named or the default domain. ``--help`` without a domain shows no domain's options."""
         command, self._command = self._command, ""
         names = next(action.choices for action in self._actions if action.dest == "domain")
         name = named_domain(self, words, list(names or ()))
@@ -102,10 +102,10 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], argparse.Argume
     """Run one command and return its exit code; argparse's own errors and ``--help`` raise SystemExit.
 
     Args:
-        parser: makes the parser, for programs with commands of their own.
+        parser: builds the parser, for programs with their own commands.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a file's name need not be text of the terminal's encoding
+        if isinstance(stream, io.TextIOWrapper):  # a file name may not be valid in the terminal's encoding
             stream.reconfigure(errors="backslashreplace")
     args = None
     try:
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], argparse.Argume
         print(f"autotune: interrupted; {kept if args else 'nothing was begun'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        _give_up_stdout()  # the reader (`| head`) has gone
+        _give_up_stdout()  # the reader (`| head`) has exited
         return 0
     except OSError as error:
         if error.errno not in _FULL or not _stdout_fails():
@@ -135,7 +135,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _stdout_fails() -> bool:
-    """Whether it is stdout that cannot be written, and no other file."""
+    """Return True if stdout cannot be written, rather than some other file."""
     try:
         sys.stdout.write("\n")
         sys.stdout.flush()
@@ -145,5 +145,5 @@ def _stdout_fails() -> bool:
 
 
 def _give_up_stdout() -> None:
-    """Python flushes stdout once more at exit, which must not fail again."""
+    """Redirect stdout to /dev/null: Python flushes it once more at exit, which must not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Verdicts on whole steps on the command line: the search that finds them, and their text."""
+"""Verdicts on whole steps on the command line: timing the step, and printing the verdicts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 LIMIT_S = 120.0
 STEP_SHARE = 0.15
-"""Of ``--timeout``, for the step in all modes together, where ``--step-timeout`` is not given."""
+"""Share of ``--timeout`` for the step in all modes together, if ``--step-timeout`` is not given."""
 STEP_BUSY_NOTE = "busy: other processes disturbed the step's timing; search again on a quiet machine."
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``autotune search`` that say whether and how a program's step decides."""
+    """Add the options of ``autotune search`` for timing a program's step."""
     about = (
         "do not time the whole step of a program (package.module:callable) at the end, which finds what is faster left"
         " to Inductor; an earlier verdict stays"
@@ -47,7 +47,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def reserved_s(args: argparse.Namespace) -> float:
-    """The seconds of ``--timeout`` that the step gets, 0 where it has seconds of its own."""
+    """Seconds of ``--timeout`` for the step; 0 if ``--step-timeout`` is given."""
     if args.timeout is None or args.step_timeout is not None:
         return 0.0
     return float(min(STEP_SHARE * args.timeout, LIMIT_S * len(args.mode)))
@@ -56,10 +56,10 @@ def reserved_s(args: argparse.Namespace) -> float:
 def decide_step(
     args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str
 ) -> list[Decision]:
-    """Time the step of the searched program and store the verdicts; a line on stderr has the decision.
+    """Time the step of the searched program, store the verdicts and print the decision on stderr.
 
     Returns:
-        The decisions; none where the search was cut short or found nothing.
+        The decisions; empty if the search was cut short or found nothing.
     """
     if searched.interrupted or any(r.fault for r in searched.results) or not any(r.winner for r in searched.results):
         return []
@@ -81,7 +81,7 @@ def decide_step(
 
 
 def steps(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """One verdict for each step, newest first: those on its graphs have one record."""
+    """One verdict for each step, newest first: the verdicts on a step's graphs share one record."""
     found: dict[str, Verdict] = {}
     for verdict in verdicts:
         key = [verdict.device, verdict.environment, verdict.mode, verdict.record]
@@ -90,10 +90,10 @@ def steps(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def verdicts_of(store: Store, args: argparse.Namespace, label: str, where: DeviceIdentity) -> list[Verdict]:
-    """A database's verdicts on a command's target, newest first, taken under the settings of torch's in force.
+    """A database's verdicts on a command's target, newest first, timed under torch's current settings.
 
     Args:
-        args: of a command that has the options of a target.
+        args: of a command with the options of a target.
         label: of the target.
         where: the device.
     """
@@ -104,12 +104,12 @@ def verdicts_of(store: Store, args: argparse.Namespace, label: str, where: Devic
 
 
 def verdicts_on(args: argparse.Namespace, label: str, device: str, names: Sequence[str] | None = None) -> list[Verdict]:
-    """The newest verdict of each mode that the command's database has on its target's step, for the software at hand.
+    """The newest verdict of each mode on the target's step in the command's database, for the current software.
 
-    A snapshot does not hold the programs of its verdicts; without a database there are none.
+    Empty for a snapshot, which does not store the programs of its verdicts, and without a database.
 
     Args:
-        args: of a command that has the options of a target and of a database.
+        args: of a command with the options of a target and of a database.
         label: of the target.
         device: "cpu" or "cuda:N".
         names: of the modes; None for all.
@@ -137,25 +137,25 @@ def to_json(verdict: Verdict) -> dict[str, Any]:
 
 
 def numerics_of(record: Mapping[str, Any]) -> Numerics:
-    """Torch's settings that a step was timed under, of a verdict's record or a gate's; an older one has defaults."""
+    """Torch's settings during a step's timing, from a verdict's record or a gate's; {} for an older record."""
     found = record.get("numerics")
     return found if isinstance(found, Mapping) else {}
 
 
 def families(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The families in a record that may have come from elsewhere, without what is none."""
+    """The families in a record, without malformed entries: it may be from an untrusted source."""
     listed = record.get("families")
     return [f for f in listed if isinstance(f, Mapping)] if isinstance(listed, list) else []
 
 
 def lines(verdict: Verdict, most: int = 8) -> list[str]:
-    """A verdict in words: the step's times, and the gain of each family, ``most`` families at most."""
+    """A verdict as text: the step's times, and the gain of each family, at most ``most`` families."""
     record, every = verdict.record, families(verdict.record)
     left = [f for f in every if not f.get("kept")]
     kept = len(every) - len(left)
     said = f"{kept} of {len(every)} families of regions kept" + (f", {len(left)} left to Inductor" if left else "")
     ours, best = record.get("autotune_us"), record.get("ratio")
-    nothing = ours is None and is_number(best)  # the step with all of its regions left is torch.compile's
+    nothing = ours is None and is_number(best)  # with all regions left to Inductor the step is torch.compile's
     rewritten = record.get("attention_us")
     peer = f", {_us(rewritten)} with attention rewritten" if is_number(rewritten) else ""
     tried = " at best" if record.get("tries") else " with every stored kernel"
@@ -181,7 +181,7 @@ def lines(verdict: Verdict, most: int = 8) -> list[str]:
 
 
 def table(verdicts: Sequence[Verdict]) -> Table:
-    """The steps that were decided, one in a line."""
+    """A table of steps with a verdict, one per line."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table

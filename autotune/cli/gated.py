@@ -1,4 +1,4 @@
-"""``autotune compare --against`` and ``--save``: a step's record, and whether the step became slower."""
+"""``autotune compare --against`` and ``--save``: a step's record, and the check for a slower step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autotune.store import Verdict
 
 SLOWER = 3
-"""The exit code where a step became slower than its record: no failure, and no mistake of the user."""
+"""Exit code if a step became slower than its record, which is neither a failure nor a user error."""
 
 WAYS = ("auto", "relative", "absolute")
 
@@ -57,16 +57,16 @@ def is_database(name: str) -> bool:
 
 
 def check(args: argparse.Namespace) -> None:
-    """See that the record can be read and written, before anything is measured.
+    """Check that the record can be read and written, before anything is measured.
 
     Raises:
-        UserError: what is wrong.
+        UserError: invalid options, or a record that cannot be read or written.
     """
     from autotune.bench import gate
 
     if args.against is None and (args.gate != "auto" or args.tolerance is not None):
         raise UserError("--gate and --tolerance are of --against: name the record, too")
-    if "" in (args.save, args.against):  # a variable of a script that is not set: no gate would be there
+    if "" in (args.save, args.against):  # an unset variable of a script would disable the gate
         raise UserError("--against and --save name a file: what was given is empty")
     if args.save:
         check_output(Path(args.save), f"--save {args.save}", make=True)
@@ -81,10 +81,11 @@ def check(args: argparse.Namespace) -> None:
 
 
 def recorded(args: argparse.Namespace, label: str, where: DeviceIdentity) -> Mapping[str, Any] | list[Verdict] | None:
-    """What ``--against`` has of the step on this device: a record, or a database's verdicts, the newest first.
+    """The record of the step on this device in the file of ``--against``, or a database's verdicts, newest first.
 
     Raises:
-        UserError: the record has no such step, or is of another device.
+        UserError: the record has no such step, or was made on another device, with other settings of torch, or by an
+            earlier autotune.
     """
     from autotune.bench import gate
 
@@ -140,7 +141,7 @@ def judged(
     found: Comparison,
     record: Mapping[str, Any] | list[Verdict] | None,
 ) -> list[Change]:
-    """Write the record if that is asked for, and compare with what :func:`recorded` found."""
+    """Write the record if ``--save`` is given, and compare with the result of :func:`recorded`."""
     from autotune.bench import gate
     from autotune.bench.step import AUTOTUNE, EAGER, lead_s
     from autotune.device import environment
@@ -166,7 +167,7 @@ def judged(
 
 
 def _against(verdicts: list[Verdict], found: Comparison, tolerance: float) -> list[Change]:
-    """Against the newest verdict of each mode."""
+    """Changes against the newest verdict of each mode."""
     from autotune.bench import gate
     from autotune.bench.step import AUTOTUNE, COMPILE
 
@@ -184,7 +185,7 @@ def _against(verdicts: list[Verdict], found: Comparison, tolerance: float) -> li
 
 
 def lines(args: argparse.Namespace, changes: Sequence[Change]) -> list[str]:
-    """The short table, and what it means."""
+    """The lines of a short table and its explanation."""
     from autotune.bench.gate import ALPHA
 
     if not changes:

@@ -1,4 +1,4 @@
-"""Arguments that several commands share, the domains that they name, and checks that need nothing but the text."""
+"""Arguments that several commands share, look-up of the named domains, and argparse types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autotune.task import domains
 JSON_HELP = "print one JSON object on stdout, and nothing else there"
 DB_HELP = "database URL or SQLite file (default: $AUTOTUNE_DB, else a file in the user data directory)"
 DEFAULT = "fusion"
-"""The domain of a command that names none."""
+"""The domain of a command without one."""
 
 
 def every_domain() -> dict[str, Domain]:
@@ -41,7 +41,7 @@ def command_of(name: str | None, command: str) -> Command | None:
 
 
 def able(command: str) -> list[str]:
-    """The domains that have a command as their own."""
+    """The domains with their own version of a command."""
     return [name for name, domain in every_domain().items() if domain.command(command) is not None]
 
 
@@ -69,7 +69,7 @@ def positive_int(text: str) -> int:
 
 
 def natural_int(text: str) -> int:
-    """argparse type: an integer of 0 or more, as samplers take for a seed (below 2**32)."""
+    """argparse type: a sampler's seed, an integer from 0 to 2**32 - 1."""
     try:
         value = int(text)
     except ValueError:
@@ -91,15 +91,15 @@ def seconds(text: str) -> float:
 
 
 def modes(text: str) -> list[str]:
-    """argparse type: names by comma, which :func:`check_modes` looks at once torch may be imported."""
+    """argparse type: names separated by commas, which :func:`check_modes` checks when torch may be imported."""
     return text.split(",")
 
 
 def check_modes(names: Sequence[str]) -> None:
-    """See that ``torch.compile`` has these modes.
+    """Check that ``torch.compile`` has these modes.
 
     Raises:
-        UserError: it does not.
+        UserError: an unknown mode.
     """
     from torch._inductor import list_mode_options
 
@@ -110,7 +110,7 @@ def check_modes(names: Sequence[str]) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser, *, required: bool = True, names: Sequence[str] = ()) -> None:
-    """The positional ``DOMAIN TARGET`` and ``--inputs``; ``names`` of domains are all of them where it is empty."""
+    """Add the positional ``DOMAIN TARGET`` and ``--inputs``; ``names`` are the allowed domains, empty for all."""
     names = list(names) or sorted(domains())
     nargs = None if required else "?"
     parser.add_argument("domain", metavar="DOMAIN", nargs=nargs, choices=names, help=", ".join(names))
@@ -124,18 +124,18 @@ def add_target(parser: argparse.ArgumentParser, *, required: bool = True, names:
 
 
 def add_device(parser: argparse.ArgumentParser, more: str = "") -> None:
-    """``--device``, with ``more`` in its help."""
+    """Add ``--device``, with ``more`` in its help."""
     about = f"where it runs (default: %(default)s){more}"
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help=about)
 
 
 def add_db(parser: argparse.ArgumentParser) -> None:
-    """``--db``."""
+    """Add ``--db``."""
     parser.add_argument("--db", metavar="URL", help=DB_HELP)
 
 
 def add_replica(parser: argparse.ArgumentParser) -> None:
-    """``--db-read``."""
+    """Add ``--db-read``."""
     about = (
         "look up in this copy of the database, such as a server's standby, and write to the database itself what was"
         " looked up in vain (default: $AUTOTUNE_DB_READ where --db is not given, else none)"
@@ -144,5 +144,5 @@ def add_replica(parser: argparse.ArgumentParser) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """``--json``."""
+    """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help=JSON_HELP)

@@ -23,16 +23,16 @@ TUNABLE = (
     "it tunes what lies between library calls, on tensors of float32, float16, bfloat16, float8, integers or bool that"
     " are not empty"
 )
-"""What can be tuned, for a target that has nothing of it."""
+"""The operators that can be tuned, for the message on a target without any."""
 
 BOTH_WAYS = "requires a gradient, so it is captured twice: under torch.no_grad() and in training"
-"""What is said after the name of such a target."""
+"""Text after the name of a target that requires a gradient."""
 
 BUSY_NOTE = "busy: other processes disturbed the final comparison; search again on a quiet machine."
-"""Below a table with rows that are marked so."""
+"""Note below a table with rows marked busy."""
 
 NARROWEST = 80
-"""Columns below which a table is not squeezed: a terminal that wraps lines shows more than one that cuts numbers."""
+"""Minimum width of a table in columns: wrapped lines in a narrow terminal are better than cut numbers."""
 
 Emit = Callable[[Mapping[str, Any]], None]
 Region = Mapping[str, Any]
@@ -42,14 +42,14 @@ LEVELS = ("exact", "other_rows", "other_device", "packaged", "none")
 
 @contextmanager
 def machine_output(enabled: bool) -> Iterator[Emit]:
-    """Keep stdout for one JSON object.
+    """Reserve stdout for one JSON object.
 
-    While the context is open everything else that writes to stdout, be it the user's module, a compiler that a library
-    starts or a worker process, goes to stderr instead: the file descriptor itself is turned, not only ``sys.stdout``.
-    The object given to the yielded function is written when the context ends without an exception.
+    While the context is open, all other output to stdout goes to stderr instead: of the user's module, of a compiler
+    that a library starts, or of a worker process. The file descriptor itself is redirected, not only ``sys.stdout``.
+    The object passed to the yielded function is written when the context ends without an exception.
 
     Args:
-        enabled: False yields a function that does nothing and leaves stdout alone.
+        enabled: False yields a function that does nothing, and does not redirect stdout.
     """
     if not enabled:
         yield lambda data: None
@@ -69,15 +69,15 @@ def machine_output(enabled: bool) -> Iterator[Emit]:
 
 
 def console() -> Console:
-    """A console on stdout for tables. Without a terminal it is wide, so that a log or a pipe gets whole lines."""
+    """A console on stdout for tables. Without a terminal it is 180 columns wide, so that lines are not wrapped."""
     from rich.console import Console
 
     class Piped(Console):
         def on_broken_pipe(self) -> None:
-            raise BrokenPipeError  # rich would exit with code 1; main() knows that it is no error
+            raise BrokenPipeError  # rich would exit with code 1; main() returns 0
 
         def render_str(self, text: str, **options: Any) -> Text:
-            # What comes out of a database may hold what a terminal takes for a command.
+            # Text from a database may contain terminal control characters.
             return super().render_str("\n".join(printable(line) for line in text.split("\n")), **options)
 
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 180
@@ -95,9 +95,9 @@ def total(target: str, device: str, regions: Sequence[Region]) -> dict[str, Any]
     """The JSON object of a whole target.
 
     ``match`` is the worst among the regions. ``best`` is the sum of the fastest candidates, with the configuration for
-    a target of one region; null if a region has none. ``deployed_us`` is the sum of what is deployed, where a baseline
-    may have won. A baseline's latency is null, with the ``error``, where it could not be measured for every region.
-    ``speedup`` is the fastest baseline over what is deployed.
+    a target of one region; null if a region has none. ``deployed_us`` is the sum of the winners, which may be
+    baselines. A baseline's latency is null, with the ``error``, unless it was measured for every region.
+    ``speedup`` is the fastest baseline over ``deployed_us``.
 
     Args:
         regions: objects with ``workload``, ``label``, ``count``, ``match``, ``best``, ``baselines``, ``deployed_us``
@@ -140,7 +140,7 @@ def _latency(timed: Mapping[str, Any] | None) -> float | None:
 
 
 def _sum(regions: Sequence[Region], latencies: Sequence[float | None]) -> float | None:
-    """Weighted by count; None if there is no region or one lacks its latency."""
+    """Sum weighted by count; None without regions or if one lacks its latency."""
     known = [latency for latency in latencies if latency is not None]
     if not regions or len(known) < len(regions):
         return None
@@ -149,12 +149,11 @@ def _sum(regions: Sequence[Region], latencies: Sequence[float | None]) -> float 
 
 
 def print_table(answer: Mapping[str, Any]) -> None:
-    """The regions of an answer as a table on stdout, in the order given, and their sum.
+    """Print the regions of an answer as a table on stdout, in the order given, and their sum.
 
-    ``noise`` is the interquartile range over the median of the winner's samples; ``runs`` is what a deployment runs,
-    marked where other processes kept the machine too busy for that to be trusted; in the sum it is the
-    latency of all that, to which ``speedup`` refers, whereas ``autotune`` is the best candidate even where a baseline
-    won.
+    ``noise`` is the interquartile range over the median of the winner's samples. ``runs`` is the winner that a
+    deployment runs, marked if other processes kept the machine too busy to trust the comparison. In the sum ``runs`` is
+    the winners' latency, which ``speedup`` refers to. ``autotune`` is the best candidate even if a baseline won.
     """
     from rich.table import Table
 
@@ -196,19 +195,19 @@ def print_table(answer: Mapping[str, Any]) -> None:
 
 
 def print_busy_note(regions: Sequence[Region]) -> None:
-    """Say below a table why some of its rows are marked."""
+    """Print the note on busy rows below a table that has some."""
     if any(map(is_busy, regions)):
         console().print(BUSY_NOTE, highlight=False)
 
 
 def _deployed(answer: Mapping[str, Any]) -> str:
-    """What a deployment takes for all regions; where baselines won that is less than the sum of the candidates."""
+    """A deployment's latency for all regions, which is below the candidates' sum if baselines won."""
     latency = answer["deployed_us"]
     return "" if latency is None else f"{microseconds(latency)} in all"
 
 
 def is_busy(region: Region) -> bool:
-    """Return True where other processes disturbed the final comparison too much to trust it."""
+    """Return True if other processes disturbed the final comparison too much to trust it."""
     return (region.get("others_busy") or 0.0) > BUSY
 
 

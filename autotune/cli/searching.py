@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search of workloads of one domain came to.
+    """The outcome of a search of workloads of one domain.
 
     Attributes:
         answer: for ``--json``.
-        results: of those that were begun, and of those that were not what is known; how many were not is ``not_begun``
-            of the answer.
-        reasons: fingerprint to why nothing could be measured.
+        results: of the workloads that were begun, and earlier results of the others. ``not_begun`` of the answer counts
+            the others.
+        reasons: fingerprint to the reason why nothing could be measured.
         show: prints the answer on stdout.
-        captured: fingerprints of all workloads, those that were not begun included.
+        captured: fingerprints of all workloads, including those not begun.
     """
 
     answer: Mapping[str, Any]
@@ -53,18 +53,18 @@ def tune(
     command: str,
     **options: Any,
 ) -> list[Result]:
-    """Search workloads as the command's options say, and show how far it is; a busy machine is told at the end.
+    """Search workloads with the command's options and show the progress; warn at the end if the machine was busy.
 
     Args:
         timeout: seconds for all of them.
-        command: to note with the run.
-        options: more of :func:`autotune.api.tune_workloads`.
+        command: stored with the run.
+        options: further options of :func:`autotune.api.tune_workloads`.
     """
     from autotune.api import tune_workloads
     from autotune.cli.commands.watch import ProgressDisplay
 
     with ProgressDisplay(of=len(workloads)) as display, warnings.catch_warnings():
-        warnings.simplefilter("ignore", BusyMachine)  # told in our own words, after the display has gone
+        warnings.simplefilter("ignore", BusyMachine)  # printed below, after the progress display is closed
         results = tune_workloads(
             workloads,
             devices,
@@ -84,18 +84,18 @@ def tune(
 
 
 def not_begun(workloads: int, results: Sequence[Result]) -> int:
-    """How many of so many workloads the search did not come to."""
+    """Number of workloads that the search did not begin."""
     return workloads - sum(result.begun for result in results)
 
 
 def conclude(done: Sequence[Searched], json: bool) -> int:
-    """Tell what came of a search; returns the exit code.
+    """Print the outcome of a search; returns the exit code.
 
     Args:
-        json: the answers have been printed.
+        json: the answers have been printed already.
 
     Raises:
-        KeyboardInterrupt: the user interrupted it.
+        KeyboardInterrupt: the user interrupted the search.
     """
     broken = next((result for searched in done for result in searched.results if result.fault), None)
     for searched in done:
@@ -122,7 +122,7 @@ def conclude(done: Sequence[Searched], json: bool) -> int:
 
 
 def reason(store: Store, result: Result) -> str:
-    """Why no candidate worked, in one line: what the machine said, or how they failed and the commonest reason."""
+    """One line on why no candidate worked: the machine's error, or counts by status and the most common reason."""
     if result.error:
         return result.error
     failed = [m for m in store.measurements(workload=result.workload, policy=result.policy) if m.reason]
@@ -148,7 +148,7 @@ def joined(args: argparse.Namespace) -> Iterator[Cluster | None]:
     """The cluster that the command names, or None.
 
     Raises:
-        UserError: Ray is not installed, no cluster answers there, or none of its nodes has the device.
+        UserError: Ray is not installed, no cluster answers at the address, or none of its nodes has the device.
     """
     if args.ray is None:
         yield None
@@ -156,7 +156,7 @@ def joined(args: argparse.Namespace) -> Iterator[Cluster | None]:
     from autotune.tuner.cluster.cluster import Cluster
     from autotune.tuner.cluster.engine import Engine
 
-    with contextlib.redirect_stdout(sys.stderr):  # Ray tells there which nodes have gone
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints lost nodes to stdout
         engine = Engine(args.ray)
         try:
             yield Cluster(engine, args.device)
@@ -177,19 +177,19 @@ def at(
     """``function(args, device, store, *more)``: here, or on a node of the cluster that has the device.
 
     Args:
-        function: of a module, so that a node finds it.
+        function: at the top level of a module, so that a node can import it.
         kind: of the device; None for any.
-        gpus: that it needs, where the devices are such.
+        gpus: number that the function needs, if the devices are GPUs.
     """
     if cluster is None:
         return function(args, device, store, *more)
     sent = copy.copy(args)
-    sent.db = sent.run = None  # the one is in the store's own URL, the other means this host
+    sent.db = sent.run = None  # the store has the database's URL; ``run`` is a function of this host
     return cluster.call(function, sent, store, *more, kind=kind, gpus=gpus)
 
 
 def nodes_told(cluster: Cluster) -> str:
-    """The cluster, in words."""
+    """Description of the cluster."""
     nodes = cluster.nodes()
     gpus = f", {sum(node.gpus for node in nodes)} GPUs" if cluster.device != "cpu" else ""
     many = f"{len(nodes)} nodes" if len(nodes) > 1 else "1 node"
@@ -197,5 +197,5 @@ def nodes_told(cluster: Cluster) -> str:
 
 
 def warn(text: object) -> None:
-    """A line on stderr."""
+    """Print a warning on stderr."""
     print(f"autotune: WARNING: {text}", file=sys.stderr)

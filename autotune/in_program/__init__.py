@@ -1,1 +1,1 @@
-"""Searches inside of a user's program, within a budget of seconds."""
+"""Searches inside a user's program, within a budget of seconds."""

@@ -1,4 +1,4 @@
-"""Run a script with autotune in the place of Inductor: ``python -m autotune.in_program SCRIPT [ARGUMENTS]``.
+"""Run a script with autotune in place of Inductor: ``python -m autotune.in_program SCRIPT [ARGUMENTS]``.
 
 ``-m MODULE`` runs a module. ``autotune run`` starts this; so does ``torchrun -m autotune.in_program SCRIPT`` on every
 rank.
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def replace_inductor() -> None:
-    """Make ``torch.compile`` use the backend "autotune" where it would use "inductor"; other backends stay."""
+    """Make ``torch.compile`` use the backend "autotune" in place of "inductor", but not of other backends."""
     import torch
 
     from autotune.in_program.backend import dynamo_backend
@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> None:
     """Run a script or a module as Python would.
 
     Raises:
-        SystemExit: what the script raises; 2 where none is named or there is no such file.
+        SystemExit: raised by the script; 2 without a script or if the file does not exist.
     """
     module = words[:1] == ["-m"]
     named = words[1:] if module else words

@@ -1,5 +1,4 @@
-"""The backend "autotune" of ``torch.compile``, and ``autotune.compile``: deployment, after a search where one is asked
-for."""
+"""The backend "autotune" of ``torch.compile``, and ``autotune.compile``: deployment, with a search on request."""
 
 from __future__ import annotations
 
@@ -25,15 +24,15 @@ def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs
         verify: when a stored kernel's results are compared with those of the region's own operators: "first" (at its
             first call), "always", "never" or "auto"; None for the setting, see
             :class:`autotune.runtime.settings.Settings`.
-        kwargs: those of ``torch.compile``; ``mode``, ``options`` and ``dynamic`` mean what they do for Inductor. Two
-            options are autotune's. "search": seconds that a search of what the database lacks may add to the first
-            step. "unsearched": "default" predicts schedules where there is no search, "leave" does not.
+        kwargs: those of ``torch.compile``; ``mode``, ``options`` and ``dynamic`` have their meaning for Inductor. Two
+            options are autotune's. "search": seconds that a search of regions without schedules may add to the first
+            step. "unsearched": "default" predicts schedules without a search, "leave" does not.
 
     Returns:
         The compiled model. Training works; ``autotune.counters()`` has how many regions were found.
 
     Raises:
-        UserError: ``verify`` is none of these.
+        UserError: invalid ``verify``.
     """
     if verify is not None and verify not in get_args(Verify):
         raise UserError(f"verify={verify!r} is none of {', '.join(get_args(Verify))}")
@@ -44,7 +43,7 @@ def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs
 
 @functools.cache
 def _verifying(verify: Verify) -> Compiled:
-    """A backend with a setting of its own; one for each, since Dynamo compiles again for another backend."""
+    """A backend with a fixed ``verify``, cached, since Dynamo recompiles for another backend object."""
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
         return _compiled(gm, example_inputs, options, verify)
@@ -56,7 +55,7 @@ def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options:
     """The backend "autotune" of ``torch.compile``.
 
     Args:
-        gm: a graph of Dynamo's.
+        gm: a Dynamo graph.
         example_inputs: its inputs; symbolic integers among them mean dynamic shapes.
         options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
     """
@@ -68,7 +67,7 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, A
     predicted, rest = predicts(rest)
     if not (seconds or predicted) or _ahead_of_time():
         return compile_graph(gm, inputs, rest, verify=verify)
-    # Imported where a search may begin: deployment needs nothing of it.
+    # Imported for a search only: deployment does not need them.
     from autotune.in_program import search, unsearched
     from autotune.runtime.inductor.verdict import base_mode
 
@@ -83,7 +82,7 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, A
 
 
 def _ahead_of_time() -> bool:
-    """True where torch saves what is compiled, which then has one code."""
+    """True if torch saves the compiled code, which then must be one code."""
     from torch._functorch import config
 
     return bool(config.bypass_autograd_cache_key)

@@ -22,7 +22,7 @@ _spent_s = 0.0
 
 @contextlib.contextmanager
 def tuning(seconds: float) -> Iterator[None]:
-    """Search what the program compiles inside of this context, for ``seconds`` at most.
+    """Context manager that searches the graphs compiled inside it, for at most ``seconds``.
 
     ::
 
@@ -30,13 +30,13 @@ def tuning(seconds: float) -> Iterator[None]:
         with autotune.tuning(seconds=120):
             step()
 
-    What Dynamo compiled before is forgotten at the entrance, so that the step compiles again and is searched.
+    Dynamo is reset at the entrance, so that the step is compiled again and searched.
 
     Args:
-        seconds: that all searches in it may add to the program together.
+        seconds: budget of all searches in the context together.
 
     Raises:
-        UserError: ``seconds`` is no number above 0.
+        UserError: ``seconds`` is not a number above 0.
     """
     import torch
 
@@ -55,7 +55,7 @@ def tuning(seconds: float) -> Iterator[None]:
 
 
 def parse(value: Any, name: str) -> float:
-    """The seconds of a budget; raises UserError where ``value`` is no finite number above 0."""
+    """The seconds of a budget; raises UserError if ``value`` is not a finite number above 0."""
     try:
         seconds = float(value)
     except (TypeError, ValueError):
@@ -68,13 +68,13 @@ def parse(value: Any, name: str) -> float:
 def asked(options: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     """The budget in seconds, 0 for none, and the options of ``torch.compile`` without it.
 
-    The innermost of :func:`tuning`, the option "search" and $AUTOTUNE_SEARCH decides, in this order.
+    The order of precedence is the innermost :func:`tuning`, the option "search", $AUTOTUNE_SEARCH.
 
     Args:
         options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
 
     Raises:
-        UserError: the option is no number of seconds. A variable that cannot be read is warned of once.
+        UserError: the option is not a number of seconds. An invalid variable only logs one warning.
     """
     own = dict(options.get("options") or {})
     option = own.pop(OPTION, None)
@@ -94,13 +94,13 @@ def asked(options: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
 
 
 def left_s(seconds: float) -> float:
-    """What is left of a budget of ``seconds``; all searches of the process spend from one purse."""
+    """The rest of a budget of ``seconds``, which all searches of the process share."""
     return seconds - _spent_s
 
 
 @contextlib.contextmanager
 def spending() -> Iterator[None]:
-    """Count the time inside of this context as spent."""
+    """Context manager that counts its time as spent."""
     global _spent_s
     begin = time.monotonic()
     try:

@@ -1,7 +1,7 @@
-"""A program's own first steps decide between its code before and after a search.
+"""Comparison of a program's code before and after a search, in the program's own first steps.
 
-Both are compiled. Steps run in blocks, one code after the other, and events of the device time them; nothing waits for
-the device before the last block has ended. The end of a step is the optimizer's, or the next call where none is used.
+Both are compiled. Steps run in blocks of alternating code, timed by device events, without synchronization before the
+end of the last block. A step ends with the optimizer's step, or with the next call in a program without optimizer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from autotune.measure.outcome import spread
 Compiled = Callable[..., Any]
 
 WARM = 3
-"""Steps of each code that are not timed: allocations, CUDA graphs of Inductor's."""
+"""Warm-up steps of each code, not timed: allocations, Inductor's CUDA graphs."""
 BLOCK = 6
 """Steps of a block; the first one, which follows the other code, is not timed."""
 ROUNDS = 4
@@ -28,7 +28,7 @@ ROUNDS = 4
 
 
 class Timer(Protocol):
-    """Marks of the device's time."""
+    """Timestamps of a device."""
 
     def mark(self) -> Any: ...
 
@@ -62,7 +62,7 @@ class Outcome:
     Attributes:
         ratio: median over rounds of the time before over the time after.
         noise: interquartile range over median of the steps' times, the larger of both codes.
-        kept: the code after the search stays.
+        kept: True to keep the code after the search.
     """
 
     before_us: float
@@ -73,7 +73,7 @@ class Outcome:
 
 
 def judge(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -> Outcome:
-    """Compare the times of blocks of steps, a block of each code a round.
+    """Compare the times of blocks of steps, with a block of each code in a round.
 
     Args:
         before, after: microseconds of the steps of every block, which may not be empty.
@@ -86,10 +86,10 @@ def judge(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -
 
 
 class Frame:
-    """What Dynamo calls for one graph: the code before the search or the code after it.
+    """The callable that Dynamo gets for one graph: runs the code before the search or after it.
 
     Attributes:
-        before, after: both, until the contest has ended.
+        before, after: both codes until the contest has ended, then the kept one.
     """
 
     def __init__(self, before: Compiled, after: Compiled, contest: Contest) -> None:
@@ -110,9 +110,9 @@ class Frame:
 
 @dataclass
 class Contest:
-    """The frames of a program that have two codes, which change together at the ends of steps.
+    """The frames of a program with two codes, which all switch at the ends of steps.
 
-    The first frame that is called leads: a step begins with its call.
+    A step begins with the call of the first frame that was called.
 
     Attributes:
         timer: of the device; tests set their own.
@@ -125,13 +125,13 @@ class Contest:
     _leader: Frame | None = None
     _step: int = -1
     _optimized: bool | None = None
-    """None before an optimizer was seen; then, whether it has run since the step began."""
+    """None before the first step of an optimizer; then True if it has run since the step began."""
     _hook: Any = None
     _marks: list[Any] = field(default_factory=list)
 
     def code_of(self, frame: Frame) -> Compiled:
         """The code that a call of ``frame`` runs."""
-        if _capturing():  # replays repeat what is captured here, and an event would be a part of it
+        if _capturing():  # replays repeat the captured code, and would include an event
             return frame.after
         if self._leader is None:
             self._leader = frame
@@ -155,7 +155,7 @@ class Contest:
 
     @staticmethod
     def _after(step: int) -> bool:
-        """True in steps of the code after the search."""
+        """True for steps that run the code after the search."""
         return step >= WARM if step < 2 * WARM else (step - 2 * WARM) // BLOCK % 2 == 1
 
     def _end(self) -> None:

@@ -1,7 +1,7 @@
 """Schedules without a search: the few candidates of a region that cost models and stored measurements predict best.
 
 Each candidate is verified and timed once. The fastest is compared once with Inductor's code of the region, and stored
-as a schedule of lower standing (:data:`autotune.store.records.PREDICTED`): a search replaces it.
+as a schedule of lower rank (:data:`autotune.store.records.PREDICTED`): a search replaces it.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
     from autotune.workload import Workload
 
 MOST = 4
-"""Candidates of a region."""
+"""Maximum number of candidates of a region."""
 MARGIN = 1.03
-"""How many times as fast as Inductor's code a candidate has to be."""
+"""Required speedup of a candidate over Inductor's code."""
 NO_GAIN = "the models expect no gain"
 _PLANS, _OF_EACH = 2, 2
-"""Compositions of a region, and configurations of each of their parts, that are proposed."""
+"""Number of proposed compositions of a region, and of configurations of each of their parts."""
 _SEED = 0
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A candidate, and where it comes from.
+    """A candidate and its origin.
 
     Attributes:
-        origin: "default", "model", "neighbour" (the same family at other rows) or "elsewhere" (the same workload on
-            another device or with other software) or "packaged" (it comes with autotune).
-        expected_us: by the cost model; None where it has none.
+        origin: "default", "model", "neighbour" (the same family at other rows), "elsewhere" (the same workload on
+            another device or with other software) or "packaged" (shipped with autotune).
+        expected_us: by the cost model; None without a model.
     """
 
     config: Config
@@ -63,11 +63,11 @@ class Prediction:
     Attributes:
         origin, expected_us: of the fastest candidate, as in :class:`Proposal`.
         expected_gain: of :func:`gain`.
-        latency_us: of the fastest candidate, None where none works.
+        latency_us: of the fastest candidate, None if none works.
         inductor_us: of Inductor's code in the same comparison.
-        won: it is :data:`MARGIN` times as fast as Inductor's code.
-        why: reason why nothing was compared; "" otherwise.
-        seconds: from its beginning to its end.
+        won: True if it is :data:`MARGIN` times as fast as Inductor's code.
+        why: reason why nothing was compared; "" after a comparison.
+        seconds: duration.
     """
 
     workload: str
@@ -87,10 +87,10 @@ class Prediction:
 
 
 def proposals(task: Task, stored: Iterable[tuple[str, Config]] = ()) -> list[Proposal]:
-    """The candidates to try for a workload, :data:`MOST` at most; the default is the first.
+    """The candidates to try for a workload, at most :data:`MOST`; the default is the first.
 
     Args:
-        stored: origins and configurations that were best at other rows or in other places.
+        stored: origins and configurations that were best at other rows, on other devices or with other software.
     """
     default = task.normalize(task.default())
     found = {config_key(default): Proposal(default, "default", task.predict(default))}
@@ -109,7 +109,7 @@ def gain(task: Task, proposed: Sequence[Proposal]) -> float | None:
 
 
 def _modelled(task: Task) -> Iterator[tuple[str, Config]]:
-    """The favourites of the cost models, with their origin: of the whole region, or composed of parts."""
+    """The best configurations by the cost models, with their origin: of the whole region, or composed of parts."""
     compositions = task.compositions(_PLANS)
     if not compositions:
         yield from (("model", config) for config in picks(task, task.space(), _SEED, _OF_EACH))
@@ -124,24 +124,24 @@ def _modelled(task: Task) -> Iterator[tuple[str, Config]]:
 
 
 class Trials:
-    """Tries the proposals of workloads on one device. Threads may call :meth:`run` at a time, each with its worker.
+    """Trials of workloads' proposals on one device. Threads may call :meth:`run` concurrently, each with a worker.
 
     Args:
-        store: where schedules and measurements go.
+        store: database for schedules and measurements.
         device: "cpu" or "cuda:N".
-        run: names what is measured.
+        run: id of the run for its measurements.
     """
 
     def __init__(self, store: Store, device: str, pool: CompilePool, run: str) -> None:
         self._store, self._device, self._pool, self._run = store, device, pool, run
-        self._lock = threading.Lock()  # of the store, and of the schedules that are to be stored
+        self._lock = threading.Lock()  # guards the store and the decided schedules
         self._decided: list[Schedule] = []
         self._here, self._env = identify(device), environment(device)
         with self._lock:
             self._place = store.put_device(self._here), store.put_environment(self._env)
 
     def run(self, workload: Workload, worker: Worker) -> Prediction:
-        """Try a workload's proposals and compare the fastest with Inductor's code. :meth:`store` stores the decision.
+        """Try a workload's proposals and compare the fastest with Inductor's code. :meth:`store` stores the result.
 
         Raises:
             WorkerFault: the machine failed.
@@ -190,10 +190,10 @@ class Trials:
         return replace(found, expected_gain=expected, seconds=round(time.monotonic() - begin, 3))
 
     def store(self) -> None:
-        """Store the decisions so far. The program's first code must not find them while it is compiled."""
+        """Store the results so far. The compilation of the program's first code must not find them."""
         with self._lock:
             for schedule in self._decided:
-                if self._store.schedule_of(schedule.key) is None:  # another process may have searched it meanwhile
+                if self._store.schedule_of(schedule.key) is None:  # another process may have stored one meanwhile
                     self._store.put_schedule(schedule)
             self._decided.clear()
 
@@ -223,7 +223,7 @@ class Trials:
         return Prediction(**told, inductor_us=inductor.latency_us, won=won)
 
     def _keep(self, key: Key, config: Config, built: Built, outcome: Outcome) -> None:
-        """Store a measurement, as a search would; none where the machine failed."""
+        """Store a measurement, as a search would, unless the machine failed."""
         if outcome.fault:
             return
         measured = Measurement(
@@ -245,7 +245,7 @@ class Trials:
 
 
 def failed(workload: Workload, why: str) -> Prediction:
-    """The outcome of a workload that could not be tried."""
+    """The outcome of a workload that was not tried."""
     return Prediction(workload.fingerprint, workload.label, why=why)
 
 

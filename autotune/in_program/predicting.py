@@ -1,8 +1,8 @@
 """The process that tries predicted schedules while the program compiles: ``python -m autotune.in_program.predicting``.
 
-The cost models run in Python for a second a region. In another process they do not hold up Inductor, and a failure
-there costs the predictions alone. It takes frames of :mod:`autotune.measure.wire`. ``workloads`` are tried in the
-background. ``end`` is answered when all were tried, or after a number of seconds.
+The cost models run in Python for a second a region. In another process they do not delay Inductor, and a failure only
+costs the predictions. The process receives frames of :mod:`autotune.measure.wire`. ``workloads`` are tried in the
+background. The answer to ``end`` follows when all were tried, or after a number of seconds.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from autotune.in_program.predicted import Prediction, Trials
 
 _WORKERS = 3
-"""Measuring processes at most: each compiles Inductor's code of a region for seconds, and times it in a few tenths."""
+"""Maximum number of measuring processes. Compiling a region by Inductor takes seconds, timing it tenths of a second."""
 _ROOM, _OVER_HELD = 0.5, 10
-"""The share of the device's memory that they take together, and what one needs over the bytes of its region's tensors:
-the oracle computes in fp64, and keeps intermediate values."""
+"""Share of the device's memory for all of them, and the factor of a process's memory over the bytes of its region's
+tensors: the oracle computes in fp64, and keeps intermediate values."""
 
 
 class Predictor:
-    """Tries workloads in a thread for each measuring process."""
+    """Trials of workloads, in a thread for each measuring process."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[Workload | None] = queue.SimpleQueue()
@@ -45,7 +45,7 @@ class Predictor:
         self._error = ""
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
-        """Take a frame."""
+        """Handle a frame."""
         if "workloads" in message:
             self._begin([Workload.from_json(w) for w in message["workloads"]], message["device"], message["numerics"])
         else:
@@ -79,7 +79,7 @@ class Predictor:
 
         numerics.restore(settings)
         self._room = int(_ROOM * (identify(device).memory_mib << 20))
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # of a worker, whose baselines are a kernel or two
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a worker's baselines are one or two kernels
         pool = CompilePool(timeout_s=policy_for(first, device).build_s)
         self._trials = Trials(Store.open(None), device, pool, uuid.uuid4().hex)
 
@@ -104,7 +104,7 @@ class Predictor:
 
     @contextlib.contextmanager
     def _holding(self, need: int) -> Iterator[None]:
-        """Wait until so many bytes are left by the regions of the other threads."""
+        """Reserve ``need`` bytes; waits until the regions of other threads leave enough."""
         with self._changed:
             while self._taken and self._taken + need > self._room:
                 self._changed.wait()

@@ -13,13 +13,13 @@ OPTION = "unsearched"
 
 
 def predicts(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """True where regions that nobody searched get predicted schedules, and the options without autotune's own.
+    """True if unsearched regions get predicted schedules, and the options without autotune's own.
 
     Args:
         options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
 
     Raises:
-        UserError: the option has a value that it does not take. A bad variable is warned of once.
+        UserError: invalid value of the option. An invalid variable only logs one warning.
     """
     own = dict(options.get("options") or {})
     if OPTION in own:

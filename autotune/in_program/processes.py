@@ -1,7 +1,7 @@
 """The processes of a search, started while Inductor compiles.
 
-On a GPU they need half a minute before their first candidate: they import torch and Numba, make a CUDA context, and
-compile for the first time. The first compiled graph names the workloads to begin with.
+On a GPU they need half a minute before their first candidate: they import torch and Numba, create a CUDA context, and
+compile for the first time. They begin with the workloads of the first compiled graph.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ log = logging.getLogger("autotune")
 
 _SEED = 0
 _SUGGESTED, _SEEDS = 4, 6
-"""Workloads of a graph whose heuristic candidates are compiled, too, and how many."""
+"""Number of a graph's workloads whose heuristic candidates are compiled too, and of candidates of each."""
 
 
 class Processes:
-    """A measuring worker, a compile pool and a pool for baselines on one device. A context manager, which ends them.
+    """Context manager of a measuring worker, a compile pool and a pool for baselines on one device.
 
     Args:
         device: "cpu" or "cuda:N".
 
     Attributes:
         device: as given.
-        worker, pool, baselines: None before :meth:`begin`, and where they could not be started.
+        worker, pool, baselines: None before :meth:`begin`, and if they could not be started.
     """
 
     def __init__(self, device: str) -> None:
@@ -64,7 +64,7 @@ class Processes:
         self.pool = self.baselines = self.worker = None
 
     def begin(self, graph: Surveyed) -> None:
-        """Start on the regions of a graph that lack a schedule."""
+        """Begin to compile for the regions of a graph without schedules."""
         if not any(device == self.device for device, _ in graph.regions):
             return
         if self._thread is None:
@@ -73,21 +73,21 @@ class Processes:
         self._graphs.put(graph)
 
     def ready(self) -> None:
-        """Wait until all have done their first work."""
+        """Wait until all processes have finished their first work."""
         self._graphs.join()
 
     def _run(self) -> None:
-        """Work for each graph. The thread lives as long as the worker, which Linux ends with it."""
+        """Handle each graph. The thread must live as long as the worker, which Linux kills with it."""
         while (graph := self._graphs.get()) is not None:
             try:
                 if regions := lacking([graph]).get(self.device, ()):
                     self._first_work(regions)
-            except Exception as error:  # the search then starts processes itself, and reports a failure
+            except Exception as error:  # the search then starts its own processes, and reports a failure
                 log.debug("the processes of a search were not started ahead: %s", error)
             self._graphs.task_done()
 
     def _first_work(self, counted: Sequence[tuple[Workload, int]]) -> None:
-        """Start, or go on, with workloads in the order in which they are searched."""
+        """Start the processes if necessary, and queue workloads in the order of the search."""
         from autotune.domain import open_task, policy_for
 
         weights = shares(counted)
@@ -115,11 +115,11 @@ class Processes:
 
         self.worker = Worker(workload, self.device, policy)
         self.pool = CompilePool(timeout_s=policy.build_s)
-        if self.device.startswith("cuda"):  # on a CPU, compiling disturbs what is measured
+        if self.device.startswith("cuda"):  # on a CPU, compiling disturbs measurements
             self.baselines = BaselinePool(timeout_s=policy.baseline_s)
 
     def _measured(self, task: Task) -> bool:
-        """Measure a default, beside its baselines on a GPU, so that the worker has imported all that it needs."""
+        """Measure a default, on a GPU with its baselines, so that the worker finishes all of its imports."""
         from autotune.measure.worker import Contender
 
         assert self.pool is not None
@@ -139,9 +139,9 @@ class Processes:
 
 
 def shares(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
-    """Each workload's share of a step by fingerprint: the mebibytes that it moves, at least one, as often as it occurs.
+    """Each workload's weight in a step by fingerprint: its mebibytes, at least one, times its occurrences.
 
-    So many candidates of each are measured that the share decides on the order, not on the time.
+    The first pass measures a fixed number of candidates of each, so the weight determines their order, not their time.
     """
     from autotune.domain import domain_of
 

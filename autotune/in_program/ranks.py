@@ -1,4 +1,4 @@
-"""One rank of those that compile equal graphs searches; the others wait for it, and compile what it found."""
+"""Search by one of the ranks that compile equal graphs; the others wait for it, and compile with its results."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from autotune.device import identify
 from autotune.runtime.deployment import deployment
 
 COMPILE_S = 3600.0
-"""Seconds that ranks wait while one compiles; no budget is for that."""
+"""Seconds that ranks wait while one compiles, in addition to the budget."""
 GRACE_S = 30.0
-"""Seconds past its budget for which a search is waited for."""
+"""Seconds that ranks wait for a search beyond its budget."""
 _LOOK_S = 0.05
 
 
@@ -27,8 +27,8 @@ class Turn:
     """A rank's part in the search of one graph.
 
     Attributes:
-        mine: this rank searches.
-        alone: no other rank waits for it.
+        mine: True if this rank searches.
+        alone: True if no other rank waits for it.
     """
 
     def __init__(self, store: Any, key: str) -> None:
@@ -42,12 +42,12 @@ class Turn:
             self._store.set(f"{self._key}/begun", str(seconds))
 
     def end(self) -> None:
-        """Release those that wait."""
+        """Release the waiting ranks."""
         if not self.alone:
             self._store.set(f"{self._key}/done", "1")
 
     def wait(self) -> bool:
-        """Wait for the rank that searches; False where it takes longer than it may."""
+        """Wait for the searching rank; False after the time limit."""
         limit, begun = time.monotonic() + COMPILE_S, False
         while time.monotonic() < limit:
             if self._store.check([f"{self._key}/done"]):
@@ -64,10 +64,10 @@ class Turn:
 
 @contextlib.contextmanager
 def turn(graph: str) -> Iterator[Turn]:
-    """The turn of this rank at the search of a graph; its end releases the others, whatever happens.
+    """Context manager of this rank's part in the search of a graph, which always releases the others at its end.
 
     Args:
-        graph: of :func:`name_of`. Ranks of one host share a database, and a search.
+        graph: result of :func:`name_of`. Ranks of one host share a database and a search.
     """
     mine = Turn(_store(), f"autotune/search/{socket.gethostname()}/{graph}")
     try:
@@ -78,7 +78,7 @@ def turn(graph: str) -> Iterator[Turn]:
 
 
 def _store() -> Any:
-    """The key-value store of the ranks, None in a program of one."""
+    """The key-value store of the ranks; None in a program of one rank."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
@@ -87,13 +87,13 @@ def _store() -> Any:
 
 
 def name_of(gm: fx.GraphModule, device: str) -> str:
-    """Return the SHA-256 of a graph of Dynamo's: its code, the layouts of its inputs, and the kind of device.
+    """Return the SHA-256 of a Dynamo graph: its code, the layouts of its inputs, and the kind of device.
 
     Args:
-        device: "cpu" or "cuda:N"; its number does not count.
+        device: "cpu" or "cuda:N"; its index does not matter.
     """
     layouts = [_layout(node.meta.get("example_value")) for node in gm.graph.nodes if node.op == "placeholder"]
-    code = gm.graph.python_code("self").src  # gm.code would change the key under which caches of torch's keep the graph
+    code = gm.graph.python_code("self").src  # gm.code would change the graph's key in torch's caches
     text = re.sub(r"cuda:\d+", "cuda", f"{code}{layouts}")
     return hashlib.sha256(f"{text}{identify(device).fingerprint}".encode()).hexdigest()
 

@@ -1,8 +1,8 @@
-"""A search between two compilations of one graph of Dynamo's.
+"""A search between two compilations of one Dynamo graph.
 
-The first compilation uses the database as it is; the program can run that code whatever happens later. The search
+The first compilation uses the database as it is; its code can run even if the search fails. The search
 covers the regions that lack a schedule for this device. The second compilation uses the new schedules. The program's
-first steps decide between both codes (:mod:`autotune.in_program.contest`).
+first steps select one of both codes (:mod:`autotune.in_program.contest`).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("autotune")
 
 _SHARE = 0.9
-"""Of what is left of the budget, for one graph: others may follow."""
+"""Share of the remaining budget for one graph, since others may follow."""
 _MORE_S = 1.5
 """A graph is searched again with a budget that is larger by this factor."""
 LEAST_S = 5.0
-"""Seconds under which a search is not begun: its worker takes most of them to start."""
+"""Minimum seconds for a search: its worker takes most of them to start."""
 _AGAIN = 0.5
 """The second compilation's share of the first one's time: most kernels come from Inductor's caches."""
 _FIRST = 8
@@ -70,7 +70,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     finished is compiled once.
 
     Args:
-        seconds: the budget of the process, of whose rest this graph's search takes nine tenths at most.
+        seconds: the budget of the process; this graph's search takes at most nine tenths of the rest.
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
 
     Raises:
@@ -88,7 +88,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
             mine.wait()
             return compile_once(gm, inputs)
         begin = time.monotonic()
-        # The backward graph's regions are searched with the forward graph's, not when the first backward pass comes.
+        # The backward graph's regions are searched with the forward graph's, not at the first backward pass.
         eager = functorch.patch(force_non_lazy_backward_lowering=True)
         surveyed: list[Surveyed] = []
 
@@ -104,7 +104,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
         with spending():
             try:
                 found = _searched(graphs, granted, seconds, mine, processes)
-                mine.end()  # graphs with collectives make the ranks agree while they compile
+                mine.end()  # compiling graphs with collectives needs the other ranks
                 if not found and mine.alone:
                     deployment().count_again(apart)
                     return before
@@ -134,10 +134,10 @@ def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
 
 
 def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine: Turn, processes: Processes) -> bool:
-    """Search what graphs lack within ``granted`` seconds; True where kernels were found.
+    """Search the graphs' regions without schedules for ``granted`` seconds; True if it found kernels.
 
     Raises:
-        KeyboardInterrupt: the user interrupted it.
+        KeyboardInterrupt: the user interrupted the search.
     """
     missed = lacking(graphs)
     count = sum(map(len, missed.values()))
@@ -158,7 +158,7 @@ def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine:
 
 
 def _device_of(inputs: Sequence[Any]) -> str | None:
-    """The device of a graph's inputs: a GPU's, if any is there, since scalars of the CPU come with it."""
+    """The device of a graph's inputs: a GPU if any input is on one, since CPU scalars may be among the inputs."""
     found = {value.device for value in inputs if isinstance(value, torch.Tensor)}
     gpus = sorted(device.index or 0 for device in found if device.type == "cuda")
     if gpus:
@@ -167,7 +167,7 @@ def _device_of(inputs: Sequence[Any]) -> str | None:
 
 
 def _storing() -> bool:
-    """True if what is found can be stored where deployment looks it up."""
+    """True if results can be stored in the database that deployment reads."""
     store = deployment().store()
     if store is not None and store.readonly:
         deployment().warn_once(
@@ -178,7 +178,7 @@ def _storing() -> bool:
 
 
 def _copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy to compile, which changes it; parameters and buffers are shared."""
+    """A copy for a compilation, which changes it; parameters and buffers are shared."""
     copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
     for name, value in vars(gm).items():
         vars(copied).setdefault(name, value)
@@ -186,7 +186,7 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _search(missed: Lacking, seconds: float, mine: Turn, processes: Processes) -> list[Result]:
-    """Search within ``seconds``, with the program's random state and its modes left alone."""
+    """Search for ``seconds``, without changing the program's random state and modes."""
     from autotune.store import Store
     from autotune.tuner.result import BusyMachine
 
@@ -217,8 +217,8 @@ def _passes(
     processes: Processes,
     told: Callable[[Progress], None],
 ) -> list[Result]:
-    """Search regions of one device: few candidates of each, which have most of the gain, then more where most is left
-    to gain."""
+    """Search regions of one device: first a few candidates of each, which bring most of the gain, then more of those
+    with the most to gain."""
     from autotune.api import tune_workloads
 
     own, end = device == processes.device, time.monotonic() + seconds
@@ -247,12 +247,12 @@ def _passes(
 
 
 def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result]) -> list[tuple[Workload, float]]:
-    """The workloads that may still gain, and how much in microseconds of a step; the largest first.
+    """The workloads that may still gain, with the possible gain in microseconds of a step, the largest first.
 
-    What a workload takes beyond its bytes, moved at the best rate of all results, may be gained.
+    The possible gain is the time beyond moving the workload's bytes at the best rate of all results.
 
     Args:
-        counted: workloads and how often each occurs.
+        counted: workloads with their numbers of occurrences.
         results: of their searches.
     """
     timed = {r.workload: (r.best_us, r.bytes_moved) for r in results if r.best_us and r.bytes_moved}
@@ -267,9 +267,9 @@ def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result
 
 @contextlib.contextmanager
 def _state_kept() -> Iterator[None]:
-    """Run a search inside of Dynamo's compilation without its modes, and leave numpy's random state as it was.
+    """Run a search inside Dynamo's compilation without its modes, and restore numpy's random state.
 
-    Dynamo itself restores the random states of Python and of torch behind a compilation.
+    Dynamo itself restores the random states of Python and torch after a compilation.
     """
     from torch._guards import tracing
     from torch.utils._python_dispatch import _disable_current_modes
@@ -277,7 +277,7 @@ def _state_kept() -> Iterator[None]:
     numpy = sys.modules.get("numpy")
     state = None if numpy is None else numpy.random.get_state()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()  # what the allocator holds and nobody uses is memory for the measuring process
+        torch.cuda.empty_cache()  # unused cached memory is freed for the measuring process
     try:
         with _disable_current_modes(), tracing(None):
             yield
@@ -287,10 +287,10 @@ def _state_kept() -> Iterator[None]:
 
 
 def _joined(device: str, graphs: Sequence[Surveyed], record: Mapping[str, Any]) -> Contest:
-    """The running contest of this process, or a new one; the graphs' verdicts are decided with it.
+    """The running contest of this process, or a new one; its outcome is the verdict on the graphs.
 
     Args:
-        record: of these verdicts, beside the times.
+        record: fields of these verdicts, in addition to the times.
     """
     global _contest
     if _contest is None or not _contest.running:
@@ -331,14 +331,14 @@ class _Decided:
 
 
 _noted: dict[tuple[str, str, str], float] = {}
-"""When the verdict on a graph, a device and a mode was stored first."""
+"""Time of the first stored verdict on a graph, a device and a mode."""
 
 
 def _note_verdicts(graphs: Sequence[Surveyed], record: Mapping[str, Any], *, left: bool = False) -> None:
     """Store the verdicts on graphs.
 
-    One that leaves nothing more to Inductor keeps its date: the code that was compiled under it stays right, and
-    Inductor's caches keep it for the next process.
+    A verdict that leaves no further workload to Inductor keeps its date: code compiled under it stays valid, and the
+    next process finds it in Inductor's caches.
 
     Args:
         left: every workload is left to Inductor.

@@ -1,4 +1,4 @@
-"""How far a search in a program is: one line on a terminal, a line now and then elsewhere."""
+"""Progress of a search in a program: one updated line on a terminal, or a line every ten seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def tell(text: str) -> None:
 
 
 class Teller:
-    """Shows a search's progress. A context manager, which removes the line of a terminal.
+    """Context manager that shows a search's progress, and removes the line from a terminal at the end.
 
     Args:
-        regions: labels, and how often a step has each.
-        seconds: of the search, at most.
+        regions: labels with their numbers of occurrences in a step.
+        seconds: limit of the search.
     """
 
     def __init__(self, regions: Sequence[tuple[str, int]], seconds: float) -> None:
@@ -47,7 +47,7 @@ class Teller:
                 console=Console(stderr=True),
                 transient=True,
                 auto_refresh=False,
-                redirect_stdout=False,  # the program prints as it likes
+                redirect_stdout=False,  # leave the program's output alone
                 redirect_stderr=False,
             )
             self._live.start()
@@ -60,7 +60,7 @@ class Teller:
             self._live.stop()
 
     def __call__(self, progress: Progress) -> None:
-        """Take note of a moment, and show it if the last one was long ago."""
+        """Record a state, and show it if the last line is old enough."""
         saved = self._occurs.get(progress.workload, 0) * progress.saved_us
         self._begun[progress.workload] = max(saved, self._begun.get(progress.workload, 0.0))
         now = time.monotonic()
@@ -76,7 +76,7 @@ class Teller:
             self._live.update(Text(f"autotune: {line}", no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def line(self, progress: Progress, elapsed_s: float) -> str:
-        """A moment in words, ``elapsed_s`` seconds after the search began."""
+        """A state as text, ``elapsed_s`` seconds after the search began."""
         done = min(len(self._begun), self._regions)
         won = microseconds(sum(self._begun.values()))
         left = max(0.0, self._seconds - elapsed_s)

@@ -1,8 +1,8 @@
-"""A gain without a search: predicted schedules are tried while the program compiles as torch.compile would.
+"""Predicted schedules without a search, tried while the program compiles as with ``torch.compile``.
 
-The regions that lack a schedule are known when the first post-grad graph is. From then on another process
-(:mod:`autotune.in_program.predicting`) tries their candidates. When Inductor is done and a candidate won, the graph is
-compiled a second time. The program's first steps decide between both codes, as after a search.
+The first post-grad graph has the regions without schedules. From then on another process
+(:mod:`autotune.in_program.predicting`) tries their candidates. If a candidate won, the graph is compiled a second time
+after Inductor has finished. The program's first steps select one of both codes, as after a search.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger("autotune")
 
 _RECORD = {"budget_s": 0.0, "command": UNSEARCHED}
 _WAIT_SHARE, _WAIT_LEAST_S = 0.25, 10.0
-"""For how long trials are waited for once Inductor is done: a share of what it took."""
+"""Wait for trials after Inductor has finished: a share of its time, and a minimum."""
 _MOST_S = 60.0
-"""Seconds that all graphs of a process wait at most."""
+"""Maximum wait of all graphs of a process, in seconds."""
 _waited_s = 0.0
 
 
@@ -56,7 +56,7 @@ def _found(name: str) -> bool:
 
 
 def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once: search.Compile) -> Any:
-    """Compile a graph, and again where predicted schedules of its regions won.
+    """Compile a graph, and compile it again if predicted schedules of its regions won.
 
     A failure warns once and leaves the code of the first compilation.
 
@@ -122,13 +122,13 @@ def _was_tried(name: str, device: str, mode: str) -> bool:
 
 
 class Trying:
-    """The process that tries predicted schedules of one device. A context manager, which ends it.
+    """Context manager of the process that tries predicted schedules on one device.
 
     Args:
         device: "cpu" or "cuda:N".
 
     Attributes:
-        left: workloads that there was no time for.
+        left: number of workloads not tried in time.
     """
 
     def __init__(self, device: str) -> None:
@@ -148,12 +148,12 @@ class Trying:
             self._child.kill()
 
     def add(self, graph: Surveyed) -> None:
-        """Have the regions of a graph tried that lack a schedule. Never fails."""
+        """Queue the regions of a graph without schedules. Never raises."""
         from autotune.api import time_weights
 
         try:
             every = lacking([graph]).get(self._device, ())
-            every = [(w, n) for w, n in every if w.kind == "fusion"]  # a product's default is what Inductor has
+            every = [(w, n) for w, n in every if w.kind == "fusion"]  # a product's default is Inductor's own choice
             counted = [(w, n) for w, n in every if w.fingerprint not in self._asked and not self._was_tried(w)]
             if not counted or self._error:
                 return
@@ -171,7 +171,7 @@ class Trying:
         return look_up(workload, self._device, packaged=False).level is Level.HEURISTIC
 
     def end(self, seconds: float) -> bool:
-        """Wait for the added graphs, for ``seconds`` at most; True where a predicted schedule won.
+        """Wait at most ``seconds`` for the added graphs; True if a predicted schedule won.
 
         Raises:
             Exception: nothing could be tried.

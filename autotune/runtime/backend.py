@@ -1,10 +1,10 @@
 """Compilation with stored kernels: the backend of ``torch.compile``, and AOTInductor's packages.
 
 Dynamo, AOTAutograd, the joint-graph and post-grad passes, code generation, caches and CUDA graphs are Inductor's, with
-all that the user asked for. autotune adds three passes: :mod:`autotune.compiler.capture.attention` before AOTAutograd,
+all of the user's options. autotune adds three passes: :mod:`autotune.compiler.capture.attention` before AOTAutograd,
 :mod:`autotune.compiler.capture.joint` and :mod:`autotune.runtime.inductor.region_pass`.
 
-AOTInductor's packages hold the kernels, so that nothing is compiled or looked up where they run::
+AOTInductor's packages contain the kernels, so that running them needs no compilation and no look-up::
 
     autotune.load("schedules.atdb")
     autotune.aoti_compile_and_package(torch.export.export(model, inputs), package_path="model.pt2")
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 Compiled = Callable[..., Any]
 
 _NO_PLACE = ("fx_wrapper", "aot_inductor.use_runtime_constant_folding")
-"""Settings under which Inductor writes code that cannot launch kernels of ours."""
+"""Inductor's settings whose code cannot launch stored kernels."""
 
 
 def deploy_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
-    """Deployment alone as a backend of ``torch.compile``; :mod:`autotune.in_program.backend` searches where asked to.
+    """Deployment as a backend of ``torch.compile``; :mod:`autotune.in_program.backend` also searches on request.
 
     Args:
-        gm: a graph of Dynamo's.
+        gm: a Dynamo graph.
         example_inputs: its inputs; symbolic integers among them mean dynamic shapes.
         options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
     """
@@ -51,9 +51,9 @@ def deploy_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options:
 
 
 def trial_backend(trial: Trial) -> Compiled:
-    """A backend that leaves to Inductor the regions of ``trial``, whatever verdicts are stored, and notes its graphs.
+    """A backend that leaves the regions of ``trial`` to Inductor, ignores stored verdicts, and records its graphs.
 
-    Nothing it compiles is cached. Dynamo takes each such backend for another one.
+    Its code is not cached. Dynamo treats each such backend as a different one.
     """
 
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
@@ -63,7 +63,7 @@ def trial_backend(trial: Trial) -> Compiled:
 
 
 def _to_be_saved(compiled: Any) -> Compiled:
-    """Wrap compiled code for compilation ahead of time: torch 2.11 does so for its own backends alone."""
+    """Wrap compiled code for ahead-of-time compilation, as torch 2.11 does only for its own backends."""
     from torch._functorch import config
 
     if config.bypass_autograd_cache_key and getattr(compiled, "serialize", None) is not None:
@@ -83,14 +83,14 @@ def compile_graph(
     bare: bool = False,
     cached: bool = True,
 ) -> Compiled:
-    """Compile a graph of Dynamo's by Inductor, with stored kernels.
+    """Compile a Dynamo graph by Inductor, with stored kernels.
 
     Args:
         options: ``mode`` and ``options`` as the user gave them to ``torch.compile``, without autotune's own.
         trial: as of :func:`trial_backend`.
         verify: when a stored kernel's results are compared; "" for the setting.
         bare: leave every region to Inductor, without an agreement of ranks.
-        cached: Inductor's caches may have the code, and keep it.
+        cached: let Inductor's caches return and store the code.
     """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
@@ -113,13 +113,13 @@ def compile_graph(
 
 
 def compile_bare(gm: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """An aten module by Inductor, callable with its inputs one by one, without Dynamo's and AOTAutograd's wrappers.
+    """Compile an aten module by Inductor, as a function of its inputs without Dynamo's and AOTAutograd's wrappers.
 
-    A stored kernel runs inside such wrappers as well, so a comparison leaves them out. Where the bare code takes or
-    gives other tensors than the module, the whole of AOTAutograd's code is returned.
+    A stored kernel runs inside such wrappers as well, so a comparison omits them. If the inner code takes or returns
+    other tensors than the module, AOTAutograd's whole code is returned.
 
     Raises:
-        Exception: whatever Inductor raises.
+        Exception: any error of Inductor's.
     """
     from torch._functorch import config as aot_config
     from torch._inductor import compile_fx
@@ -131,7 +131,7 @@ def compile_bare(gm: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callab
         bare.append((made, len(inputs)))
         return made
 
-    # AOTAutograd's cache would bring back what it made before without asking for the code inside.
+    # AOTAutograd's cache would return earlier code without calling ``inner``.
     with torch.no_grad(), aot_config.patch(enable_autograd_cache=False):
         whole: Any = compile_fx.compile_fx(gm, list(examples), inner_compile=inner)
         want = _tensors(whole(*examples))
@@ -161,7 +161,7 @@ def _alike(got: Sequence[Any], want: Sequence[Any]) -> bool:
 
 
 def takes_kernels(patches: Mapping[str, Any]) -> bool:
-    """True where Inductor's code can launch stored kernels; one warning where it cannot.
+    """True if Inductor's code can launch stored kernels; logs one warning if not.
 
     Args:
         patches: Inductor's settings that differ from those of the process.
@@ -176,7 +176,7 @@ def takes_kernels(patches: Mapping[str, Any]) -> bool:
 
 
 def _fuses_attention(patches: Mapping[str, Any]) -> bool:
-    """True where setting and Inductor's options permit it. A bad environment variable must not end a compilation."""
+    """True if the setting and Inductor's options permit it. An invalid variable must not end a compilation."""
     from torch._inductor import config
 
     from autotune.compiler.capture.options import requirements
@@ -210,14 +210,14 @@ def passes(
     bare: bool = False,
     cached: bool = True,
 ) -> dict[str, Any]:
-    """Inductor's settings with which stored kernels come into its graphs.
+    """Inductor's settings with the pass that puts stored kernels into its graphs.
 
     Args:
         patches: Inductor's settings that differ from those of the process, the user's passes among them.
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
         trial: as of :func:`trial_backend`.
         verify, bare, cached: as of :func:`compile_graph`.
-        cpp: Inductor writes C++.
+        cpp: Inductor generates C++.
     """
     from torch._inductor import config
 
@@ -228,14 +228,14 @@ def passes(
     deployment().load_from(state := deployment().state())
 
     def replace(graph: fx.Graph) -> None:
-        # Imported when a graph is compiled: where Inductor's caches have it, nothing looks for regions.
+        # Imported when a graph is compiled: a graph from Inductor's caches does not need it.
         from autotune.runtime.inductor.region_pass import replace_regions
 
         keep_as_laid_out(graph)
         replace_regions(graph, mode=mode, trial=trial, verify=verify, cpp=cpp, bare=bare)
 
     with config.patch(dict(patches)):
-        # Both go with the pass, not by a context: autograd compiles a backward pass later, in another thread.
+        # Part of the pass instead of a context: autograd compiles a backward pass later, in another thread.
         how = f"{mode}{verify}{'cpp' * cpp}{numerics.text(numerics.read(('cpu', 'cuda')))}"
         identity = WRITTEN + state + how.encode() if cached and trial is None else None
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
@@ -244,20 +244,20 @@ def passes(
 def aoti_compile_and_package(
     exported: ExportedProgram | Any, *, package_path: Any = None, inductor_configs: Mapping[str, Any] | None = None
 ) -> str:
-    """``torch._inductor.aoti_compile_and_package`` with the kernels that the database or the loaded snapshot holds.
+    """``torch._inductor.aoti_compile_and_package`` with the kernels of the database or the loaded snapshot.
 
-    The package holds the kernels. :func:`aoti_load_package`, torch's function of that name or a C++ program runs it.
-    Kernels of a CPU, regions of dynamic sizes and results that are to be verified stay Inductor's. A warning says so.
+    The package contains the kernels. :func:`aoti_load_package`, torch's function of that name or a C++ program runs it.
+    CPU regions, regions of dynamic sizes and results to be verified are left to Inductor, with a warning.
 
     Args:
-        exported: of ``torch.export.export``; on the device that the package is for.
-        package_path, inductor_configs: as torch takes them.
+        exported: result of ``torch.export.export``, on the device that the package is for.
+        package_path, inductor_configs: as for torch's function.
 
     Returns:
         The path of the package. ``autotune.counters()["hits"]`` counts the regions that run stored kernels.
 
     Raises:
-        UserError: ``exported`` is no exported program.
+        UserError: ``exported`` is not an exported program.
     """
     from torch._inductor import aoti_compile_and_package as torch_s
     from torch.export import ExportedProgram
@@ -266,7 +266,7 @@ def aoti_compile_and_package(
         kind = type(exported).__name__
         raise UserError(f"aoti_compile_and_package takes what torch.export.export returns, not {kind}")
     patches = dict(inductor_configs or {})
-    # AOTInductor's code does not check its inputs: with other types or sizes it would read outside of them.
+    # AOTInductor's code does not check its inputs: with other types or sizes it would read out of bounds.
     patches["aot_inductor.metadata"] = {**patches.get("aot_inductor.metadata", {}), _INPUTS: _described(exported)}
     if takes_kernels(patches):
         patches |= passes(patches, "default", cpp=True)
@@ -278,14 +278,14 @@ _INPUTS = "autotune.inputs"
 
 
 def _described(exported: Any) -> str:
-    """The tensors that a call takes, as JSON: type, device, sizes and strides, null where any number will do."""
+    """The input tensors of a call as JSON: type, device, sizes and strides, with null for any number."""
     names = set(exported.graph_signature.user_inputs)
     values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
     return json.dumps([_layout(value) for value in values if isinstance(value, torch.Tensor)])
 
 
 def _layout(tensor: Any) -> list[Any]:
-    """A stride that is never used, and one that follows from symbolic sizes, may be any."""
+    """A tensor's layout. Unused strides and those derived from symbolic sizes are None, for any."""
     sizes = [n if isinstance(n, int) else None for n in tensor.shape]
     strides = [s if isinstance(s, int) and n != 1 else None for n, s in zip(sizes, tensor.stride(), strict=True)]
     return [str(tensor.dtype), tensor.device.type, sizes, strides]
@@ -305,18 +305,19 @@ def _differ(expected: Sequence[Any], tensor: Any) -> bool:
 def aoti_load_package(
     path: str | os.PathLike[str], *, run_single_threaded: bool = False, device_index: int = -1, num_runners: int = 1
 ) -> PackagedModel:
-    """A package of AOTInductor's, ready to call; it may hold kernels of autotune's or not.
+    """Load an AOTInductor package, with or without autotune's kernels, as a callable.
 
-    ``torch._inductor.aoti_load_package`` does the same, and imports Dynamo and sympy first, which takes two seconds.
+    ``torch._inductor.aoti_load_package`` does the same, but first imports Dynamo and sympy, which takes two seconds.
 
     Args:
-        path: of a ``.pt2`` file that holds one model.
-        run_single_threaded: one thread calls it at a time. A CUDA graph captures such calls alone, after a first one.
-        device_index: number of the GPU; -1 for the one that the package was made on.
-        num_runners: calls that may run at a time.
+        path: of a ``.pt2`` file with one model.
+        run_single_threaded: only one thread calls it at a time. A CUDA graph can only capture such calls, after a first
+            one.
+        device_index: index of the GPU; -1 for the one that the package was compiled on.
+        num_runners: number of calls that may run concurrently.
 
     Raises:
-        UserError: there is no such file, or torch cannot load it.
+        UserError: the file does not exist, or torch cannot load it.
     """
     if not Path(path).is_file():
         raise UserError(f"there is no package {path}; make one with autotune.aoti_compile_and_package")
@@ -336,7 +337,7 @@ def _told(layout: Sequence[Any]) -> str:
 
 
 class PackagedModel:
-    """A model that AOTInductor compiled, called as the model that was exported."""
+    """A model compiled by AOTInductor, called like the exported model."""
 
     def __init__(self, loader: Any) -> None:
         from torch.utils import _pytree as pytree
@@ -351,8 +352,8 @@ class PackagedModel:
         """Run the model.
 
         Raises:
-            UserError: the arguments are not those of the exported model, in number, type, size or stride. Types, sizes
-                and strides are not compared where torch's own function made the package.
+            UserError: the arguments differ from the exported model's in number, type, size or stride. Types, sizes and
+                strides are not checked in packages from torch's own function.
             RuntimeError: the device failed.
         """
         if kwargs.keys() != set(self._keywords):

@@ -1,8 +1,8 @@
-"""Misses tuned in another process: ``AUTOTUNE_BACKGROUND=1``, or ``autotune.configure(background=True)``.
+"""Search of misses in another process: ``AUTOTUNE_BACKGROUND=1``, or ``autotune.configure(background=True)``.
 
-The first miss starts ``autotune background`` at the lowest priority. It searches while others leave the device alone,
-and ends with the program. What it finds is used when a graph is compiled next, as look-ups then find another state of
-the database. FusionStitching (arXiv 2009.10924) is deployed so.
+The first miss starts ``autotune background`` at the lowest priority. It searches while the device is idle, and ends
+with the program. The next compilation of a graph uses its results, since the database's state has changed.
+FusionStitching (arXiv 2009.10924) is deployed in this way.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from autotune.files import cache_folder, make_own
 
 log = logging.getLogger("autotune")
 
-_LARGEST_LOG = 1 << 20  # bytes, after which it is begun again
+_LARGEST_LOG = 1 << 20  # bytes, after which the log is started again
 
 
 class Background:
     """The search that a program starts for its misses.
 
     Attributes:
-        process: what was started, if anything was.
+        process: the started process, or None.
     """
 
     def __init__(self) -> None:
@@ -39,34 +39,34 @@ class Background:
         self._lock = threading.Lock()
 
     def wish(self, wish: bool | str) -> None:
-        """As ``configure(background=...)``; what was started goes on.
+        """Set ``configure(background=...)``; a started search continues.
 
         Raises:
-            UserError: it is neither a truth value nor the name of a device.
+            UserError: neither a bool nor the name of a device.
         """
         self._wish = _read(wish, "background")
 
     @property
     def wanted(self) -> bool | str:
-        """True where misses are tuned in the background, or the device to do that on.
+        """True if misses are searched in the background, or the name of the device for it.
 
         Raises:
-            UserError: $AUTOTUNE_BACKGROUND is neither.
+            UserError: invalid value of $AUTOTUNE_BACKGROUND.
         """
         if self._wish is not None:
             return self._wish
         return _read(os.environ.get("AUTOTUNE_BACKGROUND") or "0", "AUTOTUNE_BACKGROUND")
 
     def begin(self, device: str, url: str | None = None) -> None:
-        """Start the process, once, where that is wanted. Of ranks on one host, the first does.
+        """Start the process once, if it is enabled. Of the ranks on a host, only the first one does.
 
         Args:
-            device: what was missed on, "cpu" or "cuda:N".
-            url: the database that it was noted in; None for $AUTOTUNE_DB or the default file.
+            device: of the miss, "cpu" or "cuda:N".
+            url: the database with the miss; None for $AUTOTUNE_DB or the default file.
 
         Raises:
-            UserError: $AUTOTUNE_BACKGROUND is none of its values.
-            OSError: it cannot be started.
+            UserError: invalid value of $AUTOTUNE_BACKGROUND.
+            OSError: the process cannot be started.
         """
         wish = self.wanted
         if not wish or os.environ.get("LOCAL_RANK", "0") != "0":
@@ -80,7 +80,7 @@ class Background:
             env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": url} if url else {})}
             env["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
             with _log_file() as out:
-                # In another session: a Ctrl-C that is meant for the program does not end the search.
+                # In a new session, so that Ctrl-C for the program does not interrupt the search.
                 self.process = subprocess.Popen(
                     words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
                 )
@@ -101,8 +101,8 @@ def _read(wish: bool | str, what: str) -> bool | str:
 
 
 def _end(process: subprocess.Popen[bytes], starter: int) -> None:
-    """End the search now. It notices by itself that the program has ended, a second later."""
-    if os.getpid() == starter:  # and not a process that was forked meanwhile
+    """End the search at once, a second before it would detect the end of the program."""
+    if os.getpid() == starter:  # not in a forked process
         with contextlib.suppress(OSError):
             process.terminate()
 

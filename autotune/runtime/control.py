@@ -1,4 +1,4 @@
-"""Functions for users: ``autotune.load``, ``configure`` and ``counters``."""
+"""Functions for users: ``autotune.load``, ``configure``, ``counters`` and ``coverage``."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 
 def load(path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = None) -> Snapshot:
-    """Deploy from a snapshot, in this process, from now on.
+    """Deploy from a snapshot in this process, from now on.
 
     ::
 
         autotune.load("schedules.atdb")
         model = torch.compile(model, backend="autotune")
 
-    ``torch.compile``, :func:`autotune.lookup` and ``autotune.overlap`` look up in it, unless they are given another
-    database. Code that was compiled before stays as it is.
+    ``torch.compile``, :func:`autotune.lookup` and ``autotune.overlap`` use the snapshot, unless they are given another
+    database. Code that was compiled before does not change.
 
     Args:
-        path: what ``autotune export`` wrote, or ``package:h200``, which comes with autotune.
-        key: file of the public key (PEM, Ed25519) that it must be signed with, or the key's text; None for
+        path: a file of ``autotune export``, or ``package:h200``, which is shipped with autotune.
+        key: file of the public key (PEM, Ed25519) that the snapshot must be signed with, or the key's text; None for
             $AUTOTUNE_KEY, or any snapshot.
 
     Raises:
-        UserError: in one line: it is not there, no snapshot, of another version, damaged, or not signed so. What was
-            deployed from before stays.
+        UserError: the file is missing, not a snapshot, of another version, damaged, or not signed with the key; one
+            line. Deployment continues from the earlier source.
     """
     from autotune.store.opening import pinned_key
     from autotune.store.snapshots.packaged import path_of
@@ -70,24 +70,25 @@ def configure(
     products: Products | None = None,
     background: bool | str | None = None,
 ) -> Settings:
-    """Change how deployment behaves in this process, for later compilations; see
-    :class:`autotune.runtime.settings.Settings`.
+    """Change the settings of deployment in this process, for later compilations.
+
+    :class:`autotune.runtime.settings.Settings` documents the settings.
 
     ::
 
         autotune.configure(environment="strict", verify="first")
 
     Args:
-        environment, other_device, packaged, rows, verify, attention, unsearched, products: None leaves it as it is.
-        background: whether what is missed is tuned beside this process, while the device is idle
-            ($AUTOTUNE_BACKGROUND); the name of an idle equal device to do that on, such as "cuda:3". None leaves it as
-            it is. See :mod:`autotune.runtime.background`.
+        environment, other_device, packaged, rows, verify, attention, unsearched, products: None leaves it unchanged.
+        background: True searches missed regions in another process while the device is idle ($AUTOTUNE_BACKGROUND). A
+            name, such as "cuda:3", searches on that idle equal device. None leaves it unchanged. See
+            :mod:`autotune.runtime.background`.
 
     Returns:
-        All settings, as they are now.
+        All current settings.
 
     Raises:
-        UserError: a value that is none of those that a setting has.
+        UserError: invalid value of a setting.
     """
     new = {
         "environment": environment, "other_device": other_device, "packaged": packaged, "rows": rows, "verify": verify,
@@ -102,13 +103,14 @@ def configure(
 
 
 def counters() -> Counters:
-    """Counts of deployment's work in this process, since it started or since they were reset."""
+    """Counters of deployment in this process, since its start or their last reset."""
     return deployment().counters()
 
 
 def coverage() -> Coverage:
-    """What runs by stored kernels in this process, what Inductor compiles, and why: ``print(autotune.coverage())``.
+    """Operators that stored kernels run in this process, those that Inductor compiles, and the reasons.
 
-    Graphs that come from Inductor's caches are not looked up, and add nothing.
+    ``print(autotune.coverage())`` shows them as a table. Graphs from Inductor's caches are not looked up, and do not
+    count.
     """
     return deployment().coverage()

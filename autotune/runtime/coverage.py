@@ -1,7 +1,7 @@
-"""The coverage of a program: what runs by stored kernels, what Inductor compiles, and why.
+"""The coverage of a program: operators that stored kernels run, operators that Inductor compiles, and the reasons.
 
-Each graph that is looked up adds a row for each kind of region and operator. :func:`autotune.coverage` gives them, and
-``autotune compare`` prints those that move most.
+Each graph that is looked up adds a row for each kind of region and operator. :func:`autotune.coverage` returns the
+rows, and ``autotune compare`` prints those that move the most bytes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 from autotune.words import size, wrapped_table
 
 SMALL = 0.01
-"""The share of all bytes below which rows are summed in :meth:`Coverage.lines`."""
+"""Share of all bytes below which :meth:`Coverage.lines` sums rows."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Regions or operators that one thing happened to.
+    """Regions or operators with the same outcome.
 
     Attributes:
         what: a region's label, or the name of an operator outside of regions.
-        stored: a stored kernel runs it; otherwise Inductor compiles it.
-        why: the reason why no stored kernel runs it, or how the stored kernel fits; may be empty.
-        count: how often it occurs in the graphs.
-        bytes: read and written by all of them; None where sizes are symbols.
+        stored: True if a stored kernel runs it, False if Inductor compiles it.
+        why: the reason why no stored kernel runs it, or the fit of the stored kernel; may be empty.
+        count: number of occurrences in the graphs.
+        bytes: read and written by all of them; None if sizes are symbolic.
     """
 
     what: str
@@ -36,9 +36,9 @@ class Row:
 
 
 class Coverage:
-    """Rows by the bytes that they move, the most first.
+    """Rows sorted by the bytes that they move, the most first.
 
-    ``str`` gives a table of the rows that Inductor compiles.
+    ``str`` returns a table of the rows that Inductor compiles.
     """
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
@@ -60,7 +60,7 @@ class Coverage:
         """Yield a table of the rows that Inductor compiles.
 
         Args:
-            small: rows with less than this share of all bytes, stored kernels' among them, are summed in the last line.
+            small: rows with less than this share of all bytes, including stored kernels', are summed in the last line.
         """
         whole = sum(row.bytes or 0 for row in self.rows)
         rest = [row for row in self.rows if not row.stored]

@@ -1,8 +1,8 @@
-"""A database as deployment uses it: opened once, and never in the way of the user's model.
+"""A database as deployment uses it: opened once, without ever stopping the user's model.
 
-Whatever is wrong with it (missing, broken, of another version, locked) gives one warning; look-ups then find nothing
-and the model runs as without autotune. A server that cannot be reached, or does not answer, costs a few seconds once:
-it is not asked again for :data:`RETRY_S` seconds.
+A database that is missing, broken, locked or of another version logs one warning. Look-ups then find nothing, and the
+model runs as without autotune. A server that is unreachable or does not answer costs a few seconds once: autotune
+retries after :data:`RETRY_S` seconds.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from autotune.store.snapshots.reader import Snapshot
 
 RETRY_S = 300.0
-"""Seconds for which a server that was lost is left alone."""
+"""Seconds until the next attempt to reach a lost server."""
 
 
 class Database:
-    """A database, or a snapshot in the place of one. It is not safe for threads: :class:`Deployment` has the lock.
+    """A database or a snapshot. It is not thread-safe: :class:`Deployment` has the lock.
 
     Attributes:
-        key: what names it in keys of warnings.
-        recorded: fingerprints of workload and device of each miss that is recorded in it.
+        key: its name in keys of warnings.
+        recorded: fingerprints of workload and device of each miss recorded in it.
     """
 
     def __init__(self, url: str | None, key: str, warn: Callable[[str, str], None]) -> None:
-        """Opens nothing.
+        """Store the arguments; the database is opened later.
 
         Args:
             url: as in ``Store.open``; None for $AUTOTUNE_DB or the default file.
-            key: what names it in keys of warnings.
-            warn: of a warning's key and its text.
+            key: its name in keys of warnings.
+            warn: called with a warning's key and its text.
         """
         self.recorded: set[tuple[str, str]] = set()
         self._url, self.key, self._warn = url, key, warn
         self._store: Reader | None = None
-        self._retry = 0.0  # by the monotonic clock, when a lost server may be asked again; 0.0 if none was lost
+        self._retry = 0.0  # monotonic time of the next attempt to reach a lost server; 0.0 if none is lost
         self._absent = self._shut = self._refused = False
 
     def reader(self) -> Reader | None:
-        """The open database; None where there is nothing that can be used (one warning)."""
+        """The open database; None without a usable one (logs one warning)."""
         if self._store is not None and self._store.lost:
             self.close()
             self._retry = time.monotonic() + RETRY_S
@@ -66,43 +66,43 @@ class Database:
                 self._retry = time.monotonic() + RETRY_S
             self._warn(f"open {self.key}", f"autotune: {e}; nothing is looked up and models run as without autotune")
             self._refused = True
-            # A file that appears late, as another rank makes it for its misses, has decided nothing yet: that it cannot
-            # be opened for a moment changes no answer.
+            # A file that appears late, created by another rank for its misses, has no verdicts yet. A temporary failure
+            # to open it changes no answer.
             self._shut = not self._absent
         else:
             self._shut = False
-            self._absent = self._absent or self._store is None  # it may still come: a search may be running
+            self._absent = self._absent or self._store is None  # a running search may still create it
 
     @property
     def is_shut(self) -> bool:
-        """True for a database that exists and cannot be read: its decisions are unknown, and nothing replaces them."""
+        """True for a database that exists and cannot be read: its verdicts are unknown, and not replaced."""
         return self._shut or self._retry > 0.0
 
     def create(self) -> Store | None:
-        """A new database; None where there is one that cannot be used, which is left alone.
+        """Create the database; None if an unusable one exists, which is not changed.
 
         Raises:
-            UserError: it cannot be made.
+            UserError: the database cannot be created.
         """
         if self._refused or self._retry:
             return None
         from autotune.store import Store
 
         store = Store.open(self._url, timeout_s=1.0)
-        if self._url is not None or os.environ.get("AUTOTUNE_DB"):  # who names one may expect it to be there
+        if self._url is not None or os.environ.get("AUTOTUNE_DB"):  # the user may expect a named database to exist
             self._warn(f"new {self.key}", f"autotune: {store.name} is a new database: nothing is tuned in it yet")
         self._store = store
         return store
 
     def close(self) -> None:
-        """Close what is open; a later question opens it again."""
+        """Close the database; the next look-up opens it again."""
         if self._store is not None:
             self._store.close()
             self._store = None
 
 
 class PackagedSnapshots:
-    """The snapshots that come with autotune, opened when they are first asked for."""
+    """The snapshots shipped with autotune, each opened at its first use."""
 
     def __init__(self, warn: Callable[[str, str], None]) -> None:
         self._warn, self._lock = warn, threading.Lock()
@@ -110,7 +110,7 @@ class PackagedSnapshots:
         self._digests: list[str] = []
 
     def get(self, path: Path) -> Snapshot | None:
-        """The snapshot in a file; None where it cannot be opened (one warning)."""
+        """The snapshot in a file; None if it cannot be opened (logs one warning)."""
         with self._lock:
             if path not in self._opened:
                 from autotune.store.snapshots.reader import Snapshot

@@ -1,7 +1,7 @@
-"""The state of deployment in a process: settings, sources of schedules, misses, failures. :func:`deployment` gives it.
+"""The state of deployment in a process: settings, sources of schedules, misses, failures.
 
-Its methods are never in the way of the user's model: what is wrong with a database gives one warning, and the model
-runs as without autotune.
+:func:`deployment` returns it. Its methods never stop the user's model: an error of a database logs one warning, and the
+model runs as without autotune.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("autotune")
 
 _MOST_FOUND = 100_000
-"""Matches that are kept of a loaded snapshot."""
+"""Maximum number of cached matches of a loaded snapshot."""
 
 
 @dataclass
@@ -48,15 +48,15 @@ class Counted:
 class Deployment:
     """Settings, sources of schedules, and the record of look-ups. Any thread may call any method.
 
-    :func:`deployment` gives the one that holds for the process. A new one begins as a new process does.
+    :func:`deployment` returns the process's instance. A new instance has the state of a new process.
 
     Attributes:
         background: the search that is started for misses.
-        changes: how often settings, sources or usable schedules changed, so that look-ups may find something else.
-        calls: what Inductor's code calls in the place of each region, by the text of the region's call.
-        loading: held while a call is made.
-        misfits: why a schedule for other rows does not fit a workload, so that a process plans that once.
-        packaged: snapshots that come with autotune.
+        changes: number of changes of settings, sources or usable schedules, any of which may change look-ups.
+        calls: the functions that Inductor's code calls for regions, by the text of the region's call.
+        loading: lock held while a call is built.
+        misfits: reasons why schedules for other rows do not fit workloads, cached so that a process plans each once.
+        packaged: snapshots shipped with autotune.
         savings: the steps that ran stored kernels.
     """
 
@@ -72,12 +72,12 @@ class Deployment:
         self._given: dict[str, Any] = {}
         self._settings: Settings | None = None
         self._sources: list[Snapshot | None] = [None]
-        """What is looked up in; the last one counts. None is the database that the environment names: at the bottom,
-        and again for each open :meth:`deploying_from`. A loaded snapshot is between them."""
+        """The stack of sources; look-ups use the last one. None is the database named in the environment: at the
+        bottom, and again for each open :meth:`deploying_from`. A loaded snapshot is between them."""
         self._databases: dict[str, Database] = {}
         self._warned: set[str] = set()
-        self._unrecorded: list[dict[str, tuple[str, Workload]]] = []  # misses of each open :meth:`unrecorded`
-        self._failed: dict[tuple[str, str], str] = {}  # why, by workload and configuration
+        self._unrecorded: list[dict[str, tuple[str, Workload]]] = []  # misses in each open :meth:`unrecorded`
+        self._failed: dict[tuple[str, str], str] = {}  # the reason, by workload and configuration
         self._counting = threading.Lock()
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._covered: list[Row] = []
@@ -97,10 +97,10 @@ class Deployment:
 
     @property
     def settings(self) -> Settings:
-        """The settings now. Environment variables are read when they are first needed.
+        """The current settings. Environment variables are read at the first use.
 
         Raises:
-            UserError: an environment variable has a value that its setting does not.
+            UserError: invalid value of an environment variable.
         """
         found = self._settings
         if found is None:
@@ -120,21 +120,21 @@ class Deployment:
             self._counts[name] += n
 
     def counters(self) -> Counters:
-        """The counters now."""
+        """The current counters."""
         with self._counting:
             return Counters(self._counts)
 
     def reset_counters(self) -> None:
-        """Set every counter to zero, and forget the coverage."""
+        """Set every counter to zero, and clear the coverage."""
         with self._counting:
             self._counts = dict.fromkeys(COUNTERS, 0)
             self._covered = []
 
     @contextlib.contextmanager
     def counting_apart(self) -> Iterator[Counted]:
-        """While open, keep counters and coverage apart; :meth:`count_again` adds them to the others.
+        """Context manager that keeps counters and coverage separate; :meth:`count_again` adds them to the others.
 
-        Code that other code replaces is compiled so: its misses say nothing of the code that runs.
+        It is used for code that will be replaced, whose misses do not describe the final code.
         """
         apart = Counted(dict.fromkeys(COUNTERS, 0), [])
         with self._counting:
@@ -148,7 +148,7 @@ class Deployment:
                 self._counts, self._covered = before.counts, before.rows
 
     def count_again(self, apart: Counted) -> None:
-        """Add what was counted apart."""
+        """Add separate counts."""
         for name, count in apart.counts.items():
             self.count(name, count)
         self.cover(apart.rows)
@@ -164,7 +164,7 @@ class Deployment:
             return Coverage(self._covered)
 
     def warn_once(self, key: str, text: str) -> None:
-        """Log a warning the first time that ``key`` is given."""
+        """Log a warning once for each ``key``."""
         with self._lock:
             if key in self._warned:
                 return
@@ -172,7 +172,7 @@ class Deployment:
         log.warning("%s", text)
 
     def warn_differences(self, found: Sequence[Difference], *, other_device: bool) -> None:
-        """Warn once of the conditions at hand that a schedule in use was not tuned under."""
+        """Warn once if a schedule in use was tuned under other conditions."""
         if not found:
             return
         told = ", ".join(map(str, found))
@@ -186,18 +186,18 @@ class Deployment:
     # What is deployed from
 
     def deploy_from(self, snapshot: Snapshot | None) -> None:
-        """Deploy from a snapshot, or with None from the database that the environment names."""
-        with self._lock:  # an earlier one may be in use by another thread, and closes when it is not
+        """Deploy from a snapshot, or with None from the database named in the environment."""
+        with self._lock:  # an earlier snapshot may be in use by another thread, and is closed after that
             named = [source for source in self._sources[1:] if source is None]
             self._sources = [None, *([] if snapshot is None else [snapshot]), *named]
             self.changes += 1
 
     @contextlib.contextmanager
     def deploying_from(self, db: str | None, replica: str | None = None) -> Iterator[None]:
-        """While open, deployment looks up in ``db``, in processes started meanwhile too; None leaves it as it is.
+        """Context manager in which this process and its new children deploy from ``db``; None changes nothing.
 
         Args:
-            replica: a copy of it to read; None for none, or where ``db`` is None for the one that was.
+            replica: a copy of ``db`` to read. None for no copy, or, if ``db`` is None, for the current one.
         """
         new = {} if db is None else {"AUTOTUNE_DB": db, "AUTOTUNE_DB_READ": ""}
         new |= {} if replica is None else {"AUTOTUNE_DB_READ": replica}
@@ -223,14 +223,14 @@ class Deployment:
 
     @contextlib.contextmanager
     def opened(self, db: str | os.PathLike[str] | None = None) -> Iterator[Reader | None]:
-        """A database or snapshot for one question; None where nothing was ever tuned.
+        """Context manager that opens a database or snapshot; None if the database does not exist.
 
         Args:
-            db: a snapshot or as in ``Store.open``; None for what was loaded, else $AUTOTUNE_DB, or else the default
+            db: a snapshot or as in ``Store.open``. None for the loaded snapshot, else $AUTOTUNE_DB, else the default
                 file.
 
         Raises:
-            UserError: it cannot be used.
+            UserError: the database cannot be used.
         """
         loaded = self._sources[-1]
         if db is None and loaded is not None:
@@ -246,7 +246,7 @@ class Deployment:
                 store.close()
 
     def _database(self, url: str | None) -> Database:
-        """The database that ``url`` names; None for that of the environment, which may change between two models."""
+        """The database of ``url``. None is the one named in the environment, which may change between two models."""
         own = os.environ.get("AUTOTUNE_DB") or "\0" + os.environ.get("XDG_DATA_HOME", "")
         key = url or f"{own}\0{os.environ.get('AUTOTUNE_DB_READ', '')}"
         found = self._databases.get(key)
@@ -255,10 +255,10 @@ class Deployment:
         return found
 
     def store(self, url: str | None = None) -> Reader | None:
-        """The database or snapshot of look-ups; None where there is nothing that can be used (one warning).
+        """The database or snapshot of look-ups; None without a usable one (logs one warning).
 
         Args:
-            url: as in ``Store.open``; None for what was loaded, else $AUTOTUNE_DB, or else the default file.
+            url: as in ``Store.open``. None for the loaded snapshot, else $AUTOTUNE_DB, else the default file.
         """
         loaded = self._sources[-1]
         if url is None and loaded is not None:
@@ -267,7 +267,7 @@ class Deployment:
             return self._database(url).reader()
 
     def is_shut(self, url: str | None = None) -> bool:
-        """True where :meth:`store` gives None for a database that exists: nothing replaces its unknown decisions."""
+        """True if :meth:`store` returns None for a database that exists: its verdicts are unknown, and not replaced."""
         loaded = self._sources[-1]
         if url is None and loaded is not None:
             return bool(loaded.lost)
@@ -275,10 +275,10 @@ class Deployment:
             return self._database(url).is_shut
 
     def packaged_refused(self, store: Reader | None) -> str:
-        """The reason to use no snapshot that comes with autotune, given the user's own database; "" for none.
+        """The reason to use no shipped snapshot, given the user's own database; "" for none.
 
         Raises:
-            UserError: a setting has a value that it does not take.
+            UserError: invalid value of a setting.
         """
         from autotune.store.opening import pinned_key
 
@@ -289,7 +289,7 @@ class Deployment:
         return "" if store is None else store.lost
 
     def state(self, url: str | None = None) -> bytes:
-        """A digest of the schedules that look-ups find now: code compiled with them is right as long as it is equal."""
+        """A digest of the schedules that look-ups find: code compiled with them is valid while the digest is equal."""
         store = self.store(url)
         if store is None and self.is_shut(url):
             return b"none"
@@ -300,8 +300,8 @@ class Deployment:
         except Exception as e:
             self._warn_of("state", url, f"the database does not tell what it holds: {e}")
             if store is not None and store.lost:
-                return b"none"  # look-ups do without it, too
-            return os.urandom(16)  # nothing is found in a cache
+                return b"none"  # look-ups do not use the database either
+            return os.urandom(16)  # misses every cache
 
     def _warn_of(self, what: str, url: str | None, text: str) -> None:
         self.warn_once(f"{what} {self._database(url).key}", f"autotune: {text}")
@@ -310,9 +310,9 @@ class Deployment:
 
     @contextlib.contextmanager
     def unrecorded(self) -> Iterator[Mapping[str, tuple[str, Workload]]]:
-        """While open, in any thread, nothing that is missed is recorded, and no database is made for it.
+        """Context manager in which no thread records a miss or creates a database for it.
 
-        Gives what was missed meanwhile: by fingerprint, the device and the workload.
+        Yields the misses during the context: fingerprint to device and workload.
         """
         missed: dict[str, tuple[str, Workload]] = {}
         with self._lock:
@@ -331,15 +331,15 @@ class Deployment:
         *,
         identity: DeviceIdentity | None = None,
     ) -> int:
-        """Record what could be tuned and is not, for ``autotune search --missed``; each once. Never fails.
+        """Record workloads that could be tuned and are not, each once, for ``autotune search --missed``. Never raises.
 
         Args:
-            missed: workloads and why nothing fitted them.
+            missed: workloads and the reasons why no schedule fits.
             device: "cpu" or "cuda:N".
-            identity: of the devices that they are missed on together, where that is more than ``device``.
+            identity: of the devices that miss them together, if more than ``device``.
 
         Returns:
-            How many were written.
+            Number of records written.
         """
         written = 0
         try:
@@ -364,7 +364,7 @@ class Deployment:
             store.put_environment(environment(device))
             for workload, reason in new.values():
                 if not store.add_miss(workload, of, reason):
-                    break  # the others would wait as long for a database that is locked or gone
+                    break  # the database is locked or lost, and the others would wait as long
                 written += 1
             if written:
                 self.background.begin(device, url)
@@ -375,15 +375,15 @@ class Deployment:
     def record_failure(
         self, schedule: Schedule, device: str, status: Status, reason: str, url: str | None = None
     ) -> bool:
-        """Note in the database that a stored kernel failed here, so that later look-ups under these conditions pass its
-        schedule over (``autotune db forget`` undoes that). Never fails.
+        """Record in the database that a stored kernel failed, so that look-ups under these conditions skip its
+        schedule. Never raises. ``autotune db forget`` removes the record.
 
         Args:
-            device: "cpu" or "cuda:N", equal to the one that it was tuned on.
+            device: "cpu" or "cuda:N", equal to the one that the schedule was tuned on.
             status: ``wrong_result`` or ``launch_error``.
 
         Returns:
-            Whether it is written; a snapshot is not.
+            True if it was written; a snapshot cannot be.
         """
         try:
             with self._lock:
@@ -399,10 +399,10 @@ class Deployment:
             return False
 
     def record_savings(self, counted: Mapping[str, Sequence[Saving]]) -> bool:
-        """Add counts of steps to the database, by "cpu" or "cuda:N". Never fails.
+        """Add counts of steps to the database, by "cpu" or "cuda:N". Never raises.
 
         Returns:
-            True where they are written.
+            True if they were written.
         """
         try:
             with self._lock:
@@ -423,7 +423,7 @@ class Deployment:
         return True
 
     def disable(self, schedule: Schedule, why: str) -> bool:
-        """Let no look-up find a schedule again, since it failed; False where that was done before."""
+        """Exclude a failed schedule from look-ups; False if it was excluded before."""
         name = schedule.key.workload, config_key(schedule.config or {})
         with self._lock:
             if name in self._failed:
@@ -433,7 +433,7 @@ class Deployment:
             return True
 
     def disabled(self, schedule: Schedule) -> str:
-        """Why a schedule is not used any more; "" where it is."""
+        """The reason why a schedule is excluded from look-ups; "" if it is not."""
         if not self._failed:
             return ""
         return self._failed.get((schedule.key.workload, config_key(schedule.config or {})), "")
@@ -441,26 +441,26 @@ class Deployment:
     # What was looked up and loaded
 
     def keep_match(self, device: str, found: Match) -> None:
-        """Keep a match that was just found for the code that is about to be loaded in this process."""
+        """Keep a match for the code that this process is about to load."""
         assert found.tuned is not None
         key = found.tuned.fingerprint, device
         with self.loading:
             known = self._kept.get(key)
             if known is not None and known.schedule != found.schedule:
-                self.calls.clear()  # some run what was stored before
+                self.calls.clear()  # some run the earlier schedule
             self._kept[key] = found
 
     def kept_match(self, tuned: str, device: str) -> Match | None:
-        """The match that :meth:`keep_match` has for the workload that a schedule was tuned for."""
+        """The match from :meth:`keep_match` for the workload that a schedule was tuned for."""
         return self._kept.get((tuned, device))
 
     def load_from(self, state: bytes) -> None:
-        """Forget what was loaded where look-ups find something else now: another database, or another setting.
+        """Discard loaded calls if look-ups have other results now, after a change of the database or of a setting.
 
-        A graph from Inductor's caches names its regions, and the same name may mean another schedule by now.
+        A graph from Inductor's caches refers to its regions by name, and a name may refer to another schedule now.
 
         Args:
-            state: of :meth:`state`.
+            state: result of :meth:`state`.
         """
         with self.loading:
             if state != self._state:
@@ -469,14 +469,14 @@ class Deployment:
                 self._state = state
 
     def cached_match(self, key: tuple[str, str, bool]) -> Match | None:
-        """The match that :meth:`cache_match` has, if nothing changed since."""
+        """The match from :meth:`cache_match`, if nothing changed since."""
         return self._found.get(key) if self._found_at == self.changes else None
 
     def cache_match(self, key: tuple[str, str, bool], found: Match, changes: int) -> None:
-        """Note what a look-up found, where that is a snapshot's, which does not change.
+        """Cache the result of a look-up in a snapshot, which does not change.
 
         Args:
-            key: workload, device, and whether what comes with autotune was asked.
+            key: workload, device, and True if shipped snapshots were included.
             changes: :attr:`changes` before the look-up.
         """
         if self._sources[-1] is None:
@@ -492,12 +492,12 @@ _current = Deployment()
 
 
 def deployment() -> Deployment:
-    """The process's own, in every thread."""
+    """The process's state of deployment, for all threads."""
     return _current
 
 
 def use(new: Deployment) -> None:
-    """Make ``new`` the process's own, and close the one before. ``use(Deployment())`` is as a new process begins."""
+    """Replace the process's state, and close the old one. ``use(Deployment())`` has the state of a new process."""
     global _current
     before, _current = _current, new
     if before is not new:

@@ -1,15 +1,15 @@
-"""Reasons to refuse a stored schedule: it is damaged, or its kernels do not fit the rows at hand.
+"""Reasons to refuse a stored schedule: it is damaged, or its kernels do not fit the actual number of rows.
 
-A kernel of a group that no sum over the rows belongs to takes their number as an argument, or it does not: its launch
-data have that. Sums over the rows take a main kernel and a finish, which takes no number. What else of such a group
-depends on the rows (a constant of a mean, the width of a counter, a way to cut them) is in its text. So both are
-printed for the rows at hand, with as many blocks or parts as the stored ones have, and must equal those for the rows
-that were tuned.
+In a group without sums over the rows, a kernel may take the number of rows as an argument; its launch data record that.
+Sums over the rows need a main kernel and a finish kernel, which does not take the number. Everything else in such a
+group that depends on the rows is in the kernels' source: the constant of a mean, the width of a counter, the split of
+the rows. So the source of both kernels is generated for the actual rows, with the stored number of blocks or parts. It
+must equal the source for the tuned rows.
 
-An audit (:mod:`autotune.compiler.audit`) plans a region and prints its kernels again: 10 ms, and more for a large one.
-Its result depends on nothing but the workload, the configuration, the artifact with its code, the device's size and
-this version. So a digest of these names an empty file in the user's own cache, where nobody else writes, and the next
-look-up of the very same takes 0.1 ms. A database cannot put anything there; whatever is changed in one has another
+An audit (:mod:`autotune.compiler.audit`) plans a region and generates its kernels again: 10 ms, and more for a large
+region. Its result depends only on the workload, the configuration, the artifact with its code, the device's size and
+this version. So a digest of these names an empty file in the user's own cache, which other users cannot write. The next
+look-up of the same schedule takes 0.1 ms. A database cannot create such a file, and changed data have another
 digest.
 """
 
@@ -41,16 +41,16 @@ from autotune.workload import Workload, digest
 ONE_NUMBER = "a kernel is compiled for one number of rows"
 
 AUDIT = 1
-"""Raised where an audit comes to refuse what it let pass."""
+"""Version of the audit, to be incremented when an audit refuses kernels that it accepted before."""
 
 
 def unfit(schedule: Schedule, workload: Workload, device: DeviceIdentity) -> str:
-    """The reason that a schedule cannot be deployed for its own workload on its own device; "" for none."""
+    """The reason why a schedule cannot be deployed for its own workload on its own device; "" for none."""
     return unusable(schedule) or foreign(schedule, workload, device, False)
 
 
 def unusable(schedule: Schedule) -> str:
-    """The reason that a schedule cannot be deployed even for its own workload; "" for none."""
+    """The reason why a schedule cannot be deployed even for its own workload; "" for none."""
     if schedule.config is None:
         return ""
     if schedule.artifact is None:
@@ -60,7 +60,7 @@ def unusable(schedule: Schedule) -> str:
 
 
 def misfit(graph: Graph, tuned: Graph, schedule: Schedule) -> str:
-    """The reason that kernels for graph ``tuned`` cannot run ``graph``, which differs in extent 0; "" for none."""
+    """The reason why kernels for graph ``tuned`` cannot run ``graph``, which differs in extent 0; "" for none."""
     if schedule.config is None:
         return ""  # a baseline takes any number of rows
     if unusable(schedule):
@@ -85,7 +85,7 @@ def unfit_for(graph: Graph, tuned: Workload, schedule: Schedule, device: DeviceI
 
 
 def old_generator(schedule: Schedule) -> str:
-    """The generator that printed a schedule's kernels, where that is not this version's; else ""."""
+    """The generator of a schedule's kernels, if it is not this version's; else ""."""
     from autotune.compiler.targets.cuda.source import GENERATOR
 
     artifact = schedule.artifact
@@ -95,7 +95,7 @@ def old_generator(schedule: Schedule) -> str:
 def foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity, trusted: bool) -> str:
     """The difference of a schedule's kernels from those of its configuration on the device that it was tuned on.
 
-    "" for none, for a CPU, where kernels are compiled here, and for a trusted exporter, who compared them.
+    "" for none, for a CPU, whose kernels are compiled here, and for a trusted exporter, which compared them already.
     """
     artifact = schedule.artifact
     if schedule.config is None or artifact is None or artifact.target == "cpu" or trusted:
@@ -105,14 +105,14 @@ def foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity, trusted
 
 
 def _damaged(schedule: Schedule, why: str, what: str) -> str:
-    """Warn once that a schedule is not used."""
+    """Warn once that a schedule is not used; returns the reason."""
     short = schedule.key.workload[:12]
     deployment().warn_once(f"damaged {short}", f"autotune: {what} of {short} are not used: {why}; search it again")
     return f"its schedule is damaged: {why}"
 
 
 def foreign_kernels(artifact: Artifact, tuned: Workload, config: Config, sms: int) -> str:
-    """The difference of an artifact for CUDA from what a configuration compiles to; "" for none.
+    """The difference of a CUDA artifact from the kernels of its configuration; "" for none.
 
     Args:
         sms: multiprocessors of the device.
@@ -120,7 +120,7 @@ def foreign_kernels(artifact: Artifact, tuned: Workload, config: Config, sms: in
     from autotune.compiler.audit import foreign
     from autotune.compiler.targets.cuda.source import GENERATOR
 
-    # The code is in it by its SHA-256, which artifact_json computes again.
+    # The digest covers the code by its SHA-256, which artifact_json computes again.
     about = [AUDIT, __version__, GENERATOR, tuned.fingerprint, dict(config), artifact_json(artifact), sms]
     mark = _mark(digest(about))
     if mark is not None and mark.exists():
@@ -138,7 +138,7 @@ def _mark(name: str) -> Path | None:
 
 @lru_cache(maxsize=4)
 def _own_folder(folder: Path) -> Path | None:
-    """The folder, made for this user alone; None where that cannot be: every process audits for itself then."""
+    """The folder, created for this user alone; None if that fails, and every process audits for itself."""
     try:
         make_own(folder)
     except OSError:
@@ -170,14 +170,14 @@ def differ(here: Plan, there: Plan) -> str:
 
 
 def launch_misfit(graph: Graph, plan: Plan, there: Plan, schedule: Schedule) -> str:
-    """The reason that kernels cannot run a plan that differs from theirs in the extent of axis 0; "" for none.
+    """The reason why kernels cannot run a plan that differs from theirs in the extent of axis 0; "" for none.
 
     Args:
-        graph: the region at hand; ``plan`` its plan.
+        graph: the actual region; ``plan`` its plan.
         there: the plan of the region that the schedule, which has an artifact, was tuned for.
 
     Raises:
-        Unsupported: they count too far, or a group has no such kernels.
+        Unsupported: a counter or the number of blocks exceeds its limit, or a group has no such kernels.
     """
     assert schedule.artifact is not None
     assert schedule.config is not None
@@ -212,7 +212,7 @@ def _kernels_misfit(
     graph: Graph, plan: Plan, there: Plan, configs: Sequence[Config], open_: Sequence[bool], artifact: Artifact
 ) -> str:
     by_launch = _by_launch(there, artifact.kernels)
-    if by_launch is None:  # which of them depend on the rows is not written down
+    if by_launch is None:  # the launch data do not record which kernels depend on the rows
         if not all(kernel.launch.get("dynamic") for kernel in artifact.kernels):
             return ONE_NUMBER
         by_launch = [(range(len(plan.groups)), artifact.kernels)]
@@ -236,7 +236,7 @@ def _kernels_misfit(
 
 
 def _by_launch(plan: Plan, kernels: Sequence[Kernel]) -> list[tuple[Sequence[int], Sequence[Kernel]]] | None:
-    """The groups and the kernels of each launch of a plan; None where the kernels do not say which are whose."""
+    """The groups and the kernels of each launch of a plan; None if the kernels do not record their groups."""
     if len(kernels) == len(plan.groups) == len(plan.launches):
         return [(launch, [kernel]) for launch, kernel in zip(plan.launches, kernels, strict=True)]
     if any(type(kernel.launch.get("group")) is not int for kernel in kernels):
@@ -249,7 +249,7 @@ def _by_launch(plan: Plan, kernels: Sequence[Kernel]) -> list[tuple[Sequence[int
 
 
 def _sums_misfit(here: Graph, tuned: Graph, config: Config, kernels: Sequence[Kernel], artifact: Artifact) -> str:
-    """The reason that a main kernel and its finish, made for graph ``tuned``, cannot run graph ``here``."""
+    """The reason why a main kernel and its finish kernel, made for graph ``tuned``, cannot run graph ``here``."""
     from autotune.compiler.schedules.cuda import scheme_of
     from autotune.compiler.targets.cuda.source import GENERATOR
 
@@ -273,7 +273,7 @@ def _sums_misfit(here: Graph, tuned: Graph, config: Config, kernels: Sequence[Ke
 
 @lru_cache(maxsize=64)
 def _printed(graph: Graph, config: tuple[tuple[str, Choice], ...], blocks: int) -> GroupKernels:
-    """A main kernel and its finish. Remembered, since many numbers of rows are compared with one that was tuned."""
+    """A main kernel and its finish kernel. Cached, since many numbers of rows are compared with one tuned number."""
     from autotune.compiler.schedules.cuda.columns import SCHEME
 
     return SCHEME.with_blocks(graph, dict(config), blocks)

@@ -1,7 +1,7 @@
-"""The result of a look-up: its level, what differs from where the schedule was tuned, and each rung that was tried.
+"""The result of a look-up: its level, the differences from the tuning conditions, and each level that was tried.
 
-Domains have ladders of their own (:mod:`autotune.runtime.match`, ``autotune.domains.c3.deploy.match``), whose
-steps have one form.
+Domains have their own ladders (:mod:`autotune.runtime.match`, ``autotune.domains.c3.deploy.match``), whose steps are
+the same class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autotune.workload import Workload
 
 @dataclass(frozen=True)
 class Difference:
-    """A field of a device or of an environment that is another here than where a schedule was tuned."""
+    """A field of a device or of an environment that differs between the tuning and the current process."""
 
     field: str
     tuned: str
@@ -45,7 +45,7 @@ class Level(StrEnum):
 
     @property
     def own(self) -> bool:
-        """True for a schedule of the device at hand in the user's database; any other is a miss, to be searched."""
+        """True for a schedule of this device in the user's database; any other is a miss, to be searched."""
         return self in (Level.EXACT, Level.OTHER_ROWS)
 
 
@@ -54,11 +54,11 @@ class Match:
     """The result of a look-up for one workload.
 
     Attributes:
-        level: how well it fits.
-        schedule: what to deploy; None at level ``none``. Its ``config`` is None where a baseline won.
+        level: the match level.
+        schedule: the schedule to deploy; None at level ``none``. Its ``config`` is None if a baseline won.
         tuned: the workload that the schedule was tuned for: the same one at level ``exact``.
-        reason: why there is no better match; empty at level ``exact``.
-        differences: fields of the device and of the software whose values at hand are not those of the tuning.
+        reason: the reason why there is no better match; empty at level ``exact``.
+        differences: fields of the device and of the software that differ from those of the tuning.
     """
 
     level: Level
@@ -69,20 +69,20 @@ class Match:
 
     @property
     def proven(self) -> bool:
-        """True where a search verified the very kernel under the conditions at hand."""
+        """True if a search verified this kernel under the current conditions."""
         return self.level is Level.EXACT and not self.differences
 
 
 def relatives(workload: Workload, store: Reader, device: DeviceIdentity) -> list[DeviceIdentity]:
-    """Other devices that a workload was tuned on whose kernels run on ``device``: of the same architecture, and as
-    many, joined by the same links. Those that differ in the fewest fields come first."""
+    """Other devices that a workload was tuned on and whose kernels run on ``device``: the same architecture, number and
+    links. Devices with the fewest different fields come first."""
     names = {name for name, _ in store.places(workload.fingerprint)} - {device.fingerprint}
     found = [d for d in map(store.get_device, sorted(names)) if d is not None and related(d, device)]
     return sorted(found, key=lambda d: (len(differences(d, device)), d.label))
 
 
 def related(other: DeviceIdentity, device: DeviceIdentity) -> bool:
-    """True where kernels for one device run on another."""
+    """True if kernels for one device run on another."""
     same = ("kind", "capability", "count", "links")
     return all(getattr(other, name) == getattr(device, name) for name in same)
 
@@ -94,7 +94,7 @@ def differences(tuned: DeviceIdentity | Environment, here: DeviceIdentity | Envi
 
 
 def software(schedule: Schedule, store: Reader, env: Environment) -> tuple[Difference, ...]:
-    """Differences of the software; a compiler that is not installed here, and not needed, does not count."""
+    """Differences of the software, except compilers that are not installed here and not needed."""
     if schedule.key.environment == env.strict or schedule.config is None:
         return ()
     tuned = store.get_environment(schedule.key.environment)
@@ -103,8 +103,8 @@ def software(schedule: Schedule, store: Reader, env: Environment) -> tuple[Diffe
 
 
 class Outcome(StrEnum):
-    """The outcome of a rung: its answer is used, may not be used, does not exist, or was not asked for, since a better
-    rung answered."""
+    """The outcome of a level: its schedule is used, must not be used, does not exist, or was not looked up, since a
+    better level matched."""
 
     TAKEN = "taken"
     REFUSED = "refused"
@@ -114,12 +114,12 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """A rung of a ladder, as a look-up came by it.
+    """A level of the ladder with its outcome in a look-up.
 
     Attributes:
-        rung: the name of its level.
-        why: what it found, and why that is or is not taken.
-        differences: field by field, those of the nearest schedule that it has.
+        rung: the name of the level.
+        why: the schedule found, and the reason for using it or not.
+        differences: different fields of the nearest schedule at this level.
     """
 
     rung: str
@@ -133,7 +133,7 @@ class Step:
         return {"rung": self.rung, "outcome": str(self.outcome), "why": self.why, "differences": fields}
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Lines of text for printing."""
         own = [f"  {self.rung:13s} {self.outcome}{f': {self.why}' if self.why else ''}"]
         return own + [
             f"  {'':13s}   {d.field}: tuned {d.tuned or 'none'}, here {d.here or 'none'}" for d in self.differences
@@ -141,7 +141,7 @@ class Step:
 
 
 def on_this_device(workload: Workload, store: Reader, device: DeviceIdentity, env: Environment, why: str) -> Step:
-    """The reason that the very workload has no answer, with the software that it was tuned under on this device."""
+    """The step of level ``exact`` without a match, with the differences of the software tuned with on this device."""
     found = [store.get_environment(e) for d, e in store.places(workload.fingerprint) if d == device.fingerprint]
     near = sorted((differences(e, env) for e in found if e is not None), key=len)
     if not near or not near[0]:
@@ -150,7 +150,7 @@ def on_this_device(workload: Workload, store: Reader, device: DeviceIdentity, en
 
 
 def on_other_devices(workload: Workload, store: Reader, device: DeviceIdentity, taken: bool, policy: str) -> Step:
-    """The schedules of other devices for the very workload, and whether they may be used here."""
+    """The step of level ``other_device``: schedules of other devices for this workload, and their permission here."""
     names = {name for name, _ in store.places(workload.fingerprint)} - {device.fingerprint}
     found = [d for d in map(store.get_device, sorted(names)) if d is not None]
     if not found:
@@ -169,6 +169,6 @@ def on_other_devices(workload: Workload, store: Reader, device: DeviceIdentity, 
 
 
 def text(label: str, steps: Sequence[Step]) -> str:
-    """A ladder for people."""
+    """A ladder as text for printing."""
     taken = next((s.rung for s in steps if s.outcome is Outcome.TAKEN), "none")
     return "\n".join([f"{label}: {taken}", *(line for step in steps for line in step.lines())])

@@ -1,4 +1,4 @@
-"""Looking up what is stored for a callable, without running it faster: ``autotune.lookup``."""
+"""Look up the stored schedules of a callable without deploying them: ``autotune.lookup``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class RegionMatch:
     """The stored schedule for one region.
 
     Attributes:
-        workload: the region; None where this version cannot express it as a kernel.
-        level: how well the stored schedule fits.
-        schedule: what a deployment would run; None at level ``none``.
-        tuned: the workload it was tuned for.
-        reason: why there is no better match, or why the region cannot be tuned.
-        count: how often the region occurs in the callable.
-        ladder: each rung of the look-up and what became of it, where that was asked for.
+        workload: the region; None if this version cannot express it as a kernel.
+        level: the match level of the stored schedule.
+        schedule: the schedule that a deployment would run; None at level ``none``.
+        tuned: the workload that the schedule was tuned for.
+        reason: the reason why there is no better match, or why the region cannot be tuned.
+        count: number of occurrences of the region in the callable.
+        ladder: each level of the look-up with its outcome; only with ``explain``.
     """
 
     workload: Workload | None
@@ -43,7 +43,7 @@ class RegionMatch:
 
     @property
     def latency_us(self) -> float | None:
-        """Measured latency of what is deployed, in microseconds: that of :attr:`tuned`."""
+        """Latency of the deployed schedule in microseconds, as measured for :attr:`tuned`."""
         return self.schedule.latency_us if self.schedule else None
 
     @property
@@ -53,7 +53,7 @@ class RegionMatch:
 
     @property
     def speedup(self) -> float | None:
-        """Fastest baseline over the deployed latency; None where nothing is stored."""
+        """Fastest baseline over the deployed latency; None without a stored schedule."""
         best = min(self.baselines.values(), default=None)
         return best / self.latency_us if best and self.latency_us else None
 
@@ -81,7 +81,7 @@ class RegionMatch:
 class LookupResult(Sequence[RegionMatch]):
     """The stored schedules for a callable: a sequence of :class:`RegionMatch`.
 
-    Regions that mean the same work are one entry with a count. Entries without a workload cannot be tuned.
+    Regions with the same work are one entry with a count. Entries without a workload cannot be tuned.
     """
 
     regions: tuple[RegionMatch, ...]
@@ -89,9 +89,9 @@ class LookupResult(Sequence[RegionMatch]):
 
     @property
     def level(self) -> Level:
-        """The worst level among the regions that can be tuned: ``exact`` means that every one of them is.
+        """The worst level among the regions that can be tuned; ``none`` without such regions.
 
-        ``none`` where there is no region that can be tuned.
+        ``exact`` means that all of them are tuned.
         """
         tunable = [r.level for r in self.regions if r.workload is not None]
         return max(tunable, key=lambda level: level.rank) if tunable else Level.NONE
@@ -112,7 +112,7 @@ class LookupResult(Sequence[RegionMatch]):
         return sum(r.count for r in self.regions if r.workload is None)
 
     def __repr__(self) -> str:
-        """The regions and their levels: all that they hold would fill pages."""
+        """The regions and their levels, without the schedules, which would be pages long."""
         told = (f"{r.workload.label if r.workload else 'a region that cannot be tuned'}: {r.level}" for r in self)
         return f"LookupResult({', '.join([self.device, *told])})"
 
@@ -152,18 +152,18 @@ def lookup(
 
     Args:
         fn: function or ``nn.Module``. Its backward is looked up too if inputs or parameters require grad.
-        inputs: a tuple or list of positional example inputs, or the only one; their shapes, strides and types count,
-            not their values.
+        inputs: a tuple or list of positional example inputs, or a single one. Only their shapes, strides and types
+            matter.
         kwargs: keyword example inputs.
-        db: snapshot, database file or URL; None for what ``autotune.load`` opened, else $AUTOTUNE_DB, or else the
+        db: snapshot, database file or URL. None for the snapshot of ``autotune.load``, else $AUTOTUNE_DB, else the
             default file.
         device: "cpu", "cuda" or "cuda:N"; None for that of the first tensor.
-        strict: match the software environment exactly, whatever the setting.
-        explain: fill in the ``ladder`` of each region: what each rung has, and field by field what does not match.
-        label: what errors call the callable; by default its own name.
+        strict: match the software environment exactly, in place of the setting.
+        explain: fill in the ``ladder`` of each region: the schedules at each level, and the fields that do not match.
+        label: name of the callable in errors; by default its own name.
 
     Raises:
-        UserError: a device that is not there, a database that cannot be used, a callable that cannot be captured.
+        UserError: missing device, unusable database, or a callable that cannot be captured.
     """
     from autotune.compiler.capture.recording import capture_for_user
     from autotune.compiler.regions.find import find_regions
@@ -184,19 +184,19 @@ def lookup(
 
 
 ID = re.compile("[0-9a-f]{8,64}")
-"""How the fingerprint of a stored workload is written, or its beginning."""
+"""The form of a stored workload's fingerprint or of its beginning."""
 
 
 def lookup_stored(
     name: str, *, db: str | None = None, device: str = "auto", strict: bool = False, explain: bool = False
 ) -> LookupResult:
-    """As :func:`lookup`, for a workload that is stored, which needs no capture, and on a CPU no torch.
+    """As :func:`lookup`, for a stored workload, which needs no capture, and on a CPU no torch.
 
     Args:
-        name: the beginning of its fingerprint, eight hexadecimal digits or more, as ``autotune show`` prints it.
+        name: at least the first eight hexadecimal digits of its fingerprint, as ``autotune show`` prints them.
 
     Raises:
-        UserError: no stored region has such a fingerprint, or several have; or as :func:`lookup`.
+        UserError: no stored region or several have such a fingerprint; or as :func:`lookup`.
     """
     device = resolve_device(device)
     with deployment().opened(db) as store:
@@ -216,7 +216,7 @@ def lookup_stored(
 def _matched(
     regions: Iterable[tuple[Workload | None, str]], store: Reader | None, device: str, *, strict: bool, explained: bool
 ) -> LookupResult:
-    """Look up regions, equal ones once. One that cannot be tuned has no workload, but a reason."""
+    """Look up regions, equal ones once. A region that cannot be tuned has a reason instead of a workload."""
     identity, env = identify(device), environment(device)
     counts = Counter[str]()
     known: dict[str, Workload] = {}
@@ -240,10 +240,10 @@ def _matched(
 def _ladder(
     workload: Workload, found: Match, store: Reader | None, device: DeviceIdentity, env: Environment, *, strict: bool
 ) -> tuple[Step, ...]:
-    """Each rung of the ladder, from the top: what it has, and why that is or is not used.
+    """Each level of the ladder, from the top, with its schedule and the reason for using it or not.
 
     Args:
-        found: by :func:`match` or :func:`from_package` with the other arguments.
+        found: result of :func:`match` or :func:`from_package` with the other arguments.
     """
     packaged, last = Step("packaged", Outcome.NOT_ASKED), Step("none", Outcome.NOT_ASKED)
     if found.level in (Level.PACKAGED, Level.NONE):
@@ -274,7 +274,7 @@ def _ladder(
 
 
 def _heuristic(found: Match) -> Step:
-    """The rung of predicted schedules, and what came of the prediction."""
+    """The step of predicted schedules, with the prediction's outcome."""
     if found.level is Level.EXACT:
         return Step("heuristic", Outcome.NOT_ASKED)
     if found.level is not Level.HEURISTIC or found.schedule is None:

@@ -1,26 +1,26 @@
 """The stored schedule that fits a workload best.
 
-The rungs of a ladder, tried from the top:
+A look-up tries the levels of a ladder from the top:
 
-``exact``: the very workload was tuned on an equal device.
+``exact``: this workload was tuned on an equal device.
 
-``heuristic``: nobody searched the workload, but a predicted schedule of it was verified here and timed once against
+``heuristic``: the workload was not searched, but a predicted schedule was verified here and timed once against
 Inductor's code (``AUTOTUNE_UNSEARCHED=default``). The region counts as missed: a search replaces the schedule.
 
-``other_rows``: a workload of its family was, which differs only in the extent of axis 0, and its kernels, which take
-that extent as an argument, mean the same on the extent at hand (:mod:`autotune.runtime.fitting`). The nearest number of
+``other_rows``: a workload of the same family was tuned, which differs only in the extent of axis 0. Its kernels take
+that extent as an argument and are valid for the actual extent (:mod:`autotune.runtime.fitting`). The nearest number of
 rows by ratio is used, within a limit.
 
-``other_device``: the workload was tuned on another device of the same architecture. Its kernels run here and are right,
-since no kernel depends on the number of multiprocessors. Their speed here is unknown, so a setting must allow them.
+``other_device``: the workload was tuned on another device of the same architecture. Its kernels are correct here, since
+no kernel depends on the number of multiprocessors. Their speed here is unknown, so a setting must allow them.
 
-``packaged``: it comes with autotune for the device at hand, or else for a GPU of the same architecture (an H200's on an
-H100). Its kernels are code of the device, without any of torch's, and a region's fingerprint has all that it computes.
-So it is used under any version of torch and CUDA, unless ``strict`` is asked for, and its first call verifies it. This
-rung has no answer where the user's database has a schedule for the workload on this device, even one that is damaged,
-of other software or failed here.
+``packaged``: the schedule is shipped with autotune for this device, or else for a GPU of the same architecture (an
+H200's on an H100). Its kernels are device code that uses none of torch's, and a region's fingerprint covers its whole
+computation. So it is used under any version of torch and CUDA, except with ``strict``, and its first call verifies it.
+This level never matches if the user's database has a schedule for the workload on this device. Such a schedule may
+even be damaged, of other software or failed here.
 
-``none``: none of these.
+``none``: no match.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from autotune.workload import Workload
 
 PREDICTED = "predicted and timed once, not searched"
 TRIED = 16
-"""Schedules for other rows that a look-up tries, from the nearest on. Planning each takes milliseconds."""
+"""Maximum number of schedules for other rows that a look-up tries, nearest first; planning each takes milliseconds."""
 
 
 def match(
@@ -71,11 +71,11 @@ def match(
 
     Args:
         workload: of kind "fusion".
-        store: None finds nothing.
-        device: must equal the device that a schedule was tuned on, unless ``rules`` allow for another.
-        env: the software at hand.
-        strict: whether ``env`` must equal the software that a schedule was tuned with, whatever ``rules`` say.
-        rules: None for those that hold in this process.
+        store: the database; None never matches.
+        device: must equal the device that a schedule was tuned on, unless ``rules`` allow another.
+        env: the current software.
+        strict: require ``env`` to equal the software that a schedule was tuned with, in place of ``rules``.
+        rules: None for this process's settings.
 
     Raises:
         UserError: the database failed.
@@ -108,7 +108,7 @@ def match(
 def exact_match(
     workload: Workload, store: Reader, device: DeviceIdentity, env: Environment, how: How
 ) -> tuple[Schedule | None, str]:
-    """The schedule of a workload on a device, or why there is none to be used."""
+    """The schedule of a workload on a device, or None and the reason why no schedule can be used."""
     schedule = store.get_schedule(workload.fingerprint, device.fingerprint, env, match=how)
     if schedule is None:
         return None, store.lost or "not tuned on this device"
@@ -121,7 +121,7 @@ def exact_match(
 def other_rows(
     workload: Workload, store: Reader, device: DeviceIdentity, env: Environment, how: How, limit: float
 ) -> tuple[tuple[Schedule, Workload] | None, list[str]]:
-    """The schedule of the nearest number of rows that fits, with its workload; and why nearer ones do not."""
+    """The schedule of the nearest number of rows that fits, with its workload; and the reasons against nearer ones."""
     near = store.nearest(workload.family, device.fingerprint, env, workload.extent, match=how, limit=TRIED + 1)
     misfits = deployment().misfits
     refused: list[str] = []
@@ -160,14 +160,14 @@ def _ratio(a: int, b: int) -> float:
 def deployed(
     fingerprint: str, store: Reader, device: DeviceIdentity, env: Environment, *, rules: Settings | None = None
 ) -> Match:
-    """The schedule that code was compiled for, checked again, since the database may have changed meanwhile.
+    """Look up and check again the schedule that code was compiled for, since the database may have changed.
 
     Args:
-        fingerprint: of the workload that it was tuned for.
-        rules: None for those that hold in this process.
+        fingerprint: of the workload that the schedule was tuned for.
+        rules: None for this process's settings.
 
     Raises:
-        Unsupported: it is no longer stored, or cannot be used.
+        Unsupported: the schedule is no longer stored, or cannot be used.
         UserError: the database failed.
     """
     rules, tuned = rules or deployment().settings, store.get_workload(fingerprint)
@@ -192,14 +192,14 @@ def from_package(
     strict: bool = False,
     rules: Settings | None = None,
 ) -> tuple[Match, Step]:
-    """Look up in what comes with autotune, after the user's own database had nothing; with the rung's step.
+    """Look up in the shipped snapshots, after the user's database had no match; also returns the level's step.
 
     Args:
-        found: of :func:`match` with the other arguments; returned where this rung has no answer.
-        store: the user's own; None where nothing was ever tuned, not where it cannot be asked.
+        found: result of :func:`match` with the other arguments; returned if this level has no match.
+        store: the user's database; None if it does not exist, not if it cannot be read.
 
     Raises:
-        UserError: the user's database failed, or a setting has a value that it does not take.
+        UserError: the user's database failed, or a setting has an invalid value.
     """
     rules = _any_software(replace(rules or deployment().settings, other_device="refuse"))
     last = _NOTHING
@@ -227,7 +227,7 @@ def _taken(
     device: DeviceIdentity,
     of: DeviceIdentity,
 ) -> tuple[Match, Step]:
-    """The match in a snapshot that comes with autotune, tuned on the device ``of``, unless the database decided."""
+    """The match in a shipped snapshot, tuned on the device ``of``, unless the user's database has a schedule."""
     assert there.tuned is not None
     if _decided(store, device, workload, there.tuned):
         why = f"the database has a schedule for this device, which it passes over: {found.reason}"
@@ -241,7 +241,7 @@ def _taken(
 
 
 def _devices(snapshot: Snapshot, device: DeviceIdentity) -> list[DeviceIdentity]:
-    """The device at hand; on a GPU, then those of a snapshot whose kernels run on it, the nearest first."""
+    """This device; on a GPU, followed by the snapshot's devices with compatible kernels, most similar first."""
     if device.kind != "cuda":
         return [device]
     near = [d for d in snapshot.devices if d.fingerprint != device.fingerprint and related(d, device)]
@@ -251,7 +251,7 @@ def _devices(snapshot: Snapshot, device: DeviceIdentity) -> list[DeviceIdentity]
 def deployed_from_package(
     fingerprint: str, store: Reader | None, device: DeviceIdentity, env: Environment
 ) -> Match | None:
-    """As :func:`deployed`, of what comes with autotune; None where that has no answer."""
+    """As :func:`deployed`, from the shipped snapshots; None without a match."""
     rules = _any_software(deployment().settings)
     for snapshot in packaged_readers(store, device):
         for of in _devices(snapshot, device):
@@ -263,13 +263,13 @@ def deployed_from_package(
 
 
 def packaged_readers(store: Reader | None, device: DeviceIdentity) -> list[Snapshot]:
-    """The snapshots that come with autotune for a device, its own first; none where ``store`` rules them out."""
+    """The snapshots shipped for a device, its own first; empty if ``store`` excludes them."""
     asked = (_asked(path, store)[0] for path in files_for(device))
     return [snapshot for snapshot in asked if snapshot is not None]
 
 
 def _asked(path: Path, store: Reader | None) -> tuple[Snapshot | None, str]:
-    """A snapshot that comes with autotune, or None and the reason not to use it."""
+    """A shipped snapshot, or None and the reason not to use it."""
     if why := deployment().packaged_refused(store):
         return None, why
     snapshot = deployment().packaged.get(path)
@@ -283,6 +283,6 @@ def _any_software(rules: Settings) -> Settings:
 
 
 def _decided(store: Reader | None, device: DeviceIdentity, *workloads: Workload) -> bool:
-    """True where the user's own database has any schedule on this device for one of these workloads."""
+    """True if the user's database has any schedule on this device for one of these workloads."""
     places = () if store is None else [place for w in workloads for place, _ in store.places(w.fingerprint)]
     return device.fingerprint in places

@@ -1,7 +1,7 @@
 """Steps that ran stored kernels, counted and added to the database: ``AUTOTUNE_SAVINGS=1``.
 
-One region of each graph counts its calls. A thread writes the counts every few minutes, and the process does so once
-more at its end. A step never waits for the database. Replays of CUDA graphs run no Python and count nothing.
+One region of each graph counts its calls. A thread writes the counts every few minutes, and the process writes them
+once more at its end. A step never waits for the database. Replays of CUDA graphs run no Python and are not counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Count:
 
     Attributes:
         tick: called at each call; ``next`` of a counter is atomic, and takes 30 ns.
-        read: ticks that were read or were made by reading.
+        read: ticks already read, including those caused by reading.
         weeks: calls by week.
     """
 
@@ -57,7 +57,7 @@ class Savings:
     """The counts of this process.
 
     Args:
-        put: stores counts, by device; returns True where that is done. It never fails.
+        put: stores counts by device and returns True on success; never raises.
     """
 
     def __init__(self, put: Callable[[Mapping[str, Sequence[Saving]]], bool]) -> None:
@@ -72,11 +72,11 @@ class Savings:
     def counted(
         self, run: Callable[..., None], device: str, *, graph: str, mode: str, alone_us: float
     ) -> Callable[..., None]:
-        """``run``, whose calls count as steps of a graph, where that is asked for.
+        """Wrap ``run`` to count its calls as steps of a graph, if counting is enabled.
 
         Args:
             device: "cpu" or "cuda:N".
-            alone_us: microseconds that the graph's kernels save a call, each timed alone.
+            alone_us: microseconds that the graph's kernels save in a call, each timed alone.
         """
         if not wanted():
             return run
@@ -91,7 +91,7 @@ class Savings:
         return call
 
     def write(self) -> bool:
-        """Store the counts that are new; True where nothing is left to be stored."""
+        """Store new counts; True if none are left to store."""
         from autotune.store.records import Saving
 
         with self._lock:
@@ -113,7 +113,7 @@ class Savings:
             return done
 
     def end(self) -> None:
-        """Write what is left, and no more after that."""
+        """Write the remaining counts, and stop."""
         if self._counts and not self._ended.is_set():
             self._ended.set()
             self.write()
@@ -128,7 +128,7 @@ class Savings:
             self.write()
 
     def _forked(self) -> None:
-        """Begin as another process, which writes at its end: what was counted before the fork is the parent's."""
+        """Start counting as a new process, which writes at its end: counts before the fork belong to the parent."""
         self._lock, self._process, self._thread = threading.RLock(), uuid.uuid4().hex, None
         self._ended = threading.Event()
         for count in self._counts.values():
@@ -138,12 +138,12 @@ class Savings:
 
 
 def wanted() -> bool:
-    """True where $AUTOTUNE_SAVINGS switches counting on."""
+    """True if $AUTOTUNE_SAVINGS enables counting."""
     return os.environ.get(VARIABLE, "").strip().lower() not in ("", "0", "false")
 
 
 def program_name() -> str:
-    """The name that $AUTOTUNE_SAVINGS gives to the program, or else the script's."""
+    """The program's name from $AUTOTUNE_SAVINGS, else the script's."""
     given = os.environ.get(VARIABLE, "").strip()
     if given.lower() not in ("", "0", "1", "false", "true"):
         return given
@@ -152,7 +152,7 @@ def program_name() -> str:
 
 
 def monday(seconds: float) -> str:
-    """The Monday of a time's week in UTC, as "2026-11-23".
+    """The Monday of a time's week in UTC, such as "2026-11-23".
 
     Args:
         seconds: since the epoch.

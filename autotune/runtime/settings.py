@@ -1,4 +1,4 @@
-"""Settings and counters of deployment: ``autotune.configure`` changes, ``autotune.counters`` reads them."""
+"""Settings and counters of deployment, for ``autotune.configure`` and ``autotune.counters``."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ class Settings:
     Attributes:
         environment: whether a schedule may have been tuned with other software ($AUTOTUNE_ENVIRONMENT). "strict"
             requires equal versions of everything. "loose" accepts equal minor versions of torch and CUDA, prefers equal
-            software, and warns once of what differs. "ignore" accepts any software without a warning.
+            software, and warns once of each difference. "ignore" accepts any software without a warning.
         other_device: use of a schedule that was tuned on another device of the same architecture
             ($AUTOTUNE_OTHER_DEVICE). "refuse" uses none: the region is a miss, which a search can measure here. "warn"
-            uses it, warns once, and records the miss all the same.
-        packaged: whether schedules that come with autotune for the device at hand, or else for a GPU of the same
-            architecture, are used where the database has no answer ($AUTOTUNE_PACKAGED): "use" or "refuse". They were
-            measured on another device, as regions alone, and nobody measured them in the step at hand. Versions of
-            torch and CUDA matter there with "strict" alone. The miss is recorded all the same.
-        rows: the largest ratio of the rows at hand to those that a schedule was tuned for, either way
+            uses it, warns once, and still records the miss.
+        packaged: use of shipped schedules if the database has no match ($AUTOTUNE_PACKAGED): "use" or "refuse". They
+            are for this device, or else for a GPU of the same architecture. They were measured on another device, as
+            separate regions, and not in the user's step. Versions of torch and CUDA only matter for them with "strict".
+            The miss is still recorded.
+        rows: the largest ratio between the actual number of rows and the tuned one, in either direction
             ($AUTOTUNE_ROWS).
         verify: when a stored kernel's results are compared with those of the region's own operators
             ($AUTOTUNE_VERIFY). "first": at its first call in a process. "always": at every call. "never". "auto": at
-            its first call, where it was tuned under other conditions (rows, device or software) than those at hand.
-        attention: whether calls of ``scaled_dot_product_attention`` are rewritten so that a fused kernel takes them
-            ($AUTOTUNE_ATTENTION): "fuse" or "keep". A search obeys it too. Rules:
+            its first call, if it was tuned under other conditions (rows, device or software) than the current ones.
+        attention: whether calls of ``scaled_dot_product_attention`` are rewritten so that a fused kernel runs them
+            ($AUTOTUNE_ATTENTION): "fuse" or "keep". It applies to searches too. Rules:
             :mod:`autotune.compiler.capture.attention`.
-        unsearched: what runs a region that nobody searched ($AUTOTUNE_UNSEARCHED, and ``options={"unsearched": ...}``
-            of ``torch.compile``). "default": the schedule that cost models and stored measurements predict best, if it
-            is right and faster than Inductor's code when both are timed once. "leave": Inductor's code.
-        products: whether matrix products are searched and deployed by algorithms and epilogues of cuBLASLt
+        unsearched: code for a region without a search ($AUTOTUNE_UNSEARCHED, and ``options={"unsearched": ...}``
+            of ``torch.compile``). "default": the schedule that cost models and stored measurements predict to be best,
+            if it is correct and faster than Inductor's code when both are timed once. "leave": Inductor's code.
+        products: search and deploy matrix products with algorithms and epilogues of cuBLASLt
             ($AUTOTUNE_PRODUCTS): "search" or "leave".
     """
 
@@ -69,10 +69,10 @@ class Settings:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:
-        """Those that were given, else those of the environment, else the defaults.
+        """The given settings, else those of the environment, else the defaults.
 
         Raises:
-            UserError: an environment variable has a value that its setting does not.
+            UserError: invalid value of an environment variable.
         """
         variables = {f.name: f"AUTOTUNE_{f.name.upper()}" for f in fields(cls)}
         texts = {name: text for name, variable in variables.items() if (text := os.environ.get(variable))}
@@ -80,13 +80,13 @@ class Settings:
 
 
 def checked(name: str, value: Any, what: str) -> Any:
-    """The value of setting ``name``, as :class:`Settings` holds it.
+    """Check and convert a value of setting ``name`` of :class:`Settings`.
 
     Args:
-        what: what an error calls the setting.
+        what: name of the setting in errors.
 
     Raises:
-        UserError: the setting has no such value.
+        UserError: invalid value.
     """
     if name == "rows":
         try:
@@ -127,34 +127,34 @@ COUNTERS = (
 
 
 class Counters(Mapping[str, int]):
-    """A snapshot: a read-only mapping whose items are attributes too (``counters().hits``).
+    """A snapshot of the counters: a read-only mapping whose items are also attributes (``counters().hits``).
 
-    A warm start from Inductor's cache looks up no graph. It counts the kernels that it loads as ``hits``.
+    A warm start from Inductor's cache looks up no graph. Kernels that it loads count as ``hits``.
 
     ==================  ============================================================================================
     ``graphs``          aten graphs looked up (forward, backward and inference each count)
-    ``hits``            regions with a stored winner, whatever its level and whoever won
-    ``hits_other_rows`` those of them whose schedule was tuned for another number of rows; of dynamic shapes, each
-                        number of rows that came
-    ``hits_packaged``   those of them whose schedule comes with autotune; their miss is noted all the same
-    ``hits_predicted``  those of them whose schedule was predicted and timed once, not searched
+    ``hits``            regions with a stored winner, at any match level, including baselines
+    ``hits_other_rows`` hits whose schedule was tuned for another number of rows; with dynamic shapes, one for each
+                        number of rows called
+    ``hits_packaged``   hits whose schedule is shipped with autotune; the miss is still recorded
+    ``hits_predicted``  hits whose schedule was predicted and timed once, not searched
     ``predicted``       workloads whose predicted schedule was faster than Inductor's code when it was tried
-    ``predicted_wrong`` workloads whose predicted schedule was tried and was not
-    ``baseline_wins``   those of them where the stored winner is what the user had
+    ``predicted_wrong`` workloads whose predicted schedule was tried and was not faster
+    ``baseline_wins``   hits whose stored winner is a baseline
     ``misses``          regions that could be tuned and are not
-    ``left``            regions left to Inductor, since their whole step was measured to be faster so
+    ``left``            regions left to Inductor, since that made their whole step measurably faster
     ``left_by_options`` regions left to Inductor, since an option of Inductor's requires results that stored kernels do
                         not compute; a warning names the option
-    ``unsupported``     regions this version cannot express as a kernel, or not for sizes that are unknown
-    ``fallbacks``       regions whose stored kernel could not be loaded or launched; they run as the user had them
-    ``wrong_results``   those of them whose kernels computed something else than the region's operators
-    ``misaligned``      inputs copied because their address did not suit the kernel's vector loads
-    ``restrided``       inputs copied because another compiler handed them over in other strides
-    ``products``        products computed by a stored algorithm of cuBLASLt, with what they take of a region
-    ``attention``       calls of ``scaled_dot_product_attention`` rewritten so that a fused kernel takes them
+    ``unsupported``     regions this version cannot express as a kernel, or not for unknown sizes
+    ``fallbacks``       regions whose stored kernel could not be loaded or launched; their own operators run instead
+    ``wrong_results``   fallbacks whose kernels disagreed with the region's operators
+    ``misaligned``      inputs copied because their address is not aligned for the kernel's vector loads
+    ``restrided``       inputs copied because another compiler passed them with other strides
+    ``products``        products computed by a stored algorithm of cuBLASLt, with the operators fused into them
+    ``attention``       calls of ``scaled_dot_product_attention`` rewritten so that a fused kernel runs them
     ``overlaps``        scenarios looked up by ``autotune.overlap``
-    ``overlap_hits``    those of them that were tuned, or one near them
-    ``overlap_faults``  strategies that could not be run on this machine or group; the default took their place
+    ``overlap_hits``    scenarios that were tuned, or one near them
+    ``overlap_faults``  strategies that could not run on this machine or group and were replaced by the default
     ==================  ============================================================================================
     """
 

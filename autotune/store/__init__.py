@@ -1,6 +1,6 @@
-"""Everything learnt, in SQL: SQLite by default, PostgreSQL by URL.
+"""All results of searches, in SQL: SQLite by default, PostgreSQL by URL.
 
-:mod:`autotune.store.records` has the plain dataclasses and needs no SQL; :class:`Store` is loaded when first used.
+:mod:`autotune.store.records` has the plain dataclasses and needs no SQL; :class:`Store` is imported at its first use.
 """
 
 from __future__ import annotations

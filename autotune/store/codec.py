@@ -1,4 +1,4 @@
-"""Between records and rows: the columns of a record, and the record that columns hold.
+"""Conversion between records and rows.
 
 A row has its columns as attributes. Databases and snapshots are read by the same functions.
 """
@@ -33,7 +33,7 @@ from autotune.workload import Workload, digest
 
 
 def artifact_json(artifact: Artifact) -> dict[str, Any]:
-    """An artifact without its code, which is named by SHA-256 (None for a kernel that has none)."""
+    """An artifact with the SHA-256 of its code in place of the code (None for a kernel without code)."""
 
     def described(k: Kernel) -> dict[str, Any]:
         sha256 = k.sha256 if k.code else None
@@ -82,7 +82,7 @@ def _artifact(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str, byt
         return Kernel(entry, code, mapping(k["launch"], "launch data"), mapping(k["resources"], "resources"))
 
     def scratch(storage: Any, elements: Any, *counter: Any) -> tuple[str, int]:
-        # Earlier versions wrote a third element, true where the memory was the counter of a grid barrier.
+        # Earlier versions wrote a third element, true if the memory was the counter of a grid barrier.
         if counter not in ((), (False,)):
             raise ValueError("its kernels have grid barriers")
         return str(storage), int(elements)
@@ -96,7 +96,7 @@ def _artifact(fingerprint: str, data: Mapping[str, Any], blobs: Mapping[str, byt
 
 
 def key_values(key: Key) -> dict[str, str]:
-    """The four columns that hold a key."""
+    """The four columns of a key."""
     return dict(vars(key))
 
 
@@ -108,14 +108,14 @@ def measurement_values(m: Measurement, config: str, now: float) -> dict[str, Any
     """The columns of a measurement.
 
     Raises:
-        ValueError: an ok measurement without a usable latency; it would be taken for the best.
+        ValueError: an ok measurement without a valid latency, which would count as the best.
     """
     ok = m.status == Status.OK
     if ok and not (m.latency_us is not None and LEAST_COST <= m.latency_us <= MOST_COST):
         raise ValueError(f"a measurement with status ok needs a latency above 0, not {m.latency_us!r}")
     error = m.error
     if error is not None and math.isnan(error):
-        error = math.inf  # SQLite would keep NaN as NULL, which means that verification was not reached
+        error = math.inf  # SQLite would store NaN as NULL, which means not verified
     return {
         **key_values(m.key),
         "config": config,
@@ -125,7 +125,7 @@ def measurement_values(m: Measurement, config: str, now: float) -> dict[str, Any
         "samples": [s for s in m.samples if math.isfinite(s)],
         "noise": m.noise if ok and m.noise is not None and math.isfinite(m.noise) else None,
         "error": error,
-        # PostgreSQL's text cannot hold NUL, and a compiler's output of many megabytes helps nobody.
+        # PostgreSQL's text cannot contain NUL, and many megabytes of a compiler's output are useless.
         "reason": m.reason.replace("\0", "\\0")[:20_000],
         "run": m.run,
         "compile_s": m.compile_s,
@@ -139,7 +139,7 @@ def measurement_from(row: Any) -> Measurement:
     """A measurement from a row of measurements joined with its configuration (``params``).
 
     Raises:
-        Damaged: the configuration is not what was stored, or a value is none of its column's.
+        Damaged: the configuration does not match its fingerprint, or a value is invalid for its column.
     """
     ok = row.status == Status.OK
     latency = cost(row.latency_us) if ok else None
@@ -167,10 +167,10 @@ def config_from(params: Mapping[str, Any], fingerprint: str) -> Config:
     """A configuration from JSON.
 
     Args:
-        fingerprint: what it is stored under.
+        fingerprint: the key that it is stored under.
 
     Raises:
-        Damaged: it is not a flat object of numbers, texts and truth values, or not the one with this fingerprint.
+        Damaged: not a flat object of numbers, strings and bools, or not the one with this fingerprint.
     """
     if not isinstance(params, Mapping) or not all(isinstance(v, (int, str, bool, float)) for v in params.values()):
         raise Damaged(f"configuration {fingerprint[:12]} is not a flat JSON object")
@@ -189,10 +189,10 @@ def workload_values(workload: Workload, now: float) -> dict[str, Any]:
 
 
 def workload_from(row: Any) -> Workload:
-    """A workload from a row that holds its columns as ``w_kind``, ``w_spec`` and so on.
+    """A workload from a row with the columns ``w_kind``, ``w_spec`` and so on.
 
     Raises:
-        Damaged: it is not the workload with the fingerprint that it is stored under.
+        Damaged: the workload does not match the fingerprint that it is stored under.
     """
     found = Workload(
         kind=str(row.w_kind),
@@ -219,7 +219,7 @@ def device_values(device: DeviceIdentity, now: float) -> dict[str, Any]:
 
 
 def device_from(fingerprint: str, data: Any) -> DeviceIdentity:
-    """A device from its JSON; raises Damaged where that is not what it was stored as."""
+    """A device from its JSON; raises Damaged if it does not match its fingerprint."""
     device = DeviceIdentity.from_json(mapping(data, "identity"))
     if device.fingerprint != fingerprint:
         raise Damaged("it does not match its SHA-256")
@@ -233,7 +233,7 @@ def environment_values(environment: Environment, now: float) -> dict[str, Any]:
 
 
 def environment_from(fingerprint: str, data: Any) -> Environment:
-    """An environment from its JSON; raises Damaged where that is not what it was stored as."""
+    """An environment from its JSON; raises Damaged if it does not match its fingerprint."""
     environment = Environment.from_json(mapping(data, "versions"))
     if environment.strict != fingerprint:
         raise Damaged("it does not match its SHA-256")
@@ -300,7 +300,7 @@ def calibration_from(row: Any) -> Calibration:
 
 
 def finite_json(value: Any) -> Any:
-    """``value`` as JSON that can be read back: infinities and NaN become None, halves of characters are written out."""
+    """``value`` as JSON that can be read back: infinities and NaN become None, lone surrogates are escaped."""
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, float) and not math.isfinite(value):

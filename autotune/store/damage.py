@@ -13,18 +13,18 @@ from typing import Any
 LATEST = 253_370_764_800.0
 """The year 9999, in seconds since the epoch: later times have no date."""
 LEAST_COST, MOST_COST = 1e-30, 1e30
-"""Limits of a latency, or of what is tuned for in its place: products and ratios of two stay finite."""
+"""Limits of a latency, or of another tuned quantity, within which products and ratios of two are finite."""
 
 _MOST = sys.float_info.max
 _HUGE = re.compile(r"[0-9]{300}")
 
 
 class Damaged(Exception):
-    """Stored data that cannot be used; the text names the value and the failed check."""
+    """Invalid stored data; the text names the value and the failed check."""
 
 
 class Unreadable:
-    """A column's value that is no JSON. A row with one is damaged."""
+    """A column's value that is not JSON. A row with one is damaged."""
 
     def __init__(self, why: str) -> None:
         self.why = why
@@ -34,9 +34,9 @@ class Unreadable:
 
 
 def from_json_text(text: Any) -> Any:
-    """A JSON column's value; :class:`Unreadable` in its place where it is no JSON, so that the other rows are read.
+    """A JSON column's value, or :class:`Unreadable` if it is not JSON, so that the other rows are read.
 
-    What no writer stores counts as no JSON: NaN, infinities, integers beyond every float.
+    Values that no writer stores are not accepted as JSON: NaN, infinities, integers beyond every float.
     """
     try:
         if isinstance(text, (bytes, bytearray, memoryview)):
@@ -57,11 +57,11 @@ def _finite(text: str) -> float:
 
 
 BROKEN = (Damaged, KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, IndexError)
-"""What making a record from a damaged row may raise."""
+"""Exceptions that conversion of a damaged row may raise."""
 
 
 def why(error: BaseException, row: Any = ()) -> str:
-    """The reason why no record could be made from a row."""
+    """The reason why a row could not be converted to a record."""
     for value in row:
         if isinstance(value, Unreadable):
             return f"it is not JSON ({value.why})"
@@ -77,7 +77,7 @@ def number(value: Any, what: str, least: float = -_MOST, most: float = _MOST) ->
 
 
 def cost(value: Any, what: str = "latency") -> float:
-    """``value`` as a latency in microseconds, or another quantity that is tuned for; raises Damaged."""
+    """``value`` as a latency in microseconds, or another tuned quantity; raises Damaged."""
     return number(value, what, LEAST_COST, MOST_COST)
 
 
@@ -94,12 +94,12 @@ def text(value: Any, what: str) -> str:
 
 
 def unpaired(value: str) -> bool:
-    """Return True for a text with half of a character, which UTF-8 cannot encode."""
+    """Return True for a text with a lone surrogate, which UTF-8 cannot encode."""
     return not value.isascii() and any("\ud800" <= ch <= "\udfff" for ch in value)
 
 
 def whole(value: Any, what: str, least: int = -(2**63)) -> int:
-    """``value`` as an integer that a column can hold; raises Damaged."""
+    """``value`` as an integer within a column's range; raises Damaged."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise Damaged(f"its {what} is {_short(value)}")
     return value
@@ -113,7 +113,7 @@ def latencies(value: Any) -> dict[str, float]:
 
 
 def figures(value: Any) -> dict[str, float]:
-    """A JSON object of a domain's own figures; raises Damaged."""
+    """A JSON object of a domain's own metrics; raises Damaged."""
     return {text(name, "metric"): number(figure, name[:40]) for name, figure in mapping(value, "metrics").items()}
 
 
@@ -129,10 +129,10 @@ def _short(value: Any) -> str:
 
 
 def step_record(value: Any) -> dict[str, Any]:
-    """``value`` as a verdict's record; unknown names, which a later version wrote, stay.
+    """``value`` as a verdict's record; unknown names, from a later version, are kept.
 
     Raises:
-        Damaged: it is no JSON object, or a value is none of its name's.
+        Damaged: not a JSON object, or a value is invalid for its name.
     """
     record = mapping(value, "record")
     _checked(record, _RECORD, "")
@@ -192,5 +192,5 @@ _RECORD: Mapping[str, Check] = {
     "families": _families,
     "numerics": _numerics,
 }
-"""Of :meth:`autotune.bench.decide.Decision.record` and its caller. All may be missing: earlier versions wrote less, and
-a snapshot keeps a part."""
+"""Fields of :meth:`autotune.bench.decide.Decision.record` and its caller. All are optional: earlier versions wrote
+fewer, and a snapshot keeps only some."""

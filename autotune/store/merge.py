@@ -1,7 +1,7 @@
-"""Merging: a database takes over what a snapshot or another database holds.
+"""Merging: copy the contents of a snapshot or another database into a database.
 
-:func:`_take` has the rules for both. A snapshot comes in one transaction, all of it or nothing. A database comes in
-batches, without its damaged rows; a merge that was stopped goes on with the same call.
+:func:`_take` has the rules for both. A snapshot is imported in one transaction, completely or not at all. A database is
+merged in batches, without its damaged rows; an interrupted merge continues with the same call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _BATCH = 500
 _SCHEDULE = ("workload", "device", "environment", "policy")
 _CANDIDATE = (*_SCHEDULE, "config", "stage")
 _TAKEN = tuple(model for model in TABLES if model is not ClaimRow)
-"""Each refers to those before it only, so that a merge may stop anywhere."""
+"""Each table only refers to earlier ones, so that a merge may stop anywhere."""
 
 
 @dataclass
@@ -63,9 +63,9 @@ class Merged:
     """The outcome of a merge or an import.
 
     Attributes:
-        rows: taken over, by table: new here, or better than what was here.
-        conflicts: a line for each schedule or measurement that both have and that differ.
-        left_out: a line for each row of the other database that is damaged or refers to one that is.
+        rows: number of copied rows by table: new ones, or better than the existing ones.
+        conflicts: a line for each schedule or measurement that differs between both.
+        left_out: a line for each row of the other database that is damaged or refers to a damaged one.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class Incoming:
-    """A snapshot's rows by table, all of them checked."""
+    """A snapshot's rows by table, all checked."""
 
     path: Path
     rows: Mapping[type[Base], Sequence[Row]]
@@ -95,7 +95,7 @@ class Incoming:
         """Add the rows to ``store``, in one transaction. Importing twice changes nothing.
 
         Raises:
-            UserError: the database does not take them. Nothing is changed then.
+            UserError: the database refused them; nothing is changed.
         """
         try:
             return store.outlast(lambda: _write(store, self.rows))
@@ -113,7 +113,7 @@ def checked(file: str | Path, *, key: str | None = None) -> Incoming:
         key: a public key that the snapshot must be signed with.
 
     Raises:
-        UserError: the file cannot be read, is no snapshot, is of a later form, is damaged, or is not signed so.
+        UserError: the file is unreadable, not a snapshot, of a later form, damaged, or not signed with the key.
     """
     path = Path(path_of(file))
     kind = kind_of(path)
@@ -175,13 +175,12 @@ def _rows(snapshot: Snapshot) -> dict[type[Base], list[Row]]:
 
 
 def merge(store: Store, other: Store) -> Merged:
-    """Take over all rows of ``other``, except claims. What is stopped is gone on with by the same call.
+    """Copy all rows of ``other``, except claims. An interrupted merge continues with the same call.
 
-    The faster of two schedules of one key stays, unless it failed here when it was deployed; of the other the
-    configuration is kept, with its latency as a measurement. Of two measurements of one candidate at one stage an ok
-    one stays before a failure, then the faster. Of verdicts and calibrations the newer stays, of efforts and counts of
-    steps the larger;
-    labels and misses that are here stay as they are.
+    The faster of two schedules of one key is kept, unless it failed in deployment here. The other's configuration is
+    kept as a measurement with its latency. Of two measurements of one candidate at one stage, an ok one wins over a
+    failure, then the faster one. Of verdicts and calibrations the newer is kept, of efforts and counts of steps the
+    larger. Existing labels and misses are not changed.
 
     Raises:
         UserError: a database failed.
@@ -197,11 +196,11 @@ def merge(store: Store, other: Store) -> Merged:
 
 
 def _batches(other: Store, model: type[Base], found: Merged) -> Iterator[list[Row]]:
-    """The sound rows of a table; those that are not are noted."""
+    """The sound rows of a table; damaged ones are reported."""
     columns = [c.name for c in model.__table__.c if not (model is MeasurementRow and c.name == "id")]
     rows: list[Row] = []
     for row, wrong in checked_rows(other, model):
-        named = row._mapping  # in which columns of workloads have other names: they may be joined to a measurement's
+        named = row._mapping  # columns of workloads have other names in it, since they may be joined to a measurement's
         values = {n: named[n if n in named else f"w_{n}"] for n in columns}
         if not wrong:
             try:
@@ -220,10 +219,10 @@ def _batches(other: Store, model: type[Base], found: Merged) -> Iterator[list[Ro
 
 
 def _write(store: Store, rows: Mapping[type[Base], Sequence[Row]], *, partial: bool = False) -> Merged:
-    """Take rows over, in one transaction.
+    """Copy rows in one transaction.
 
     Args:
-        partial: leave rows out that refer to what is not here.
+        partial: omit rows with references to rows that are missing here.
     """
     found = Merged()
     with store.writing() as c:
@@ -261,7 +260,7 @@ def _better_measurement(new: Any) -> Any:
 
 
 def _mended_artifact(new: Any) -> Any:
-    """The condition that launch data here are damaged. PostgreSQL compares texts, but no JSON."""
+    """The condition that launch data here are damaged. PostgreSQL compares texts, but not JSON."""
     columns = [ArtifactRow.__table__.c[n] for n in ("target", "generator", "kernels", "scratch")]
     return sa.or_(*(sa.cast(new[c.name], sa.Text) != sa.cast(c, sa.Text) for c in columns))
 
@@ -276,7 +275,7 @@ _BETTER: Mapping[type[Base], Callable[[Any], Any]] = {
     ArtifactRow: _mended_artifact,
     BlobRow: lambda new: new.code != BlobRow.code,
 }
-"""Where a row that comes in takes the place of the one here; those of other tables never do."""
+"""Conditions for an incoming row to replace the existing one; rows of other tables are never replaced."""
 
 
 def _primary(model: type[Base]) -> tuple[str, ...]:
@@ -284,7 +283,7 @@ def _primary(model: type[Base]) -> tuple[str, ...]:
 
 
 def _with_parents(c: sa.Connection, model: type[Base], rows: Sequence[Row], found: Merged) -> Sequence[Row]:
-    """The rows of which all is here that they refer to; what they refer to may have been damaged over there."""
+    """The rows whose references all exist here; a referenced row may be damaged in the other database."""
     for foreign in model.__table__.foreign_keys:
         name, target = foreign.parent.name, foreign.column
         wanted = sorted({row[name] for row in rows if row[name] is not None})
@@ -299,7 +298,7 @@ def _with_parents(c: sa.Connection, model: type[Base], rows: Sequence[Row], foun
 
 
 def _stored(c: sa.Connection, model: type[Base], keys: Sequence[str], rows: Sequence[Row]) -> dict[Any, Row]:
-    """The rows here with the keys of ``rows``, by key."""
+    """The existing rows with the keys of ``rows``, by key."""
     found = {}
     for part in batches(rows, 150):
         same = sa.tuple_(*(getattr(model, n) for n in keys)).in_([tuple(row[n] for n in keys) for row in part])
@@ -309,7 +308,7 @@ def _stored(c: sa.Connection, model: type[Base], keys: Sequence[str], rows: Sequ
 
 
 def _keep_losers(store: Store, c: sa.Connection, rows: Sequence[Row], found: Merged) -> None:
-    """Note the configuration of each schedule that gives way, or does not come in, as a measurement."""
+    """Store the configuration of each schedule that is replaced or not copied as a measurement."""
     known = _stored(c, ScheduleRow, _SCHEDULE, rows)
     for row in rows:
         here = known.get(tuple(row[n] for n in _SCHEDULE))
@@ -318,7 +317,7 @@ def _keep_losers(store: Store, c: sa.Connection, rows: Sequence[Row], found: Mer
         try:
             cost(here["latency_us"]), moment(here["created"])
         except Damaged:
-            continue  # nothing of it is worth keeping
+            continue  # it has no valid data to keep
         kinds = {n: ScheduleRow.__table__.c[n].type for n in ("config", "winner", "created", "latency_us", "space")}
         new = SimpleNamespace(**{n: sa.literal(row[n], kind) for n, kind in kinds.items()})
         own = [getattr(ScheduleRow, n) == row[n] for n in _SCHEDULE]
@@ -330,7 +329,7 @@ def _keep_losers(store: Store, c: sa.Connection, rows: Sequence[Row], found: Mer
             f" {'that one takes its place' if gives_way else 'this one stays'}"
         )
         loser = here if gives_way else row
-        if loser["config"] is not None:  # where a baseline won there is none
+        if loser["config"] is not None:  # None if a baseline won
             kept = {n: loser[n] for n in (*_SCHEDULE, "config", "latency_us", "created")}
             values = {**kept, "stage": "final", "status": str(Status.OK), "run": "", "samples": [], "noise": 0.0,
                       "error": None, "reason": "merged", "compile_s": 0.0, "measure_s": 0.0}  # fmt: skip

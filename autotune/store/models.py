@@ -1,7 +1,7 @@
 """The tables. Names begin with ``autotune_``, so that they can share a database with Optuna's.
 
-Fingerprints (SHA-256, 64 hex digits) are the keys wherever a thing is its content: two databases merge row by row.
-A change here needs a migration in ``db/versions`` and a new :data:`SCHEMA_REVISION`.
+Content-addressed rows have fingerprints (SHA-256, 64 hex digits) as keys, so that two databases merge row by row. A
+change here needs a migration in ``db/versions`` and a new :data:`SCHEMA_REVISION`.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from autotune.store.damage import Damaged, unpaired
 TABLE_PREFIX = "autotune_"
 VERSION_TABLE = "autotune_alembic_version"
 SCHEMA_REVISION = "0005"
-"""The newest migration. Opening a database compares it without importing Alembic; a test keeps it true."""
+"""The newest migration, compared at opening without importing Alembic; a test checks that it is current."""
 
 _Fingerprint = String(64)
 
 
 class Base(DeclarativeBase):
-    """Constraints are named by rule, so that later migrations can drop them on both dialects."""
+    """Base of the tables. Constraints are named by rule, so that migrations can drop them on both dialects."""
 
     metadata = MetaData(
         naming_convention={
@@ -53,7 +53,7 @@ def _reference(table: str, **options: Any) -> Mapped[Any]:
 
 
 class WorkloadRow(Base):
-    """Workloads; ``created`` and every other time is in seconds since the epoch."""
+    """Workloads; ``created`` and all other times are in seconds since the epoch."""
 
     __tablename__ = "autotune_workloads"
     __table_args__ = (Index("ix_autotune_workloads_family", "family"),)
@@ -79,7 +79,7 @@ class DeviceRow(Base):
 
 
 class EnvironmentRow(Base):
-    """``fingerprint`` is the strict one; ``loose`` is shared by environments that most likely behave the same."""
+    """Software. ``fingerprint`` is the strict one; environments that likely behave the same share ``loose``."""
 
     __tablename__ = "autotune_environments"
     __table_args__ = (Index("ix_autotune_environments_loose", "loose"),)
@@ -100,7 +100,7 @@ class ConfigRow(Base):
 
 
 class MeasurementRow(Base):
-    """Every candidate that was tried, failures too. The best is a query over these."""
+    """All measured candidates, including failures. The best one is a query over these."""
 
     __tablename__ = "autotune_measurements"
     __table_args__ = (
@@ -130,7 +130,7 @@ class MeasurementRow(Base):
 
 
 class BlobRow(Base):
-    """Code by its SHA-256: equal cubins are kept once."""
+    """Code by its SHA-256: equal cubins are stored once."""
 
     __tablename__ = "autotune_blobs"
 
@@ -139,7 +139,7 @@ class BlobRow(Base):
 
 
 class ArtifactRow(Base):
-    """A compiled configuration. The fingerprint covers every field, so launch data is as protected as code."""
+    """A compiled configuration. The fingerprint covers every field, including the launch data."""
 
     __tablename__ = "autotune_artifacts"
 
@@ -152,11 +152,11 @@ class ArtifactRow(Base):
 
 
 class ScheduleRow(Base):
-    """Schedules to deploy, one for each key. ``config`` and ``artifact`` are null where a baseline won."""
+    """Schedules to deploy, one for each key. ``config`` and ``artifact`` are null if a baseline won."""
 
     __tablename__ = "autotune_schedules"
     __table_args__ = (
-        # All that finding the nearest rows of a family needs, so that the table is read for those alone.
+        # A covering index for the nearest rows of a family, so that only the results are read from the table.
         Index("ix_autotune_schedules_nearest", "device", "family", "extent", "workload", "environment"),
     )
 
@@ -177,7 +177,7 @@ class ScheduleRow(Base):
 
 
 class MissRow(Base):
-    """A workload met at deploy time for which nothing was stored."""
+    """A workload of a deployment without a stored schedule."""
 
     __tablename__ = "autotune_misses"
 
@@ -189,7 +189,7 @@ class MissRow(Base):
 
 
 class RunRow(Base):
-    """One invocation of a search. ``owner`` names its process, which may have died while "running"."""
+    """One invocation of a search. ``owner`` names its process, which may have died in the state "running"."""
 
     __tablename__ = "autotune_runs"
 
@@ -220,7 +220,7 @@ class EffortRow(Base):
 
 
 class VerdictRow(Base):
-    """Which regions of a graph are left to Inductor, since its step was timed with and without them."""
+    """The regions of a graph left to Inductor, after its step was timed with and without them."""
 
     __tablename__ = "autotune_verdicts"
 
@@ -245,7 +245,7 @@ class CalibrationRow(Base):
 
 
 class SavingRow(Base):
-    """Steps that ran stored kernels, as one process counted them in one week."""
+    """Steps that ran stored kernels, counted by one process in one week."""
 
     __tablename__ = "autotune_savings"
 
@@ -262,7 +262,7 @@ class SavingRow(Base):
 
 
 class ClaimRow(Base):
-    """A lease on measuring one candidate. Short-lived, so nothing refers to it and it refers to nothing."""
+    """A lease on measuring one candidate. It is short-lived, so it has no references in either direction."""
 
     __tablename__ = "autotune_claims"
     __table_args__ = (Index("ix_autotune_claims_owner", "owner"),)
@@ -283,10 +283,10 @@ def table_name(model: type[Base]) -> str:
 
 
 def fits(model: type[Base], row: Mapping[str, Any]) -> None:
-    """See that the texts of a row fit into their columns.
+    """Check that the texts of a row fit into their columns.
 
     Raises:
-        Damaged: one is no text, is too long, or holds what PostgreSQL or UTF-8 has no place for.
+        Damaged: not a text, too long, or with characters that PostgreSQL or UTF-8 cannot store.
     """
     for column in model.__table__.c:
         value, kind = row.get(column.name), column.type

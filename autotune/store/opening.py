@@ -1,4 +1,4 @@
-"""Opening what deployment looks up in, whichever it is. A snapshot needs no SQLAlchemy."""
+"""Opening the database or snapshot that deployment reads. A snapshot needs no SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def attach(
     key: str | None = None,
     timeout_s: float = 1.0,
 ) -> Reader | None:
-    """Open what ``url`` means for deployment: a snapshot, or a database as ``Store.attach`` does.
+    """Open the snapshot or database at ``url`` for deployment, as ``Store.attach`` does.
 
     Args:
         url: a snapshot, or as in ``Store.open``; None for $AUTOTUNE_DB or the default file.
@@ -27,10 +27,10 @@ def attach(
         key: a public key that a snapshot must be signed with; None for $AUTOTUNE_KEY, or none.
 
     Returns:
-        None where there is no database yet: nothing was ever tuned.
+        None if the database does not exist yet.
 
     Raises:
-        UserError: there is one, but it cannot be used; a key is given and it is a database, which has no signature.
+        UserError: the database cannot be used, or a key is given for a database, which has no signature.
     """
     key = pinned_key(key)
     if (frozen := named_snapshot(url)) is not None:
@@ -54,7 +54,7 @@ def attached(
     """Open a command's database, as :func:`attach` does.
 
     Yields:
-        None where no database is named and the default file does not exist.
+        None if no database is named and the default file does not exist.
 
     Raises:
         UserError: as :func:`attach`; an argument or the environment names a database that does not exist.
@@ -73,19 +73,18 @@ def attached(
 
 
 def pinned_key(key: str | os.PathLike[str] | None) -> str | None:
-    """The public key that a snapshot must be signed with: ``key``, or where that is None $AUTOTUNE_KEY; None for none.
+    """The public key that a snapshot must be signed with: ``key``, or if that is None $AUTOTUNE_KEY; None for none.
 
-    An empty ``key`` stays one, which no snapshot fits: a variable of the caller's was not set, and that is no wish to
-    take what nobody signed.
+    An empty ``key`` is returned, and fits no snapshot: an unset variable of the caller must not allow unsigned files.
     """
     return os.fspath(key) if key is not None else os.environ.get("AUTOTUNE_KEY") or None
 
 
 def named_snapshot(url: str | os.PathLike[str] | None = None) -> str | None:
-    """The file that ``url`` (None: $AUTOTUNE_DB) names, where that is a snapshot; else None.
+    """The file named by ``url`` (None: $AUTOTUNE_DB), if it is a snapshot; else None.
 
     Raises:
-        UserError: ``package:`` of a snapshot that does not come with autotune.
+        UserError: ``package:`` with the name of a snapshot that is not shipped with autotune.
     """
     text = os.fspath(url) if url is not None else os.environ.get("AUTOTUNE_DB", "")
     path = path_of(text)

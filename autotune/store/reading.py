@@ -1,6 +1,6 @@
 """Look-ups: choosing a schedule from a database (``Store``) or a frozen file (``Snapshot``).
 
-:class:`Reader` chooses in the same way for both, among rows that each reads in its own way.
+:class:`Reader` has the choice for both; each reads rows in its own way.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from autotune.store.records import Schedule, Verdict
 from autotune.workload import Workload
 
 Match = Literal["strict", "loose", "ignore"]
-"""How the software that a schedule was tuned with must match that at hand: "strict" wants equal versions of all of it,
-"loose" equal minor versions of torch and CUDA, "ignore" takes any. Equal software is preferred in each case, then
-equal minor versions."""
+"""Required match between the software that a schedule was tuned with and the current one. "strict" requires equal
+versions of everything, "loose" equal minor versions of torch and CUDA, "ignore" accepts any. Equal software is
+preferred in each case, then equal minor versions."""
 
 Where = dict[str, Any]
-"""Columns of schedules or verdicts, and the values they must have. Two more names may be there: "loose" (the loose
-fingerprint of the environment) and "extents" (the least and the largest extent)."""
+"""Columns of schedules or verdicts with their required values. Two further names are allowed: "loose" (the loose
+fingerprint of the environment) and "extents" (the smallest and the largest extent)."""
 
 
 class Near(NamedTuple):
-    """A workload of a family that was tuned, its rows, and when its newest schedule was decided; in a snapshot, a
-    number that is another one in another snapshot."""
+    """A tuned workload of a family, its rows, and the time of its newest schedule; in a snapshot, ``when`` is a number
+    that differs between snapshots."""
 
     workload: str
     extent: int
@@ -34,45 +34,45 @@ class Near(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A schedule without its artifact, and the handle by which its reader loads that."""
+    """A schedule without its artifact, and its reader's handle for loading the artifact."""
 
     schedule: Schedule
     artifact: Any
 
 
 class Reader(ABC):
-    """Everything that a look-up reads. Fingerprints are those of workloads, devices and (strict) environments."""
+    """The interface of look-ups. Fingerprints are those of workloads, devices and (strict) environments."""
 
     readonly: bool
     lost: str
-    """Why it is given up, once it is; nothing more is asked of it then."""
+    """The reason why the reader was given up, or "". It is not read after that."""
     trusted: bool
-    """Whether it was signed by whom the deployer trusts: what is in it was checked when it was written."""
+    """True if a trusted key signed it: its contents were checked when it was written."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """For messages."""
+        """The name for messages."""
 
     @abstractmethod
     def places(self, workload: str) -> list[tuple[str, str]]:
-        """Device and (strict) environment of every schedule of a workload, in no order."""
+        """Device and (strict) environment of every schedule of a workload, unordered."""
 
     @abstractmethod
     def get_workloads(self, fingerprints: Iterable[str]) -> dict[str, Workload]:
-        """Those of the workloads that are stored and sound, by fingerprint."""
+        """The undamaged stored workloads among these, by fingerprint."""
 
     @abstractmethod
     def fingerprints(self, prefix: str, limit: int) -> list[str]:
-        """Those of the workloads' fingerprints that begin so, ``limit`` at most."""
+        """At most ``limit`` fingerprints of workloads with this beginning."""
 
     @abstractmethod
     def get_devices(self, fingerprints: Iterable[str]) -> dict[str, DeviceIdentity]:
-        """Those of the devices that are stored and sound, by fingerprint."""
+        """The undamaged stored devices among these, by fingerprint."""
 
     @abstractmethod
     def get_environments(self, fingerprints: Iterable[str]) -> dict[str, Environment]:
-        """Those of the environments that are stored and sound, by strict fingerprint."""
+        """The undamaged stored environments among these, by strict fingerprint."""
 
     @abstractmethod
     def state(self) -> str:
@@ -83,15 +83,15 @@ class Reader(ABC):
 
     @abstractmethod
     def _listed(self, where: Where, environment: Environment | None = None, *, artifacts: bool = True) -> list[Listed]:
-        """The sound schedules; without those that failed when they were deployed with ``environment``."""
+        """The undamaged schedules, without those that failed in a deployment with ``environment``."""
 
     @abstractmethod
     def _loaded(self, listed: Listed) -> Schedule | None:
-        """A schedule with its artifact, every SHA-256 checked; None where that is damaged."""
+        """A schedule with its artifact, with every SHA-256 checked; None if the artifact is damaged."""
 
     @abstractmethod
     def _around(self, where: Where, extent: int, limit: int) -> list[tuple[int, str]]:
-        """Extent and workload of the ``limit`` nearest on either side of an extent."""
+        """Extent and workload of the ``limit`` nearest on each side of an extent."""
 
     @abstractmethod
     def _decided(self, workloads: Sequence[str]) -> Mapping[str, float]:
@@ -99,33 +99,33 @@ class Reader(ABC):
 
     @abstractmethod
     def _verdicts(self, where: Where) -> list[Verdict]:
-        """The sound verdicts."""
+        """The undamaged verdicts."""
 
     def get_workload(self, fingerprint: str) -> Workload | None:
-        """The workload with this (whole) fingerprint; None where it is not stored, or is damaged."""
+        """The workload with this (whole) fingerprint; None if it is not stored or damaged."""
         return self.get_workloads([fingerprint]).get(fingerprint)
 
     def get_device(self, fingerprint: str) -> DeviceIdentity | None:
-        """The device with this fingerprint; None where it is not stored, or is damaged."""
+        """The device with this fingerprint; None if it is not stored or damaged."""
         return self.get_devices([fingerprint]).get(fingerprint)
 
     def get_environment(self, fingerprint: str) -> Environment | None:
-        """The environment with this strict fingerprint; None where it is not stored, or is damaged."""
+        """The environment with this strict fingerprint; None if it is not stored or damaged."""
         return self.get_environments([fingerprint]).get(fingerprint)
 
     def get_schedule(
         self, workload: str, device: str, environment: Environment | str | None = None, *, match: Match = "strict"
     ) -> Schedule | None:
-        """The schedule to deploy for a workload on a device, its artifact loaded and every SHA-256 checked.
+        """The schedule to deploy for a workload on a device, with its artifact, and with every SHA-256 checked.
 
         Args:
             workload, device: fingerprints.
-            environment: the software at hand, or its strict fingerprint if that is stored; None accepts any.
+            environment: the current software, or its strict fingerprint if stored; None accepts any.
 
         Returns:
-            The fastest that fits, of those decided by the measuring policy that decided last: numbers of different
-            policies cannot be compared; a predicted one last. A database passes a damaged one over, with a warning and
-            an entry in ``problems``; a snapshot is not used any more.
+            The fastest fitting schedule of the measuring policy with the newest decision, since numbers of different
+            policies cannot be compared; predicted schedules last. A database skips a damaged one, with a warning and an
+            entry in ``problems``; a damaged snapshot is given up.
         """
         found = map(self._loaded, self._preferred({"workload": workload, "device": device}, environment, match))
         return next((s for s in found if s is not None), None)
@@ -143,8 +143,8 @@ class Reader(ABC):
         """The schedule of each workload of a family on a device, by row extent; arguments as in :meth:`get_schedule`.
 
         Args:
-            artifacts: load them; without, ``artifact`` is None, and only :meth:`get_schedule` finds damaged ones.
-            extents: the least and the most rows.
+            artifacts: load them. If False, ``artifact`` is None, and only :meth:`get_schedule` finds damaged ones.
+            extents: the smallest and the largest number of rows.
         """
         if not family:
             return []
@@ -161,10 +161,9 @@ class Reader(ABC):
     def nearest(
         self, family: str, device: str, environment: Environment, extent: int, *, match: Match = "strict", limit: int
     ) -> list[Near]:
-        """The tuned workloads of a family with the nearest numbers of rows by ratio, nearest first, ``limit`` at most.
+        """At most ``limit`` tuned workloads of a family with the nearest numbers of rows by ratio, nearest first.
 
-        Two ranges of an index are read, however many schedules the family has. What is damaged shows only when a
-        schedule is read.
+        It reads two ranges of an index, for any number of schedules. Damage is only detected when a schedule is read.
         """
         where = self._fitting(environment, match)
         if not family or where is None:
@@ -180,7 +179,7 @@ class Reader(ABC):
         """Every stored schedule of a device and a workload (fingerprints; None for all), fastest first.
 
         Args:
-            artifacts: load them, too.
+            artifacts: load the artifacts too.
         """
         given = {"device": device, "workload": workload}
         where = {name: value for name, value in given.items() if value is not None}
@@ -191,11 +190,11 @@ class Reader(ABC):
     def get_verdict(
         self, graph: str, device: str, environment: Environment, mode: str, *, match: Match = "loose"
     ) -> Verdict | None:
-        """The verdict on a graph's step to obey, or None: the last one, of those with the nearest software.
+        """The verdict to apply to a graph's step, or None: the newest one of those with the nearest software.
 
         Args:
             graph, device: fingerprints.
-            match: how the software must match, as in ``get_schedule``.
+            match: required match of the software, as in ``get_schedule``.
         """
         where = self._fitting(environment, match)
         if where is None:
@@ -205,13 +204,13 @@ class Reader(ABC):
         return min(found, key=lambda v: (away[v.environment], -v.when), default=None)
 
     def verdicts(self) -> list[Verdict]:
-        """All that are stored, newest first; those of one step after each other."""
+        """All stored verdicts, newest first; those of one step are adjacent."""
         return sorted(self._verdicts({}), key=lambda v: (-v.when, v.mode, v.graph))
 
     def _preferred(
         self, where: Where, environment: Environment | str | None, match: Match, *, artifacts: bool = True
     ) -> list[Listed]:
-        """The schedules that fit, the one to deploy first."""
+        """The fitting schedules; the first one is deployed."""
         fitting = self._fitting(environment, match)
         if fitting is None:
             return []
@@ -230,7 +229,7 @@ class Reader(ABC):
         return sorted(found, key=order)
 
     def _fitting(self, environment: Environment | str | None, match: Match) -> Where | None:
-        """The condition on rows whose software fits; None where nothing does."""
+        """The condition on rows with matching software; None if no row can match."""
         if environment is None or match == "ignore":
             return {}
         if match == "strict":
@@ -239,7 +238,7 @@ class Reader(ABC):
         return None if wanted is None else {"loose": wanted.loose}
 
     def _distances(self, found: set[str], environment: Environment | str | None, match: Match) -> dict[str, int]:
-        """Of software that fits, by strict fingerprint: 0 for equal, 1 for equal minor versions, 2 for any other."""
+        """Ranks of matching software by strict fingerprint: 0 for equal, 1 for equal minor versions, 2 for others."""
         if environment is None:
             return dict.fromkeys(found, 0)
         wanted = environment if isinstance(environment, str) else environment.strict

@@ -1,4 +1,4 @@
-"""Records of the store, as plain dataclasses without SQL: tuner and runtime share them."""
+"""Records of the store, as plain dataclasses without SQL, for the tuner and the runtime."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from autotune.space import is_number
 from autotune.task import REFERENCE, Artifact, Config, Status
 
 BUSY = 0.25
-"""Processors kept busy by other processes above which a comparison on the CPU is not to be trusted."""
+"""Processors used by other processes, above which a comparison on the CPU is not trusted."""
 PREDICTED = "predicted"
-"""The ``space`` of a schedule that nobody searched: the best of a few predicted candidates, or Inductor's code."""
+"""The ``space`` of a schedule without a search: the best of a few predicted candidates, or Inductor's code."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Key:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One candidate measured once, or the reason it could not be.
+    """One measurement of a candidate, or the reason why it failed.
 
     Attributes:
         stage: "screen" (the cheap first timing), "repeat" (near-best, timed again) or "final" (interleaved with the
             baselines). A candidate has at most one measurement per key and stage.
         latency_us: median of ``samples`` in microseconds; None unless status is ok.
-        error: largest error over tolerance found by verification; None where it was not reached.
+        error: largest error over tolerance in verification; None if not verified.
         noise: relative spread of the samples, (p75 - p25) / median; None unless status is ok.
     """
 
@@ -52,18 +52,18 @@ class Measurement:
     when: float = 0.0
     """Seconds since the epoch; 0 lets the store fill it in."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Figures of the domain's own, such as GB/s."""
+    """The domain's own metrics, such as GB/s."""
 
 
 @dataclass(frozen=True)
 class Schedule:
     """The winner of a final comparison, to deploy for a workload on a device.
 
-    ``config`` is None where a baseline won: then the region runs as the user had it, and that is a hit too.
-    ``baselines`` maps names ("eager", "inductor") to latencies in microseconds from the same interleaved run, those of
-    references (:data:`autotune.task.REFERENCE`) among them.
-    ``others`` is how many processors other processes kept busy meanwhile, on average; None where that does not matter
-    (on a GPU) or was not recorded.
+    ``config`` is None if a baseline won. Then the region runs without a stored kernel, which also counts as a hit.
+    ``baselines`` maps names ("eager", "inductor") to latencies in microseconds from the same interleaved run, including
+    those of references (:data:`autotune.task.REFERENCE`).
+    ``others`` is the mean number of processors that other processes used during the run. It is None on a GPU, where it
+    does not matter, or if not recorded.
     """
 
     key: Key
@@ -77,33 +77,33 @@ class Schedule:
     when: float = 0.0
     others: float | None = None
     space: str = ""
-    """Fingerprint of the user's narrowed space that the candidates were confined to; empty for the shipped space, and
-    :data:`PREDICTED` for a few predicted candidates."""
+    """Fingerprint of the user's narrowed space of the candidates; empty for the shipped space, and :data:`PREDICTED`
+    for a few predicted candidates."""
 
     @property
     def busy(self) -> bool:
-        """Return True where the machine was too busy for the decision: searching again repeats it."""
+        """True if the machine was too busy for the decision, which another search repeats."""
         return self.others is not None and self.others > BUSY
 
     @property
     def predicted(self) -> bool:
-        """Return True where no search decided it."""
+        """True if it comes from no search."""
         return self.space == PREDICTED
 
     @property
     def rivals(self) -> dict[str, float]:
-        """The baselines that could be deployed, over which speedups are."""
+        """The baselines that could be deployed, to which speedups refer."""
         return {name: us for name, us in self.baselines.items() if not name.startswith(REFERENCE)}
 
     @property
     def references(self) -> dict[str, float]:
-        """The others among the baselines, by their names without the prefix."""
+        """The references among the baselines, by their names without the prefix."""
         return {n.removeprefix(REFERENCE): us for n, us in self.baselines.items() if n.startswith(REFERENCE)}
 
 
 @dataclass(frozen=True)
 class Miss:
-    """A region met at deploy time that no schedule fitted: what ``autotune search --missed`` works through."""
+    """A region of a deployment without a fitting schedule, for ``autotune search --missed``."""
 
     workload: str
     device: str
@@ -118,10 +118,10 @@ class Effort:
 
     Attributes:
         scope: digest of the search's limits; efforts of different scopes cannot be compared.
-        seconds: spent on it so far, all searches together.
-        granted: the largest share of time, in seconds, with which a search ended in good order; 0 before.
-        settled: it ended for lack of gain, or because every candidate was known, rather than for lack of time.
-        stop: why the last search ended.
+        seconds: total time of all its searches so far.
+        granted: the largest share of time, in seconds, with which a search finished; 0 before.
+        settled: True if it ended without further gain or candidates, and not at the time limit.
+        stop: the reason why the last search ended.
     """
 
     key: Key
@@ -141,8 +141,8 @@ class Verdict:
         graph: fingerprint, of :func:`autotune.runtime.inductor.verdict.graph_fingerprint`; ``device`` and
             ``environment`` too.
         mode: of ``torch.compile``, without its own CUDA graphs.
-        left: fingerprints of the workloads whose regions are left to Inductor in that graph; mostly none.
-        record: what was measured, the same for all graphs of a step (:meth:`autotune.bench.decide.Decision.record`).
+        left: fingerprints of the workloads whose regions are left to Inductor in that graph; usually none.
+        record: the measurements, equal for all graphs of a step (:meth:`autotune.bench.decide.Decision.record`).
         when: seconds since the epoch; 0 lets the store fill it in.
     """
 
@@ -163,15 +163,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Saving:
-    """Steps of a graph that ran stored kernels, as one process counted them in one week.
+    """Steps of a graph that ran stored kernels, counted by one process in one week.
 
     Attributes:
         process: a random name.
         graph, device, environment, mode: as of a :class:`Verdict`.
-        week: its Monday in UTC, as "2026-11-23".
+        week: its Monday in UTC, such as "2026-11-23".
         program: name of the program, for people.
         steps: calls of the graph's code in this week.
-        alone_us: microseconds that the kernels of one call save, by the final comparisons of its regions alone.
+        alone_us: microseconds that the kernels of one call save, from the separate final comparisons of its regions.
     """
 
     process: str

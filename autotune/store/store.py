@@ -1,4 +1,4 @@
-"""The store: one object for everything that is kept."""
+"""The store: one object for the whole database."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from autotune.store.tables.schedules import Schedules
 T = TypeVar("T")
 
 DEPLOY_S = 2.0
-"""Seconds that a deployment waits for a server to accept a connection, and for each transaction."""
+"""Time limit of a deployment for connecting to a server, and for each transaction, in seconds."""
 
 
 @patient
 class Store(Measurements, Schedules, Savings, Overviews):
-    """Everything learnt, in one SQL database. Open it with :meth:`open`; safe to share among threads.
+    """All results of searches, in one SQL database. Open it with :meth:`open`; it is thread-safe.
 
-    Every method raises UserError, in one line, when the database fails (locked for too long, disk full, server gone).
+    Every method raises a one-line UserError if the database fails (locked for too long, disk full, server lost).
     Fingerprints are those of :class:`~autotune.workload.Workload`, :class:`~autotune.device.DeviceIdentity` and
     :class:`~autotune.device.Environment` (strict).
     """
 
-    trusted = False  # nobody signs a database
+    trusted = False  # databases are not signed
 
     @classmethod
     def open(
@@ -63,13 +63,13 @@ class Store(Measurements, Schedules, Savings, Overviews):
             url: a file name, ``sqlite:///FILE`` or ``postgresql://USER@HOST/NAME``; None for $AUTOTUNE_DB, or else
                 ``autotune.db`` in the user's data folder.
             migrate: create or upgrade the tables first; safe when many processes do so at once.
-            existing: make no file where there is none.
-            readonly: write nothing, ever; a file on a read-only medium can be opened so.
-            timeout_s: how long to wait for a lock that another process holds.
-            limit_s: how long connecting to a server, and each transaction there, may take; None for as long as it
-                takes.
-            patience_s: how long a write waits for a server that went away, and opening for one that starts or is full.
-            awaited: wait as long for a server that does not answer when it is opened: it was there before.
+            existing: do not create a missing file.
+            readonly: never write; required for a file on a read-only medium.
+            timeout_s: seconds to wait for a lock of another process.
+            limit_s: time limit in seconds for connecting to a server, and for each transaction; None for no limit.
+            patience_s: seconds that a write waits for a lost server, and that opening waits for one that is starting or
+                full.
+            awaited: opening also waits for a server that does not answer, since it was available before.
 
         Raises:
             UserError: no such database, not reachable, not writable, not a database, or (without ``migrate``) tables
@@ -109,10 +109,10 @@ class Store(Measurements, Schedules, Savings, Overviews):
 
     @classmethod
     def fill(cls, url: str | os.PathLike[str] | None, action: Callable[[Store], T]) -> T:
-        """Call ``action`` with a database; a new SQLite file appears only once it is filled.
+        """Call ``action`` with a database; a new SQLite file only appears after that.
 
         Raises:
-            UserError: as :meth:`open`, or what ``action`` raised. No new file is left then.
+            UserError: as :meth:`open`, or from ``action``. No new file is left then.
         """
         parsed = parse_url(url)
         if is_missing(parsed):
@@ -134,19 +134,21 @@ class Store(Measurements, Schedules, Savings, Overviews):
         *,
         timeout_s: float = 1.0,
     ) -> Store | None:
-        """Open a database for deployment: it is never created or upgraded, read only where it cannot be written, and
-        asked for no longer than :data:`DEPLOY_S` seconds at a time.
+        """Open a database for deployment.
+
+        It is never created or upgraded, is read-only if it cannot be written, and has a time limit of
+        :data:`DEPLOY_S` seconds per operation.
 
         Args:
-            replica: a copy of it, such as a server's standby, to read all from, however old; None for
-                $AUTOTUNE_DB_READ where ``url`` is None, else for none. The database itself is then asked for nothing
-                until something that is missed is noted there.
+            replica: a copy of it, such as a server's standby, for all reads, however old. None for $AUTOTUNE_DB_READ if
+                ``url`` is None, else for none. With a replica, the database itself is not accessed before the first
+                miss is recorded.
 
         Returns:
-            None when what is to be read is an SQLite file that is not there: nothing was ever tuned.
+            None if the SQLite file to read does not exist.
 
         Raises:
-            UserError: there is a database, but it cannot be used.
+            UserError: the database exists, but cannot be used.
         """
         if replica is None and url is None:
             replica = os.environ.get(REPLICA_VARIABLE) or None
@@ -168,7 +170,7 @@ class Store(Measurements, Schedules, Savings, Overviews):
     def _beside(
         cls, url: str | os.PathLike[str] | None, replica: str | os.PathLike[str], timeout_s: float
     ) -> Store | None:
-        """A store that reads a replica, and writes to the database itself where that can be written."""
+        """A store that reads a replica, and writes to the database itself if it is writable."""
         copy = parse_url(replica)
         if is_missing(copy):
             return None
@@ -187,7 +189,7 @@ class Store(Measurements, Schedules, Savings, Overviews):
             raise
 
     def may_note(self) -> bool:
-        """Return True where misses can be written: not on a server's standby, nor with the right to read only."""
+        """Return True if misses can be written: not on a server's standby or without the permission."""
         if self.readonly or self._engine.dialect.name != "postgresql":
             return not self.readonly
         rights = " AND ".join(

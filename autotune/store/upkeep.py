@@ -45,10 +45,10 @@ _LOCKED = "autotune_configs, autotune_measurements, autotune_schedules, autotune
 
 
 def damage(store: Store) -> Iterator[str]:
-    """A line for each row that cannot be used, with the reason.
+    """A line for each invalid row, with the reason.
 
-    Every checksum is compared, every reference followed, and every value read as a search or a deployment does. A large
-    database needs no more memory than a small one.
+    It compares every checksum, follows every reference, and reads every value as a search or a deployment does. Its
+    memory does not grow with the database.
 
     Raises:
         UserError: the database failed.
@@ -76,7 +76,7 @@ def checked_rows(store: Store, model: type[Base]) -> Iterator[tuple[Any, str]]:
 
 
 def line(model: type[Base], row: Any, text: str) -> str:
-    """A line on a row, which is named by its key."""
+    """A line about a row, with the row's key."""
     name = " ".join(str(getattr(row, column.name))[:12] for column in sa.inspect(model).primary_key)
     return told(f"{table_name(model)} {name}: {text}", 500)
 
@@ -87,7 +87,7 @@ def _rows(store: Store, query: Any) -> Iterator[Any]:
 
 
 def _dangling(store: Store, model: type[Base]) -> Iterator[str]:
-    """References that lead nowhere."""
+    """Dangling references."""
     table = Base.metadata.tables[model.__tablename__]
     for foreign in sorted(table.foreign_keys, key=lambda f: f.parent.name):
         other = foreign.column.table.alias("other")
@@ -118,7 +118,7 @@ def _blob(row: Any) -> None:
 
 
 def _measurement(row: Any) -> None:
-    if row.params_of is not None:  # a missing configuration is reported as a reference that leads nowhere
+    if row.params_of is not None:  # a missing configuration is reported as a dangling reference
         codec.measurement_from(row)
 
 
@@ -152,9 +152,9 @@ _QUERIES: Mapping[type[Base], Any] = {
     ScheduleRow: sa.select(_S.__table__, *_WITH_CONFIG).outerjoin(ConfigRow, ConfigRow.fingerprint == _S.config),
     MissRow: sa.select(MissRow.__table__, MissRow.count.label("times")),
 }
-"""Where a row is more, or less, than the columns of its table."""
+"""Queries of tables whose checks need other columns than the table has."""
 TABLES = tuple(_CHECKS)
-"""Each refers to those before it only."""
+"""Each table only refers to earlier ones."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +162,10 @@ class Limits:
     """Rows to remove. Times are in seconds since the epoch; None keeps all of a kind.
 
     Attributes:
-        runs: runs that have ended and of which the same command was run again later.
-        failures: measurements of failures from before then.
-        candidates: measurements from before then under the key of a schedule, except its own configuration's.
-        misses: misses that came up last before then.
+        runs: remove finished runs whose command was run again later.
+        failures: remove measurements of failures before this time.
+        candidates: remove measurements before this time under the key of a schedule, except of its own configuration.
+        misses: remove misses that last occurred before this time.
     """
 
     runs: bool = False
@@ -175,12 +175,12 @@ class Limits:
 
 
 def prune(store: Store, limits: Limits, *, dry: bool) -> dict[str, int]:
-    """Remove what ``limits`` say, all in one transaction, and then what nothing refers to any more.
+    """Remove the rows selected by ``limits`` and then unreferenced rows, in one transaction.
 
-    Schedules, verdicts, efforts and calibrations stay, and so do artifacts and configurations that something refers to.
+    Schedules, verdicts, efforts, calibrations, and referenced artifacts and configurations are kept.
 
     Args:
-        dry: remove nothing; the counts are those that would go, without what nothing refers to then.
+        dry: remove nothing; the counts are those of the rows to remove, without rows that would become unreferenced.
 
     Returns:
         Rows by kind: "runs", "failures", "candidates", "misses", "configurations", "artifacts", "kernels".
@@ -200,7 +200,7 @@ def prune(store: Store, limits: Limits, *, dry: bool) -> dict[str, int]:
     def removed() -> dict[str, int]:
         with store.writing() as c:
             if c.dialect.name == "postgresql":
-                # A search writes a configuration, and then what refers to it: none may go in between.
+                # A search writes a configuration, and then its references: it must not be removed in between.
                 c.execute(sa.text(f"LOCK TABLE {_LOCKED} IN SHARE ROW EXCLUSIVE MODE"))
             found = {name: c.execute(sa.delete(model).where(*where)).rowcount for name, model, where in chosen}
             for name, model, where in _unused():
@@ -241,7 +241,7 @@ def _unused() -> list[tuple[str, Any, list[Any]]]:
 
 
 def _listed(c: sa.Connection) -> set[str]:
-    """SHA-256 of the code that artifacts name; of a damaged one whatever can be read."""
+    """SHA-256 of the code in artifacts; of a damaged artifact those that are readable."""
     found = set()
     for kernels in c.scalars(sa.select(ArtifactRow.kernels)):
         for kernel in kernels if isinstance(kernels, list) else ():
@@ -253,20 +253,20 @@ def _listed(c: sa.Connection) -> set[str]:
 def forget_failures(
     store: Store, statuses: Collection[Status] = FAILURES, *, workload: str = "", reason: str = ""
 ) -> dict[Key, int]:
-    """Delete the measurements of these statuses, and how far workloads were searched on their devices.
+    """Delete the measurements of these statuses, and the efforts of the workloads on their devices.
 
-    Without the latter, a search would skip a finished workload, and one with the failed candidate's workload as a part.
-    Schedules and successful measurements stay.
+    With the efforts, a search would skip a finished workload, and one that has the failed candidate's workload as a
+    part. Schedules and successful measurements are kept.
 
     Args:
-        workload: fingerprint, or the beginning of one, or a part of a label; empty for all.
-        reason: a part of the reason that was stored; empty for any.
+        workload: a fingerprint, its beginning, or a part of a label; empty for all.
+        reason: a part of the stored reason; empty for any.
 
     Returns:
-        How many measurements were forgotten under each key.
+        Number of deleted measurements under each key.
 
     Raises:
-        UserError: there is no such workload; a status is no failure.
+        UserError: unknown workload, or a status that is not a failure.
     """
     if wrong := [str(status) for status in statuses if status not in FAILURES]:
         raise UserError(f"{wrong[0]!r} is no failure: there is {', '.join(FAILURES)}")
@@ -281,7 +281,7 @@ def forget_failures(
     columns = (_M.workload, _M.device, _M.environment, _M.policy)
     with store.writing() as c:
         counts = c.execute(sa.select(*columns, sa.func.count()).where(*where).group_by(*columns)).all()
-        failed = sa.select(_M.workload).where(*where, _M.stage == DEPLOYED)  # their schedules are deployed again
+        failed = sa.select(_M.workload).where(*where, _M.stage == DEPLOYED)  # look-ups find their schedules again
         c.execute(sa.update(_S).where(_S.workload.in_(failed)).values(created=_S.created + TOUCH))
         c.execute(sa.delete(_M).where(*where))
         devices = {row[1] for row in counts}

@@ -1,4 +1,4 @@
-"""``autotune background``: tune what deployments miss while the device is idle, beside the programs that run."""
+"""``autotune background``: search missed regions while the device is idle and programs keep running."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from autotune.errors import UserError, told
 from autotune.words import plural
 
 _LOOK_S = 1.0
-"""Seconds between looks at the processors, and at whether the program is still there."""
+"""Seconds between checks of the processors, and of the program's existence."""
 _LOOKS = 3
-"""Looks in a row at a database that cannot be read, after which it is not waited for any longer."""
+"""Consecutive failures to read the database after which the command gives up."""
 _STOP_S = 40.0
-"""Seconds that a search has to end after Ctrl-C; it stores what it has."""
+"""Seconds for a search to end after Ctrl-C, in which it stores its results."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, _end)
     device = resolve_device(args.device)
     if not args.always:
-        idle(device, args.busy, 0.0)  # tells at once where that cannot be known
+        idle(device, args.busy, 0.0)  # raises UserError at once if idleness cannot be measured
     where = identify(device)
     be_nice()
 
@@ -80,7 +80,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def _only_one(device: str, alone: Callable[[], bool]) -> Any:
-    """Hold the lock of this user's background searches on a device; False where ``alone`` came first."""
+    """Hold the lock of this user's background searches on a device; yields False if ``alone`` is True first."""
     from autotune.measure.timing.quiet import device_lock
 
     while not alone():
@@ -112,7 +112,7 @@ def _watch(args: argparse.Namespace, device: str, where: DeviceIdentity, alone: 
             print(f"autotune: {plural(len(found), 'missed region')}", file=sys.stderr, flush=True)
             code = _search(args, device, alone)
             left = _missed(args.db, where.fingerprint)
-            # What could not be searched is not tried again and again, until something else is missed, or it is again.
+            # Regions that failed are not retried until a further miss of them or of others is recorded.
             given_up = left if code != 130 and left == found else frozenset()
             if code in (1, 2) and left == found and args.once:
                 return code
@@ -124,10 +124,10 @@ def _watch(args: argparse.Namespace, device: str, where: DeviceIdentity, alone: 
 
 
 def _missed(db: str | None, device: str, wait: bool = True) -> frozenset[tuple[str, int]]:
-    """The regions that are missed on a device, and how often.
+    """The regions that are missed on a device, with their numbers of misses.
 
     Args:
-        wait: find none where the database is not there yet, or its server is away.
+        wait: return none if the database does not exist yet or its server is unreachable.
 
     Raises:
         UserError: the database cannot be read.
@@ -155,7 +155,7 @@ _told: set[str] = set()
 
 
 def _say(error: UserError | str) -> None:
-    """Print an error that is new."""
+    """Print an error once."""
     text = told(error)
     if text not in _told:
         print(f"autotune: {text}", file=sys.stderr, flush=True)
@@ -163,12 +163,12 @@ def _say(error: UserError | str) -> None:
 
 
 def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) -> int:
-    """One search of what is missed; its exit code, 130 where it was interrupted."""
+    """Run one search of missed regions; returns its exit code, 130 if it was interrupted."""
     from autotune.measure.timing.quiet import Meter
 
-    # By the environment: what stands in a command line is read by everybody.
+    # In the environment: all users can read a command line, which may have a password.
     env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": args.db} if args.db else {})}
-    # In a session of its own: Ctrl-C reaches it once, from here.
+    # A new session: the search gets Ctrl-C only from this process, once.
     with subprocess.Popen(_command(args, device), env=env, start_new_session=True, stdout=subprocess.DEVNULL) as child:
         meter = Meter(family=True)
         try:
@@ -193,7 +193,7 @@ def _command(args: argparse.Namespace, device: str) -> list[str]:
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Let a search end in its own way, and take it down where it does not."""
+    """Interrupt a search, and kill it if it does not end in time."""
     if child.poll() is not None:
         return
     child.send_signal(signal.SIGINT)

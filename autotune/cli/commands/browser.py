@@ -1,4 +1,4 @@
-"""``autotune report`` and ``autotune dashboard``: what was tuned, in a browser."""
+"""``autotune report`` and ``autotune dashboard``: stored results in a browser."""
 
 from __future__ import annotations
 
@@ -73,18 +73,18 @@ def report(args: argparse.Namespace) -> int:
 
 
 def _source(args: argparse.Namespace) -> tuple[str, Iterator[Page]]:
-    """Its name, and what it has."""
+    """The name of the report's source, and its pages."""
     if args.results:
         folder = Path(args.results)
         if not folder.is_dir():
             raise UserError(f"--results {folder}: there is no such folder")
-        # A checkout's programs write result files, and have the pages of them.
+        # The programs in benchmarks/ of a checkout write result files and build their pages.
         return folder.name, import_module("benchmarks.pages", "--results").pages(folder)
     from autotune.report import database
     from autotune.store import Store
 
     with Store.open(args.db, migrate=False, readonly=True) as store:
-        # A report is shared: it names the database, and not where it lies.
+        # Reports are shared: they have the database's name without its path.
         return Path(store.name).stem, iter(list(database.pages(store)))
 
 
@@ -95,7 +95,7 @@ def _port(text: str) -> int:
 
 
 def dashboard(args: argparse.Namespace) -> int:
-    """Serve; returns 0 when it is interrupted."""
+    """Serve until interrupted; returns 0."""
     from autotune.store import Store
 
     with Store.open(args.db, migrate=False, readonly=True) as store:
@@ -119,7 +119,7 @@ def dashboard(args: argparse.Namespace) -> int:
 
 
 def local_only(application: Application) -> Application:
-    """Refuse requests under another host's name: a page elsewhere may have its name point here (DNS rebinding)."""
+    """Refuse requests with another host name, since another site's name may resolve to this host (DNS rebinding)."""
 
     def guarded(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         host = str(environ.get("HTTP_HOST", "")).rpartition(":")[0] or str(environ.get("HTTP_HOST", ""))
@@ -132,10 +132,10 @@ def local_only(application: Application) -> Application:
 
 
 def _server(port: int, application: Application) -> WSGIServer:
-    """A server with a thread for each request, which tells nobody of them. Its modules are loaded by this command only.
+    """A server with a thread for each request and without a request log. Only this command imports its modules.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the port cannot be opened.
     """
     from socketserver import ThreadingMixIn
     from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -145,6 +145,6 @@ def _server(port: int, application: Application) -> WSGIServer:
 
     class Quiet(WSGIRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
-            """Requests are nobody's news."""
+            """Log nothing."""
 
     return make_server(HOST, port, application, server_class=Server, handler_class=Quiet)

@@ -1,4 +1,4 @@
-"""``autotune calibrate``: measure what the cost models need to know of a device, and how well they do."""
+"""``autotune calibrate``: measure the parameters of the cost models on a device, and report the models' accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune compare``: what a whole step takes as it is, with ``torch.compile`` and with autotune."""
+"""``autotune compare``: the time of a whole step in eager mode, with ``torch.compile`` and with autotune."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from autotune.bench.step import Comparison
 
 SLOWER = 0.99
-"""Over ``torch.compile``: what lies between this and 1 is a tie."""
+"""Speedup over ``torch.compile`` below which autotune is slower; from this to 1 is a tie."""
 
 UNSURE = 0.5
-"""Of the interquartile range of 25 to 40 samples: two standard errors of the difference of two medians."""
+"""Factor of the interquartile range of 25 to 40 samples: two standard errors of the difference of two medians."""
 
 APART = 2.0
-"""Times as far from eager's results as ``torch.compile``'s are: what is beyond that is told."""
+"""Results are reported if they differ from eager's by more than this many times ``torch.compile``'s difference."""
 
 ROUNDING, LOW = 1e-5, 1e-2
-"""Differences that are not worth a word beside ``torch.compile``'s, and without them (types of 16 bits)."""
+"""Differences from eager's that are not reported, with ``torch.compile``'s results and without (16-bit types)."""
 
 BUSY_NOTE = "busy: other processes disturbed the comparison; compare again on a quiet machine."
 
@@ -75,11 +75,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; returns 0, 1 where the step fails, as it is or with autotune, or 3 where it became slower."""
+    """Compare; returns 0, 1 if the step fails in eager mode or with autotune, or 3 if it became slower."""
     with machine_output(args.json) as emit:
         from autotune.cli import decided
 
-        with attached(args.db, args.db_read):  # what cannot be used is told before all else
+        with attached(args.db, args.db_read):  # raises UserError first if the database cannot be used
             pass
         from autotune.bench.step import AUTOTUNE, NotCompared, compare
         from autotune.device import identify, resolve_device
@@ -125,13 +125,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _policy(rounds: int | None, device: str) -> Any:
-    """How to measure: as often as is asked for, however long that takes."""
+    """The measurement policy, with ``--rounds`` and without a time limit if they are given."""
     policy = default_policy(device)
     return policy if rounds is None else dataclasses.replace(policy, final_rounds=rounds, final_s=math.inf)
 
 
 def search_command(args: argparse.Namespace) -> str:
-    """The search that goes on with what has no schedule, to be copied; a URL with a password is left to fill in."""
+    """The command that searches regions without a schedule; a server's URL becomes a placeholder."""
     from autotune.store.connection.urls import for_command
 
     words = ["autotune", "search", args.domain, args.target]
@@ -175,7 +175,7 @@ def _answer(args: argparse.Namespace, label: str, device: str, name: str, found:
 
 
 def table(found: Comparison) -> list[str]:
-    """A line for each contender, and on a GPU what kernels it launches."""
+    """A line for each contender; on a GPU with the kernels that it launches."""
     from autotune.bench.step import CONTENDERS
 
     heads, contenders = ["", "step", "speedup"], [who for kind in CONTENDERS for who in found.of(kind)]
@@ -204,23 +204,23 @@ def _totals(kernels: Sequence[Mapping[str, Any] | None]) -> list[str]:
 
 
 def _kinds(kernels: Sequence[Mapping[str, Any] | None], kind: str) -> list[str]:
-    """How many kernels of a kind there are, and what they take together."""
+    """Number of kernels of a kind, and their total time."""
     cells = [(str(found[kind]), microseconds(found[f"{kind}_us"])) if found else ("", "–") for found in kernels]
     wide = max(len(us) for _, us in cells)
     return [f"{count}  {us.rjust(wide)}" for count, us in cells]
 
 
 def notes(found: Comparison, command: str) -> list[str]:
-    """What there is to say below the table, a line each.
+    """Notes below the table, one per line.
 
     Args:
-        command: that searches what has no schedule yet.
+        command: that searches regions without a schedule.
     """
     return [*_attention(found), *_regions(found, command), *_results(found), *_timing(found, command)]
 
 
 def uncovered(found: Comparison) -> Iterator[str]:
-    """The table of what Inductor compiles and why, set apart by empty lines; nothing where that moves no bytes."""
+    """The table of operators that Inductor compiles, between empty lines; nothing if they move no bytes."""
     if any(not row.stored for row in found.coverage.rows):
         yield from ("", *found.coverage.lines(), "")
 
@@ -234,7 +234,7 @@ def _attention(found: Comparison) -> Iterator[str]:
 def _regions(found: Comparison, command: str) -> Iterator[str]:
     count = found.counters.get
     out, misses = count("left", 0), count("misses", 0)
-    hits = count("hits", 0) + out  # with those that the step's verdict leaves out, which are not looked up
+    hits = count("hits", 0) + out  # ``left``: regions left out by the step's verdict, which are not looked up
     if by_options := count("left_by_options", 0):
         from autotune.compiler.capture.options import requirements
 
@@ -291,7 +291,7 @@ def _results(found: Comparison) -> Iterator[str]:
 
 
 def _farthest(found: Comparison, kind: str) -> float | None:
-    """The largest difference to eager's results among the contenders of a kind."""
+    """The largest difference from eager's results among the contenders of a kind."""
     apart = [found.steps[who].difference for who in found.of(kind) if who in found.steps]
     return max((d for d in apart if d is not None), default=None)
 

@@ -1,4 +1,4 @@
-"""``autotune db``: create, inspect and move the database; forget failures, and remove what is not needed any more."""
+"""``autotune db``: create, inspect and move the database; forget failures, and remove unneeded data."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 def moment(text: str) -> float:
-    """argparse type: a date as 2026-01-31 (or with a time, in ISO 8601), or an age as 12h, 30d or 8w; in seconds since
-    the epoch."""
+    """argparse type: seconds since the epoch.
+
+    The text is a date such as 2026-01-31 (or with a time, in ISO 8601), or an age such as 12h, 30d or 8w.
+    """
     if found := _AGE.fullmatch(text):
         return time.time() - int(found[1]) * _SECONDS[found[2]]
     try:

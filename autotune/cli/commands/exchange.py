@@ -1,4 +1,4 @@
-"""``autotune export`` and ``autotune import``, also of ``autotune db``: a snapshot of the database, and back."""
+"""``autotune export`` and ``autotune import``, also in ``autotune db``: write and import snapshots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 SHOWN = 20
-"""Conflicts that are printed; ``--json`` lists all."""
+"""Maximum number of conflicts printed; ``--json`` lists all."""
 
 
 def add_export(subparsers: Any) -> None:
@@ -58,7 +58,7 @@ def export(args: argparse.Namespace) -> int:
     from autotune.store.snapshots.writer import export_snapshot
 
     if args.domain is not None:
-        module_of(args.domain)  # raises where there is none
+        module_of(args.domain)  # raises UserError for an unknown domain
     with Store.open(args.db, migrate=False, readonly=True) as store:
         wanted = _wanted(args.device, store) if args.device else lambda device: True
         found = export_snapshot(
@@ -91,7 +91,7 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _wanted(text: str, store: Store) -> Callable[[DeviceIdentity], bool]:
-    """Which devices ``--device`` means."""
+    """A predicate for the devices of ``--device``."""
     from autotune.device import identify
 
     if text in ("cpu", "cuda"):
@@ -111,7 +111,7 @@ def _wanted(text: str, store: Store) -> Callable[[DeviceIdentity], bool]:
 
 
 def _refuse(schedule: Schedule, workload: Workload, device: DeviceIdentity) -> str:
-    """Why a schedule would not be deployed where it was tuned."""
+    """The reason why a schedule would not be deployed on the device it was tuned on; "" for none."""
     if workload.kind != "fusion":
         return ""
     from autotune.runtime.fitting import unfit
@@ -144,7 +144,7 @@ def import_(args: argparse.Namespace) -> int:
     from autotune.store.merge import checked
     from autotune.store.opening import pinned_key
 
-    # The file first: one that is refused makes no database.
+    # Check the file first: an invalid one must not create a database.
     incoming = checked(args.file, key=pinned_key(args.key))
     found, name = Store.fill(args.db, incoming.into), show_url(parse_url(args.db))
     if args.json:

@@ -1,4 +1,4 @@
-"""``autotune lookup``: what the database holds for a target."""
+"""``autotune lookup``: the stored schedules of a target."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look up; returns 0 whatever the match."""
+    """Look up; returns 0 for every match level."""
     if (own := command_of(args.domain, "lookup")) is not None:
         return own(args)
     check_target(args)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_ladders(found: Iterable[RegionMatch]) -> None:
-    """The ladder of each region that has one."""
+    """Print the ladder of each region that has one."""
     for region in found:
         if region.ladder and region.workload is not None:
             label = region.workload.label or region.workload.fingerprint[:12]
@@ -90,13 +90,13 @@ def print_ladders(found: Iterable[RegionMatch]) -> None:
 
 
 def check_target(args: argparse.Namespace) -> None:
-    """Raise UserError where there is no target."""
+    """Raise UserError if the target is missing."""
     if not args.domain or not args.target:
         raise UserError(f"the following arguments are required: {'TARGET' if args.domain else 'DOMAIN, TARGET'}")
 
 
 def answer_of(label: str, device: str, found: LookupResult) -> dict[str, Any]:
-    """The JSON object of what is stored for a target."""
+    """The JSON object of a target's stored schedules."""
     from autotune.cli.output import total
 
     regions = []

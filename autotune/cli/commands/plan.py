@@ -1,4 +1,4 @@
-"""``autotune plan``: what would become of a target, without searching and without its device."""
+"""``autotune plan``: preview a target's kernels, without a search and without the device."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ PLACES = {
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """One region as it is shown.
+    """One region of the output.
 
     Attributes:
         label: short human name.
-        count: how often it occurs in the target.
-        schedule: "default", or whose stored schedule this is.
-        before: what it costs in eager mode.
-        after: what becomes of it; None where it has no kernels, and then ``reason`` says why.
+        count: number of occurrences in the target.
+        schedule: "default", or the origin of the stored schedule.
+        before: cost in eager mode.
+        after: the region's kernels; None without kernels, for the reason in ``reason``.
     """
 
     label: str
@@ -128,16 +128,16 @@ def run(args: argparse.Namespace) -> int:
 def plan_target(
     target: str, inputs: str | None, device: str, store: Reader | None = None, *, train: bool = False
 ) -> tuple[list[RegionPlan], Planned]:
-    """The regions of a target with their plans, and what they were found in.
+    """The regions of a target with their plans, and the capture that contains them.
 
     Args:
-        target, inputs: as ``autotune search`` takes them.
-        device: "cpu", "cuda" or "cuda:N"; need not be there.
-        store: where schedules are looked up; None for the defaults.
-        train: the backward pass too.
+        target, inputs: as for ``autotune search``.
+        device: "cpu", "cuda" or "cuda:N"; need not exist.
+        store: database of schedules; None for the defaults.
+        train: plan the backward pass too.
 
     Raises:
-        UserError: what is wrong with the target or its inputs.
+        UserError: invalid target or inputs.
     """
     from autotune.compiler.lower.eager import eager_cost
     from autotune.domains.fusion.anatomy import dissect
@@ -167,12 +167,12 @@ def plan_target(
 
 
 _SMS = 132
-"""Multiprocessors assumed where grids depend on them: an H100's or H200's."""
+"""Multiprocessors assumed for grids that depend on them: those of an H100 or H200."""
 
 
 def _stored(store: Reader | None, workload: Workload, side: str, device: str) -> tuple[Config, str] | None:
-    """(configuration, where it was tuned) of the newest schedule of ours for the workload; that of the machine's own
-    device if there is one."""
+    """(configuration, origin) of the newest stored schedule for the workload; only of this machine's device if it
+    exists."""
     if store is None:
         return None
     from autotune.device import identify
@@ -188,7 +188,7 @@ def _stored(store: Reader | None, workload: Workload, side: str, device: str) ->
 
 
 def totals(regions: Sequence[RegionPlan]) -> dict[str, Any]:
-    """Sums over the regions, each times its count; a region without kernels of ours costs after what it did before."""
+    """Sums over the regions, each times its count; a region without kernels counts with its eager cost in both."""
     before = {"kernels": 0, "bytes": 0}
     after = {"kernels": 0, "bytes": 0, "scratch_bytes": 0, "cost": 0}
     for r in regions:
@@ -203,7 +203,7 @@ def totals(regions: Sequence[RegionPlan]) -> dict[str, Any]:
 
 
 def _writable(name: str) -> Path:
-    """The path, if a file can be made there: told before the target is captured, which takes seconds."""
+    """Check that the file can be written, before the seconds of capturing the target; raises UserError."""
     path = Path(name)
     if path.suffix.lower() not in {"", ".svg"}:
         raise UserError(f"--svg {name}: pictures are SVG; name it {path.with_suffix('.svg')}")
@@ -229,7 +229,7 @@ def _draw(file: Path, target: str, device: str, regions: Sequence[RegionPlan]) -
 
 
 def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, *, why: bool = False) -> Iterator[str]:
-    """The plan as lines of at most :data:`WIDTH` columns; ``why`` has a table of what Inductor compiles."""
+    """The plan as lines of at most :data:`WIDTH` columns; ``why`` adds a table of operators that Inductor compiles."""
     sums = totals(regions)
     before, after = sums["before"], sums["after"]
     yield f"{target} for {side}: {plural(len(regions), 'region')}"
@@ -255,7 +255,7 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, 
 
 
 def why_lines(outside: Sequence[Outside]) -> Iterator[str]:
-    """What Inductor compiles, as a table of at most :data:`autotune.words.NARROW` columns."""
+    """A table of the operators that Inductor compiles, at most :data:`autotune.words.NARROW` columns wide."""
     if not outside:
         yield "Inductor compiles nothing but views"
         return
@@ -329,12 +329,12 @@ def _group(group: GroupAnatomy, many: int) -> Iterator[str]:
 
 
 def _finished(o: Operator) -> bool:
-    """Whether a result is known only when all blocks are done."""
+    """Return True if a result is only available when all blocks are done."""
     return o.kind == "reduction" and o.home == "grid"
 
 
 def schedule_words(group: GroupAnatomy) -> str:
-    """A group's schedule in words."""
+    """A group's schedule as text."""
     c = group.config
     if group.scheme == "cpu":
         parts, block = int(c.get("parts", 0)), int(c.get("row_block", 1))

@@ -1,4 +1,4 @@
-"""``autotune run``: run a script that compiles by Inductor, with stored kernels and a search in its first step."""
+"""``autotune run``: run a script that uses ``torch.compile`` with stored kernels and a search in its first step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Become the script's process; its exit code is the command's.
+    """Replace this process by the script's, whose exit code is the command's.
 
     Raises:
         UserError: no script is named.

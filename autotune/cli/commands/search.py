@@ -1,4 +1,4 @@
-"""``autotune search``: search a target's workloads on this machine and store what was learnt."""
+"""``autotune search``: search a target's workloads on this machine and store the results."""
 
 from __future__ import annotations
 
@@ -90,18 +90,18 @@ def run(args: argparse.Namespace) -> int:
 class Steps:
     """Steps of a search that depend on a domain's own options. These are the defaults, for a domain without options.
 
-    Where a cluster searches, :meth:`capture` and :meth:`finish` are called on a node that has the device.
+    With a cluster, :meth:`capture` and :meth:`finish` are called on a node that has the device.
     """
 
     def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
-        """See that the options suit the devices; raises UserError."""
+        """Check the options against the devices; raises UserError."""
 
     def confines(self, args: argparse.Namespace) -> bool:
         """Return True if the options limit ``--missed``, which names no domain, to this one."""
         return False
 
     def capture(self, args: argparse.Namespace, device: str, store: Store) -> tuple[Counted, Mapping[str, Any]]:
-        """The target's workloads, how often each occurs, and notes for the run."""
+        """The target's workloads with their numbers of occurrences, and notes for the run."""
         return domain_of(args.domain).workloads_of(args.target, args.inputs), {}
 
     def captured(
@@ -115,7 +115,7 @@ class Steps:
         return {}
 
     def reserved_s(self, args: argparse.Namespace) -> float:
-        """Seconds of ``--timeout`` that :meth:`finish` gets."""
+        """Seconds of ``--timeout`` reserved for :meth:`finish`."""
         return 0.0
 
     def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
@@ -147,7 +147,7 @@ def search(args: argparse.Namespace, steps: Steps) -> int:
         with Store.open(args.db, existing=bool(args.missed and args.db)) as store:
             own = Search(args, devices, store, steps, cluster)
             done = own.missed(domain) if args.missed else own.targets()
-        # One object: what further domains, or kinds of devices, came to goes under their names.
+        # One JSON object: the answers of further domains or kinds of devices are entries under their names.
         first, *others = done
         emit({**done[first].answer, **{name: done[name].answer for name in others}})
     return conclude(list(done.values()), args.json)
@@ -158,8 +158,8 @@ class Search:
     """One search of the command line.
 
     Attributes:
-        devices: no more of them are used than there are workloads.
-        cluster: whose devices are searched on in the place of ``devices``.
+        devices: at most one is used per workload.
+        cluster: its devices replace ``devices``.
     """
 
     args: argparse.Namespace
@@ -169,7 +169,7 @@ class Search:
     cluster: Cluster | None = None
 
     def targets(self) -> dict[str, Searched]:
-        """Search TARGET, and others that are given with it: what several of them compute is searched once."""
+        """Search TARGET and those of ``--also``; a workload of several targets is searched once."""
         each, begin = {of.target: of for of in _each_target(self.args)}, time.monotonic()
         captured: dict[str, Counted] = {}
         notes: list[Mapping[str, Any]] = []
@@ -186,7 +186,7 @@ class Search:
         every = [(workload, counts[fingerprint]) for fingerprint, workload in workloads.items()]
         one = len(each) == 1
         about = notes[0] if one else {"captures": [noted["capture"] for noted in notes if "capture" in noted]}
-        # What each target's module sets stays set: all of them are measured under what the last one leaves.
+        # Settings of torch from each target's module stay in force, so all are measured under the last target's.
         about = {**about, "numerics": notes[-1].get("numerics", {})}
         captured_s, limit = time.monotonic() - begin, self.args.timeout
         if limit is not None:
@@ -208,7 +208,7 @@ class Search:
         return finished
 
     def _finished(self, args: argparse.Namespace, searched: Searched, kind: Kind | None) -> Searched:
-        """The result of a target on a kind of device, after the last step was done on such a device."""
+        """The result of a target on a kind of device, after :meth:`Steps.finish` on such a device."""
         given = (self.steps.finish, args, self.devices[0], self.store, searched, _command(args, self.steps))
         try:
             found: Searched = at(self.cluster, *given, kind=kind)
@@ -220,7 +220,7 @@ class Search:
         return found
 
     def missed(self, domain: str | None) -> dict[str, Searched]:
-        """Search what deployments missed: of ``domain``, or all of it; what domains search by themselves comes last."""
+        """Search missed workloads of ``domain``, or of all; domains with their own search of misses come last."""
         begin, device, args = time.monotonic(), self.devices[0], self.args
         counted = at(self.cluster, _missed, args, device, self.store)
         own = every_domain() if domain is None and self.cluster is None else {}
@@ -232,7 +232,7 @@ class Search:
         left = len(counted) + sum(found.count for found in others.values())
 
         def granted(count: int) -> float | None:
-            """Seconds for so many of those that are left."""
+            """Seconds for ``count`` of the workloads left."""
             if args.timeout is None:
                 return None
             rest = args.timeout - (time.monotonic() - begin) if done else args.timeout
@@ -251,7 +251,7 @@ class Search:
         """Search regions with another memory layout in a target's step than the search saw, and print their results.
 
         Args:
-            searched: the target's search. Of ``--timeout`` each region gets its share, as if it had been in there.
+            searched: the target's search. Each region gets the share of ``--timeout`` that it would have got there.
         """
         from autotune.api import time_weights
 
@@ -271,15 +271,15 @@ class Search:
     def run(
         self, name: str, counted: Counted, timeout: float | None, notes: Mapping[str, Any] | None = None
     ) -> dict[str, Searched]:
-        """Search workloads of which each is measured on one device, with the options of the command.
+        """Search workloads that are measured on one device each, with the options of the command.
 
         Args:
-            name: of them together.
-            timeout: seconds for all of them.
+            name: of all workloads together.
+            timeout: seconds for all workloads.
             notes: of the run; its ``numerics`` are those of the targets' program.
 
         Returns:
-            By domain; of a cluster with several kinds of devices, by kind too.
+            Results by domain; on a cluster, by domain and kind of device.
         """
         from autotune.api import time_weights
         from autotune.device import identify
@@ -319,7 +319,7 @@ class Search:
     def _searched(
         self, name: str, device: str, fingerprint: str, counted: Counted, results: Sequence[Result]
     ) -> Searched:
-        """The outcome on one kind of device, of that name and fingerprint."""
+        """The outcome on one kind of device with this name and fingerprint."""
         reasons = {result.workload: reason(self.store, result) for result in results if not result.ok}
         if self.args.missed:
             for result in results:
@@ -356,8 +356,9 @@ def _part(searched: Searched, target: str, counted: Counted) -> Searched:
 
 
 def _missed(args: argparse.Namespace, device: str, store: Store) -> list[tuple[Workload, int]]:
-    """The workloads of the domain, or of every one that does not search them by itself, that deployments on this device
-    missed. Others may have written them: what is damaged is left out, with a warning.
+    """Missed workloads on this device: of the named domain, or of all without their own search of misses.
+
+    Another program may have written them: damaged ones are left out with a warning.
     """
     from autotune.device import identify
 

@@ -1,4 +1,4 @@
-"""``autotune show``: what is in the database."""
+"""``autotune show``: list the contents of the database."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from autotune.store import Miss, Overview, Snapshot, Store, Verdict
 
     Units = dict[str, Figure]
-    """Workload to what a latency of it means, and in which unit."""
+    """Workload to the conversion of its latency to a number and a unit."""
 
 NEWEST = 200
-"""Lines of the table, unless another number is asked for."""
+"""Default number of lines of the table."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -57,7 +57,7 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _show_saved(args: argparse.Namespace) -> int:
-    """Print what was saved, the newest week first."""
+    """Print the saved time, the newest week first."""
     from autotune.bench.saved import saved
     from autotune.store import Store
 
@@ -206,7 +206,7 @@ def _show(
 
 
 def _to_json(row: Overview, unit: Figure | None) -> dict[str, Any]:
-    """A line; ``figure`` where what was tuned for is no time."""
+    """The JSON object of a row, with ``figure`` if the workload is measured in something other than time."""
     told = row.to_json()
     if unit is not None and row.best_us is not None:
         told["figure"] = dict(zip(("value", "unit"), unit(row.best_us), strict=True))

@@ -1,7 +1,7 @@
-"""How a running search looks: to who started it, and to ``autotune watch``, which reads the database alone.
+"""Progress of a running search: the search's own display, and ``autotune watch``, which only reads the database.
 
-A search shows a bar with the best so far and the time left on a terminal, and plain lines elsewhere. Both go to stderr;
-stdout is for the result.
+On a terminal a search shows a bar with the best latency so far and the time left; without one, plain lines. Both go to
+stderr; stdout is for the result.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from autotune.store import Activity, Store
 
 PLAIN_EVERY_S = 5.0
-"""Seconds between two plain lines, so that a log of an hour's search can be read."""
+"""Seconds between two plain lines, to keep the log of a long search short."""
 _SHOWN = 12
-"""Workloads of a run that are shown, the latest."""
+"""Number of a run's latest workloads in the table."""
 
 
 def share_done(state: State) -> float:
-    """Share of the budget that is used, 0 to 1: by candidates or by time, whichever is further."""
+    """Used share of the budget, 0 to 1: the larger of the shares of candidates and of time."""
     shares = [0.0, state.measured / state.trials if state.trials > 0 else 0.0]
     if state.left_s is not None and state.elapsed_s > 0:
         shares.append(state.elapsed_s / (state.elapsed_s + state.left_s))
@@ -41,9 +41,9 @@ def share_done(state: State) -> float:
 
 
 def seconds_left(state: State) -> float | None:
-    """Seconds left at the rate so far and at most what the time budget leaves; None while neither is known.
+    """Seconds left at the rate so far, limited by the time budget; None while neither is known.
 
-    A search that gains nothing more ends before.
+    A search may end earlier, if it makes no more progress.
     """
     left = [] if state.left_s is None else [state.left_s]
     if state.measured and state.trials > 0:
@@ -52,7 +52,7 @@ def seconds_left(state: State) -> float | None:
 
 
 def describe(state: State) -> str:
-    """A moment of one workload's search as a plain line."""
+    """The state of one workload's search as a plain line."""
     failed = f", {state.failed} failed" if state.failed else ""
     known = f", {state.reused} known" if state.reused else ""
     left = seconds_left(state)
@@ -69,7 +69,7 @@ def clock(seconds: float) -> str:
 
 
 class _Shown:
-    """What is shown of one device's search: its workload's number and bar, and the latest moment."""
+    """Display of one device's search: its workload's number and bar, and the latest state."""
 
     def __init__(self, number: int, task: TaskID | None, last: State) -> None:
         self.number, self.task, self.last = number, task, last
@@ -78,11 +78,11 @@ class _Shown:
 
 
 class ProgressDisplay:
-    """Shows moments as they come. A context manager; ``show`` is cheap and may be called for every candidate.
+    """Context manager that displays the states of a search. ``show`` is cheap enough to call for every candidate.
 
     Args:
-        of: how many workloads will be searched, one after the other on each device.
-        stream: where to; stderr by default.
+        of: number of workloads to search, in turn on each device.
+        stream: output stream; stderr by default.
     """
 
     def __init__(self, of: int, stream: TextIO | None = None) -> None:
@@ -115,7 +115,7 @@ class ProgressDisplay:
             self._finish_line(shown)
 
     def show(self, state: State) -> None:
-        """Show where the search is now."""
+        """Show the search's state."""
         shown = self._devices.get(state.device)
         phase = shown.last.phase if shown else ""
         if shown is None or shown.last.workload != state.workload or state.elapsed_s < shown.last.elapsed_s:
@@ -131,12 +131,12 @@ class ProgressDisplay:
             self._print(shown)
 
     def _which(self, shown: _Shown) -> str:
-        """The workload's number, and where it is searched, as far as there are several: ``[cuda:1 3/16] ``."""
+        """The workload's device and number, such as ``[cuda:1 3/16] ``; a single device or workload is left out."""
         words = ([shown.last.device] if shown.last.device else []) + ([f"{shown.number}/{self._of}"] * (self._of > 1))
         return f"[{' '.join(words)}] " if words else ""
 
     def _finish_line(self, shown: _Shown) -> None:
-        """Tell how a workload ended, unless that was the last line of its device."""
+        """Print a workload's last state, unless it is printed already."""
         if self._bar is None and shown.last != shown.printed:
             self._print(shown)
 
@@ -173,7 +173,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Watch; returns 0, when it is interrupted too."""
+    """Watch; returns 0, also if interrupted."""
     from autotune.store import Store
 
     with Store.open(args.db, migrate=False, readonly=True) as store:
@@ -192,8 +192,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _looks(store: Store, interval: float, *, once: bool) -> Iterator[Sequence[Activity]]:
-    """What runs, again and again. A server that is away for a while is waited for."""
-    yield store.activity()  # a database that cannot be read at all is an error
+    """Poll the running searches, also through a temporary loss of the server."""
+    yield store.activity()  # an error in the first read is raised
     while not once:
         time.sleep(interval)
         try:
@@ -203,7 +203,7 @@ def _looks(store: Store, interval: float, *, once: bool) -> Iterator[Sequence[Ac
 
 
 def _print(name: str, looks: Iterator[Sequence[Activity]]) -> None:
-    """As text, whenever something has changed."""
+    """Print the runs as text at every change."""
     before: object = None
     for runs in looks:
         now = [(r.run, r.state, r.measured, len(r.workloads)) for r in runs]
@@ -221,7 +221,7 @@ def _live(name: str, looks: Iterator[Sequence[Activity]]) -> None:
 
 
 def shown(name: str, runs: Sequence[Activity]) -> Group:
-    """Runs as tables, under a line each."""
+    """Runs as tables, each below a summary line."""
     from rich import box
     from rich.console import Group
     from rich.markup import escape
@@ -250,7 +250,7 @@ def shown(name: str, runs: Sequence[Activity]) -> Group:
 
 
 def line(run: Activity) -> str:
-    """A run in one line."""
+    """Summary line of a run."""
     took = clock((run.finished or time.time()) - run.started)
     rate = f", {run.rate:.1f} a minute" if run.state == "running" else ""
     failed = f", {run.failed} failed" if run.failed else ""

@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print names and what they compute."""
+    """Print names and descriptions."""
     with machine_output(args.json) as emit:
         rows = [
             {"domain": kind, "name": name, "about": about}

@@ -1,8 +1,8 @@
-"""Checks that the indices which stored kernels read are in range, as eager mode and Inductor's kernels check them.
+"""Checks that the indices read by stored kernels are in range, as eager mode and Inductor's kernels check them.
 
-Stored kernels never leave a table: they clamp an index on a CPU and skip the access on a GPU. The check is a separate
-node in Inductor's graph, so that kernels that were stored without one are checked too. Inductor's option
-``assert_indirect_indexing`` switches it off. On a CPU it raises IndexError before the step goes on. On a GPU it is a
+Stored kernels never access memory outside a table: they clamp an index on a CPU and skip the access on a GPU. The check
+is a separate node in Inductor's graph, so that it also covers kernels that were stored without one. Inductor's option
+``assert_indirect_indexing`` disables it. On a CPU it raises IndexError before the step continues. On a GPU it is a
 device-side assertion, in a pointwise kernel that Inductor generates and may fuse.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.fx.node import has_side_effect
 
-if TYPE_CHECKING:  # a warm start imports this module, and finds no regions
+if TYPE_CHECKING:  # a warm start imports this module without finding regions
     from autotune.compiler.lower.facts import GraphFacts
     from autotune.compiler.regions.find import Region
 
@@ -35,7 +35,7 @@ _LISTED = frozenset(["index", "index_put"])
 
 Extent = int | torch.SymInt
 _pending: dict[str, tuple[Any, Any, str]] = {}
-"""By the node's name: the range, whose ends may be symbols, and the text of the error."""
+"""Node's name to the range, whose bounds may be symbols, and the text of the error."""
 _lock = threading.Lock()
 
 
@@ -46,7 +46,7 @@ class Indexed:
     Attributes:
         index: the node that computes it.
         low, extent: the index must be in ``[low, extent)``.
-        operand: names the index and the operator, for an error.
+        operand: name of the index and the operator in errors.
     """
 
     index: fx.Node
@@ -56,11 +56,11 @@ class Indexed:
 
 
 def indices_of(facts: GraphFacts, region: Region, origin: Mapping[fx.Node, fx.Node]) -> Iterator[Indexed]:
-    """The index tensors of a region's operators. Those of operators that torch trusts (``_unsafe_index``) are left out.
+    """The index tensors of a region's operators. Operators that torch does not check (``_unsafe_index``) are omitted.
 
     Args:
         facts: about the graph that the region was found in.
-        origin: from the region's nodes to those of Inductor's graph, where they are others.
+        origin: maps the region's nodes to those of Inductor's graph; empty if it is the same graph.
     """
     for n in region.nodes:
         node = origin.get(n, n)
@@ -74,7 +74,7 @@ def indices_of(facts: GraphFacts, region: Region, origin: Mapping[fx.Node, fx.No
 
 
 def index_arguments(name: str, node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:
-    """The index tensors of a call of operator ``name``, the dimension of each, and whether it may be negative."""
+    """The index tensors of a call of operator ``name``, with their dimensions, and True if they may be negative."""
     if name in _ALONG:
         yield _argument(node, 2), _argument(node, 1), False
     elif name == "embedding":
@@ -84,13 +84,13 @@ def index_arguments(name: str, node: fx.Node) -> Iterator[tuple[fx.Node, int, bo
 
 
 def _argument(node: fx.Node, number: int) -> Any:
-    """An argument by its position, which the graph may give by name."""
+    """An argument by its position, also if the graph passes it by name."""
     schema = node.target._schema  # type: ignore[union-attr]
     return node.args[number] if number < len(node.args) else node.kwargs[schema.arguments[number].name]
 
 
 def add_check(graph: fx.Graph, indexed: Indexed, kernel: str) -> fx.Node:
-    """Put a check before the current insertion point. The error names ``kernel``."""
+    """Insert a check at the current insertion point. The error names ``kernel``."""
     with _lock:
         name = f"index_check_{len(_pending)}"
         _pending[name] = indexed.low, indexed.extent, f"autotune: kernel {kernel}: {indexed.operand} is out of range"
@@ -101,7 +101,7 @@ def add_check(graph: fx.Graph, indexed: Indexed, kernel: str) -> fx.Node:
 
 
 def pending(name: str) -> tuple[Any, Any, str]:
-    """The low and the high end of a check's range, which may be symbols, and the text of its error."""
+    """The lower and upper bound of a check's range, which may be symbols, and the text of its error."""
     return _pending[name]
 
 
@@ -124,7 +124,7 @@ def _register_lowering() -> None:
     from autotune.runtime.inductor.region_op import outermost
 
     class CheckOnCpu(ir.ExternKernel):
-        """A line of Python: in Inductor's C++ an exception inside of a parallel loop would end the process."""
+        """A check as a line of Python: in Inductor's C++ an exception inside a parallel loop would end the process."""
 
         def __init__(self, index: Any, low: Any, extent: Any, text: str) -> None:
             read = self.unwrap_storage_for_input(self.realize_input(index))
@@ -159,7 +159,7 @@ def _register_lowering() -> None:
         dtype, load = index.get_dtype(), index.make_loader()
 
         def assertion(at: Any) -> Any:
-            # Lanes behind the tensor's end read 0, which every range has: an assertion has no mask of its own.
+            # Lanes past the tensor's end read 0, which is in every range: the assertion has no mask.
             x = ops.masked(ops.constant(True, torch.bool), lambda: load(at), 0)
             inside = ops.and_(ops.ge(x, ops.index_expr(low, dtype)), ops.lt(x, ops.index_expr(extent, dtype)))
             return ops.device_assert_async(inside, f"{text}: not in [{low}, {extent})")

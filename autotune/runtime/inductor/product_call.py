@@ -1,8 +1,7 @@
-"""A matrix product with an epilogue inside Inductor's generated code, in the place of a product and a region.
+"""A matrix product with an epilogue inside Inductor's generated code, which replaces a product and a region.
 
-A look-up asks the database alone, for the very workload on the very device and under the very library. The product's
-time has to beat that of Inductor's product and kernel by :data:`MARGIN`, and that of the region's own stored kernel
-behind Inductor's product as well.
+A look-up only reads the database, for exactly this workload, device and library. The product must be faster by
+:data:`MARGIN` than Inductor's product and kernel, and than Inductor's product with the region's own stored kernel.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("autotune")
 
 PREFIX = "product:"
-"""The beginning of a call's text; no text of a region's call has a colon."""
+"""Prefix of a call's text; the text of a region's call has no colon."""
 MARGIN = 0.03
-"""The part of the time of what it replaces that a product must win."""
+"""Fraction of the replaced code's time that a product must save."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class ProductCall:
 
     Attributes:
         label: for messages. ``tuned``: the workload's fingerprint.
-        spec: of the workload. ``source``: its operators, which run where the library cannot.
+        spec: of the workload. ``source``: its operators, which run if the library fails.
         algorithm: of the stored configuration.
         inputs, outputs: layouts of the tensors. ``device``: "cuda:N".
     """
@@ -71,7 +70,7 @@ class ProductCall:
         return cls(workload.label, name, workload.spec, workload.source, algorithm, given, made, device)
 
     def text(self) -> str:
-        """The call as one word of ASCII; the layouts are the caller's."""
+        """The call as one ASCII word, without the layouts."""
         fields = {"spec": self.spec, "source": self.source, "algorithm": self.algorithm, "device": self.device}
         fields |= {"label": self.label, "tuned": self.tuned, "counts": [len(self.inputs), len(self.outputs)]}
         data = json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -79,10 +78,10 @@ class ProductCall:
 
 
 def load(text: str, operators: Callable[[Any], Any]) -> Callable[..., None]:
-    """The function of a call's text: it takes the inputs, the outputs, which it writes, and the raw stream.
+    """The function for a call's text: it takes the inputs, the outputs to write, and the raw stream.
 
     Args:
-        operators: makes of a call the function that runs its operators.
+        operators: returns a function that runs a call's operators.
     """
     fields = json.loads(zlib.decompress(base64.b85decode(text.removeprefix(PREFIX))))
     inputs, outputs = fields.pop("counts")
@@ -119,10 +118,10 @@ _ANY = TensorSpec((), (), torch.bfloat16)
 def bound(
     spec: Mapping[str, Any], source: Mapping[str, Any], algorithm: int, device: int, inputs: int
 ) -> Callable[..., None]:
-    """A product as a function of so many inputs, its outputs and the raw stream.
+    """A product as a function of ``inputs`` inputs, its outputs and the raw stream.
 
     Raises:
-        Unsupported, CublasError: the library cannot compute it so.
+        Unsupported, CublasError: the library cannot compute it with this algorithm.
     """
     run = cublaslt.plan(matmul_of(spec), device, algorithm)
     a, b, bias, other = (int(place) for place in source["roles"])
@@ -140,7 +139,7 @@ def matmul_of(spec: Mapping[str, Any]) -> cublaslt.Matmul:
     """The product that a workload describes.
 
     Raises:
-        KeyError, TypeError, ValueError: it describes none.
+        KeyError, TypeError, ValueError: the spec is not a valid product.
     """
     (lda, ta), (ldb, tb) = spec["a"], spec["b"]
     numbers = [spec["m"], spec["n"], spec["k"], lda, ldb]
@@ -153,7 +152,7 @@ def matmul_of(spec: Mapping[str, Any]) -> cublaslt.Matmul:
 
 
 def look_up(workload: Workload, device: str) -> Match:
-    """The stored schedule of a product on "cuda:N". Never fails: an error gives one warning."""
+    """The stored schedule of a product on "cuda:N". Never raises: an error logs one warning."""
     try:
         store = deployment().store()
         if store is None:
@@ -172,7 +171,7 @@ def look_up(workload: Workload, device: str) -> Match:
 
 
 def _is_proper(schedule: Schedule) -> bool:
-    """True for a baseline, and for an algorithm by its number, whatever a database holds."""
+    """True for a baseline or a valid number of an algorithm, since a database may be damaged."""
     if schedule.config is None:
         return True
     algorithm = schedule.config.get("algorithm")
@@ -180,11 +179,11 @@ def _is_proper(schedule: Schedule) -> bool:
 
 
 def is_faster(product: Schedule, others: Iterable[Schedule | None], rest: Schedule | None = None) -> bool:
-    """True if a product's schedule beats what Inductor has with the stored parts in its place.
+    """True if a product's schedule beats Inductor's code with the stored schedules of its parts.
 
     Args:
-        others: schedules of parts: of the region behind Inductor's product, and of the product alone.
-        rest: the schedule of what is left of the region.
+        others: schedules of parts: of the region after Inductor's product, and of the product alone.
+        rest: the schedule of the rest of the region.
     """
     theirs = product.baselines.get("inductor")
     if product.config is None or theirs is None:

@@ -1,8 +1,8 @@
-"""One region inside Inductor's generated code: its text there, and the function made of it when that code is loaded.
+"""One region inside Inductor's generated code: its text, and the function built from it when the code is loaded.
 
-The text of a call holds all that a process needs to run the region but the kernels, which it takes from the database:
-the region's graph, the layouts of its tensors, and its operators, which run where the kernels cannot.
-Inductor keeps the text with its code in its caches, so that a warm start looks up no regions and plans none.
+The text of a call has everything that a process needs to run the region, except the kernels, which come from the
+database: the region's graph, the layouts of its tensors, and its operators, which run if the kernels cannot. Inductor
+caches the text with its code, so that a warm start neither looks up nor plans regions.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from autotune.workload import PRODUCT, Workload
 log = logging.getLogger("autotune")
 
 WRITTEN = b"region 5"
-"""Names what :mod:`autotune.runtime.inductor.region_op` and ``region_cpp`` write into Inductor's code.
-Inductor's caches hold it, and outlive an upgrade: a change of it changes this, so that no older code is loaded."""
+"""Version of the code that :mod:`autotune.runtime.inductor.region_op` and ``region_cpp`` write into Inductor's.
+Inductor's caches outlive an upgrade. So this changes with the code, and older code is not loaded."""
 
 Pairs = tuple[tuple[int, int], ...]
-"""An input and an output each, by number."""
+"""Pairs of an input's and an output's index."""
 
 Call = Callable[..., None]
-"""Takes the region's inputs, then its outputs, which it writes; on a GPU the raw stream last."""
+"""Takes the region's inputs, then its outputs, which it writes, and on a GPU the raw stream."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,13 @@ class RegionCall:
         inputs, outputs: layouts of the region's tensors.
         device: "cpu" or "cuda:N".
         source: the region's operators (:mod:`autotune.compiler.regions.aten`).
-        symbols: where sizes are symbols, the tensor (inputs, then outputs) and dimension that have each. ``spec`` and
-            what follows from it then are those of the sizes that the graph was traced with.
-        verify: in the place of the setting, where it is not empty.
-        packaged: whether schedules that come with autotune may run it.
-        overwrites: inputs and outputs that a caller may give as one tensor.
-        counts: of one region of each graph: the "graph", its "mode", and "alone_us", what its kernels save a call. Its
-            calls are the graph's (:mod:`autotune.runtime.savings`).
+        symbols: for symbolic sizes, the tensor (inputs, then outputs) and dimension of each symbol. ``spec`` and the
+            fields derived from it then have the sizes that the graph was traced with.
+        verify: replaces the setting, if not empty.
+        packaged: True if schedules shipped with autotune may run it.
+        overwrites: inputs and outputs that a caller may pass as one tensor.
+        counts: for one region of each graph, whose calls count as the graph's (:mod:`autotune.runtime.savings`): the
+            "graph", its "mode", and "alone_us", the time that its kernels save in a call.
     """
 
     label: str
@@ -88,7 +88,7 @@ class RegionCall:
     counts: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        """The call as one word of ASCII."""
+        """The call as one ASCII word."""
         fields = {**vars(self), "inputs": _layouts(self.inputs), "outputs": _layouts(self.outputs)}
         data = json.dumps(fields, sort_keys=True, separators=(",", ":"))
         return base64.b85encode(zlib.compress(data.encode(), 9)).decode()
@@ -113,10 +113,10 @@ def _specs(layouts: Sequence[Any]) -> list[TensorSpec]:
 
 
 def permitted(artifact: Artifact | None, slots: Sequence[int], results: Sequence[int]) -> Pairs:
-    """The region's inputs and outputs that its kernels take as one tensor.
+    """The pairs of the region's inputs and outputs that its kernels accept as one tensor.
 
     Args:
-        artifact: a schedule's; its launch data have been compared with its configuration
+        artifact: of a schedule; an audit has compared its launch data with its configuration
             (:mod:`autotune.compiler.audit`).
         slots, results: as in :class:`autotune.compiler.regions.find.Binding`.
     """
@@ -127,7 +127,7 @@ def permitted(artifact: Artifact | None, slots: Sequence[int], results: Sequence
 
 
 def load_call(text: str) -> Call:
-    """The function that Inductor's code calls in a region's place; equal regions share one.
+    """The function that Inductor's code calls for a region; equal regions share one.
 
     Args:
         text: of a :class:`RegionCall`.
@@ -149,7 +149,7 @@ def load_call(text: str) -> Call:
 
 
 class _BySizes:
-    """A region of symbolic sizes: the function for each set of sizes met, made when they are first met."""
+    """A region of symbolic sizes: one function for each set of sizes, built at its first call."""
 
     def __init__(self, call: RegionCall) -> None:
         self._call, self._made = call, dict[tuple[int, ...], Call]()
@@ -169,7 +169,7 @@ class _BySizes:
             return self._made[key]
 
     def _at(self, sizes: Mapping[str, int], tensors: Sequence[Any]) -> Call:
-        """The function for sizes by symbol. Where they cannot be looked up, the region's operators run."""
+        """The function for sizes by symbol; the region's operators if the look-up fails."""
         n, m = len(self._call.inputs), len(self._call.outputs)
         inputs, outputs = (tuple(map(TensorSpec.of, t)) for t in (tensors[:n], tensors[n : n + m]))
         try:
@@ -184,13 +184,13 @@ class _BySizes:
 
 
 def look_up(workload: Workload, device: str, *, rows: float | None = None, packaged: bool = True) -> Match:
-    """Look up a workload on "cpu" or "cuda:N". Never fails: an error gives one warning.
+    """Look up a workload on "cpu" or "cuda:N". Never raises: an error logs one warning.
 
-    What was found in a snapshot that :func:`autotune.load` opened is found again without asking it.
+    Matches from a snapshot opened by :func:`autotune.load` are cached.
 
     Args:
-        rows: the largest ratio of rows, in the place of the setting.
-        packaged: whether what comes with autotune is asked, where the database has no answer.
+        rows: the largest ratio of rows, in place of the setting.
+        packaged: look in the shipped snapshots if the database has no match.
     """
     if workload.kind == PRODUCT:
         return product_call.look_up(workload, device)
@@ -223,18 +223,18 @@ def _look_up(workload: Workload, device: str, rows: float | None, packaged: bool
 
 
 def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -> RegionCall:
-    """A call of symbolic sizes as one of numbers. Where no stored kernel takes them, ``tuned`` is empty.
+    """A call of symbolic sizes with concrete ones. If no stored kernel takes them, ``tuned`` is empty.
 
     Args:
         sizes: by symbol.
         tell: count a hit, and record a miss.
     """
-    from autotune.compiler.regions.find import workload_of  # a warm start of a graph of numbers needs neither
+    from autotune.compiler.regions.find import workload_of  # a warm start of a graph with static sizes needs neither
     from autotune.compiler.regions.symbols import traced
 
     program = at_sizes(call.source, sizes)
     workload, binding = workload_of(traced(program, call.device), str(call.spec.get("precision", "")))
-    # However far the tuned rows are: what runs otherwise are the operators one by one, not Inductor's code.
+    # At any ratio of rows: the alternative is the operators one by one, not Inductor's code.
     found = look_up(workload, call.device, rows=math.inf, packaged=call.packaged)
     tuned = ""
     if found.schedule is not None and found.schedule.config is not None and found.tuned is not None:
@@ -278,7 +278,7 @@ def _ready(call: RegionCall) -> Call:
 
 
 def _apart(run: Call, inputs: int, outputs: int) -> Call:
-    """The same for kernels that overwrite no input, as those may be that were stored since the call was written."""
+    """Wrap kernels that do not permit a call's overwriting of inputs, since their schedule is newer than the call."""
 
     def call(*tensors: Any) -> None:
         run(*kept(tensors[:inputs], tensors[inputs : inputs + outputs]), *tensors[inputs:])
@@ -287,10 +287,10 @@ def _apart(run: Call, inputs: int, outputs: int) -> Call:
 
 
 def found_for(call: RegionCall) -> Match:
-    """The schedule that a call names: as it was just looked up, or from the database.
+    """The schedule that a call names, from the preceding look-up or from the database.
 
     Raises:
-        Unsupported: it is gone, or may not run here.
+        Unsupported: the schedule is no longer stored, or must not run here.
     """
     return deployment().kept_match(call.tuned, call.device) or _stored(call)
 
@@ -313,7 +313,7 @@ def _stored(call: RegionCall) -> Match:
 
 
 class Operators:
-    """A region's operators one by one, writing what its kernels would have written."""
+    """A region's operators one by one, which write the same outputs as its kernels."""
 
     def __init__(self, call: RegionCall) -> None:
         self._call = call
@@ -336,8 +336,8 @@ class Operators:
         return made
 
     def instead(self, found: Match, error: BaseException) -> Call:
-        """Replace kernels that failed with ``error``. This process does not use their schedule again; nor do others,
-        where the failure is its own and the database can be written."""
+        """Replace kernels that failed with ``error``. This process does not use their schedule again. Other processes
+        do not either, if the schedule caused the failure and the database is writable."""
         wrong = isinstance(error, WrongResult)
         deployment().count("wrong_results", int(wrong))
         schedule = found.schedule

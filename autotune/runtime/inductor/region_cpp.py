@@ -1,9 +1,9 @@
 """C++ that launches the stored kernels of a region, for Inductor's code that runs without Python.
 
-Inductor writes C++ under ``cpp_wrapper`` and for AOTInductor's packages. The cubins are in that code, so that neither
-a database nor autotune is needed where it runs. A region's code is that of
+Inductor generates C++ with ``cpp_wrapper`` and for AOTInductor's packages. The code contains the cubins, so that
+running it needs neither a database nor autotune. A region's code does the same as
 :meth:`autotune.runtime.launch.executor.Executor.writer`: addresses, copies of misaligned inputs, scratch, launches. It
-reads no results back to compare them, and nothing runs in a kernel's place: an error of the driver is raised.
+does not verify results, and has no fallback: an error of the driver is raised.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autotune.runtime.launch.verify import wanted
 from autotune.workload import Workload
 
 MOST_ARGUMENTS = 64
-"""Of a kernel that C++ launches."""
+"""Maximum number of arguments of a kernel that C++ launches."""
 
 LAUNCHER = f"""
 class AutotuneKernel {{
@@ -116,14 +116,14 @@ class AutotuneKernel {{
 """
 
 INCLUDES = "".join(f"#include <{name}>\n" for name in ("atomic", "initializer_list", "mutex", "stdexcept", "string"))
-"""What :data:`LAUNCHER` needs beside Inductor's own headers."""
+"""Headers for :data:`LAUNCHER`, in addition to Inductor's own."""
 
 
 def prepared(call: RegionCall) -> Prepared:
-    """The launches of a call, checked so that C++ can be written for it.
+    """The launches of a call, checked for code generation in C++.
 
     Raises:
-        Unsupported: the call needs work that only Python does.
+        Unsupported: the call needs a feature that only Python code has.
         BuildError, RuntimeError: its schedule does not fit, or is damaged.
     """
     if call.device == "cpu":
@@ -138,7 +138,7 @@ def prepared(call: RegionCall) -> Prepared:
     graph = Graph.from_json(call.spec)
     made = prepare(graph, found.schedule, call.slots, call.results, call.inputs, call.outputs, "cuda")
     for one in made.launches:
-        # The name is from the database, and goes into source text.
+        # The name is from the database, and becomes part of source text.
         if not (one.kernel.entry.isascii() and one.kernel.entry.isidentifier()):
             raise Unsupported("its kernel's name is none of C++")
         if not one.kernel.code:
@@ -149,8 +149,7 @@ def prepared(call: RegionCall) -> Prepared:
 
 
 class RegionCpp:
-    """The C++ of one of Inductor's files: a function for each different region, its cubins before the first that
-    launches them."""
+    """The C++ for one of Inductor's files: a function for each different region, after its cubins."""
 
     def __init__(self) -> None:
         self._functions: dict[str, str] = {}
@@ -159,11 +158,11 @@ class RegionCpp:
         self._lines: list[str] = []
 
     def function(self, text: str, label: str) -> tuple[str, str]:
-        """The name of a region's function, and the code that goes before its first call.
+        """The name of a region's function, and the code to insert before its first call.
 
         Args:
-            text: of a :class:`RegionCall` that :func:`prepared` takes.
-            label: a word for names.
+            text: of a :class:`RegionCall` that :func:`prepared` accepts.
+            label: part of generated names.
         """
         if text in self._functions:
             return self._functions[text], ""
@@ -190,7 +189,7 @@ class RegionCpp:
         ]
 
     def _pointers(self, call: RegionCall, made: Prepared) -> tuple[list[str], list[str]]:
-        """Names of the addresses by the numbers that launches use, and the statements that declare them."""
+        """Names of the addresses, by the indices in launches, and the statements that declare them."""
         used = {p for one in made.launches for p in one.pointers}
         body: list[str] = []
         for slot, (i, align) in enumerate(zip(call.slots, made.aligned, strict=True)):
@@ -216,7 +215,7 @@ class RegionCpp:
         return names, body
 
     def _kernel(self, one: CudaLaunch) -> str:
-        """The name of a kernel's object, declared where it is new."""
+        """The name of a kernel's object, declared at its first use."""
         kernel = one.kernel
         sha = hashlib.sha256(kernel.code).hexdigest()
         threads, shared = int(kernel.launch["block"]), int(kernel.launch.get("shared", 0))
@@ -236,11 +235,11 @@ class RegionCpp:
 
 
 _PLAIN = frozenset(range(0x20, 0x7F)) - frozenset(b"\"'?\\")
-"""Bytes that stand for themselves, in a literal that Inductor puts into a raw string of Python."""
+"""Bytes that need no escape in a C++ literal inside a raw string of Python."""
 
 
 def literal(data: bytes, width: int = 64) -> list[str]:
-    """Bytes as literals of C++, a line each. Octal escapes of three digits end by themselves."""
+    """Bytes as C++ literals, one per line. Octal escapes of three digits need no terminator."""
     words = [chr(b) if b in _PLAIN else f"\\{b:03o}" for b in data]
     return ['"' + "".join(words[i : i + width]) + '"' for i in range(0, len(words), width)]
 
@@ -248,11 +247,11 @@ def literal(data: bytes, width: int = 64) -> list[str]:
 def write_call(
     wrapper: Any, text: str, label: str, arguments: Sequence[str], device: int, *, ahead_of_time: bool
 ) -> None:
-    """Write a region's call into the C++ of ``wrapper``, one of Inductor's, and its function where it is new.
+    """Write a region's call into the C++ of ``wrapper``, one of Inductor's, and its function at the first use.
 
     Args:
         arguments: handles of its inputs, then of its outputs.
-        device: number of their device; a package made ahead of time has its own.
+        device: index of their device; an ahead-of-time package has its own.
     """
     written: RegionCpp | None = wrapper.__dict__.get("_autotune_cpp")
     if written is None:
@@ -262,6 +261,6 @@ def write_call(
     if before:
         wrapper.prefix.splice(before)
     where = "this->device_idx_" if ahead_of_time else str(device)
-    # What Inductor declares a stream by it declares once, at the first call it writes: that may come after this one.
+    # Inductor declares its stream helper once, at the first call it writes, which may be after this one.
     stream = "stream" if ahead_of_time else f"autotune_stream({device})"
     wrapper.writeline(f"{name}({where}, {stream}, {', '.join(arguments)});")

@@ -1,13 +1,13 @@
-"""The node of a region in Inductor's graph, and the line of code that Inductor writes for it.
+"""The node of a region in Inductor's graph, and the line of code that Inductor generates for it.
 
-That line is Python, or C++ where Inductor writes C++ (:mod:`autotune.runtime.inductor.region_cpp`).
+The line is Python, or C++ if Inductor generates C++ (:mod:`autotune.runtime.inductor.region_cpp`).
 
-Inductor allocates the region's results by its own memory planning and calls our function with them. Nothing goes
-through torch's dispatcher: the generated code calls the launcher as it calls that of a Triton kernel.
+Inductor allocates the region's results by its own memory planning and passes them to autotune's function. The generated
+code calls the launcher without torch's dispatcher, as it calls that of a Triton kernel.
 
-A result may be written over an input that nobody needs any more, as Inductor's own kernels do it. A region's kernels
-permit that for some of their inputs (``autotune.compiler.program.in_place``); :func:`over` finds out whether an input
-is needed later, when Inductor lowers its graph.
+A result may overwrite an input without later readers, as in Inductor's own kernels. A region's kernels permit that for
+some of their inputs (``autotune.compiler.program.in_place``). :func:`over` checks for later readers when Inductor
+lowers its graph.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _library.define("region(str name, Tensor[] inputs) -> Tensor[]")
 
 @dataclass(frozen=True)
 class Pending:
-    """A region whose node is in a graph: its call's text, a word for names, its results, and the inputs that may be
-    overwritten."""
+    """A region whose node is in a graph: its call's text, a label for generated names, its results, and the inputs that
+    may be overwritten."""
 
     text: str
     label: str
-    outputs: Sequence[torch.Tensor]  # fake, with symbolic extents where the graph has them
+    outputs: Sequence[torch.Tensor]  # fake, with the graph's symbolic extents
     overwrites: Pairs
 
 
@@ -64,13 +64,13 @@ def region_node(
     outputs: Sequence[fx.Node],
     overwrites: Pairs = (),
 ) -> fx.Node:
-    """Put a call of a region before the current insertion point; it gives the list of its results.
+    """Insert a call of a region at the current insertion point; its value is the list of the results.
 
     Args:
         text: of a :class:`autotune.runtime.inductor.region_call.RegionCall`.
-        label: a word for the generated code's names.
-        inputs: what it reads, each in the strides of its ``meta["val"]``.
-        outputs: the nodes whose values it makes.
+        label: part of names in the generated code.
+        inputs: the nodes that it reads, each in the strides of its ``meta["val"]``.
+        outputs: the nodes whose values it computes.
         overwrites: inputs and outputs that may be one tensor.
     """
     values = [n.meta["val"] for n in outputs]
@@ -148,14 +148,14 @@ def register_lowering() -> None:
 
 
 def outermost(wrapper: Any) -> Any:
-    """The wrapper that writes the top of Inductor's module; those of subgraphs are inside it."""
+    """The wrapper of Inductor's module, which contains those of subgraphs."""
     while getattr(wrapper, "parent_wrapper", None) is not None:
         wrapper = wrapper.parent_wrapper
     return wrapper
 
 
 def _named(text: str, label: str, wrapper: Any) -> str:
-    """The name of a region's function, one for each call; equal ones have one text at the top of Inductor's module."""
+    """The name of a region's function, one for each call; equal calls share one text in Inductor's module."""
     root = outermost(wrapper)
     texts: dict[str, str] = root.__dict__.setdefault("_autotune_texts", {})
     calls: list[str] = root.__dict__.setdefault("_autotune_calls", [])
@@ -169,12 +169,12 @@ def _named(text: str, label: str, wrapper: Any) -> str:
 
 
 def over(read: Any, region: fx.Node, number: int, like: torch.Tensor) -> Any:
-    """A region's input as the tensor that a result may be written to; None where somebody else needs it.
+    """A region's input as the tensor for a result; None if the input is needed later.
 
     Args:
-        read: the input as Inductor has it, realized.
-        region: the node being lowered; ``number`` of the input among those it reads.
-        like: fake, the result.
+        read: the input in Inductor's IR, realized.
+        region: the node being lowered; ``number``: index of the input among those that it reads.
+        like: the result as a fake tensor.
     """
     from torch._inductor import config, ir, lowering
     from torch._inductor.virtualized import V
@@ -187,7 +187,7 @@ def over(read: Any, region: fx.Node, number: int, like: torch.Tensor) -> Any:
     if not isinstance(buffer, ir.Buffer) or (isinstance(buffer, ir.InputBuffer) and not _is_donated(buffer)):
         return None
     layout: Any = buffer.maybe_get_layout()
-    if type(layout) not in (ir.FixedLayout, ir.FlexibleLayout):  # memory that is part of another's
+    if type(layout) not in (ir.FixedLayout, ir.FlexibleLayout):  # memory that is part of another buffer
         return None
     same = (layout.dtype, layout.device) == (like.dtype, like.device)
     begins = _is(layout.offset, 0) and _is(read.get_layout().offset, 0)
@@ -199,8 +199,8 @@ def over(read: Any, region: fx.Node, number: int, like: torch.Tensor) -> Any:
 
 
 def _is_donated(given: Any) -> bool:
-    """True for an input that autograd kept for this backward graph alone. Where Inductor captures CUDA graphs, one that
-    changes an input might not be captured."""
+    """True for an input that autograd saved only for this backward graph. False if Inductor captures CUDA graphs: it
+    may not capture a graph that changes an input."""
     from torch._inductor import config, ir
 
     return isinstance(given, ir.DonatedBuffer) and not config.triton.cudagraphs
@@ -219,8 +219,8 @@ def memory_of(node: fx.Node) -> fx.Node:
 
 
 def _is_last(node: fx.Node, region: fx.Node, reads: Sequence[fx.Node]) -> bool:
-    """True where a region alone reads a node, and all that the node is a view of. It is an operator's result or
-    an input of the graph."""
+    """True if only a region reads a node and the memory that it is a view of. The memory is an operator's result or an
+    input of the graph."""
     if reads.count(node) != 1:
         return False
     reader = region
@@ -237,17 +237,17 @@ def _is_last(node: fx.Node, region: fx.Node, reads: Sequence[fx.Node]) -> bool:
 
 
 def _is_apart(placeholder: fx.Node) -> bool:
-    """True where no other input of the graph shares the memory, as a tensor and its view may both be kept."""
+    """True if no other input of the graph shares the memory: autograd may save both a tensor and its view."""
     values = [n.meta.get("val") for n in placeholder.graph.find_nodes(op="placeholder")]
     lies = [v.untyped_storage()._cdata for v in values if isinstance(v, torch.Tensor) and v.layout == torch.strided]
     return lies.count(placeholder.meta["val"].untyped_storage()._cdata) == 1
 
 
 def _makes_new(node: fx.Node) -> bool:
-    """True where an operator's results have their own memory."""
+    """True if an operator's results have their own memory."""
     op = node.target
     if not isinstance(op, torch._ops.OpOverload) or op.namespace not in ("aten", "prims", "autotune"):
-        return False  # a collective, say, whose other end may still be at work
+        return False  # for example a collective, whose peer may not have finished
     return not op._schema.is_mutable and all(r.alias_info is None for r in op._schema.returns)
 
 
@@ -259,8 +259,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _read_later(region: fx.Node, env: Mapping[fx.Node, Any], name: str) -> bool:
-    """True where a node that is still to be lowered reads the buffer through another node, such as a cast that did
-    nothing."""
+    """True if a node that is lowered later reads the buffer through another node, such as a cast without effect."""
     waited_for = (node for node in env if any(u is not region and u not in env for u in node.users))
     return any(name in _names(env[node]) for node in waited_for)
 

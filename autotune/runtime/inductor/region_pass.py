@@ -1,8 +1,8 @@
 """The pass that puts stored kernels into Inductor's post-grad graphs: a region with a winner becomes one node.
 
-:func:`replace_regions` makes the facts about a graph's nodes (:mod:`autotune.compiler.lower.facts`), regions and their
-workloads of these (:mod:`autotune.compiler.regions.find`), looks up a match for each workload, and makes of a match the
-call that replaces the region.
+:func:`replace_regions` computes the facts about a graph's nodes (:mod:`autotune.compiler.lower.facts`), then regions
+and their workloads (:mod:`autotune.compiler.regions.find`). It looks up a match for each workload, and replaces a
+matched region by a call.
 
 Everything else is left to Inductor, which then fuses, allocates and generates code as for any other graph.
 """
@@ -62,15 +62,15 @@ def replace_regions(
     cpp: bool = False,
     bare: bool = False,
 ) -> None:
-    """Replace the regions of a post-grad graph that stored kernels run. Never fails: what goes wrong is told once.
+    """Replace the regions of a post-grad graph that have stored kernels. Never raises: errors are logged once.
 
     Args:
         graph: with fake tensors in ``meta["val"]``, changed in place.
-        mode: whose verdict is obeyed, of :func:`autotune.runtime.inductor.verdict.base_mode`.
-        trial: says what is left to Inductor in place of a verdict.
-        verify: in the place of the setting, where it is not empty.
-        cpp: Inductor writes C++, which launches the kernels without Python.
-        bare: leave every region to Inductor; the graph is surveyed alone.
+        mode: applies the verdict of this mode, from :func:`autotune.runtime.inductor.verdict.base_mode`.
+        trial: determines the regions left to Inductor, in place of a verdict.
+        verify: replaces the setting, if not empty.
+        cpp: Inductor generates C++, which launches the kernels without Python.
+        bare: leave every region to Inductor, and only survey the graph.
     """
     gm = graph.owning_module
     assert gm is not None
@@ -79,7 +79,7 @@ def replace_regions(
     deployment().count("graphs")
     try:
         takes_bias_apart(graph)
-        # Regions are found by numbers; a graph of symbols has those of its first inputs.
+        # Regions are found with concrete sizes: those of the first inputs, for a graph with symbolic sizes.
         numbers, origin = concrete(gm) if is_symbolic(graph) else (gm, {})
         facts = GraphFacts(numbers.graph)
         every = regions_from(facts)
@@ -91,7 +91,7 @@ def replace_regions(
         )
         log.debug("the graph that was not looked up: %s", graph, exc_info=True)
         return
-    # A step that was decided, or is being, stays what was measured: nothing that comes with autotune joins it.
+    # Shipped schedules are not added to a step with a verdict or in a trial: it must stay as measured.
     left, decided, predicted = stored_left(name, devices, mode) if trial is None else Left(trial.left, True)
     deployment().count("left", len(every) - len(_without(every, left)))
     searched = _permitted(_without(every, left - predicted))
@@ -117,7 +117,7 @@ def replace_regions(
         every = regions_from(facts)
         regions = _permitted(_without(every, left))
     matches = _matches(regions, packaged=not decided)
-    # All calls are made before the graph is changed: they tell what it says.
+    # All calls are built before the graph is changed, since they are derived from it.
     how = {"verify": verify, "packaged": not decided}
     made_calls = [_call_of(region, found, origin, how, cpp) for region, found in zip(regions, matches, strict=True)]
     calls = [call for call, _ in made_calls]
@@ -140,12 +140,12 @@ def replace_regions(
         if call is not None:
             _check_indices(graph, facts, region, call, origin, checked)
             made |= _replace(graph, region, call, origin, made)
-    stable_topological_sort(graph)  # what reads a result may have come before the last of the region's nodes
+    stable_topological_sort(graph)  # a reader of a result may precede the last of the region's nodes
     graph.eliminate_dead_code()
 
 
 def _chosen(products: Sequence[Product], left: frozenset[str], *, packaged: bool) -> list[tuple[Product, Schedule]]:
-    """The products that a stored schedule computes faster than what would run in their place.
+    """The products for which a stored schedule is faster than the alternatives.
 
     Args:
         left: workloads that are left to Inductor.
@@ -176,7 +176,7 @@ def _chosen(products: Sequence[Product], left: frozenset[str], *, packaged: bool
 def _counting(
     calls: Sequence[RegionCall | None], regions: Sequence[Region], matches: Sequence[Match], graph: Mapping[str, str]
 ) -> list[RegionCall | None]:
-    """The calls, the first of which counts the steps of its graph."""
+    """The calls; the first one also counts the steps of its graph."""
     made = list(calls)
     first = next((k for k, call in enumerate(calls) if call is not None), None)
     if first is not None:
@@ -187,7 +187,7 @@ def _counting(
 
 
 def _alone_us(region: Region, found: Match) -> float:
-    """What a region's kernels save, by the comparison that chose them; at other rows, by their ratio."""
+    """Time that a region's kernels save, from the comparison that chose them; scaled by the ratio of rows."""
     inductor = found.schedule.baselines.get("inductor") if found.schedule is not None else None
     if found.schedule is None or inductor is None or region.workload is None or found.tuned is None:
         return 0.0
@@ -209,7 +209,7 @@ def _surveyed(
 
 
 def device_of(region: Region) -> str | None:
-    """ "cpu" or "cuda:N" where the region lies, or None where autotune has nothing for such a device."""
+    """The region's device, "cpu" or "cuda:N"; None for a device that autotune does not support."""
     value = next((v for v in (n.meta.get("val") for n in region.outputs) if isinstance(v, torch.Tensor)), None)
     if value is None or value.device.type not in DEVICES:
         return None
@@ -217,7 +217,7 @@ def device_of(region: Region) -> str | None:
 
 
 def _permitted(regions: Sequence[Region]) -> list[Region]:
-    """The regions for which no option of Inductor's requires results that stored kernels do not compute."""
+    """The regions without an Inductor option that requires results that stored kernels do not compute."""
     kept = []
     for region in regions:
         device, required = device_of(region), tuple[str, ...]()
@@ -235,7 +235,7 @@ def _permitted(regions: Sequence[Region]) -> list[Region]:
 
 
 def _matches(regions: Sequence[Region], *, packaged: bool) -> list[Match]:
-    """What is stored for each region; equal ones, such as those of a model's layers, are looked up once."""
+    """The match of each region; equal regions, such as those of a model's layers, are looked up once."""
     known: dict[tuple[str, str], Match] = {}
     found = []
     for region in regions:
@@ -251,16 +251,16 @@ def _matches(regions: Sequence[Region], *, packaged: bool) -> list[Match]:
 
 
 def _tell(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[RegionCall | None]) -> None:
-    """Count what was found, and record what was missed.
+    """Count the matches, and record the misses.
 
-    A kernel's hit counts where code that calls it is loaded. Of a call of symbolic sizes each size counts how it was
-    matched.
+    A kernel's hit is counted when code that calls it is loaded. For a call with symbolic sizes, each size's match
+    is counted.
     """
     missed: dict[str, list[Any]] = {}
     for region, found, call in zip(regions, matches, calls, strict=True):
         device = device_of(region)
         if found.schedule is not None and not found.level.own and region.workload is not None and device is not None:
-            missed.setdefault(device, []).append((region.workload, found.reason))  # to be measured here
+            missed.setdefault(device, []).append((region.workload, found.reason))  # to be searched here
         if found.level is not Level.NONE:
             assert found.schedule is not None
             baseline = int(found.schedule.config is None)
@@ -283,10 +283,11 @@ def _tell(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[R
 def _call_of(
     region: Region, found: Match, origin: Mapping[fx.Node, fx.Node], how: Mapping[str, Any], cpp: bool
 ) -> tuple[RegionCall | None, str]:
-    """The call that replaces a region, None where it is left to Inductor; and the reason, or how its schedule fits.
+    """The call that replaces a region, or None to leave it to Inductor; and the reason.
 
     Args:
-        origin: from the nodes of the graph that the region was found in to those of Inductor's, where they are others.
+        origin: maps nodes of the graph that the region was found in to nodes of Inductor's graph; empty if it is the
+            same graph.
         how: further fields of the call.
         cpp: as of :func:`replace_regions`.
     """
@@ -300,7 +301,7 @@ def _call_of(
         call = _with_symbols(call, region, origin) if origin else call
         if cpp:
             prepared(call)
-            deployment().count("hits")  # no code is loaded that would count it
+            deployment().count("hits")  # no Python code is loaded that would count it
         return call, found.reason
     except Unsupported as e:
         why = str(e)
@@ -344,7 +345,7 @@ def _check_indices(
     origin: Mapping[fx.Node, fx.Node],
     checked: set[tuple[fx.Node, object, object]],
 ) -> None:
-    """Check a region's indices ahead of it, each index and range once a graph, if Inductor's option asks for it."""
+    """Insert assertions on a region's indices, once per index and range in a graph, if Inductor's option is set."""
     from torch._inductor import config
 
     if not config.assert_indirect_indexing:
@@ -364,11 +365,11 @@ def _replace(
     origin: Mapping[fx.Node, fx.Node],
     made: Mapping[fx.Node, fx.Node],
 ) -> dict[fx.Node, fx.Node]:
-    """Put a call in a region's place; gives what stands for each of its results.
+    """Replace a region by a call; returns a map from the region's results to their new nodes.
 
     Args:
         origin: as of :func:`_call_of`.
-        made: what stands for the results of regions that were replaced before.
+        made: such a map of the regions replaced before.
     """
     inputs, outputs = ([origin.get(n, n) for n in nodes] for nodes in (region.inputs, region.outputs))
     nodes = dict.fromkeys(origin.get(n, n) for n in region.nodes)
@@ -388,10 +389,10 @@ def _replace(
 def _behind(
     nodes: Container[fx.Node], last: fx.Node, inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]
 ) -> fx.Node | None:
-    """The last of a region's inputs, where its call goes right behind them; None before the last of its nodes.
+    """The last of a region's inputs, if the call belongs right after it; None to put it before the region's last node.
 
-    It does so where it frees more memory than it takes. CLIP's image tower ends with the norm of one token: Inductor
-    has put that norm close to its reader, behind the text tower, and all tokens would be kept until then.
+    The early position is used if the call frees more memory than it allocates. CLIP's image tower ends with the norm of
+    one token. Inductor places that norm close to its reader, after the text tower, and keeps all tokens until then.
     """
     computed = dict.fromkeys(base for base in map(memory_of, inputs) if base.op == "call_function")
     if not computed:
@@ -409,10 +410,10 @@ def _bytes(node: fx.Node) -> Any:
 
 
 def _with_symbols(call: RegionCall, region: Region, origin: Mapping[fx.Node, fx.Node]) -> RegionCall:
-    """A call with its sizes as symbols, where it has any.
+    """A call with symbolic sizes, if the region has any.
 
     Raises:
-        Unsupported: the symbols cannot be read off its tensors, or its kernels take the traced sizes only.
+        Unsupported: the symbols are not sizes of its tensors, or its kernels take the traced sizes only.
     """
     source = aten.to_json(symbolic_program(region, origin))
     symbols = symbols_of(source)
@@ -422,11 +423,11 @@ def _with_symbols(call: RegionCall, region: Region, origin: Mapping[fx.Node, fx.
     if places is None:
         raise Unsupported("sizes that none of its tensors has")
     layouts = (*call.inputs, *call.outputs)
-    general = replace(call, source=source, symbols=places, overwrites=())  # which kernel runs is not known yet
+    general = replace(call, source=source, symbols=places, overwrites=())  # the kernel depends on the sizes
     sizes = {name: 2 * layouts[k].size[dim] + 16 for name, (k, dim) in places.items()}
     try:
         other = at_these(general, sizes, tell=False)
-    except (RuntimeError, ValueError) as e:  # the program has relations among its sizes that these do not keep
+    except (RuntimeError, ValueError) as e:  # these sizes violate the program's relations among sizes
         raise Unsupported(f"its operators at other sizes: {e}") from e
     if not other.tuned:
         raise Unsupported("kernels for one size only")

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Surveyed:
-    """A graph on which a verdict may be stored: a post-grad graph, or one of Dynamo's, with a device and no workload.
+    """A graph on which a verdict may be stored: a post-grad graph, or a Dynamo graph with a device and no workload.
 
     Attributes:
         fingerprint: of :func:`autotune.runtime.inductor.verdict.graph_fingerprint`, for a post-grad graph.
-        mode: whose verdict is obeyed.
+        mode: the mode of the verdict.
         regions: device ("cpu" or "cuda:N") and workload of every region that stored kernels may run.
         left: workloads of further regions, which a stored verdict leaves to Inductor.
     """
@@ -38,7 +38,7 @@ class Surveyed:
 
 
 Lacking = Mapping[str, Sequence[tuple[Workload, int]]]
-"""Workloads and how often each occurs, by device."""
+"""Workloads with their numbers of occurrences, by device."""
 
 _lock = threading.Lock()
 _open: list[Callable[[Surveyed], object]] = []
@@ -46,9 +46,9 @@ _open: list[Callable[[Surveyed], object]] = []
 
 @contextlib.contextmanager
 def surveying(take: Callable[[Surveyed], object]) -> Iterator[None]:
-    """Hand the graphs that are compiled in this context to ``take``, in any thread: autograd compiles some in its own.
+    """Pass the graphs compiled in this context to ``take``, from any thread, since autograd compiles some in its own.
 
-    Inductor's own passes have not lowered a graph when it is handed over.
+    ``take`` gets a graph before Inductor lowers it.
     """
     with _lock:
         _open.append(take)
@@ -60,14 +60,14 @@ def surveying(take: Callable[[Surveyed], object]) -> Iterator[None]:
 
 
 def note(graph: Surveyed) -> None:
-    """Hand a graph to every open survey."""
+    """Pass a graph to every open survey."""
     with _lock:
         for take in _open:
             take(graph)
 
 
 def lacking(graphs: Sequence[Surveyed]) -> Lacking:
-    """Find the regions that have no schedule of the device's own."""
+    """The regions without a schedule of their device."""
     counts: dict[str, Counter[str]] = {}
     workloads: dict[str, Workload] = {}
     for graph in graphs:
@@ -86,13 +86,13 @@ def lacking(graphs: Sequence[Surveyed]) -> Lacking:
 def covered(facts: GraphFacts, fates: Mapping[Region, tuple[bool, str]]) -> Iterator[Row]:
     """Yield the coverage of a graph, a row for each region, and for each operator outside of regions.
 
-    Library calls are left out, as are operators that move nothing.
+    Library calls and operators that move no bytes are omitted.
 
     Args:
         facts: of the graph in which the regions were found.
         fates: for each region, True if a stored kernel runs it, and the reason.
     """
-    # A warm start, which looks for no regions, imports this module.
+    # A warm start, which finds no regions, imports this module.
     from autotune.compiler.lower.eager import moved_bytes
     from autotune.compiler.lower.facts import LIBRARY_CALL, UNKNOWN_BYTES
     from autotune.compiler.regions.find import outside

@@ -1,13 +1,13 @@
-"""Permission of a graph as a whole: the verdict on its step, and the agreement of ranks.
+"""Checks of a whole graph: the verdict on its step, and the agreement of ranks.
 
-**Verdict.** The regions that a whole step is faster without are left to Inductor. :mod:`autotune.bench.decide` finds a
+**Verdict.** Regions whose kernels slow a whole step down are left to Inductor. :mod:`autotune.bench.decide` finds a
 verdict by compiling the step with several sets of regions left out.
 
-**Agreement.** Ranks of one program deploy alike, or not at all, where their graphs hold collectives. Ranks whose
-databases differ would compile different graphs: collectives could come in another order, which hangs, and what ranks
-compute twice would be rounded differently. So before the first graph with a collective is compiled, each rank writes
-what it would deploy from to the key-value store that ``torch.distributed`` has anyway. No collective is used for that:
-ranks may compile at different times, and find some graphs in caches.
+**Agreement.** If their graphs have collectives, the ranks of a program must deploy the same schedules, or none. Ranks
+with different databases would compile different graphs. Collectives could run in another order, which hangs, and
+computations replicated across ranks would be rounded differently. So before the first graph with a collective is
+compiled, each rank writes the state of its database to the key-value store of ``torch.distributed``. Collectives cannot
+be used for that: ranks may compile at different times, and find some graphs in caches.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _GRAPHLESS = {"max-autotune": "max-autotune-no-cudagraphs", "reduce-overhead": "
 
 
 def base_mode(mode: str | None) -> str:
-    """The mode of ``torch.compile`` that compiles the same code and makes no CUDA graphs of its own."""
+    """The mode of ``torch.compile`` that generates the same code without CUDA graphs."""
     return _GRAPHLESS.get(mode or "default", mode or "default")
 
 
 def graph_fingerprint(graph: fx.Graph, regions: Sequence[Region], numerics: Numerics) -> str:
     """SHA-256 of a graph's parts: its regions' workloads, and the names of its other operators.
 
-    Both count with their multiplicity; their order does not matter.
+    Repeated parts count; their order does not matter.
 
     Args:
-        numerics: under which its library kernels run, where that is not torch's default.
+        numerics: torch's settings for its library kernels that differ from the defaults.
     """
     known = [region for region in regions if region.workload is not None]
     inside = {node for region in known for node in region.nodes}
@@ -62,13 +62,13 @@ def _name(target: Any) -> str:
 
 @dataclass(frozen=True)
 class Family:
-    """Equal regions of a step that a stored kernel runs.
+    """Equal regions of a step that run a stored kernel.
 
     Attributes:
         workload: fingerprint.
-        latency_us: of the kernel, alone, in the final comparison that chose it; ``inductor_us``: Inductor's in the same
-            one, None where that failed.
-        entries: names of the kernels, as a profiler shows them.
+        latency_us: of the kernel alone, in the final comparison that chose it; ``inductor_us``: Inductor's in the same
+            comparison, None if it failed.
+        entries: names of the kernels, as in a profiler.
     """
 
     workload: str
@@ -80,13 +80,13 @@ class Family:
 
 @dataclass
 class Trial:
-    """A compilation by which a step is decided: the regions that it leaves to Inductor, and its graphs.
+    """A compilation for timing a step: the regions that it leaves to Inductor, and its graphs.
 
     Attributes:
-        left: fingerprints of workloads.
-        graphs: from a graph's fingerprint and device to how often each of its workloads occurs.
-        families: by workload, those of all regions that are not left.
-        attention: calls of attention that were rewritten.
+        left: fingerprints of the workloads left to Inductor.
+        graphs: maps a graph's fingerprint and device to the number of occurrences of each workload.
+        families: the families of all other regions, by workload.
+        attention: number of rewritten attention calls.
     """
 
     left: frozenset[str] = frozenset()
@@ -95,7 +95,7 @@ class Trial:
     attention: int = 0
 
     def met(self, graph: str, device: str, workload: Workload, schedule: Schedule) -> None:
-        """Note a region that a stored kernel runs."""
+        """Record a region that runs a stored kernel."""
         name = workload.fingerprint
         self.graphs.setdefault((graph, device), Counter())[name] += 1
         entries = tuple(kernel.entry for kernel in schedule.artifact.kernels) if schedule.artifact else ()
@@ -104,10 +104,10 @@ class Trial:
 
 
 def stored_verdict(graph: str, device: str, mode: str) -> Verdict | None:
-    """The stored verdict on a graph that this process obeys; arguments as of :func:`stored_left`.
+    """The stored verdict on a graph for this process; arguments as of :func:`stored_left`.
 
     Raises:
-        Exception: whatever keeps the database from being read.
+        Exception: any error in reading the database.
     """
     store = deployment().store()
     if store is None:
@@ -117,16 +117,16 @@ def stored_verdict(graph: str, device: str, mode: str) -> Verdict | None:
 
 
 UNSEARCHED = "unsearched"
-"""The command in the record of a verdict on predicted schedules, which nobody searched."""
+"""The command in the record of a verdict on predicted schedules, which come from no search."""
 
 
 class Left(NamedTuple):
-    """The stored verdicts on a graph, as far as they are known.
+    """The stored verdicts on a graph.
 
     Attributes:
-        workloads: what they leave to Inductor.
-        decided: there is a verdict.
-        predicted: those of the workloads of which a predicted schedule made the step slower; a search may find better.
+        workloads: workloads left to Inductor.
+        decided: True if there is a verdict.
+        predicted: workloads whose predicted schedule made the step slower; a search may find a better one.
     """
 
     workloads: frozenset[str]
@@ -135,11 +135,11 @@ class Left(NamedTuple):
 
 
 def stored_left(graph: str, devices: Iterable[str], mode: str) -> Left:
-    """Read the stored verdicts on a graph. Never fails: an error gives one warning.
+    """Read the stored verdicts on a graph. Never raises: an error logs one warning.
 
     Args:
         graph: fingerprint.
-        devices: "cpu" or "cuda:N", those of its regions.
+        devices: of its regions, "cpu" or "cuda:N".
         mode: of :func:`base_mode`.
     """
     left: set[str] = set()
@@ -158,7 +158,7 @@ def stored_left(graph: str, devices: Iterable[str], mode: str) -> Left:
 
 
 WAIT_S = 60.0
-"""Seconds to wait for the other ranks; one that does not come in time decides that none deploys."""
+"""Seconds to wait for the other ranks; if one is late, no rank deploys."""
 
 _AGREE, _DIFFER = b"agree", b"differ"
 _DIFFERENT = (
@@ -171,11 +171,11 @@ _CHANGED = (
 )
 _lock = threading.Lock()
 _settled: dict[int, tuple[bytes, bool]] = {}
-"""By the key-value store: what this rank told, and whether all told the same."""
+"""For each key-value store: this rank's state, and True if the states of all ranks are equal."""
 
 
 def has_collectives(graph: fx.Graph, inputs: Sequence[Any] = ()) -> bool:
-    """True where ranks wait for each other in a graph, or will once its distributed tensors are traced."""
+    """True if a graph has collectives, or will have when its distributed tensors are traced."""
     if any(type(value).__name__ == "DTensor" for value in inputs):
         return True
     return any(
@@ -184,18 +184,18 @@ def has_collectives(graph: fx.Graph, inputs: Sequence[Any] = ()) -> bool:
 
 
 def _namespace(target: Any) -> str:
-    """Of an operator; Dynamo's graphs have it without its overload."""
+    """An operator's namespace; Dynamo's graphs have operators without their overloads."""
     name: str = getattr(target, "namespace", None) or getattr(target, "_qualified_op_name", "").partition("::")[0]
     return name
 
 
 def ranks_agree(graph: fx.Graph, inputs: Sequence[Any] = ()) -> bool:
-    """True where a graph may use stored kernels: all ranks look up in the same, or none waits in it for another.
+    """True if a graph may use stored kernels: all ranks have equal schedules, or the graph has no collectives.
 
-    Every rank gets the same answer, whichever graphs it compiles and when. Never fails.
+    Every rank gets the same answer, whichever graphs it compiles and when. Never raises.
 
     Args:
-        inputs: example inputs of a graph of Dynamo's.
+        inputs: example inputs of a Dynamo graph.
     """
     import torch.distributed as dist
 
@@ -227,7 +227,7 @@ def _agree(store: Any, rank: int, ranks: int) -> bool:
 
 
 def _settle(store: Any, rank: int, ranks: int, state: bytes) -> bool:
-    """Publish the state of this rank, and compare that of all: the first rank that has them answers for all."""
+    """Publish this rank's state, and compare all states: the first rank that has them publishes the answer for all."""
     store.set(f"autotune/state/{rank}", state.hex())
     keys = [f"autotune/state/{k}" for k in range(ranks)]
     end = time.monotonic() + WAIT_S

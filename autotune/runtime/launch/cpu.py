@@ -1,7 +1,7 @@
 """CPU kernels of a stored schedule: they have no cubin, so they are emitted and compiled again when loaded.
 
-``compiler.targets.cpu`` keeps what Numba compiled on disk, so that this costs milliseconds from the second process
-on. The source comes from our own emitter and a checked graph; nothing that is stored is executed.
+``compiler.targets.cpu`` caches Numba's machine code on disk, so that this costs milliseconds from the second process
+on. The source comes from autotune's emitter and a checked graph; no stored code is executed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ Kernel = Callable[[Sequence[int], int], None]
 def make_launches(
     plan: Plan, config: Config, tuned: Plan | None = None
 ) -> list[tuple[range, Callable[[int, Sequence[int]], None]]]:
-    """Launches in order: the numbers of the groups that each runs, and a function of (ignored stream, addresses).
+    """Launches in order: the indices of the groups that each runs, and a function of (ignored stream, addresses).
 
-    A launch takes for each of its groups the addresses of inputs then outputs. Groups that follow each other and do not
-    wait for each other are one launch.
+    A launch takes the addresses of inputs then outputs for each of its groups. Consecutive groups without dependencies
+    are one launch.
 
     Args:
-        tuned: the plan at the rows that ``config`` was tuned for, where they are others: sums over the rows are cut as
-            there, so that the code is the same.
+        tuned: the plan at the rows that ``config`` was tuned for, if they differ. Sums over the rows are split as in
+            that plan, so that the code is the same.
 
     Raises:
-        Unsupported, BuildError: a group that cannot be emitted for the CPU.
+        Unsupported, BuildError: a group cannot be emitted for the CPU.
     """
     from autotune.compiler.targets.cpu.columns import parts_for
     from autotune.compiler.targets.cpu.kernel import load_group
@@ -43,7 +43,7 @@ def make_launches(
 
 
 def _together(plan: Plan, kernels: Sequence[Kernel]) -> list[range]:
-    """Neighbours that one launch can run; a group of several kernels stays alone."""
+    """Ranges of groups that one launch can run; a group of several kernels is a separate launch."""
     from autotune.compiler.targets.cpu.launcher import CpuKernel
 
     out: list[range] = []

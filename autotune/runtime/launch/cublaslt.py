@@ -1,9 +1,9 @@
 """Matrix products by cuBLASLt with an epilogue, through ctypes and the library that torch has loaded.
 
-torch calls the same library, takes the first algorithm that its heuristics name, and has one epilogue: a bias with
-ReLU or GELU. :func:`plan` gives the other algorithms and epilogues.
+torch calls the same library with the first algorithm of its heuristics, and only has one epilogue: a bias with ReLU or
+GELU. :func:`plan` supports the other algorithms and epilogues.
 
-cuBLASLt counts in columns. A row-major matrix is the transposed column-major one, so the product ``y = a @ b`` is
+cuBLASLt is column-major. A row-major matrix is the transpose of a column-major one. So the product ``y = a @ b`` is
 computed as ``y.T = b.T @ a.T``, and the bias of a column of ``y`` is that of a row of ``y.T``.
 """
 
@@ -21,11 +21,11 @@ import torch
 from autotune.errors import Unsupported
 
 ALGORITHMS = 8
-"""Algorithms of the library's heuristics that are tried, from the first on."""
+"""Number of the library's heuristic algorithms to try, from the first on."""
 WORKSPACE = 32 << 20
-"""Bytes that an algorithm may use, as many as torch gives the library on an H100."""
+"""Bytes of workspace for an algorithm, the same as torch's on an H100."""
 _ALIGNMENT = 16
-"""Bytes at which each tensor begins at least: the tensor-core kernels ask for it."""
+"""Minimum alignment of each tensor in bytes, which the tensor-core kernels require."""
 
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType
 _COMPUTE_32F = 68
@@ -34,12 +34,12 @@ _TRANSA, _TRANSB, _EPILOGUE, _BIAS, _AUX, _AUX_LD, _BIAS_TYPE = 3, 4, 7, 8, 11, 
 # cublasLtMatmulPreferenceAttributes_t
 _MOST_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 _IN_FP32 = 2
-"""The one way in which parts of a sum are added: in fp32, through the workspace, in a fixed order."""
+"""The only reduction scheme for split-K: in fp32, through the workspace, in a fixed order."""
 
 EPILOGUES = {"": 1, "bias": 4, "add": 1, "bias_add": 4, "relu": 6, "gelu": 36, "gelu_aux": 164, "dgelu": 192}
-"""cublasLtEpilogue_t by our names. ``relu`` and the two ``gelu`` add a bias; ``gelu`` is the tanh form.
+"""cublasLtEpilogue_t by autotune's names. ``relu`` and the two ``gelu`` add a bias; ``gelu`` is the tanh form.
 
-``gelu_aux`` writes what GELU is taken of, too. ``dgelu`` multiplies by the derivative of GELU at such a matrix.
+``gelu_aux`` also writes the argument of GELU. ``dgelu`` multiplies by the derivative of GELU at such a matrix.
 ``add`` and ``bias_add`` add another matrix, which is the library's C.
 """
 
@@ -61,8 +61,8 @@ class Matmul:
     """A product ``y = a @ b``, of shapes [m, k] and [k, n], and its epilogue.
 
     Attributes:
-        lda, ldb: elements between the rows of a factor, or between its columns where it is transposed.
-        ta, tb: the factor's columns are contiguous in memory.
+        lda, ldb: stride between the rows of a factor, or between its columns if it is transposed, in elements.
+        ta, tb: True if the factor's columns are contiguous in memory.
         epilogue: of :data:`EPILOGUES`.
     """
 
@@ -78,7 +78,7 @@ class Matmul:
 
 
 Run = Callable[..., None]
-"""Takes a, b, y, the bias, the other matrix, and the raw stream. What an epilogue lacks is None."""
+"""Takes a, b, y, the bias, the other matrix, and the raw stream; None for those that the epilogue lacks."""
 
 
 @lru_cache(maxsize=1)
@@ -86,7 +86,7 @@ def library() -> ctypes.CDLL:
     """The cuBLASLt that torch has loaded.
 
     Raises:
-        Unsupported: there is none, as in a torch for CPUs.
+        Unsupported: torch has none, as a build for CPUs.
     """
     try:
         with open("/proc/self/maps") as maps:
@@ -101,7 +101,7 @@ def library() -> ctypes.CDLL:
 
 
 def version() -> str:
-    """The library's version, such as ``cublasLt 130100``; "" where there is none."""
+    """The library's version, such as ``cublasLt 130100``; "" without the library."""
     try:
         return f"cublasLt {library().cublasLtGetVersion()}"
     except Unsupported:
@@ -135,20 +135,20 @@ def _layout(dtype: torch.dtype, rows: int, columns: int, ld: int) -> ctypes.c_vo
 
 
 class _Plan:
-    """A product as the library takes it, with its algorithms. The description lives as long as the process."""
+    """The library's descriptors of a product and its algorithms, which are never destroyed."""
 
     def __init__(self, what: Matmul, device: int) -> None:
         self.what, self.device, self.lock = what, device, threading.Lock()
         lib, self.handle = library(), _handle(device)
         self.description = ctypes.c_void_p()
         _check(lib.cublasLtMatmulDescCreate(ctypes.byref(self.description), _COMPUTE_32F, 0), "describing a product")
-        # y.T = b.T @ a.T: the library's first factor is ours second.
+        # y.T = b.T @ a.T: the library's first factor is the product's second.
         self._put(_TRANSA, ctypes.c_int32(what.tb))
         self._put(_TRANSB, ctypes.c_int32(what.ta))
         self._put(_EPILOGUE, ctypes.c_uint32(EPILOGUES[what.epilogue]))
         if what.epilogue not in ("", "add", "dgelu"):
             self._put(_BIAS_TYPE, ctypes.c_int32(_TYPES[what.dtype]))
-            self._put(_BIAS, ctypes.c_void_p(_ALIGNMENT))  # never read: the heuristics ask for its alignment
+            self._put(_BIAS, ctypes.c_void_p(_ALIGNMENT))  # never read: the heuristics need its alignment
         if what.epilogue in ("gelu_aux", "dgelu"):
             self._put(_AUX, ctypes.c_void_p(_ALIGNMENT))
             self._put(_AUX_LD, ctypes.c_int64(what.n))
@@ -195,7 +195,7 @@ class _Plan:
             if tensor is not None and tensor.data_ptr() % _ALIGNMENT:
                 raise CublasError("cuBLASLt: a tensor is not aligned")
         one, adds = self.found[algorithm], self.what.epilogue.endswith("add")
-        # Of torch's allocator: it belongs to this call on this stream, and to a CUDA graph that captures it.
+        # From torch's allocator: used by this call on this stream, and by a CUDA graph that captures it.
         scratch = torch.empty(one.workspace, dtype=torch.uint8, device=y.device) if one.workspace else None
         with self.lock:
             if bias is not None:
@@ -235,8 +235,8 @@ def plan(what: Matmul, device: int, algorithm: int) -> Run:
     """The product by one of the library's algorithms.
 
     Args:
-        device: number of the GPU.
-        algorithm: place among those that the library's heuristics name.
+        device: index of the GPU.
+        algorithm: index among the algorithms of the library's heuristics.
 
     Raises:
         Unsupported: the library has no such algorithm for it.

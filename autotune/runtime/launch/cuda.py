@@ -1,7 +1,7 @@
 """Launching stored cubins: loaded once a process, launched through the driver with packed arguments.
 
-Numba, which wrote the kernels, plays no part here. ``cuLaunchKernel`` is called through ctypes: a launch then costs
-less than the tensors it writes to, and the interpreter's lock is free while the driver works.
+Numba, which compiled the kernels, is not used here. ``cuLaunchKernel`` is called through ctypes. So a launch costs less
+than allocating its outputs, and the GIL is released during the driver's call.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from autotune.task import Kernel
 
 _CUDA_ERROR_INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_DEFAULT_SHARED = 48 * 1024  # what a kernel may use without asking
-_TORCH_ARGUMENTS = 25  # what torch's launcher has room for
+_DEFAULT_SHARED = 48 * 1024  # available to a kernel without setting the attribute
+_TORCH_ARGUMENTS = 25  # maximum of torch's launcher
 
 
 class LaunchError(RuntimeError):
@@ -38,7 +38,7 @@ class LaunchError(RuntimeError):
 
     @property
     def deterministic(self) -> bool:
-        """True where the kernel is to blame and would be refused again: no shortage, and no fault of an earlier one."""
+        """True if the kernel caused the error and would fail again, and not a shortage or an earlier kernel's fault."""
         return self.code in _REFUSALS
 
 
@@ -58,14 +58,14 @@ _RANGES = {
     "cluster": (1, 16),
     "group": (0, 1 << 20),
 }
-"""What no device has more of, or no kernel of ours has."""
+"""Upper limits of devices or of autotune's kernels."""
 
 
 def check_rule(kernel: Kernel) -> None:
-    """Refuse launch data that no device could launch, whoever wrote them.
+    """Refuse launch data that no device could launch, from any source.
 
     Raises:
-        LaunchError: a number is none, or out of range.
+        LaunchError: a field is not a number, or out of range.
     """
     rule = kernel.launch
     for name, (low, high) in _RANGES.items():
@@ -78,10 +78,10 @@ def check_rule(kernel: Kernel) -> None:
 
 @lru_cache(maxsize=1)
 def driver() -> ctypes.CDLL:
-    """The CUDA driver's library, initialised.
+    """The initialised library of the CUDA driver.
 
     Raises:
-        LaunchError: there is no driver.
+        LaunchError: no driver.
     """
     for name in ("libcuda.so.1", "libcuda.so", "nvcuda.dll"):
         try:
@@ -107,7 +107,7 @@ _load_lock = threading.Lock()
 
 
 def _primary_context(device: int) -> ctypes.c_void_p:
-    """The context torch uses on ``device``; retained for the life of the process, as torch does."""
+    """The primary context of ``device``, as in torch; retained for the life of the process."""
     if device not in _contexts:
         lib = driver()
         handle, context = ctypes.c_int(), ctypes.c_void_p()
@@ -120,10 +120,10 @@ def _primary_context(device: int) -> ctypes.c_void_p:
 def load_function(kernel: Kernel, device: int) -> int:
     """The ``CUfunction`` of a stored kernel on device number ``device``, as an integer.
 
-    Equal cubins are loaded once a device and stay loaded: a captured graph may hold them.
+    Equal cubins are loaded once per device and never unloaded, since a captured graph may use them.
 
     Raises:
-        LaunchError: the cubin is empty, not for this device, or needs more shared memory than there is.
+        LaunchError: the cubin is empty, not for this device, or needs more shared memory than available.
     """
     if not kernel.code:
         raise LaunchError(f"the stored kernel {kernel.entry!r} has no code")
@@ -140,7 +140,7 @@ def load_function(kernel: Kernel, device: int) -> int:
 
 @contextlib.contextmanager
 def _on(device: int) -> Iterator[ctypes.CDLL]:
-    """The driver, while the context of a device is current."""
+    """Context manager that makes a device's context current; yields the driver."""
     lib, previous = driver(), ctypes.c_void_p()
     _check(lib, lib.cuCtxGetCurrent(ctypes.byref(previous)), "asking for the context")
     _check(lib, lib.cuCtxSetCurrent(_primary_context(device)), f"using device {device}")
@@ -159,7 +159,7 @@ def _load(lib: ctypes.CDLL, kernel: Kernel, device: int, sha: str) -> int:
     function = ctypes.c_void_p()
     code = lib.cuModuleGetFunction(ctypes.byref(function), module, kernel.entry.encode())
     _check(lib, code, f"finding {kernel.entry!r} in its cubin")
-    # A function that is loaded lazily at its first launch could not be launched first under graph capture.
+    # Load now: a function loaded lazily at its first launch fails if that is during graph capture.
     if hasattr(lib, "cuFuncLoad"):
         _check(lib, lib.cuFuncLoad(function), f"loading {kernel.entry!r}")
     assert function.value is not None
@@ -168,7 +168,7 @@ def _load(lib: ctypes.CDLL, kernel: Kernel, device: int, sha: str) -> int:
 
 def asks_for_shared(kernel: Kernel) -> bool:
     """True for a kernel that needs more shared memory than the default limit."""
-    # That covers its static and its dynamic shared memory together.
+    # The sum of its static and its dynamic shared memory.
     return int(kernel.launch.get("shared", 0)) + int(kernel.resources.get("shared", 0)) > _DEFAULT_SHARED
 
 
@@ -198,7 +198,7 @@ class _Config(ctypes.Structure):
 class _Arguments:
     """The arguments of one launch: the values, the pointers to them, and the launch's shape.
 
-    Nothing but ``values`` and the stream changes from launch to launch, and the stream seldom does.
+    Only ``values`` and the stream change from launch to launch, and the stream rarely.
     """
 
     __slots__ = ("config", "config_ref", "params", "stream", "values")
@@ -221,9 +221,9 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
 
     Args:
         kernel: from a stored artifact.
-        device: number of the device it will run on; the caller makes it current.
-        grid: blocks, at least one.
-        extent0: extent of axis 0, passed after the pointers where the kernel takes it.
+        device: index of its device; the caller makes it current.
+        grid: number of blocks, at least one.
+        extent0: extent of axis 0, passed after the pointers if the kernel takes it.
 
     Raises:
         LaunchError: see :func:`load_function`; or its launch data are damaged.
@@ -236,8 +236,8 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
     call, context = lib.cuLaunchKernelEx, _primary_context(device)
     write = struct.Struct(f"{n_pointers}Q").pack_into
 
-    # A launch reads its arguments before it returns, but without the interpreter's lock, so two threads must not share
-    # them: each call takes some from this list (taking and giving back are atomic) and makes some if there are none.
+    # A launch reads its arguments before it returns, but without the GIL, so two threads must not share them. Each call
+    # pops some from this list (pop and append are atomic), and creates new ones if it is empty.
     free: list[_Arguments] = []
 
     def new() -> _Arguments:
@@ -256,7 +256,7 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
             arguments.stream = arguments.config.stream = stream
         code = call(arguments.config_ref, function, arguments.params, None)
         if code == _CUDA_ERROR_INVALID_CONTEXT:
-            # A thread that used nothing but torch's caching allocator so far has no context yet.
+            # A thread that only used torch's caching allocator so far has no context yet.
             lib.cuCtxSetCurrent(context)
             code = call(arguments.config_ref, function, arguments.params, None)
         free.append(arguments)
@@ -268,9 +268,9 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
 
 @dataclass(frozen=True)
 class Direct:
-    """A launch through torch in parts, for code that spells it out: ``call(*head, (*pointers, *tail), stream)``.
+    """The parts of a launch through torch, for generated code: ``call(*head, (*pointers, *tail), stream)``.
 
-    What it refuses, with one of :data:`REFUSED`, goes to ``general``.
+    If it raises one of :data:`REFUSED`, the caller launches with ``general``.
     """
 
     call: Callable[..., None]
@@ -283,11 +283,11 @@ REFUSED = (RuntimeError, TypeError, ValueError)
 
 
 def _through_torch(general: Launch, function: int, kernel: Kernel, grid: int, extent0: int) -> Launch | None:
-    """The same launch through the launcher that Inductor uses for its own cubins, which is C++ where ours is ctypes.
+    """The same launch through Inductor's launcher for its own cubins, which is C++, in place of ctypes.
 
-    None where this torch has none, it has no room for the arguments, or ``AUTOTUNE_LAUNCHER=ctypes``. Whatever it
-    refuses (a thread without a context, say) goes to ``general``, whose errors are ours. Measured on an H200 host in
-    turns with ctypes: 5 to 15% less host time a call.
+    None if this torch has no such launcher, if it cannot take as many arguments, or with ``AUTOTUNE_LAUNCHER=ctypes``.
+    Launches that it refuses (in a thread without a context, for example) use ``general``, which raises autotune's
+    errors. Measured on an H200 host, alternating with ctypes: 5 to 15% less host time a call.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Running a region by its stored schedule: tensors in, tensors out, on the current stream.
 
-An executor is made once for a region whose shapes are known; a call allocates the outputs and scratch, and launches. It
-keeps no state between calls, so that it may run in several threads, on several streams, and under CUDA graph capture.
-Scratch comes from torch's caching allocator in the stream it is used on, so freeing it early is safe.
+An executor is built once for a region with known shapes. A call allocates the outputs and scratch, and launches. It has
+no state between calls, so that it may run in several threads, on several streams, and under CUDA graph capture.
+Scratch is allocated by torch's caching allocator on the stream that uses it, so freeing it early is safe.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def load_executor(
     """Make a stored schedule ready to run.
 
     Args:
-        graph: the canonical graph of the region at hand (not of the one the schedule was tuned for, if rows differ).
+        graph: the canonical graph of the region to run (not of the tuned one, if the rows differ).
         schedule: with a configuration and an artifact; see ``match.match``.
-        slots: for each of the graph's input slots, which of the region's inputs it reads.
-        results: for each of the graph's outputs, which of the region's outputs it writes.
-        inputs: the region's inputs as the compiler promises them; an executor copes with other strides.
-        outputs: the region's outputs, to be allocated so.
-        device: that of all of them.
-        tuned: the graph that the schedule was tuned for; None where it is ``graph``.
+        slots: for each of the graph's input slots, the index of the region's input that it reads.
+        results: for each of the graph's outputs, the index of the region's output that it writes.
+        inputs: expected layouts of the region's inputs; an executor also handles other strides.
+        outputs: layouts in which the region's outputs are allocated.
+        device: of all tensors.
+        tuned: the graph that the schedule was tuned for; None if it is ``graph``.
 
     Raises:
-        BuildError, Unsupported, RuntimeError: it cannot be loaded here; the region runs as the user had it.
+        BuildError, Unsupported, RuntimeError: the schedule cannot be loaded here; the region's own operators run.
     """
     side = "cpu" if device.type == "cpu" else "cuda"
     made = prepare(graph, schedule, slots, results, inputs, outputs, side)
@@ -80,8 +80,8 @@ def _cpu_steps(
 class Executor:
     """A region ready to run; see :func:`load_executor`. Calling it takes the region's inputs and returns its outputs.
 
-    ``call`` does the same with less overhead: straight-line code for this region, which hands over to the general form
-    whatever is unusual (another current device, other strides, a misaligned address).
+    ``call`` does the same with less overhead: straight-line code for this region. It calls the general form in unusual
+    cases (another current device, other strides, a misaligned address).
 
     Raises (when called):
         RuntimeError: the driver refused a launch, or memory ran out. Nothing was written outside the new outputs.
@@ -110,7 +110,7 @@ class Executor:
         self._stream = torch._C._cuda_getCurrentRawStream if self._is_cuda else _no_stream
         self._inputs = tuple((i, inputs[i].stride, a - 1) for i, a in zip(slots, aligned, strict=True))
         self._alloc = tuple((o.size, o.stride, o.dtype) for o in outputs)
-        self._results = tuple(results)  # where the k-th output of the graph is among the region's
+        self._results = tuple(results)  # index of the k-th output of the graph among the region's
         self._scratch = tuple(((n,), (1,), dtype) for dtype, n in scratch)
         self._steps, self._takes = tuple(steps), len(inputs)
         self.call: Callable[..., tuple[torch.Tensor, ...]] = self._straight() if steps else self.__call__
@@ -119,11 +119,11 @@ class Executor:
         return self._run(tensors)
 
     def run_into(self, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
-        """Run and write to ``outputs``, made as the executor would have: for verification with poisoned ones."""
+        """Run and write to ``outputs``, allocated like the executor's own: for verification with poisoned outputs."""
         self._run(tensors, tuple(outputs))
 
     def _straight(self) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """Python for one call without loops or tuples of unknown length: half the host time of the general form."""
+        """Generate Python for a call without loops or tuples of unknown length: half the general form's host time."""
         names: dict[str, Any] = {"stream": self._stream, "index": self._index, "slow": self}
         takes = ", ".join(f"x{i}" for i in range(self._takes))
         unusual = []
@@ -146,14 +146,14 @@ class Executor:
     def writer(
         self, instead: Callable[[Exception], Callable[..., None]], check: Check | None = None
     ) -> Callable[..., None]:
-        """A function of the region's inputs and outputs, which it writes; on a GPU the raw stream comes last.
+        """A function of the region's inputs and its outputs, which it writes, and on a GPU of the raw stream.
 
-        It is for code that has the tensors ready: of the strides that were promised, on the current device.
+        It is for callers whose tensors have the expected strides and are on the current device.
 
         Args:
-            instead: given the error of a launch, returns a function that does the same work from then on.
-            check: compares the results of the first call, or of every one. The calls that it leaves alone cost no more
-                than without it.
+            instead: takes the error of a launch, and returns a function that does the same work from then on.
+            check: compares the results of the first call, or of every call. Unchecked calls cost no more than without
+                it.
         """
         xs, ys = ([f"{c}{i}" for i in range(n)] for c, n in (("x", self._takes), ("y", len(self._alloc))))
         takes = ", ".join([*xs, *ys])
@@ -190,7 +190,7 @@ class Executor:
         instead: Callable[[Exception], Callable[..., None]],
         check: Check,
     ) -> Callable[..., None]:
-        """A function in a writer's place until its results were compared."""
+        """Wrap a writer until its results are compared."""
 
         def run(*tensors: torch.Tensor) -> None:
             inputs, outputs = tensors[: self._takes], tensors[self._takes :]
@@ -199,7 +199,7 @@ class Executor:
             names["given_up"] = None
             made(*tensors, *([self._stream(self._index)] if self._is_cuda else []))
             if names["given_up"] is not None:
-                return  # the launch failed, which has been seen to
+                return  # the launch failed and ``instead`` did the work
             wrong = "" if expected is None else check.wrong(inputs, outputs, expected)
             if wrong and expected is not None:
                 names["given_up"] = instead(WrongResult(wrong))
@@ -214,7 +214,7 @@ class Executor:
         return [f"p{slot} = x{i}.data_ptr()" for slot, (i, _, _) in enumerate(self._inputs)]
 
     def _misaligned(self) -> list[str]:
-        """Conditions under which an input must be copied before vector loads read it."""
+        """Conditions for copying an input before vector loads read it."""
         masks: dict[int, list[str]] = {}
         for slot, (_, _, mask) in enumerate(self._inputs):
             if mask:
@@ -231,7 +231,7 @@ class Executor:
         return lines
 
     def _launches(self, names: dict[str, Any]) -> list[str]:
-        """Code for every launch, on the stream ``on``, of inputs at ``p*`` to ``y*`` with scratch ``z*``."""
+        """Code for every launch on the stream ``on``, with inputs at ``p*``, outputs at ``y*`` and scratch ``z*``."""
         pointers = [f"p{slot}" for slot in range(len(self._inputs))]
         outs = [f"y{k}.data_ptr()" for k in self._results]
         outs += [f"z{k}.data_ptr()" for k in range(len(self._scratch))]
@@ -247,7 +247,7 @@ class Executor:
                 names[f"launch{n}"] = launch
                 body.append(f"launch{n}(on, ({taken}))")
                 continue
-            # Spelt out: a Python function less on the way to the driver.
+            # Inlined, to save a Python call before the driver's.
             head = [f"h{n}_{i}" for i in range(len(direct.head))]
             names |= dict(zip(head, direct.head, strict=True))
             names |= {f"launch{n}": direct.call, f"general{n}": direct.general, "refused": REFUSED}
@@ -292,7 +292,7 @@ class Executor:
 
 
 def _function(signature: str, body: Sequence[str], names: dict[str, Any]) -> Callable[..., Any]:
-    """A function from text that is made of numbers counted here alone; everything else is handed over as objects."""
+    """A function from generated text, which contains only indices; everything else is passed as objects."""
     source = f"def {signature}:\n" + "".join(f"    {line}\n" for line in body)
     exec(compile(source, "<autotune executor>", "exec"), names)
     made: Callable[..., Any] = names["call"]
@@ -304,12 +304,12 @@ def _no_stream(index: int) -> int:
 
 
 def _same_place(t: torch.Tensor, stride: tuple[int, ...]) -> bool:
-    """True where the strides differ only where they are never used (extents below 2)."""
+    """True if the strides only differ in dimensions where they are unused (extents below 2)."""
     return all(n < 2 or a == b for n, a, b in zip(t.shape, t.stride(), stride, strict=True))
 
 
 def _restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A copy in the strides the kernel was made for."""
+    """A copy in the kernel's strides."""
     if any(s == 0 and n > 1 for n, s in zip(t.shape, stride, strict=True)):
         raise RuntimeError(f"an input expected to be expanded came with strides {tuple(t.stride())}")
     deployment().count("restrided")
@@ -317,7 +317,7 @@ def _restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 
 
 def _realign(t: torch.Tensor) -> torch.Tensor:
-    """A copy of the memory a tensor spans, at an address from the allocator (aligned to 64 bytes or more)."""
+    """A copy of the memory that a tensor spans, at an address from the allocator (aligned to 64 bytes or more)."""
     deployment().count("misaligned")
     span = TensorSpec.of(t).span
     return t.as_strided((span,), (1,)).clone()

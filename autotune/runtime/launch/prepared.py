@@ -1,6 +1,6 @@
-"""The launches of a stored schedule, checked against the region at hand before anything is loaded.
+"""The launches of a stored schedule, checked against the actual region before anything is loaded.
 
-The executor loads it into this process. :mod:`autotune.runtime.inductor.region_cpp` writes it into Inductor's C++.
+The executor loads them into this process. :mod:`autotune.runtime.inductor.region_cpp` writes them into Inductor's C++.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TensorSpec:
 
     @classmethod
     def of(cls, t: torch.Tensor) -> TensorSpec:
-        """The layout of a tensor, real or fake, whose shape holds plain numbers."""
+        """The layout of a tensor, real or fake, with static sizes."""
         return cls(tuple(int(n) for n in t.shape), tuple(int(n) for n in t.stride()), t.dtype)
 
     @property
@@ -52,9 +52,9 @@ class CudaLaunch:
     """One launch of a stored kernel.
 
     Attributes:
-        grid: blocks, at least one.
-        extent0: extent of axis 0, which a kernel whose launch data say "dynamic" takes after its pointers.
-        pointers: what it takes, by number: the graph's inputs, then its outputs, then scratch.
+        grid: number of blocks, at least one.
+        extent0: extent of axis 0, which a kernel with "dynamic" in its launch data takes after its pointers.
+        pointers: its arguments by index: the graph's inputs, then its outputs, then scratch.
     """
 
     kernel: Kernel
@@ -74,9 +74,9 @@ class Prepared:
     Attributes:
         config: the schedule's.
         scratch: type and elements of each scratch buffer.
-        aligned: bytes that the address of each of the graph's inputs must be a multiple of.
+        aligned: required alignment of each of the graph's inputs, in bytes.
         launches: on a GPU, in order.
-        nothing: a tensor is empty, so that there is nothing to do.
+        nothing: True if a tensor is empty, so that there is no work.
     """
 
     plan: Plan
@@ -127,7 +127,7 @@ def prepare(
 def _launches(
     graph: Graph, plan: Plan, n_scratch: int, kernels: Sequence[Kernel], aligned: list[int]
 ) -> list[CudaLaunch]:
-    """The launches on a GPU; raises the alignment of inputs in ``aligned``."""
+    """The launches on a GPU; increases the alignment of inputs in ``aligned``."""
     start = {"input": 0, "output": len(graph.inputs), "scratch": len(graph.inputs) + len(graph.outputs)}
     limit = {"input": len(graph.inputs), "output": len(graph.outputs), "scratch": n_scratch}
     launches = []
@@ -141,7 +141,7 @@ def _launches(
             pointers.append(start[kind] + k)
             if kind == "input":
                 aligned[k] = max(aligned[k], int(align))
-        # A kernel that takes an extent takes that of its group's axis 0.
+        # The extent argument of a kernel is that of its group's axis 0.
         own = plan.groups[int(rule.get("group", 0))].graph
         extent0 = own.extents[0] if own.extents else 1
         grid = grid_of(rule, extent0)
@@ -155,7 +155,7 @@ def _is_alignment(align: object) -> bool:
 
 
 def grid_of(rule: Mapping[str, Any], extent0: int) -> int:
-    """Blocks of a CUDA launch: work units over units a block, at most ``cap`` where the grid is persistent."""
+    """Blocks of a CUDA launch: work units over units a block, at most ``cap`` for a persistent grid."""
     if "grid" in rule:
         return int(rule["grid"])
     units = (extent0 if rule.get("dynamic") else 1) * int(rule["inner"])
@@ -165,7 +165,7 @@ def grid_of(rule: Mapping[str, Any], extent0: int) -> int:
 
 
 _MOST_SCRATCH = 1 << 40
-"""Elements of scratch that no kernel of ours has."""
+"""Upper limit of the elements of scratch."""
 
 
 def _is_scratch(described: tuple[str, int]) -> bool:

@@ -1,8 +1,7 @@
 """Comparing a stored kernel's results with those of the region's own operators, on the tensors of a call.
 
-The operators are the user's, so they are what "right" means. They round after each step, where a kernel rounds once:
-where the two part by more than the tolerance, the fp64 oracle (:mod:`autotune.ir.oracle.interpret`) decides, as in a
-search.
+The user's operators are the reference. They round after each step, while a kernel rounds once. If the results differ by
+more than the tolerance, the fp64 oracle (:mod:`autotune.ir.oracle.interpret`) decides, as in a search.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ Operators = Callable[..., Sequence[torch.Tensor]]
 
 
 class WrongResult(RuntimeError):
-    """A stored kernel does not compute what its region means."""
+    """A stored kernel does not compute its region's results."""
 
 
 class Check:
     """A comparison of kernels with the region's operators on a call's tensors.
 
     Attributes:
-        always: at every call instead of the first.
+        always: compare at every call instead of the first.
     """
 
     def __init__(
@@ -39,14 +38,14 @@ class Check:
 
         Args:
             graph, slots, results: as in ``executor.load_executor``.
-            operators: from the region's inputs to its outputs, in new memory.
+            operators: takes the region's inputs, and returns its outputs in new memory.
         """
         self._graph, self._slots, self._results = graph, slots, results
         self._operators, self.always = operators, always
 
     def expected(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-        """The results of the region's operators; None while a CUDA graph is captured, which would record them, or where
-        memory does not suffice."""
+        """The results of the region's operators. None during capture of a CUDA graph, which would record them, or
+        without enough memory."""
         if inputs and inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         try:
@@ -69,7 +68,7 @@ class Check:
             out, got, want = graph.outputs[k], outputs[i], expected[i]
             off_by_one = out.dtype not in FLOATS and from_float(graph, k)
             lost = None
-            if out.dtype in FLOATS:  # where the user's own operators overflow, which way is a matter of order
+            if out.dtype in FLOATS:  # after an overflow in the user's operators, inf or NaN depends on the order
                 lost = torch.empty_strided(got.shape, got.stride(), dtype=torch.bool, device=got.device)
                 lost.copy_(~want.isfinite())
             verdict = compare(got, want, out.dtype, terms, off_by_one=off_by_one, lost=lost)
@@ -84,7 +83,7 @@ class Check:
                 if not verdict.ok and may_explain(out.dtype, verdict.error):
                     slack = oracle.slack[k]
                     verdict = compare(stored, oracle.want[k], out.dtype, terms, slack=slack, lost=lost)
-            except (RuntimeError, MemoryError):  # no room for the oracle: the operators have the say
+            except (RuntimeError, MemoryError):  # not enough memory for the oracle: the operators decide
                 log.debug("the oracle could not be asked", exc_info=True)
             if not verdict.ok:
                 return f"output {i}: {verdict.detail}"
@@ -92,11 +91,11 @@ class Check:
 
 
 class _Oracle:
-    """The fp64 oracle's results on a call's inputs, made when they are first asked for."""
+    """The fp64 oracle's results on a call's inputs, computed at their first use."""
 
     def __init__(self, graph: Graph, slots: Sequence[int], inputs: Sequence[torch.Tensor]) -> None:
         self._graph = graph
-        # As kernels see them: memory from the first element on, as far as the graph reads.
+        # As in kernels: memory from the first element on, as far as the graph reads.
         self._flat = [inputs[i].as_strided((graph.input_numel(slot),), (1,)) for slot, i in enumerate(slots)]
 
     @cached_property
@@ -113,17 +112,17 @@ class _Oracle:
 
 
 def kept(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """The inputs, copied where an output has the same address."""
+    """The inputs, with copies of those at the address of an output."""
     written = {t.data_ptr() for t in outputs}
     return tuple(t.clone() if t.data_ptr() in written else t for t in inputs)
 
 
 def wanted(proven: bool, how: str = "") -> bool | None:
-    """The calls that check a kernel: the first for False, every one for True, no call for None.
+    """The calls that check a kernel: the first for False, every call for True, no call for None.
 
     Args:
-        proven: a search verified it under the conditions at hand.
-        how: in the place of the setting, where it is not empty.
+        proven: a search verified it under the current conditions.
+        how: replaces the setting, if not empty.
     """
     how = how or deployment().settings.verify
     return True if how == "always" else False if how == "first" or (how == "auto" and not proven) else None

@@ -29,14 +29,14 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CONNECT_S = 10
-"""Seconds to wait for a server to accept a connection, unless the URL's ``connect_timeout`` says another number."""
+"""Seconds to wait for a server to accept a connection, unless the URL has a ``connect_timeout``."""
 
 IDLE_S = 60
 """Seconds after which a server ends a deployment's idle connection, since a thousand processes would hold a thousand.
-Servers before PostgreSQL 14 keep them."""
+Servers before PostgreSQL 14 do not end them."""
 
 _DEAD_PEER = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3, "tcp_user_timeout": 60_000}
-"""A host that vanished without a word is noticed after a minute."""
+"""TCP keepalives, which detect a lost host after a minute."""
 
 
 def create_engine(
@@ -45,11 +45,11 @@ def create_engine(
     """An engine with explicit transactions; :class:`Database` reads and writes with it.
 
     Args:
-        limit_s: seconds that connecting to a server, and each statement there, may take; None waits for as long as it
-            takes to connect by default.
+        limit_s: time limit in seconds for connecting to a server, and for each statement; None for the default limit of
+            connecting, and none for statements.
 
     Raises:
-        UserError: the database cannot be reached, written (unless ``readonly``) or is not a database.
+        UserError: not a database, unreachable, or not writable (unless ``readonly``).
     """
     if url.get_backend_name() == "sqlite":
         return sqlite_engine(url, readonly, timeout_s)
@@ -99,7 +99,7 @@ class Database:
     Thread-safe: every call takes its own connection from the pool. A forked child opens another pool.
 
     Args:
-        replica: where to read, and its engine; None reads where it writes.
+        replica: the URL and engine for reads; None reads from the database itself.
     """
 
     def __init__(
@@ -122,16 +122,16 @@ class Database:
         self._patience = Patience(f"the database {show_url(url)}", patience_s)
         self.readonly = readonly
         self.problems: deque[str] = deque(maxlen=1000)
-        """Why stored rows were passed over (damaged code and the like), newest last; each is logged as a warning."""
+        """Reasons why stored rows were skipped (such as damaged code), newest last; each is logged as a warning."""
         self._told: set[str] = set()
         self.lost = ""
-        """Why the server was given up, once it was; a deployment then asks nothing more of it for a while."""
+        """The reason why the server was given up, or ""; a deployment then does not use it for a while."""
         _opened.add(self)
 
     @property
     def url(self) -> str:
-        """The database's URL, password included; :meth:`Store.open` takes it in any process. A path that is not UTF-8
-        stays a path, since no URL can hold it."""
+        """The database's URL with its password, for :meth:`Store.open` in any process. A path that is not UTF-8 stays a
+        path, since no URL can contain it."""
         path = str(self._url.database)
         if self._url.get_backend_name() == "sqlite" and path != path.encode(errors="replace").decode():
             return path
@@ -143,23 +143,23 @@ class Database:
         return show_url(self._url)
 
     def outlast(self, action: Callable[[], T]) -> T:
-        """Call ``action``, and repeat it while the server is away; see :class:`Patience`.
+        """Call ``action``, and repeat it while the server is unreachable; see :class:`Patience`.
 
         Raises:
-            LostConnection: it did not come back in time.
+            LostConnection: the server did not come back in time.
         """
         try:
             return self._patience.call(action)
         except LostConnection as e:
             if self._replica is not None and not e.replica:
-                self.readonly = True  # what is missed goes unrecorded; look-ups go on
+                self.readonly = True  # misses are not recorded, but look-ups continue
             else:
                 self.lost = str(e)
             raise
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """A connection in one read transaction, to the replica where there is one. Raises UserError when it fails."""
+        """A connection in one read transaction, to the replica if there is one. Raises UserError if it fails."""
         self._check_fork()
         url, engine = self._replica or (self._url, self._engine)
         try:
@@ -171,16 +171,16 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        """A connection in one write transaction, committed at the end. Raises UserError when the database fails."""
+        """A connection in one write transaction, committed at the end. Raises UserError if the database fails."""
         if self.readonly:
             raise UserError(f"the database {self.name} was opened for reading only")
         self._check_fork()
-        # The limit covers the commit too, which a server may not answer either.
+        # The limit covers the commit too, which may also hang.
         with user_errors(self._url), self._writer.connect() as c, within(c, self._limit_s), c.begin():
             yield c
 
     def problem(self, text: str) -> None:
-        """Note, and warn of once, that a stored row was passed over."""
+        """Record that a stored row was skipped, and warn once."""
         line = told(text, 500)
         if line in self._told:
             return
@@ -194,7 +194,7 @@ class Database:
         """As :meth:`writing`, for a row that refers to others.
 
         Raises:
-            ValueError: these others, ``what``, were not put before.
+            ValueError: the other rows, ``what``, were not stored before.
         """
         try:
             with self.writing() as c:
@@ -203,7 +203,7 @@ class Database:
             raise ValueError(f"put {what} before {before}") from e
 
     def made(self, query: Any, make: Callable[[Any], T], name: Callable[[Any], str]) -> list[T]:
-        """The sound rows of ``query``, as :meth:`sound` makes them."""
+        """The sound rows of ``query``, converted by :meth:`sound`."""
         with self.reading() as c:
             rows = c.execute(query).all()
         return list(self.sound(rows, make, name))
@@ -217,16 +217,16 @@ class Database:
                 self.problem(f"{name(row)} ignored: {why(e, row)}")
 
     def insert(self, model: type[Base]) -> Any:
-        """An INSERT with ``on_conflict_do_...``, which both dialects spell alike but SQLAlchemy types apart."""
+        """An INSERT with ``on_conflict_do_...``, the same in both dialects but with different types in SQLAlchemy."""
         return self._insert(model)
 
     def upsert(
         self, model: type[Base], columns: Iterable[str], keys: Sequence[str], where: Callable[[Any], Any] | None = None
     ) -> Any:
-        """An INSERT of ``columns`` whose row takes the place of the stored one with its ``keys``.
+        """An INSERT of ``columns`` that replaces the stored row with the same ``keys``.
 
         Args:
-            where: made of the new row, the condition on which it does; None for always.
+            where: takes the new row and returns the condition for replacing; None for always.
         """
         insert = self.insert(model)
         news = {n: insert.excluded[n] for n in columns if n not in keys}
@@ -235,12 +235,12 @@ class Database:
 
     @staticmethod
     def changed(connection: sa.Connection, statement: Any) -> bool:
-        """Execute an INSERT, UPDATE or DELETE and say whether it changed a row."""
-        # Without the option SQLAlchemy drops an INSERT's row count, on PostgreSQL in favour of -1, which is true.
+        """Execute an INSERT, UPDATE or DELETE; True if it changed a row."""
+        # Without the option SQLAlchemy drops an INSERT's row count; on PostgreSQL it is -1, which is true.
         return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount > 0
 
     def close(self) -> None:
-        """Close the connections. The store may not be used afterwards."""
+        """Close the connections. The store must not be used afterwards."""
         for engine in self._engines():
             engine.dispose(close=self._pid == os.getpid())
 
@@ -254,8 +254,8 @@ class Database:
             self._pid = os.getpid()
 
     def _before_fork(self) -> None:
-        """Close SQLite's idle connections: a child that inherits one is taken to hold the parent's locks, and the
-        parent, closing as the last that holds any, would remove the log that the child writes."""
+        """Close SQLite's idle connections before a fork. A child that inherits one appears to hold the parent's locks.
+        The parent would then remove the log that the child writes, when it closes its last connection."""
         if self._pid == os.getpid():
             for engine in self._engines():
                 if engine.dialect.name == "sqlite":
@@ -275,9 +275,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def patient(cls: type[T]) -> type[T]:
-    """Make every public method of a store, its own and inherited, go through its :class:`Patience`.
+    """Wrap every public method of a store, own and inherited, in its :class:`Patience`.
 
-    Each is one transaction, or several that may be done again: a repeated one finds what an earlier attempt stored.
+    Each is one transaction, or several that may be repeated: a repeated one finds the rows of an earlier attempt.
     """
     for base in cls.__mro__:
         if base is object or base is Database:

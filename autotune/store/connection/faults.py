@@ -30,13 +30,13 @@ _MOST_CONFLICTS = 30
 
 
 class LostConnection(UserError):
-    """The server cannot be reached, broke off, or did not answer in time: the same call may well succeed later.
+    """The server is unreachable, closed the connection, or did not answer in time; the same call may succeed later.
 
     Attributes:
-        named: the text names the database.
-        alive: the server answered that it starts, ends or is full: it is worth waiting for.
-        replica: of the replica that look-ups read.
-        waited: the caller has waited for it already.
+        named: True if the text names the database.
+        alive: True if the server answered that it is starting, stopping or full, so that waiting may help.
+        replica: True for the replica that look-ups read.
+        waited: True if the caller has waited for it already.
     """
 
     def __init__(self, text: str, *, named: bool = False, alive: bool = False) -> None:
@@ -48,18 +48,18 @@ class LostConnection(UserError):
 
 
 class Conflict(UserError):
-    """The server took this transaction back in favour of another: done again, it will succeed."""
+    """The server rolled this transaction back because of another one; a repetition will succeed."""
 
 
 @contextmanager
 def within(connection: sa.Connection, limit_s: float | None) -> Iterator[None]:
-    """Break ``connection`` off where what is done meanwhile takes longer than ``limit_s`` seconds.
+    """Context manager that cuts ``connection`` after ``limit_s`` seconds.
 
-    A server's own timeouts are of no use where the server is stopped, and its kernel still answers for it. Cutting the
-    socket makes the driver return at once.
+    A server's own timeouts do not work for a stopped server whose kernel still answers. Shutting the socket down makes
+    the driver return at once.
 
     Raises:
-        LostConnection: the time was up.
+        LostConnection: the time limit was reached.
     """
     raw = connection.connection.driver_connection
     if limit_s is None or raw is None or connection.dialect.name != "postgresql":
@@ -81,7 +81,7 @@ def within(connection: sa.Connection, limit_s: float | None) -> Iterator[None]:
 
 
 class _Cut:
-    """Shuts a socket down when called, unless :meth:`end` came first."""
+    """A callable that shuts a socket down, unless :meth:`end` was called first."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -91,21 +91,21 @@ class _Cut:
 
     def __call__(self) -> None:
         with self._lock:
-            if self._over:  # by now the number may be another file's
+            if self._over:  # the descriptor may belong to another file now
                 return
             self._done = True
             with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as own:
                 own.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> bool:
-        """Do nothing from now on; returns whether the socket was shut down before."""
+        """Disable this callable; True if it shut the socket down before."""
         with self._lock:
             self._over = True
             return self._done
 
 
 class Patience:
-    """Repeats calls that lost their connection, for as long as ``seconds`` (0: once more, where the loss was quick, as
+    """Repeats calls that lost their connection, for ``seconds`` (0 for one repetition after a quick loss, such as that
     of an idle connection). A line on stderr announces the wait, once for all threads."""
 
     def __init__(self, name: str, seconds: float) -> None:
@@ -115,7 +115,7 @@ class Patience:
         self._since: float | None = None
 
     def call(self, action: Callable[[], T]) -> T:
-        """Call ``action``, again after a Conflict too. Raises LostConnection when the time is up."""
+        """Call ``action``, and repeat it after a Conflict too. Raises LostConnection at the time limit."""
         begin, wait, again, conflicts = time.monotonic(), _FIRST_S, True, 0
         while True:
             try:
@@ -187,11 +187,11 @@ _CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
 
 @contextmanager
 def user_errors(url: sa.URL) -> Iterator[None]:
-    """Turn what the database server or file does wrong into a UserError; mistakes in this package stay exceptions.
+    """Convert errors of the database server or file to UserError, but not bugs of this package.
 
     Raises:
-        LostConnection: a server that cannot be reached, broke off or did not answer in time.
-        Conflict: a transaction that the server took back in favour of another.
+        LostConnection: the server is unreachable, closed the connection, or did not answer in time.
+        Conflict: the server rolled the transaction back because of another one.
     """
     try:
         yield
@@ -205,12 +205,12 @@ def user_errors(url: sa.URL) -> Iterator[None]:
         if isinstance(e, (OperationalError, InterfaceError)) or any(w in str(e.orig) for w in _WORDS):
             raise UserError(reason(url, e.orig)) from e
         if isinstance(e, ProgrammingError) and url.get_backend_name() != "sqlite" and _state(e) is None:
-            # Raised by the driver before it sent anything: an unknown option of the URL.
+            # Raised by the driver before it connects: an unknown option of the URL.
             raise UserError(reason(url, e.orig)) from e
         raise
-    except UnicodeEncodeError as e:  # half of a character, from an argument that is not UTF-8
+    except UnicodeEncodeError as e:  # a lone surrogate, from an argument that is not UTF-8
         raise UserError(f"{ascii(e.object)[:200]} is not UTF-8: a database holds no such text") from e
-    except UnicodeDecodeError as e:  # SQLite's own words, which it takes from a damaged file
+    except UnicodeDecodeError as e:  # SQLite's message, with text from a damaged file
         if url.get_backend_name() != "sqlite":
             raise
         raise UserError(reason(url, sqlite3.DatabaseError("malformed"))) from e

@@ -1,7 +1,7 @@
 """Creating and upgrading the tables. With ``db/env.py``, the only user of Alembic.
 
-Safe when any number of processes start on one empty database: the upgrade runs in one transaction that holds the
-database's write lock (SQLite, ``BEGIN IMMEDIATE``) or an advisory lock (PostgreSQL). Who comes second finds it done.
+Any number of processes may start on one empty database. The upgrade runs in one transaction that holds the database's
+write lock (SQLite, ``BEGIN IMMEDIATE``) or an advisory lock (PostgreSQL). Later processes find the tables upgraded.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LOCK = 0x6175746F74756E65  # "autotune" in ASCII: the advisory lock that every 
 
 
 def upgrade(url: str | os.PathLike[str] | None = None, *, timeout_s: float = 60.0) -> str:
-    """Bring the database at ``url`` (as :meth:`Store.open` takes it) to the newest revision, creating it if need be.
+    """Upgrade the database at ``url`` (as in :meth:`Store.open`) to the newest revision; create it if necessary.
 
     Returns:
-        The revision it is at now.
+        The new revision.
 
     Raises:
-        UserError: it is a snapshot; the database cannot be reached or written, stays locked for ``timeout_s`` seconds,
-            or was made by a newer version of autotune.
+        UserError: a snapshot; or the database cannot be reached or written, stays locked for ``timeout_s`` seconds, or
+            is of a newer version of autotune.
     """
     parsed = parse_url(url)
     if not create_file(parsed, timeout_s=timeout_s):
@@ -44,10 +44,10 @@ def upgrade(url: str | os.PathLike[str] | None = None, *, timeout_s: float = 60.
 
 
 def create_file(url: sa.URL, *, timeout_s: float = 60.0) -> bool:
-    """Make a missing SQLite file, with all of its tables or not at all; False for an existing one, and for a server.
+    """Create a missing SQLite file, with all of its tables or not at all; False for an existing one or a server.
 
     Raises:
-        UserError: it cannot be made.
+        UserError: the file cannot be created.
     """
     path = Path(str(url.database))
     if url.get_backend_name() != "sqlite" or is_snapshot(path) or path.exists():
@@ -66,10 +66,10 @@ def _upgrade(url: sa.URL, shown: sa.URL, timeout_s: float) -> None:
 
 
 def upgrade_engine(engine: sa.Engine, url: sa.URL) -> None:
-    """:func:`upgrade` with an engine of :func:`autotune.store.connection.engine.create_engine` that is open already."""
+    """:func:`upgrade` with an open engine of :func:`autotune.store.connection.engine.create_engine`."""
     with user_errors(url), engine.execution_options(autotune_write=True).begin() as connection:
         if connection.dialect.name == "postgresql":
-            # Released at the end of the transaction, whichever way that comes.
+            # Released at the end of the transaction, also after an error.
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
         config = _config()
         config.attributes["connection"] = connection
@@ -82,7 +82,7 @@ def upgrade_engine(engine: sa.Engine, url: sa.URL) -> None:
 
 
 def current(url: str | os.PathLike[str] | None = None) -> str | None:
-    """The revision the database is at, or None where it has none of our tables (or does not exist). Changes nothing.
+    """The database's revision, or None without autotune's tables (or without the database). Changes nothing.
 
     Raises:
         UserError: the database cannot be reached or read.

@@ -1,4 +1,4 @@
-"""SQLite files: opened so that several processes may write; which file systems several machines share."""
+"""SQLite files: options for several writing processes, and detection of shared file systems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _warned: set[Path] = set()
 
 
 def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
-    """An engine for a file, which is made where it is not there, unless ``readonly``; raises UserError."""
+    """An engine for a file, which is created if missing, unless ``readonly``; raises UserError."""
     path = Path(str(url.database))
     if is_snapshot(path):
         raise UserError(
@@ -44,14 +44,14 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
         uri += _readonly_mode(uri, path, shared)
     else:
         _prepare_sqlite_file(path, timeout_s, shared)
-        uri += "?mode=rw"  # a file that is removed later is not made again, empty
+        uri += "?mode=rw"  # does not create an empty file if this one is removed later
 
     def connect() -> sqlite3.Connection:
-        # isolation_level None: the driver begins nothing by itself, the "begin" event below does.
+        # isolation_level None: the driver begins no transaction, the "begin" event below does.
         connection = sqlite3.connect(uri, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False)
         connection.text_factory = _text
         connection.execute("PRAGMA foreign_keys = ON")
-        # A loss of power can tear a file that has no write-ahead log.
+        # A loss of power can corrupt a file without a write-ahead log.
         connection.execute(f"PRAGMA synchronous = {'FULL' if shared else 'NORMAL'}")
         return connection
 
@@ -65,7 +65,7 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        # A writer takes the write lock at once: upgrading a read lock later can fail without waiting.
+        # A writer takes the write lock at the beginning: upgrading a read lock later can fail without waiting.
         immediate = connection.get_execution_options().get("autotune_write")
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
@@ -73,12 +73,12 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
 
 
 def _text(data: bytes) -> str:
-    return data.decode(errors="replace")  # a damaged text is read, so that a message can name its row
+    return data.decode(errors="replace")  # accept a damaged text, to name its row in a message
 
 
 def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
-    """URI options for reading ``path``; a write-ahead log cannot be joined on a read-only medium, or through a file
-    system that machines share, so go without one."""
+    """URI options for reading ``path``. They exclude the write-ahead log on a read-only medium or on a file system
+    shared by machines, since it cannot be used there."""
     wal = path.with_name(path.name + "-wal")
     modes = ["?mode=ro", "?mode=ro&immutable=1"]
     if shared and _has_log(path):
@@ -87,7 +87,7 @@ def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
         del modes[0]
     for mode in modes:
         if "immutable" in mode and wal.exists() and wal.stat().st_size:
-            break  # its newest rows are in the log, which cannot be read
+            break  # its newest rows are in the unreadable log
         try:
             probe = sqlite3.connect(uri + mode, uri=True, timeout=5.0)
             try:
@@ -95,7 +95,7 @@ def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
             finally:
                 probe.close()
             return mode
-        except UnicodeDecodeError:  # SQLite's own words, which it takes from a damaged file
+        except UnicodeDecodeError:  # SQLite's message, with text from a damaged file
             error = sqlite3.DatabaseError("database disk image is malformed")
         except sqlite3.DatabaseError as e:
             error = e
@@ -103,7 +103,7 @@ def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
 
 
 def _has_log(path: Path) -> bool:
-    """Return True for a database whose header demands a write-ahead log."""
+    """Return True for a database whose header requires a write-ahead log."""
     try:
         with path.open("rb") as file:
             return file.read(20)[18:] == b"\2\2"
@@ -120,13 +120,13 @@ def _logged(path: Path, shared: str) -> str:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """A name for a database that takes the name ``path`` when the context ends: nobody sees it before it is whole.
+    """Temporary name of a database, renamed to ``path`` at the end of the context, when the database is complete.
 
-    It gives way to a database that another process made meanwhile. Where a file system has no links, the name is
+    A database that another process created meanwhile is kept instead. On a file system without links, the name is
     ``path`` itself.
 
     Raises:
-        UserError: the folder cannot be written, or what the context raised; nothing is left of the file then.
+        UserError: the folder cannot be written, or from the context; the file is removed then.
     """
     _check_writable(path)
     try:
@@ -156,7 +156,7 @@ def _can_link(folder: Path) -> bool:
 
 
 def _check_writable(path: Path) -> None:
-    """Make the folder, and see that the file can be written there; raises UserError."""
+    """Create the folder, and check that the file can be written; raises UserError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
@@ -168,8 +168,8 @@ def _check_writable(path: Path) -> None:
 
 
 def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> None:
-    """Make the folder, check that the file can be written, and turn write-ahead logging on, or off where machines
-    share it (it stays so)."""
+    """Create the folder, check that the file can be written, and enable write-ahead logging, or disable it on a shared
+    file system. The mode is persistent."""
     _check_writable(path)
     deadline = time.monotonic() + timeout_s
     while True:
@@ -194,7 +194,7 @@ def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> No
         except sqlite3.DatabaseError as e:
             if shared and "locked" in str(e) and time.monotonic() > deadline and _has_log(path):
                 raise UserError(_logged(path, shared)) from None
-            # Changing the mode does not always wait for other processes that do the same.
+            # Changing the mode does not always wait for other processes that change it.
             if "locked" not in str(e) or time.monotonic() > deadline:
                 raise UserError(reason(sa.URL.create("sqlite", database=str(path)), e)) from None
         time.sleep(0.02)
@@ -206,21 +206,21 @@ SHARED = frozenset({
     "nfs", "nfs3", "nfs4", "cifs", "smb", "smb2", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs",
     "glusterfs", "orangefs", "pvfs2", "ocfs2", "gfs2", "ncpfs", "virtiofs", "vboxsf", "wekafs", "quobyte", "panfs",
 })  # fmt: skip
-"""Types of file systems that other machines may write, as the kernel names them."""
+"""The kernel's names of file systems that other machines may write."""
 
 SHARED_PROGRAMS = frozenset({
     "sshfs", "s3fs", "gcsfuse", "goofys", "rclone", "glusterfs", "ceph", "ceph-fuse", "juicefs", "mfs", "moosefs",
     "lizardfs", "seaweedfs", "blobfuse", "blobfuse2", "davfs", "mount-s3", "smbnetfs", "curlftpfs", "beegfs",
     "quobyte", "hdfs", "alluxio",
 })  # fmt: skip
-"""Of those that a FUSE program serves (``fuse.sshfs``) such as do."""
+"""FUSE file systems (``fuse.sshfs``) that other machines may write."""
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 def shared_type(path: Path) -> str | None:
     """The type of a path's file system, if other machines may write it, else None.
 
-    None too where the kernel lists no mounts.
+    None too if the kernel lists no mounts.
     """
     try:
         lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
@@ -233,7 +233,7 @@ def shared_type(path: Path) -> str | None:
         if len(fields) < 3:
             continue
         point = Path(_ESCAPE.sub(lambda m: chr(int(m[1], 8)), fields[1]))
-        # What is mounted later at the same place hides what was there.
+        # A later mount hides earlier ones at the same path.
         if len(point.parts) >= longest and real.is_relative_to(point):
             longest, found = len(point.parts), fields[2]
     kind, _, program = found.partition(".")

@@ -17,7 +17,7 @@ from autotune.errors import UserError, pasted, veil
 
 DATABASE_VARIABLE = "AUTOTUNE_DB"
 REPLICA_VARIABLE = "AUTOTUNE_DB_READ"
-"""Where deployments read, beside $AUTOTUNE_DB; a database that is named otherwise is read itself."""
+"""Environment variable of the replica for $AUTOTUNE_DB; not used for a database named in another way."""
 EXAMPLES = "use a file name, sqlite:///FILE or postgresql://USER@HOST/NAME"
 
 _SERVERS = re.compile(r"(?i)^(sqlite|postgres(ql)?|mysql|mariadb|oracle|mssql|cockroachdb|https?)(\+\w+)?[:;]")
@@ -37,18 +37,18 @@ def default_path() -> Path:
 
 
 def no_database(file: str | os.PathLike[str]) -> str:
-    """The message for a database to be read that does not exist."""
+    """The message for a missing database."""
     return f"there is no database {os.fspath(file)}: run a search first, or give another with --db"
 
 
 def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
-    """The database that ``url`` means: None for $AUTOTUNE_DB or the default file, a path, or an SQLAlchemy URL.
+    """The database of ``url``: None for $AUTOTUNE_DB or the default file, a path, or an SQLAlchemy URL.
 
     SQLite paths are made absolute, since other processes will open them too.
 
     Raises:
-        UserError: no URL, a database that is not supported, a driver that is not installed, options on an SQLite file
-            (they would be lost on the search's other processes). A text that may hold a password is not repeated.
+        UserError: invalid URL, unsupported database, missing driver, or options for an SQLite file (the search's other
+            processes would not have them). The message omits text that may have a password.
     """
     text = os.fspath(url) if url is not None else os.environ.get(DATABASE_VARIABLE) or str(default_path())
     if "://" not in text:
@@ -83,7 +83,7 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
 
 
 def is_missing(parsed: sa.URL) -> bool:
-    """True for an SQLite file that is not there."""
+    """True for a missing SQLite file."""
     return parsed.get_backend_name() == "sqlite" and not Path(str(parsed.database)).exists()
 
 
@@ -110,7 +110,7 @@ def _options(url: sa.URL) -> Iterator[str]:
 
 
 def show_url(url: sa.URL) -> str:
-    """The URL for messages: a plain path for SQLite, without password and unknown options' values for a server."""
+    """The URL for messages: a plain path for SQLite; a server's without password and values of unknown options."""
     if url.get_backend_name() == "sqlite":
         return str(url.database)
     options = "&".join(_options(url))
@@ -128,13 +128,13 @@ def for_command(db: str | os.PathLike[str]) -> str:
 
 
 def upgrade_command(url: sa.URL) -> str:
-    """The command that brings a database to this version, to be pasted; a server's URL is left to fill in."""
+    """The command that upgrades a database to this version; a server's URL is a placeholder."""
     name = str(url.database) if url.get_backend_name() == "sqlite" else "URL"
     return pasted("autotune", "db", "upgrade", "--db", name)
 
 
 def without_secrets(text: str, url: sa.URL) -> str:
-    """``text``, as a driver worded it, without what of ``url`` is not for showing."""
+    """A driver's message without the secrets of ``url``."""
     secrets: set[str] = {str(url.password)} if url.password else set()
     for name, value in url.query.items():
         if name not in _HARMLESS:
@@ -147,5 +147,5 @@ def without_secrets(text: str, url: sa.URL) -> str:
 
 
 def server_options(url: sa.URL, defaults: dict[str, Any]) -> sa.URL:
-    """``url`` with the options among ``defaults`` that the user did not give."""
+    """``url`` with the options of ``defaults`` that the user did not give."""
     return url.set(query={**{name: str(value) for name, value in defaults.items()}, **url.query})

@@ -1,7 +1,7 @@
 """The form of a snapshot: SQLite pages, then a seal with their checksum, which may be signed.
 
-Here are the tables, and the checks of a file that need no SQL: whether it is a snapshot, of which form, and whole.
-SQLite reads no further than the number of pages in its header, so that the seal does not disturb it.
+This module has the tables, and the checks of a file without SQL: that it is a snapshot, its form, and its length.
+SQLite only reads the number of pages in its header, and ignores the seal.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from autotune.errors import UserError, pasted
 SUFFIX = ".atdb"
 APPLICATION = 0x41544442  # "ATDB", SQLite's application_id
 VERSION = 3
-"""Of the form, SQLite's user_version. Form 2 is read as well, and no other one."""
+"""Version of the form, SQLite's user_version. Form 2 is supported too, but no other."""
 
-LARGEST = 64 << 30  # bytes: more is an accident
+LARGEST = 64 << 30  # bytes; a larger file is an error
 LARGEST_VALUE = 64 << 20  # bytes of one value: a cubin, or a graph as JSON
 
 TABLES = (
@@ -47,8 +47,8 @@ TABLES = (
     ),
 )
 """A file with any other table, index, view or trigger is refused. JSON in ``data`` of workloads and artifacts is
-compressed (zlib); ``sha256`` is that of ``data``. What has a fingerprint is checked by it. (Tables have rowids:
-without, SQLite spends a page on each row of a kilobyte.)"""
+compressed (zlib); ``sha256`` is that of ``data``. Fingerprints serve as checksums of their rows. (Tables have rowids:
+without them, SQLite uses a page for each row of a kilobyte.)"""
 
 Kind = Literal["snapshot", "database", "bundle", "other", "missing", "unreadable"]
 KEYS = {
@@ -56,14 +56,14 @@ KEYS = {
     "verdicts": ("graph", "device", "environment", "mode"),
     "calibrations": ("device", "kind"),
 }
-"""Columns that ``data`` has again as the list ``key``, with fingerprints for numbers."""
+"""Columns repeated in ``data`` as the list ``key``, with fingerprints in place of numbers."""
 SQLITE = b"SQLite format 3\0"
 NOTHING = bytes(32)
 _MAGIC = {2: b"autotune seal 2\n", 3: b"autotune seal 3\n"}
 _SEAL = struct.Struct("<16sQ32s32s64s")
 SEAL_BYTES = _SEAL.size
 _PART = 16 << 10
-"""Bytes. Form 2 has a SHA-256 of each such part behind the pages, and that of these in its seal."""
+"""Bytes of a part. Form 2 has a SHA-256 of each part after the pages, and the SHA-256 of these in its seal."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Seal:
 
     Attributes:
         length: bytes of the pages.
-        checksum: of the pages, as :func:`checksum` makes it.
-        key: SHA-256 of the public key that belongs to ``signature``; zeros where nobody signed.
+        checksum: of the pages, from :func:`checksum`.
+        key: SHA-256 of the public key for ``signature``; zeros without a signature.
         signature: Ed25519, of :meth:`message`.
     """
 
@@ -108,7 +108,7 @@ def checksum(file: IO[bytes], length: int, form: int = VERSION) -> bytes:
 
 def kind_of(path: str | os.PathLike[str]) -> Kind:
     """The form of a file, by its first bytes: a snapshot of any form, damaged or not, another SQLite file, or a zip
-    archive, as the bundles of earlier versions are."""
+    archive, such as the bundles of earlier versions."""
     try:
         with _regular(Path(path)) as file:
             head = file.read(72)
@@ -122,7 +122,7 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
 
 
 def is_snapshot(path: str | os.PathLike[str]) -> bool:
-    """Return True where a name means a snapshot, by the file's form or, where that is none or missing, by its end."""
+    """Return True if a name refers to a snapshot, by the file's form or, if unknown or missing, by its suffix."""
     kind = kind_of(path)
     return kind == "snapshot" or (kind in ("other", "bundle", "missing") and os.fspath(path).endswith(SUFFIX))
 
@@ -132,7 +132,7 @@ def _is_ours(head: bytes) -> bool:
 
 
 def _regular(path: Path) -> IO[bytes]:
-    """A file to read that has an end; a device or a pipe may have none. Raises OSError or UserError."""
+    """Open a regular file; a device or a pipe may have no end. Raises OSError or UserError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | getattr(os, "O_CLOEXEC", 0))
     try:
         found = os.fstat(descriptor)
@@ -147,10 +147,10 @@ def _regular(path: Path) -> IO[bytes]:
 
 
 def opened(path: Path) -> tuple[IO[bytes], Seal]:
-    """A snapshot's file and its seal, after what can be seen of it without reading it all.
+    """A snapshot's file and its seal, after the checks that do not read the whole file.
 
     Raises:
-        UserError: in one line: it is not there, no snapshot, of another version, or cut short.
+        UserError: the file is missing, not a snapshot, of another version, or truncated; one line.
     """
     try:
         file = _regular(path)
@@ -181,7 +181,7 @@ def _checked(path: Path, file: IO[bytes]) -> Seal:
     last = file.read(SEAL_BYTES)
     parts = 32 * -(-length // _PART) if version == 2 else 0
     whole = size == length + parts + SEAL_BYTES and last.startswith(_MAGIC[version])
-    if not whole or head[18:20] != b"\1\1":  # other than 1: SQLite would look for a write-ahead log
+    if not whole or head[18:20] != b"\1\1":  # with another value SQLite would look for a write-ahead log
         raise UserError(f"the snapshot {path} is damaged or cut short: copy or export it again")
     _, sealed, digest, key, signature = _SEAL.unpack(last)
     if sealed != length:

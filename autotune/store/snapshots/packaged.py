@@ -1,4 +1,4 @@
-"""Snapshots that come with autotune: schedules of the models that its own benchmarks measure."""
+"""Snapshots shipped with autotune: schedules of the models in its benchmarks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ FOLDER = Path(__file__).resolve().parents[2] / "schedules"
 
 
 def packaged() -> list[str]:
-    """The names of the snapshots that come with autotune."""
+    """The names of the shipped snapshots."""
     return sorted(p.stem for p in FOLDER.glob(f"*{SUFFIX}"))
 
 
 def name_for(device: str) -> str:
-    """A device's name as names of snapshots have it: ``h100-80gb-hbm3`` for "NVIDIA H100 80GB HBM3"."""
+    """A device's name in the form of snapshots' names: ``h100-80gb-hbm3`` for "NVIDIA H100 80GB HBM3"."""
     return re.sub("[^a-z0-9]+", "-", device.lower()).strip("-").removeprefix("nvidia-")
 
 
 def files_for(device: DeviceIdentity) -> tuple[Path, ...]:
-    """The snapshots that come with autotune and may have schedules for a device.
+    """The shipped snapshots that may have schedules for a device.
 
-    The device's own comes first: its name is the device's, or the beginning of it, as ``h100`` is for all kinds of
-    H100. On a GPU the others follow, whose schedules may be of a device of the same architecture. Nothing is opened.
+    The device's own snapshot comes first: its name is the device's, or the beginning of it, such as ``h100`` for all
+    kinds of H100. On a GPU the others follow: their schedules may be for the same architecture. No file is opened.
     """
     return _files_for(device.name, device.kind) if device.count == 1 else ()
 
@@ -43,7 +43,7 @@ def _files_for(device: str, kind: str) -> tuple[Path, ...]:
 
 
 def digests() -> dict[Path, str]:
-    """The checksum of each snapshot that comes with autotune, from its seal; no more is read."""
+    """The checksum of each shipped snapshot, from its seal, without reading the rest."""
     return {path: _digest(path) for name in packaged() if (path := FOLDER / f"{name}{SUFFIX}")}
 
 
@@ -57,10 +57,10 @@ def _digest(path: Path) -> str:
 
 
 def path_of(name: str | os.PathLike[str]) -> str:
-    """The file that a user's name for a snapshot means: ``package:h200`` is one that comes with autotune.
+    """The file of a user's name for a snapshot; ``package:h200`` is a shipped one.
 
     Raises:
-        UserError: none of that name does.
+        UserError: no shipped snapshot has this name.
     """
     text = os.fspath(name)
     if not text.startswith(PREFIX):

@@ -39,21 +39,21 @@ log = logging.getLogger("autotune")
 
 _PRAGMAS = ("query_only = ON", "trusted_schema = OFF", "cell_size_check = ON", "temp_store = MEMORY")
 _compared: set[tuple[int, int, int, int]] = set()
-"""Files that were as their seals say when this process opened them."""
+"""Files that matched their seals when this process opened them."""
 _FAILED = (*BROKEN, sqlite3.Error, zlib.error, MemoryError)
 
 
 class Snapshot(Reader):
     """A snapshot, open; :class:`autotune.store.reading.Reader` has the look-ups.
 
-    Opening compares the whole file with its seal, once in a process, and with ``key`` each time, after the seal's
-    signature. Each row is compared with its checksum when it is read. The first mismatch condemns the file: one
-    warning, and nothing more is read of it.
+    Opening compares the whole file with its seal, once in a process, and the seal's signature with ``key``, each time.
+    Each row is compared with its checksum when it is read. After the first mismatch, with one warning, the file is not
+    used any more.
 
     Safe to share among threads, and with forked processes.
 
     Attributes:
-        lost: why the file is not used any more; empty while it is.
+        lost: the reason why the file is not used any more; empty while it is used.
     """
 
     readonly = True
@@ -65,7 +65,7 @@ class Snapshot(Reader):
             key: file of a public key (PEM), or its text, that the file must be signed with.
 
         Raises:
-            UserError: in one line: it is not there, no snapshot, of another version, damaged, or not signed so.
+            UserError: missing, not a snapshot, of another version, damaged, or not signed with the key; one line.
         """
         self._path = Path(os.path.abspath(path))
         self._lock = threading.Lock()
@@ -77,7 +77,7 @@ class Snapshot(Reader):
                 check_signature(self._path, self._seal, key)
             self._inode = _identity(os.fstat(file.fileno()))
             if key is not None or self._inode not in _compared:
-                # No checksum of a row shows that rows are missing: two swapped pages look like an empty table.
+                # Row checksums do not detect missing rows: two swapped pages look like an empty table.
                 compare(self._path, file, self._seal)
                 _compared.add(self._inode)
             self.trusted = key is not None
@@ -92,7 +92,7 @@ class Snapshot(Reader):
         return UserError(f"the snapshot {self._path} is damaged ({text}): copy or export it again")
 
     def _connect(self) -> None:
-        # immutable: no locks, and no journal, which somebody may have put into the same folder.
+        # immutable: no locks, and no journal, which another user may have put into the same folder.
         uri = f"file:{quote(os.fsencode(self._path))}?mode=ro&immutable=1"
         connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         try:
@@ -128,12 +128,12 @@ class Snapshot(Reader):
 
     @property
     def signed(self) -> bool:
-        """Return True for a signed file; ``trusted`` is True where the pinned key signed it."""
+        """True for a signed file; ``trusted`` is True if it was signed with the pinned key."""
         return self._seal.signed
 
     @property
     def devices(self) -> tuple[DeviceIdentity, ...]:
-        """Those that it has schedules for."""
+        """The devices of its schedules."""
         return tuple(self._devices.values())
 
     @property
@@ -142,14 +142,14 @@ class Snapshot(Reader):
         return tuple(self._environments.values())
 
     def state(self) -> str:
-        """The digest of all of it: a snapshot never changes."""
+        """The digest of the whole file, since a snapshot never changes."""
         return "condemned" if self.lost else self._seal.checksum.hex()
 
     def check(self) -> None:
-        """Read all of it: the pages, SQLite's own structure, and every row.
+        """Check the whole file: the pages, SQLite's structure, and every row.
 
         Raises:
-            UserError: anything is damaged, in one line.
+            UserError: any part is damaged; one line.
         """
         if self.lost:
             raise UserError(self.lost)
@@ -163,7 +163,7 @@ class Snapshot(Reader):
             self._workload(fingerprint)
 
     def close(self) -> None:
-        """Close the file. The snapshot may not be used afterwards."""
+        """Close the file. The snapshot must not be used afterwards."""
         with self._lock:
             self._sqlite.close()
 
@@ -172,7 +172,7 @@ class Snapshot(Reader):
         return [(self._devices[d].fingerprint, self._environments[e].strict) for d, e in rows]
 
     def get_workloads(self, fingerprints: Iterable[str]) -> dict[str, Workload]:
-        # Of the programs that they came from, mostly just the default that was compared.
+        # The source programs usually only have the default that was compared.
         found = {name: self._workload(name) for name in set(fingerprints)}
         return {name: workload for name, workload in found.items() if workload is not None}
 
@@ -202,12 +202,12 @@ class Snapshot(Reader):
         if self.lost:
             return []
         with self._lock:
-            if self._pid != os.getpid():  # SQLite's connections do not live on in a forked process
+            if self._pid != os.getpid():  # SQLite's connections are not valid in a forked process
                 self._connect()
             return list(self._sqlite.execute(query, values))
 
     def _condition(self, where: Where) -> tuple[str, list[Any]]:
-        """The text of a condition, and its values."""
+        """The text of an SQL condition, and its values."""
         parts, values = ["1"], list[Any]()
         for name, value in where.items():
             if name == "extents":
@@ -222,7 +222,7 @@ class Snapshot(Reader):
         return " AND ".join(parts), values
 
     def _sealed(self, table: str, where: Where) -> Iterator[Any]:
-        """Rows whose data have a checksum and are under their own key."""
+        """Rows whose data match their checksum and their key."""
         condition, values = self._condition(where)
         names = KEYS[table]
         query = f"SELECT {', '.join(names)}, data, sha256 FROM {table} WHERE {condition}"
@@ -277,7 +277,7 @@ class Snapshot(Reader):
         return [verdict_from(row) for row in self._sealed("verdicts", where)]
 
     def _condemn(self, error: BaseException) -> None:
-        """Use nothing of the file any more, and say so once."""
+        """Stop using the file, and warn once."""
         text = told(f"the snapshot {self.name} is damaged ({why(error)}): nothing of it is used", 500)
         if not self.lost:
             self.problems.append(text)
@@ -286,7 +286,7 @@ class Snapshot(Reader):
 
 
 def _guarded(method: Callable[..., Any], nothing: Callable[[], Any] | None) -> Callable[..., Any]:
-    """``method``, which in a damaged snapshot condemns it and finds ``nothing``, or raises UserError without that."""
+    """Wrap ``method``: on damage, give the snapshot up and return ``nothing()``, or raise UserError if it is None."""
 
     @functools.wraps(method)
     def asked(self: Snapshot, *args: Any, **kwargs: Any) -> Any:
@@ -306,13 +306,13 @@ _ASKED: dict[str, Callable[[], Any] | None] = {
     "fingerprints": list, "get_verdict": NoneType,
     "schedules": None, "verdicts": None, "calibrations": None, "check": None,
 }  # fmt: skip
-"""Methods that look-ups call, with what they find in a damaged snapshot; then those that show, import or check all."""
+"""Methods of look-ups with their results in a damaged snapshot; then those that show, import or check the file."""
 for _name, _nothing in _ASKED.items():
     setattr(Snapshot, _name, _guarded(getattr(Snapshot, _name), _nothing))
 
 
 def compare(path: Path, file: IO[bytes], seal: Seal) -> None:
-    """See that the pages of a snapshot are those of its seal; raises UserError where they are not."""
+    """Compare the pages of a snapshot with its seal; raises UserError if they differ."""
     if checksum(file, seal.length, seal.form) != seal.checksum:
         raise UserError(f"the snapshot {path} is not what was sealed: it is damaged or was changed; not used")
 
@@ -345,5 +345,5 @@ def sealed(data: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def packed(data: Mapping[str, Any]) -> bytes:
-    """JSON, compressed."""
+    """Compressed JSON."""
     return zlib.compress(canonical_json(data).encode(), 6)

@@ -1,7 +1,7 @@
 """Signatures of snapshots: Ed25519, by the package ``cryptography``.
 
-Whoever deploys pins a public key, with which nobody can sign. A keyed hash would need no package, but every machine
-that checks it could forge it, and a fleet has many.
+A deployment pins a public key, which cannot sign. A keyed hash would need no package, but every machine that checks it
+could forge it, and a fleet has many.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def signed(seal: Seal, key: str | os.PathLike[str]) -> Seal:
         key: file of a private Ed25519 key, PEM, without a passphrase.
 
     Raises:
-        UserError: it is none, or cannot be read; or the package is not installed.
+        UserError: invalid or unreadable key, or the package is not installed.
     """
     private = private_key(key)
     return replace(seal, key=_name(private.public_key()), signature=private.sign(seal.message()))
 
 
 def private_key(key: str | os.PathLike[str]) -> Ed25519PrivateKey:
-    """A key to sign with; raises UserError, as :func:`signed`."""
+    """A private key for signing; raises UserError as :func:`signed`."""
     serialization, ed25519 = _cryptography()
     try:
         found = serialization.load_pem_private_key(_read(key), password=None)
@@ -49,13 +49,13 @@ def private_key(key: str | os.PathLike[str]) -> Ed25519PrivateKey:
 
 
 def check_signature(path: Path, seal: Seal, key: str | os.PathLike[str]) -> None:
-    """See that a snapshot's seal is signed by the owner of ``key``. What the seal speaks of is not read.
+    """Check that a snapshot's seal is signed by the owner of ``key``, without reading the pages.
 
     Args:
         key: file of a public Ed25519 key, PEM; or the text of one.
 
     Raises:
-        UserError: it is not signed, or by another key; ``key`` is none; the package is not installed.
+        UserError: not signed, signed with another key, invalid ``key``, or the package is not installed.
     """
     serialization, ed25519 = _cryptography()
     from cryptography.exceptions import InvalidSignature

@@ -28,14 +28,14 @@ from autotune.task import Artifact
 from autotune.workload import Workload, canonical_json
 
 _SOURCE = ("default",)
-"""Of what a workload came from: the configuration that the baseline of this name was. The program is left out."""
+"""Exported field of a workload's source: the configuration of the baseline of this name. The program is omitted."""
 _RECORD = ("mode", "compile_us", "attention_us", "all_us", "autotune_us", "ratio", "train", "numerics", "families")
-"""Of a verdict's record: figures. What command found it, and of which program, is left out."""
+"""Exported fields of a verdict's record: figures. The command and the program are omitted."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A snapshot that was written: counts, the checksum in its seal, its size, and why schedules were left out."""
+    """A written snapshot: counts, the checksum in its seal, its size, and the reasons for omitted schedules."""
 
     schedules: int
     verdicts: int
@@ -55,26 +55,27 @@ def export_snapshot(
     key: str | os.PathLike[str] | None = None,
     refuse: Callable[[Schedule, Workload, DeviceIdentity], str] = lambda schedule, workload, device: "",
 ) -> Exported:
-    """Write a snapshot of ``store``. The file appears whole or not at all; equal contents give equal rows.
+    """Write a snapshot of ``store``. The file appears complete or not at all; equal contents give equal rows.
 
     Args:
-        device: which devices' schedules are wanted.
-        domain: that of the workloads wanted; None for all.
-        only_best: only what a look-up on an equal device would take: for each workload, device and environment what
-            the policy that decided last found fastest.
-        programs: also the programs that workloads came from, and the targets and commands of verdicts.
+        device: predicate for the devices to export.
+        domain: of the workloads to export; None for all.
+        only_best: only schedules that a look-up on an equal device would return: for each workload, device and
+            environment the fastest one of the policy with the newest decision.
+        programs: also export the programs of workloads, and the targets and commands of verdicts.
         key: file of a private key to sign with.
-        refuse: why a schedule is not to be exported, "" where it is.
+        refuse: returns the reason not to export a schedule, or "".
 
     Raises:
-        UserError: nothing is left to export, the file cannot be written or is none of ours, or ``key`` is no key.
+        UserError: no schedules to export, an existing file that is not a snapshot or cannot be written, or an invalid
+            ``key``.
     """
     path = Path(file)
     check_output(path, f"cannot write the snapshot {path}")
     if kind_of(path) not in ("snapshot", "missing"):
         raise UserError(f"{path} is there and is no snapshot of autotune's: name a new file, or remove it first")
     if key is not None:
-        private_key(key)  # a wrong key is refused before the work
+        private_key(key)  # raises UserError for an invalid key before the work
     known = len(store.problems)
     contents, refused = _chosen(store, device, domain, only_best, refuse)
     contents = contents if programs else _without_programs(contents)
@@ -100,7 +101,7 @@ class Contents:
 
 
 def write_snapshot(path: Path, contents: Contents, *, key: str | os.PathLike[str] | None = None) -> Seal:
-    """Write a snapshot, whole or not at all; raises UserError."""
+    """Write a snapshot, completely or not at all; raises UserError."""
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=".autotune-") as folder:
             pages = Path(folder) / "pages"
@@ -137,7 +138,7 @@ def _chosen(
     only_best: bool,
     refuse: Callable[[Schedule, Workload, DeviceIdentity], str],
 ) -> tuple[Contents, list[str]]:
-    """A snapshot's contents, and a line for each schedule that is left out."""
+    """A snapshot's contents, and a line for each omitted schedule."""
     every = store.schedules(artifacts=True)
     devices = store.get_devices(s.key.device for s in every)
     every = [s for s in every if s.key.device not in devices or device(devices[s.key.device])]
@@ -182,7 +183,7 @@ def _chosen(
 
 
 def _speaks_of(verdict: Verdict, schedules: Sequence[Schedule]) -> bool:
-    """Return True where the schedules of all of a verdict's regions are listed."""
+    """Return True if the schedules of all of a verdict's regions are exported."""
     listed = verdict.record.get("families")
     families = listed if isinstance(listed, list) else []
     needed = {*verdict.left, *(str(f.get("workload")) for f in families if isinstance(f, dict))}
@@ -190,7 +191,7 @@ def _speaks_of(verdict: Verdict, schedules: Sequence[Schedule]) -> bool:
 
 
 def _best(schedules: Iterable[Schedule]) -> list[Schedule]:
-    """The schedule that a look-up takes for each workload, device and environment; see ``Reader.get_schedule``."""
+    """The schedule that a look-up returns for each workload, device and environment; see ``Reader.get_schedule``."""
     groups: dict[tuple[str, str, str], list[Schedule]] = {}
     for s in schedules:
         groups.setdefault((s.key.workload, s.key.device, s.key.environment), []).append(s)
@@ -248,7 +249,7 @@ def _put_artifact(put: Callable[..., Any], artifact: Artifact) -> str:
 
 
 def _about(chosen: Contents) -> dict[str, str]:
-    """The origin of the schedules, for people."""
+    """Description of the schedules' origin."""
 
     def listed(values: Iterable[str]) -> str:
         return ", ".join(sorted({value for value in values if value}))

@@ -1,1 +1,1 @@
-"""Queries, a file for each subject; :class:`~autotune.store.store.Store` inherits from all of them."""
+"""Queries, one module for each subject; :class:`~autotune.store.store.Store` inherits from all of them."""

@@ -1,7 +1,7 @@
 """Measurements, and leases on measuring: every measurement is kept, and "the best" is a query over them.
 
-A claim lives in the database until its measurement is stored (the same transaction drops it), it is released, its lease
-runs out, or its owner is found dead. Hosts that share a server are taken to agree on the time to within a lease.
+A claim exists until its measurement is stored (in the same transaction), it is released, its lease expires, or its
+owner is found dead. The clocks of hosts that share a server must agree to within a lease.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from autotune.workload import Workload
 def owner_name() -> str:
     """A new name for one owner of claims in this process: ``host:pid:uuid``.
 
-    "host" carries the PID namespace where there is one: processes in two containers may share a host's name and see
-    each other's database, but never each other's process numbers.
+    "host" includes the PID namespace, if there is one: processes in two containers may share a host's name and a
+    database, but not their process ids.
     """
     return f"{_host()}:{os.getpid()}:{uuid.uuid4().hex}"
 
@@ -45,7 +45,7 @@ def _host() -> str:
 
 
 def owner_is_dead(owner: str) -> bool:
-    """Return True if ``owner`` names a dead process of this host; False where that is unknown."""
+    """Return True if ``owner`` names a dead process of this host; False if unknown."""
     host, _, rest = owner.rpartition(":")[0].rpartition(":")
     if host not in (_host(), socket.gethostname()) or not rest.isdecimal():
         return False
@@ -61,8 +61,8 @@ def owner_is_dead(owner: str) -> bool:
 
 _M = MeasurementRow
 _CANDIDATE = ("workload", "device", "environment", "policy", "config", "stage")
-_SPARE = 32  # rows read beyond those asked for, in the place of damaged ones
-# A later stage is the better evidence: "final" is interleaved with the baselines, "screen" is a first glance.
+_SPARE = 32  # extra rows to read, to replace damaged ones
+# A later stage is more reliable: "final" is interleaved with the baselines, "screen" is a cheap first timing.
 STAGE_RANK = sa.case({"final": 0, "repeat": 1}, value=_M.stage, else_=2)
 
 
@@ -73,14 +73,13 @@ class Measurements(Database):
         """Store a measurement and drop the claim on it, in one transaction.
 
         Args:
-            replace: overwrite this candidate's measurement at this stage, if there is one; right where that one is
-                known to be disturbed.
+            replace: overwrite this candidate's existing measurement at this stage, for one that was disturbed.
 
         Returns:
-            False when this candidate has a measurement at this stage already, which then stays as it is.
+            False if this candidate already has a measurement at this stage, which is not changed.
 
         Raises:
-            ValueError: its workload, device or environment was not put before, or an ok one has no latency.
+            ValueError: its workload, device or environment was not stored before, or an ok one has no latency.
         """
         config = config_key(m.config)
         values = measurement_values(m, config, time.time())
@@ -88,7 +87,7 @@ class Measurements(Database):
             c.execute(self.insert(ConfigRow).values(fingerprint=config, params=m.config).on_conflict_do_nothing())
             if replace:
                 insert = self.upsert(_M, values, _CANDIDATE)
-            else:  # only a second measurement of the candidate may be passed over: other conflicts are mistakes
+            else:  # only a second measurement of the candidate is ignored: other conflicts are errors
                 insert = self.insert(_M).on_conflict_do_nothing(index_elements=list(_CANDIDATE))
             added = self.changed(c, insert.values(**values))
             c.execute(sa.delete(ClaimRow).where(*(getattr(ClaimRow, n) == values[n] for n in _CANDIDATE)))
@@ -109,10 +108,10 @@ class Measurements(Database):
         status: Status | str | None = None,
         limit: int | None = None,
     ) -> list[Measurement]:
-        """Measurements that match every argument given (fingerprints, stage, status), oldest first.
+        """Measurements that match all given arguments (fingerprints, stage, status), oldest first.
 
         Args:
-            limit: at most so many; the newest are kept.
+            limit: maximum number; the newest are returned.
         """
         given = {"workload": workload, "device": device, "environment": environment, "policy": policy,
                  "stage": stage, "status": None if status is None else str(status)}  # fmt: skip
@@ -121,16 +120,16 @@ class Measurements(Database):
         return self.made(query, measurement_from, _name)[::-1]
 
     def measured_keys(self) -> list[Key]:
-        """The keys under which candidates were measured, in the order of their first."""
+        """The keys under which candidates were measured, in the order of their first measurement."""
         columns = (_M.workload, _M.device, _M.environment, _M.policy)
         query = sa.select(*columns).where(_M.stage == "screen").group_by(*columns).order_by(sa.func.min(_M.id))
         with self.reading() as c:
             return [Key(*row) for row in c.execute(query)]
 
     def best(self, key: Key, n: int = 1) -> list[Measurement]:
-        """The ``n`` fastest ok candidates, fastest first, each once. One that failed at any stage does not count.
+        """The ``n`` fastest ok candidates, fastest first, each once, without those that failed at any stage.
 
-        Each counts with its latest stage: a lucky first timing does not outlive the repetition that corrected it.
+        Each has the latency of its latest stage, so that a repetition corrects a lucky first timing.
         """
         rank = sa.func.row_number().over(partition_by=_M.config, order_by=(STAGE_RANK, _M.latency_us)).label("place")
         ranked = sa.select(_M.id, rank).where(*_key_is(key), *sound()).subquery()
@@ -150,10 +149,10 @@ class Measurements(Database):
     def neighbours(
         self, family: str, device: str, exclude: str = "", *, extent: int | None = None, limit: int = 8
     ) -> list[tuple[Workload, Measurement]]:
-        """The best measured candidate of each other workload of a family: what a new search may begin with.
+        """The best measured candidate of each other workload of a family, as starting points of a new search.
 
-        Any device counts, since a good configuration often travels; one measured on ``device`` is preferred, then one
-        of a later stage, then the fastest.
+        Any device is accepted, since good configurations often carry over. One measured on ``device`` is preferred,
+        then one of a later stage, then the fastest.
 
         Args:
             family: the family's fingerprint; empty finds nothing.
@@ -185,9 +184,9 @@ class Measurements(Database):
         return [(workload, measurement) for workload, measurement, _ in found[:limit]]
 
     def elsewhere(self, key: Key, best: int) -> list[Measurement]:
-        """The best few of a workload's candidates in each other place: on another device, with other software, or
-        measured by another policy. The best of each place come first, then the second best. A candidate that failed at
-        any stage there does not count."""
+        """The best few of a workload's candidates under each other key: another device, other software, or another
+        policy. The best ones of all keys come first, then the second best. Candidates that failed at any stage under
+        the key are excluded."""
         places = (_M.device, _M.environment, _M.policy)
         rank = sa.func.row_number().over(partition_by=places, order_by=(STAGE_RANK, _M.latency_us, _M.id))
         own = sa.and_(*_key_is(key))
@@ -197,16 +196,16 @@ class Measurements(Database):
         return self.made(query.order_by(ranked.c.place, _M.id), measurement_from, _name)
 
     def claim(self, key: Key, config: Config, stage: str, owner: str, lease_s: float) -> bool:
-        """Take the exclusive right to measure ``config`` at ``stage`` for ``lease_s`` seconds. Atomic.
+        """Claim the exclusive right to measure ``config`` at ``stage`` for ``lease_s`` seconds. Atomic.
 
-        Claiming again what ``owner`` holds renews the lease.
+        Another claim by ``owner`` renews the lease.
 
         Args:
-            owner: who claims, as :func:`owner_name` makes it. A claim of a process of this host that has died counts
-                as run out.
+            owner: the claiming owner, from :func:`owner_name`. A claim of a dead process of this host counts as
+                expired.
 
         Returns:
-            False when it is measured already, or another owner's lease is live.
+            False if it is measured already, or another owner's lease is valid.
         """
         row = {**key_values(key), "config": config_key(config), "stage": stage}
         held = _same(ClaimRow, row)
@@ -214,7 +213,7 @@ class Measurements(Database):
         with self.writing() as c:
             if not self._take(c, row, held, new):
                 return False
-            # Only now look for a measurement: with the claim in hand, nobody who holds to the protocol can add one.
+            # Look for a measurement after claiming: no process that follows the protocol can add one now.
             if c.execute(sa.select(MeasurementRow.id).where(*_same(MeasurementRow, row))).first() is None:
                 return True
             c.execute(sa.delete(ClaimRow).where(*held))
@@ -224,7 +223,7 @@ class Measurements(Database):
         insert = self.insert(ClaimRow).values(**row, **new).on_conflict_do_nothing()
         while not self.changed(c, insert):
             other = c.execute(sa.select(ClaimRow.owner, ClaimRow.expires).where(*held).with_for_update()).first()
-            if other is None:  # given up between the two statements
+            if other is None:  # released between the two statements
                 continue
             if other.owner != new["owner"] and _is_live(other.expires) and not owner_is_dead(str(other.owner)):
                 return False
@@ -233,18 +232,18 @@ class Measurements(Database):
         return True
 
     def release(self, key: Key, config: Config, stage: str, owner: str) -> bool:
-        """Give up a claim without a measurement. False when ``owner`` does not hold it."""
+        """Release a claim without a measurement. False if ``owner`` does not hold it."""
         row = {**key_values(key), "config": config_key(config), "stage": stage, "owner": owner}
         with self.writing() as c:
             return self.changed(c, sa.delete(ClaimRow).where(*_same(ClaimRow, row)))
 
     def release_all(self, owner: str) -> int:
-        """Give up every claim of ``owner``; returns how many."""
+        """Release every claim of ``owner``; returns their number."""
         with self.writing() as c:
             return int(c.execute(sa.delete(ClaimRow).where(ClaimRow.owner == owner)).rowcount)
 
     def renew(self, owner: str, lease_s: float) -> int:
-        """Extend every claim of ``owner`` to ``lease_s`` seconds from now; returns how many it still holds."""
+        """Extend every claim of ``owner`` to ``lease_s`` seconds from now; returns the number of its claims."""
         with self.writing() as c:
             update = sa.update(ClaimRow).where(ClaimRow.owner == owner).values(expires=time.time() + lease_s)
             return int(c.execute(update).rowcount)
@@ -277,22 +276,22 @@ def sound() -> list[Any]:
 
 
 def dated(column: Any) -> Any:
-    """True for a time that has a date. An aggregate or an order over damaged times would prefer them."""
+    """True for a time with a valid date. Damaged times would come first in aggregates and orders."""
     return column.between(0.0, LATEST)
 
 
 def costed(column: Any) -> Any:
-    """True for a latency in the range of ``damage.cost``; a text or bytes are beyond it."""
+    """True for a latency in the range of ``damage.cost``; False for a text or bytes."""
     return column.between(LEAST_COST, MOST_COST)
 
 
 def readable() -> list[Any]:
-    """Measurements that SQL may aggregate: their time and, where they are ok, their latency are numbers in range."""
+    """Measurements that SQL may aggregate: their time and, if ok, their latency are numbers in range."""
     return [dated(_M.created), (_M.status != str(Status.OK)) | costed(_M.latency_us)]
 
 
 def name_unreadable(database: Database, c: sa.Connection, *where: Any) -> None:
-    """Name the measurements that :func:`readable` leaves out."""
+    """Report the measurements that :func:`readable` excludes."""
     rows = c.execute(_joined().where(*where, sa.and_(*readable()).is_not(sa.true())).limit(_SPARE)).all()
     list(database.sound(rows, measurement_from, _name))
 
@@ -304,7 +303,7 @@ def _distance(a: int, b: int) -> float:
 
 
 def _is_live(expires: Any) -> bool:
-    """True for a lease that has not run out; a damaged one has."""
+    """True for a lease that has not expired; a damaged one has."""
     return isinstance(expires, (int, float)) and time.time() < expires <= LATEST
 
 

@@ -1,6 +1,6 @@
 """Overviews of a database and of running searches: `autotune show`, `watch` and `db stats`.
 
-The database counts and compares candidates; a row is read for each line that is shown.
+The database counts and compares candidates; one row is read for each line of the output.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _M, _S = MeasurementRow, ScheduleRow
 _CANDIDATE = (_M.workload, _M.device, _M.environment, _M.policy, _M.config)
 Pair = tuple[str, str]
 RATE_S = 60.0
-"""Seconds over which the rate of a run is counted, up to now."""
+"""Seconds up to now over which the rate of a run is computed."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Overview:
     """One workload on one device: a line of ``autotune show``.
 
     Attributes:
-        workload, device: fingerprints; ``label`` and ``device_name`` are for people.
+        workload, device: fingerprints; ``label`` and ``device_name`` are readable names.
         measured: candidates with a measurement; ``failed`` counts, by status, those that are not ok.
         best_us: latency of the stored schedule, else of the fastest candidate measured so far; None without either.
-        winner: who won the final comparison; None where there was none yet.
+        winner: winner of the final comparison; None without one yet.
         baselines: name to latency in microseconds, from that comparison.
         speedup: fastest baseline over ``best_us``; None without a final comparison.
-        metrics: the domain's own figures of the schedule.
-        busy: whether other processes disturbed that comparison too much to trust it.
+        metrics: the domain's own metrics of the schedule.
+        busy: True if other processes disturbed that comparison too much to trust it.
         when: time of the newest schedule or measurement, in seconds since the epoch.
     """
 
@@ -73,8 +73,8 @@ class WorkloadActivity:
     """One workload's part in a run.
 
     Attributes:
-        measured: candidates, each once; ``failed`` of them did not work.
-        best_us: the fastest timing of a candidate in this run; None where none worked.
+        measured: number of candidates, of which ``failed`` failed.
+        best_us: the fastest timing of a candidate in this run; None if none worked.
         last: time of the newest measurement, in seconds since the epoch.
     """
 
@@ -94,9 +94,9 @@ class Activity:
 
     Attributes:
         state: as stored ("running", "done", "interrupted", "failed"), or "lost" for one whose process has died.
-        host: where it runs.
-        rate: candidates a minute over the last :data:`RATE_S` seconds, or since it began.
-        workloads: those it has begun, the latest last.
+        host: the host that it runs on.
+        rate: candidates a minute over the last :data:`RATE_S` seconds, or since its beginning.
+        workloads: those begun, the latest last.
     """
 
     run: str
@@ -134,7 +134,7 @@ class Overviews(Runs):
         """One entry for each workload and device, newest first.
 
         Args:
-            limit: at most so many; the newest.
+            limit: maximum number; the newest are returned.
         """
         times = sa.union_all(*(
             sa.select(t.workload, t.device, sa.func.max(t.created).label("at"))
@@ -155,7 +155,7 @@ class Overviews(Runs):
 
     def _overview(self, pairs: Sequence[Pair], when: dict[Pair, float]) -> Iterator[Overview]:
         workloads = sorted({workload for workload, _ in pairs}, key=str)
-        # A candidate is ok if it is so at every stage: then the largest of "" and the names of its failures is "".
+        # A candidate is ok if it is ok at every stage: then the largest of "" and the names of its failures is "".
         failure = sa.func.max(sa.case((_M.status != str(Status.OK), _M.status), else_="")).label("failure")
         own = _M.workload.in_(workloads)
         fate = sa.select(_M.workload, _M.device, failure).where(own, *readable()).group_by(*_CANDIDATE).subquery()
@@ -181,7 +181,7 @@ class Overviews(Runs):
             found = deployed.get(pair, Overview("", "", "", "", "", best_us=best.get(pair)))
             yield replace(
                 found,
-                workload=printable(str(pair[0])),  # a damaged row may name anything
+                workload=printable(str(pair[0])),  # a damaged row may have any value
                 label=label,
                 kind=kind,
                 device=printable(str(pair[1])),
@@ -214,7 +214,7 @@ class Overviews(Runs):
             rivals = {n: us for n, us in latencies(row.baselines).items() if not n.startswith(REFERENCE)}
             us, least = cost(row.latency_us), min(rivals.values(), default=0.0)
             own: dict[str, float] = {}
-            with contextlib.suppress(Damaged):  # they are a measurement's, on which the schedule does not depend
+            with contextlib.suppress(Damaged):  # metrics are a measurement's; the schedule is valid without them
                 own = {printable(name): figure for name, figure in figures(row.metrics or {}).items()}
             pair = (row.workload, row.device)
             return pair, Overview(
@@ -227,7 +227,7 @@ class Overviews(Runs):
     def stats(self) -> dict[str, Any]:
         """Sizes and results as JSON: rows by table, bytes on disk, measurements by status, speedups of schedules.
 
-        Speedups leave out ``busy`` schedules, whose comparison other processes disturbed too much to be trusted.
+        Speedups exclude ``busy`` schedules, whose comparison other processes disturbed too much to trust it.
         """
         tables = Base.metadata.sorted_tables
         with self.reading() as c:
@@ -257,7 +257,7 @@ class Overviews(Runs):
         return sum(int(c.scalar(sa.select(sa.func.pg_total_relation_size(t))) or 0) for t in tables)
 
     def activity(self) -> list[Activity]:
-        """Runs that are running, newest first; where there are none, the newest run."""
+        """Active runs, newest first; without any, the newest run."""
         running = sa.case((RunRow.state == "running", 0), else_=1)
         found = self._runs(self._activity, 20, running, RunRow.started.desc())
         return [a for a in found if a.state == "running"] or found[:1]

@@ -27,10 +27,10 @@ class Runs(Workloads):
     """The store's runs, misses, efforts and calibrations."""
 
     def start_run(self, command: str, *, owner: str | None = None) -> Run:
-        """Record the start of a search. Sweeps up after killed ones: their runs become "interrupted".
+        """Record the start of a search, and set runs of killed searches to "interrupted".
 
         Args:
-            owner: the name it claims candidates under (:func:`autotune.store.owner_name`); None makes one.
+            owner: the owner's name in claims (:func:`autotune.store.owner_name`); None makes one.
         """
         run = Run(id=uuid.uuid4().hex, command=printable(command), started=time.time())
         with self.writing() as c:
@@ -44,7 +44,7 @@ class Runs(Workloads):
         return run
 
     def finish_run(self, id: str, state: str = "done", summary: Mapping[str, Any] | None = None) -> None:
-        """Record how a run ended: "done", "interrupted" or "failed", and any JSON worth keeping about it."""
+        """Record the end of a run: "done", "interrupted" or "failed", with a summary as JSON."""
         values = {"state": state, "finished": time.time(), "summary": finite_json(dict(summary or {}))}
         with self.writing() as c:
             c.execute(sa.update(RunRow).where(RunRow.id == id).values(**values))
@@ -57,13 +57,13 @@ class Runs(Workloads):
         query, has_date = sa.select(RunRow.__table__).limit(limit), dated(RunRow.started)
         with self.reading() as c:
             rows = [*c.execute(query.where(has_date).order_by(*order))]
-            rows += c.execute(query.where(has_date.is_not(sa.true())))  # to be reported
+            rows += c.execute(query.where(has_date.is_not(sa.true())))  # read to report them as damaged
         return list(self.sound(rows, make, lambda r: f"run {str(r.id)[:12]}"))
 
     def add_miss(self, workload: Workload, device: str, reason: str = "") -> bool:
-        """Record that nothing stored fitted ``workload`` on ``device`` (a fingerprint); counts repeated misses.
+        """Record that no schedule fits ``workload`` on ``device`` (a fingerprint); counts repeated misses.
 
-        Called while a model is deployed, so it never fails: where the database cannot be written now, it returns False.
+        Deployment calls this, so it never raises: it returns False if the database cannot be written.
         """
         if self.readonly:
             return False
@@ -82,14 +82,14 @@ class Runs(Workloads):
         return True
 
     def misses(self, device: str | None = None) -> list[Miss]:
-        """Misses waiting to be searched, the most frequent first."""
+        """Misses to search, the most frequent first."""
         where = [] if device is None else [MissRow.device == device]
         query = sa.select(MissRow.__table__, MissRow.count.label("times")).where(*where)
         query = query.order_by(MissRow.count.desc(), MissRow.created.desc())
         return self.made(query, miss_from, lambda r: f"miss of workload {str(r.workload)[:12]}")
 
     def clear_miss(self, workload: str, device: str) -> bool:
-        """Forget a miss (fingerprints); False when there was none. Storing a schedule does so by itself."""
+        """Delete a miss (fingerprints); False if there was none. Storing a schedule deletes it too."""
         with self.writing() as c:
             gone = sa.delete(MissRow).where(MissRow.workload == workload, MissRow.device == device)
             return self.changed(c, gone)
@@ -97,10 +97,10 @@ class Runs(Workloads):
     def captured(self, signature: str, newest: int = 50) -> list[tuple[Workload, int]] | None:
         """The workloads that one of the ``newest`` runs captured for a signature.
 
-        A run has them in ``summary["capture"]``, or of several targets in the list ``summary["captures"]``.
+        A run has them in ``summary["capture"]``, or for several targets in the list ``summary["captures"]``.
 
         Returns:
-            Workloads and how often each occurs; None where no run did, or a workload is not stored.
+            Workloads with their numbers of occurrences; None if no run captured them or a workload is not stored.
         """
         for run in self.runs(limit=newest):
             several = run.summary.get("captures")
@@ -118,10 +118,10 @@ class Runs(Workloads):
         return None
 
     def add_effort(self, effort: Effort) -> None:
-        """Note a search: its seconds are added to what is stored, the larger grant stays, all else is replaced.
+        """Record a search: its seconds are added, the larger grant is kept, and all other fields are replaced.
 
         Raises:
-            ValueError: its workload, device or environment was not put before.
+            ValueError: its workload, device or environment was not stored before.
         """
         key = {**key_values(effort.key), "scope": effort.scope}
         news = {"settled": effort.settled, "stop": effort.stop, "created": effort.when or time.time()}
@@ -141,10 +141,10 @@ class Runs(Workloads):
         return next(iter(self.made(query, effort_from, lambda r: f"effort on workload {key.workload[:12]}")), None)
 
     def put_calibration(self, calibration: Calibration) -> None:
-        """Store what a calibration found; it replaces an earlier one of the device.
+        """Store the results of a calibration, which replace earlier ones of the device.
 
         Raises:
-            ValueError: the device was not put before.
+            ValueError: the device was not stored before.
         """
         values = calibration_values(calibration, time.time())
         with self.referring(f"the device {calibration.device[:12]}", "its calibration") as c:

@@ -1,4 +1,4 @@
-"""Steps that ran stored kernels: what processes have counted."""
+"""Counts of steps that ran stored kernels."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Savings(Database):
     """The store's counts of steps."""
 
     def put_savings(self, counted: Sequence[Saving]) -> None:
-        """Store what a process has counted so far, all or nothing.
+        """Store the counts of a process so far, all or none.
 
-        A count replaces a smaller one of its key. So a write that is repeated counts nothing twice, and processes that
-        write at the same time lose nothing, since no two share a row.
+        A count replaces a smaller one of its key. So a repeated write counts no step twice, and concurrent processes
+        lose no counts, since they share no rows.
 
         Raises:
-            ValueError: a device or an environment was not put before.
+            ValueError: a device or an environment was not stored before.
         """
         with self.referring("the device and the environment of a count", "it") as c:
             for one in counted:
@@ -36,7 +36,7 @@ class Savings(Database):
                 c.execute(upsert.values(**values))
 
     def savings(self) -> list[Saving]:
-        """All that was counted, by week."""
+        """All counts, by week."""
         query = sa.select(SavingRow.__table__).order_by(SavingRow.week, SavingRow.program, SavingRow.graph)
         return self.made(query, saving_from, lambda row: f"count of steps of graph {str(row.graph)[:12]}")
 

@@ -1,4 +1,4 @@
-"""Schedules, the artifacts they launch, and verdicts on steps: all that deployments read."""
+"""Schedules, their artifacts, and verdicts on steps, for deployments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from autotune.task import Artifact, Config, Status, config_key
 _S, _M, _V = ScheduleRow, MeasurementRow, VerdictRow
 _KEY = ("workload", "device", "environment", "policy")
 _ARTIFACT = (ArtifactRow.target, ArtifactRow.generator, ArtifactRow.kernels, ArtifactRow.scratch)
-# Built once: a look-up spends more time on building its statement than on running it.
+# Built once: building the statement of a look-up takes longer than running it.
 PLAIN = sa.select(*_S.__table__.c, ConfigRow.params).outerjoin_from(_S, ConfigRow, ConfigRow.fingerprint == _S.config)
 _JOINED = (
     sa.select(*_S.__table__.c, ConfigRow.params, *_ARTIFACT)
@@ -51,16 +51,16 @@ _JOINED = (
     .outerjoin(ArtifactRow, ArtifactRow.fingerprint == _S.artifact)
 )
 DEPLOYED = "deployed"
-"""The stage of a measurement that says no more than that a stored kernel failed when it was deployed."""
+"""The stage of a measurement that records the failure of a stored kernel in a deployment."""
 TOUCH = 2.0**-10
-"""Seconds by which a schedule's time is moved where a failure of it is noted or forgotten, or other rows come to find
-it, so that ``state`` tells."""
+"""Seconds added to a schedule's time when a failure of it is recorded or forgotten, or when it becomes visible to
+workloads with other rows, so that ``state`` changes."""
 
 
 def better(new: Any) -> Any:
     """The condition that a schedule (the row of an INSERT) replaces the stored one of its key.
 
-    It is faster, or measured again, or the stored one is damaged or failed when it was deployed. What a search decided
+    It is faster, or measured again, or the stored one is damaged or failed in a deployment. The result of a search
     replaces a prediction, and never the reverse.
     """
     again = new.config.is_not_distinct_from(_S.config) & (new.winner == _S.winner) & (new.created > _S.created)
@@ -76,7 +76,7 @@ def readable_schedule() -> list[Any]:
 
 
 def name_unreadable_schedules(database: Database, c: sa.Connection, *where: Any) -> None:
-    """Name the schedules that :func:`readable_schedule` leaves out."""
+    """Report the schedules that :func:`readable_schedule` excludes."""
     rows = c.execute(PLAIN.where(*where, sa.and_(*readable_schedule()).is_not(sa.true())).limit(32)).all()
     list(database.sound(rows, schedule_from, _name))
 
@@ -87,7 +87,7 @@ class Schedules(Database, Reader):
     def _put_artifact(self, c: sa.Connection, artifact: Artifact) -> str:
         data = artifact_json(artifact)
         fingerprint = artifact_id(data)
-        # This mends a blob or launch data that were damaged on disk.
+        # This repairs a blob or launch data that were damaged on disk.
         for sha256, code in sorted(artifact_blobs(artifact).items()):
             c.execute(self.upsert(BlobRow, ("code",), ("sha256",)).values(sha256=sha256, code=code))
         insert = self.upsert(ArtifactRow, data, ("fingerprint",))
@@ -95,21 +95,20 @@ class Schedules(Database, Reader):
         return fingerprint
 
     def put_schedule(self, schedule: Schedule, *, replace: bool = False) -> bool:
-        """Store the winner of a final comparison, with its artifact, and clear the miss that asked for it.
-        A predicted schedule leaves the miss.
+        """Store the winner of a final comparison, with its artifact, and delete its miss.
 
-        There is one schedule for each key (workload, device, environment, policy). A stored one gives way only to a
-        lower latency, which one key makes comparable, or to a new measurement of the same configuration, so that the
-        luckiest of several numbers is not kept for ever.
+        A predicted schedule does not delete the miss. There is one schedule for each key (workload, device,
+        environment, policy). A stored one is replaced by a lower latency, since latencies of one key are comparable.
+        It is also replaced by a new measurement of the same configuration, so that a lucky timing is not kept for ever.
 
         Args:
-            replace: let it give way in any case; right where the stored winner took part in the comparison and lost.
+            replace: replace the stored winner in any case, for one that lost in this comparison.
 
         Returns:
-            Whether this schedule is the stored one now.
+            True if this schedule is the stored one now.
 
         Raises:
-            ValueError: its workload, device or environment was not put before.
+            ValueError: its workload, device or environment was not stored before.
         """
         key = schedule.key
         with self.referring(f"the workload, device and environment of {key}", "its schedule") as c:
@@ -125,15 +124,16 @@ class Schedules(Database, Reader):
             return stored
 
     def put_failure(self, key: Key, config: Config, status: Status, reason: str) -> bool:
-        """Note that the stored kernels of a configuration failed when they were deployed: with this key's device and
-        environment look-ups pass its schedule over, until ``forget_failures`` takes the note back.
+        """Record that the stored kernels of a configuration failed in a deployment.
+
+        Look-ups with this key's device and environment skip the schedule, until ``forget_failures`` deletes the record.
 
         Args:
-            key: with the environment at hand, which may differ from the schedule's.
+            key: with the current environment, which may differ from the schedule's.
             status: ``wrong_result`` or ``launch_error``.
 
         Returns:
-            False when that was noted before.
+            False if it was recorded before.
         """
         failed = Measurement(key, config, status, DEPLOYED, reason=reason)
         name = config_key(config)
@@ -148,7 +148,7 @@ class Schedules(Database, Reader):
         """Store the verdicts of a step's graphs, all or none; each replaces an earlier one of its key.
 
         Raises:
-            ValueError: a device or an environment was not put before; a record could not be read back.
+            ValueError: a device or an environment was not stored before, or a record could not be read back.
         """
         for v in verdicts:
             try:
@@ -170,11 +170,11 @@ class Schedules(Database, Reader):
         return next((s for s, _ in self._listed(key_values(key), artifacts=False)), None)
 
     def state(self) -> str:
-        """A digest that changes where a schedule or a verdict is added, decided again, imported or removed."""
+        """A digest that changes when a schedule or a verdict is added, decided again, imported or removed."""
         found: list[Any] = []
         with self.reading() as c:
             for row in (_S, _V):
-                # An imported one may be older than the newest. In units of TOUCH each touch changes the sum.
+                # An imported schedule may be older than the newest. In units of TOUCH each touch changes the sum.
                 times = sa.func.sum(sa.case((dated(row.created), sa.cast(row.created / TOUCH, sa.BigInteger)), else_=0))
                 found += c.execute(sa.select(sa.func.count(), sa.func.max(row.created), times).select_from(row)).one()
         return hashlib.sha256(repr([SCHEMA_REVISION, *found]).encode()).hexdigest()
@@ -195,7 +195,7 @@ class Schedules(Database, Reader):
 
     def _around(self, where: Where, extent: int, limit: int) -> list[tuple[int, str]]:
         query = sa.select(_S.extent, _S.workload).where(*_conditions(_S, where)).distinct().limit(limit)
-        up, down = (_S.extent, _S.workload), (_S.extent.desc(), _S.workload.desc())  # both as the index has it
+        up, down = (_S.extent, _S.workload), (_S.extent.desc(), _S.workload.desc())  # both in the order of the index
         with self.reading() as c:
             above = c.execute(query.where(_S.extent >= extent).order_by(*up)).all()
             below = c.execute(query.where(_S.extent < extent).order_by(*down)).all()
@@ -225,7 +225,7 @@ def _conditions(model: Any, where: Where) -> list[Any]:
 
 
 def _failed(*more: Any) -> Any:
-    """The condition that a schedule's configuration failed when it was deployed."""
+    """The condition that a schedule's configuration failed in a deployment."""
     same = [getattr(_M, name) == getattr(_S, name) for name in ("workload", "device", "policy", "config")]
     return sa.exists().where(*same, _M.stage == DEPLOYED, *more)
 
@@ -246,6 +246,6 @@ def _blobs(c: sa.Connection, wanted: Iterable[str]) -> dict[str, bytes]:
     names = sorted(wanted)
     if not names:
         return {}
-    code = sa.type_coerce(BlobRow.code, sa.types.NullType()).label("code")  # a damaged one may be a text
+    code = sa.type_coerce(BlobRow.code, sa.types.NullType()).label("code")  # damaged code may be a text
     rows = c.execute(sa.select(BlobRow.sha256, code).where(BlobRow.sha256.in_(names)))
     return {r.sha256: r.code if isinstance(r.code, bytes) else b"" for r in rows}

@@ -1,4 +1,4 @@
-"""Workloads, devices and environments, to which the other tables refer by fingerprint."""
+"""Workloads, devices and environments, which the other tables reference by fingerprint."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Workloads(Database):
     def put_workload(self, workload: Workload) -> str:
         """Store a workload, or the newer label and source of a known one; returns its fingerprint.
 
-        One that an earlier version gave no family gets it, and so do its schedules.
+        A workload from an earlier version without a family gets one, and so do its schedules.
         """
         with self.writing() as c:
             self._put_workload(c, workload)
@@ -51,7 +51,7 @@ class Workloads(Database):
             c.execute(insert.on_conflict_do_nothing())
 
     def _give_family(self, c: sa.Connection, workload: Workload) -> None:
-        """Apart from ``_put_workload``, since a deployer that notes a miss may not write schedules."""
+        """Separate from ``_put_workload``, since a deployment that records a miss may not write schedules."""
         if not workload.family:
             return
         found = {"family": workload.family, "extent": workload.extent}
@@ -78,14 +78,14 @@ class Workloads(Database):
 
     def _each(self, query: Any, column: Any, values: Iterable[str]) -> Iterator[Any]:
         """The rows of ``query`` where ``column`` is one of ``values``, in several queries."""
-        names = {value for value in values if isinstance(value, str)}  # a damaged row may name anything
+        names = {value for value in values if isinstance(value, str)}  # a damaged row may have any value
         for part in batches(sorted(names), 500):
             with self.reading() as c:
                 rows = c.execute(query.where(column.in_(part))).all()
             yield from rows
 
     def find_workloads(self, text: str = "") -> list[Workload]:
-        """Workloads whose fingerprint begins with ``text`` or whose label contains it, oldest first; "" finds all."""
+        """Workloads whose fingerprint begins with ``text`` or whose label contains it, oldest first; "" for all."""
         match = WorkloadRow.fingerprint.startswith(text.lower(), autoescape=True) | WorkloadRow.label.icontains(
             text, autoescape=True
         )
@@ -119,7 +119,7 @@ class Workloads(Database):
 
 
 def batches(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """``items`` in runs of ``size``: a statement takes only so many parameters."""
+    """``items`` in chunks of ``size``, since a statement has a maximum number of parameters."""
     for at in range(0, len(items), size):
         yield items[at : at + size]
 
