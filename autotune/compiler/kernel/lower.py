@@ -1,8 +1,8 @@
-"""Values of a region graph as expressions, and reductions as threads carry them: once for all schemes and targets.
+"""Expressions for the values of a region graph, and per-thread state of reductions, for all schemes and targets.
 
-A reduction is carried by a thread in fields that begin, take elements, take another thread's, and end. Every reduction
-across threads (shuffles, shared memory, blocks of a cluster) reads the other side's fields and leaves the rest to
-:meth:`Reducer.merge`.
+A thread holds a reduction in fields, which are initialised, updated with elements, merged with those of another thread,
+and finished. Every reduction across threads (shuffles, shared memory, blocks of a cluster) reads the other thread's
+fields and calls :meth:`Reducer.merge`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from autotune.ir.graph import Graph, Value, compute_type
 ZERO, ONE = Const(0.0, "float32"), Const(1.0, "float32")
 LOWEST = Const(float("-inf"), "float32")
 COMBINE = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
-"""The operator that takes one more term into a reduction."""
+"""The operator that adds one more term to a reduction."""
 
 
 def pointwise(v: Value, args: Sequence[Expr]) -> Expr:
-    """A pointwise value from its arguments, whose ``dtype`` is known."""
+    """A pointwise value from its arguments, which have a ``dtype``."""
     if v.op == "where":
         return Select(*args)
     if v.op == "cast":
@@ -31,7 +31,7 @@ def pointwise(v: Value, args: Sequence[Expr]) -> Expr:
 
 
 def cast(x: Expr, target: str) -> Expr:
-    """``x`` in another arithmetic type; a boolean is 0 or 1 as a number, and a number true where it is not 0."""
+    """``x`` in another arithmetic type; a boolean becomes 0 or 1, and a nonzero number becomes true."""
     if x.dtype == target:
         return x
     if target == "bool":
@@ -42,12 +42,12 @@ def cast(x: Expr, target: str) -> Expr:
 
 
 def stored(x: Expr, storage: str) -> Expr:
-    """``x`` in the arithmetic type that its storage takes."""
+    """``x`` in the arithmetic type of its storage type."""
     return cast(x, compute_type(storage))
 
 
 def accumulator(dtype: str) -> str:
-    """The type that a reduction of ``dtype`` is carried in."""
+    """The type of the accumulator of a reduction of ``dtype``."""
     return "int32" if dtype == "bool" else dtype
 
 
@@ -57,7 +57,7 @@ def term(x: Expr, dtype: str) -> Expr:
 
 
 def identity(op: str, dtype: str) -> Const:
-    """The value that a reduction begins with."""
+    """The neutral element of a reduction."""
     of = accumulator(dtype)
     if op in ("sum", "prod"):
         return Const(int(op == "prod"), of)
@@ -74,7 +74,7 @@ def combine(op: str, dtype: str, a: Expr, b: Expr) -> Expr:
 
 
 def tree(op: str, dtype: str, terms: Sequence[Expr]) -> Expr:
-    """A reduction of several terms, pair by pair, so that none waits for all others."""
+    """A reduction of several terms as a balanced tree, which shortens the dependency chain."""
     level = list(terms)
     while len(level) > 1:
         pairs = [combine(op, dtype, level[k], level[k + 1]) for k in range(0, len(level) - 1, 2)]
@@ -90,21 +90,21 @@ exp, maximum, minimum, reciprocal = map(_of_floats, ("exp", "maximum", "minimum"
 
 
 def finite(x: Expr) -> Expr:
-    """The number to subtract where ``x`` is the maximum: an infinite one would make a NaN of itself."""
+    """The number to subtract for a maximum ``x``: 0 for an infinite one, which minus itself would be NaN."""
     return Select(Op("isinf", (x,), "float32", "bool"), ZERO, x)
 
 
 def moved(total: Expr, peak: Expr, shift: Expr) -> Expr:
-    """A sum of exponentials with ``shift`` subtracted where it was ``peak``."""
+    """A sum of exponentials with ``shift`` subtracted instead of ``peak``."""
     return total * exp(peak - shift)
 
 
 class Reducer:
-    """A reduction as one thread carries it."""
+    """The state of a reduction in one thread."""
 
     @property
     def fields(self) -> tuple[Var, ...]:
-        """The variables it is carried in."""
+        """The variables of the state."""
         raise NotImplementedError
 
     @property
@@ -116,7 +116,7 @@ class Reducer:
         return [Assign(f, x) for f, x in zip(self.fields, self.identity, strict=True)]
 
     def merge(self, other: Sequence[Expr]) -> list[Stmt]:
-        """Take the fields of another thread, for other elements of the same row."""
+        """Merge the fields of another thread, for other elements of the same row."""
         raise NotImplementedError
 
 
@@ -152,8 +152,8 @@ class Plain(Reducer):
 class OnlineSoftmax(Reducer):
     """A running maximum and the sum of exponentials of the differences from it.
 
-    Differences come first, then the exponential: a scale of exactly 1 while the maximum does not change, so that
-    thousands of steps do not drift, and no cancellation where scores are large.
+    The difference is computed before the exponential. So the scale is exactly 1 while the maximum does not change,
+    thousands of steps do not drift, and large scores cause no cancellation.
     """
 
     peak: Var
@@ -168,7 +168,7 @@ class OnlineSoftmax(Reducer):
         return (LOWEST, ZERO)
 
     def update(self, lanes: Sequence[Expr]) -> list[Stmt]:
-        """Take the scores of one pack."""
+        """Update with the scores of one pack."""
         name = self.peak.name
         peak, shift, scale = (Var(f"{x}{name}", "float32") for x in ("m", "s", "r"))
         terms = [exp(x - shift) for x in lanes]
@@ -181,9 +181,9 @@ class OnlineSoftmax(Reducer):
         ]
 
     def take_one(self, score: Expr) -> list[Stmt]:
-        """Take one score by one exponential: the scale of the sum where the maximum changes, else the term.
+        """Update with one score by one exponential: the scale of the sum if the maximum changes, else the term.
 
-        A sum whose maximum is infinite is put right by :meth:`settle`.
+        :meth:`settle` corrects a sum whose maximum is infinite.
         """
         low, high, term = (Var(x, "float32") for x in ("lo", "hi", "te"))
         return [
@@ -195,7 +195,7 @@ class OnlineSoftmax(Reducer):
         ]
 
     def take_group(self, scores: Sequence[Expr]) -> list[Stmt]:
-        """Take several scores, one after the other to save registers: an exponential each, and one for the scale."""
+        """Update with several scores, in sequence to save registers: an exponential each, and one for the scale."""
         high, shift = Var("hi", "float32"), Var("sm", "float32")
         return [
             Assign(high, self.peak),
@@ -207,7 +207,7 @@ class OnlineSoftmax(Reducer):
         ]
 
     def settle(self) -> Assign:
-        """The sum is infinite where the maximum is."""
+        """Make the sum infinite if the maximum is infinite."""
         infinite = Const(float("inf"), "float32")
         return Assign(self.total, Select(self.peak.equals(infinite), infinite, self.total))
 
@@ -225,22 +225,22 @@ class OnlineSoftmax(Reducer):
         ]
 
     def rescaled(self, result: Var, peak: Expr, shift: Expr) -> list[Stmt]:
-        """The sum as its users expect it: of ``exp(score - shift)``, where it was carried with ``peak``."""
+        """The sum of ``exp(score - shift)`` for its users, from the sum with ``peak`` subtracted."""
         carried = Var("sh", "float32")
         return [Assign(carried, finite(peak)), Assign(result, moved(self.total, carried, shift))]
 
 
 @dataclass(frozen=True)
 class MeanAndSquares(Reducer):
-    """The sum of a thread's elements and the sum of their squared deviations from the thread's own mean.
+    """The sum of a thread's elements and the sum of their squared deviations from the thread's mean.
 
-    Two such pairs join without loss (Chan, Golub and LeVeque, 1979). As long as both sides have ``n`` elements, that is
+    Two such pairs merge without loss (Chan, Golub and LeVeque, 1979). If both sides have ``n`` elements, that is
 
         square = square_a + square_b + (total_a - total_b)^2 / (2 n)
 
     Attributes:
         results: the variables of their values, the sum first.
-        sides: elements of each side of a merge: one number where both have as many, else an expression for each.
+        sides: elements of each side of a merge: one number if both have as many, else an expression for each.
     """
 
     total: Var
@@ -257,11 +257,11 @@ class MeanAndSquares(Reducer):
         return (ZERO, ZERO)
 
     def update(self, lanes: Sequence[Expr], before: Expr, weight: Expr) -> list[Stmt]:
-        """Take the elements of one pack.
+        """Update with the elements of one pack.
 
         Args:
-            before: one over the number of elements before it, 0 if none.
-            weight: of the difference of means.
+            before: the inverse of the number of elements before the pack; 0 if none.
+            weight: the weight of the difference of means.
         """
         name, count = self.total.name, len(lanes)
         total, mean, distance = (Var(f"p{name}_{x}", "float32") for x in ("s", "m", "d"))
@@ -296,10 +296,10 @@ class MeanAndSquares(Reducer):
         ]
 
     def finish(self, one_by_one: bool) -> list[Stmt]:
-        """The row's results; the squared deviations are NaN where an element is infinite.
+        """The row's results; the squared deviations are NaN if an element is infinite.
 
-        A pack of several elements takes an infinity from its own mean, which gives that. Elements that came
-        ``one_by_one`` leave an infinity there, which the sum has, too.
+        In a pack of several elements, an infinity minus the pack's mean gives NaN. With elements ``one_by_one``, the
+        squared deviations become infinite, like the sum.
         """
         squares = self.square + self.total * ZERO if one_by_one else self.square
         return [Assign(self.results[0], self.total), Assign(self.results[1], squares)]
@@ -323,7 +323,7 @@ class PassReducers:
 
 
 def reducers_of(graph: Graph, pas: Pass) -> PassReducers:
-    """The reductions of ``pas``: value ``i`` is carried in ``a<i>``, and its result is ``v<i>``."""
+    """The reductions of ``pas``: the accumulator of value ``i`` is ``a<i>``, and its result is ``v<i>``."""
 
     values = graph.values
     carried = [Var(f"a{i}", accumulator(v.dtype)) for i, v in enumerate(values)]

@@ -1,12 +1,13 @@
 """Expressions and statements of a kernel.
 
-A scheme builds them, nothing edits their text, and a target's printer turns them into source. A row's sum of squares::
+A scheme builds them, and a target's printer turns them into source. A row's sum of squares::
 
     total, x = Var("total", "float32"), Var("x", "float32")
     [Assign(total, total + x * x), If(Var("row", "int32") < 8, (Return((total,)),))]
 
-Expressions are values: equal ones are interchangeable. A :class:`Function` is known by identity, so that two functions
-of the same text stay two. What only one target has (a shuffle, shared memory) is a subclass next to its printer.
+Expressions are values: equal ones are interchangeable. A :class:`Function` is compared by identity, so that two
+functions with the same text remain distinct. Nodes of a single target (a shuffle, shared memory) are subclasses next to
+its printer.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Node:
     __match_args__: ClassVar[tuple[str, ...]] = ()  # a dataclass names its fields here
 
     def expressions(self) -> list[Expr]:
-        """The expressions it is made of, in the order of its fields; of a statement, not those of statements inside."""
+        """The expressions in its fields, in order; for a statement, without those of nested statements."""
         found: list[Expr] = []
         for name in self.__match_args__:
             part = getattr(self, name)
@@ -50,8 +51,8 @@ class Expr(Node):
     """A value.
 
     Attributes:
-        dtype: its arithmetic type; "" for tuples, and for numbers that take the other side's type.
-        like: fields whose type it has: the first that has one.
+        dtype: its arithmetic type; "" for tuples, and for numbers with the type of the other operand.
+        like: fields from which it takes its type: the first that has one.
     """
 
     __slots__ = ()
@@ -107,7 +108,7 @@ class Pointer(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Const(Expr):
-    """A number of arithmetic type ``dtype``; without one, a whole number in index arithmetic."""
+    """A number of arithmetic type ``dtype``; without one, an integer in index arithmetic."""
 
     value: float | int | bool
     dtype: str = ""
@@ -115,7 +116,7 @@ class Const(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Binary(Expr):
-    """``left op right`` as Python writes it; ``and`` and ``or`` do not evaluate the right side in vain."""
+    """``left op right`` in Python syntax; ``and`` and ``or`` short-circuit."""
 
     op: str
     left: Expr
@@ -153,7 +154,7 @@ class Op(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Select(Expr):
-    """``then`` where ``test``, else ``other``; both are evaluated."""
+    """``then`` if ``test``, else ``other``; both are evaluated."""
 
     like = ("then", "other")
     test: Expr
@@ -176,7 +177,8 @@ class Tuple(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Intrinsic(Expr):
-    """A call of a target's intrinsic by name; ``of`` ends the name, as ``f32`` and 4 do in ``take_f32_4``."""
+    """A call of a target's intrinsic by name; ``of`` is a suffix of the name, such as ``f32`` and 4 in
+    ``take_f32_4``."""
 
     name: str
     args: tuple[Expr, ...]
@@ -186,7 +188,7 @@ class Intrinsic(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Invoke(Expr):
-    """A call of a function of the kernel's own; its result is a tuple."""
+    """A call of one of the kernel's functions; its result is a tuple."""
 
     function: Function
     args: tuple[Expr, ...]
@@ -194,7 +196,7 @@ class Invoke(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Load(Expr):
-    """Elements of a tensor in arithmetic type: a tuple of ``lanes``, or one number where ``lanes`` is 1.
+    """Elements of a tensor in arithmetic type: a tuple of ``lanes``, or one number if ``lanes`` is 1.
 
     Attributes:
         storage: the tensor's storage type.
@@ -222,7 +224,7 @@ class Load(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Unpack(Expr):
-    """A tuple of ``lanes`` numbers from the words that a load of form ``words`` gave."""
+    """A tuple of ``lanes`` numbers from the words of a load of form ``words``."""
 
     storage: str
     lanes: int
@@ -262,14 +264,14 @@ class Assign(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Do(Stmt):
-    """An expression for its effect."""
+    """An expression evaluated for its side effect."""
 
     value: Expr
 
 
 @dataclass(frozen=True, slots=True)
 class Store(Stmt):
-    """Elements of a tensor from arithmetic type; ``values`` has one for each lane. As :class:`Load`."""
+    """A store of elements in arithmetic type, one of ``values`` for each lane, with the fields of :class:`Load`."""
 
     storage: str
     hint: str
@@ -288,7 +290,7 @@ class If(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class For(Stmt):
-    """``body`` for ``var`` from ``start`` to before ``stop``."""
+    """A loop of ``body`` with ``var`` from ``start`` to ``stop`` (exclusive)."""
 
     var: Var
     start: Expr
@@ -303,7 +305,7 @@ class For(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Return(Stmt):
-    """The results of a function, a tuple; or the one result itself where ``alone``."""
+    """The results of a function as a tuple; the single result itself if ``alone``."""
 
     values: tuple[Expr, ...]
     alone: bool = False
@@ -311,13 +313,13 @@ class Return(Stmt):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Function:
-    """A function of a kernel; it sees its parameters only. Known by identity."""
+    """A function of a kernel, which can access only its parameters; it is compared by identity."""
 
     params: tuple[Var | Pointer, ...]
     body: Body
 
     def __call__(self, given: Mapping[str, Expr] | None = None) -> Invoke:
-        """A call with the caller's variables of the same names, but for those ``given`` by name."""
+        """A call with the caller's variables of the same names, except arguments ``given`` by name."""
         return Invoke(self, tuple((given or {}).get(p.name, p) for p in self.params))
 
 
@@ -336,7 +338,7 @@ def both(first: Expr, /, *tests: Expr | None) -> Expr: ...
 @overload
 def both(*tests: Expr | None) -> Expr | None: ...
 def both(*tests: Expr | None) -> Expr | None:
-    """All of the tests that there are, evaluated from the left until one is false."""
+    """The conjunction of the tests that are not None, evaluated from the left until one is false."""
     there = [t for t in tests if t is not None]
     if not there:
         return None
@@ -347,7 +349,7 @@ def both(*tests: Expr | None) -> Expr | None:
 
 
 def sum_of(terms: Iterable[tuple[Expr, int]], constant: int = 0, empty: int = 0) -> Expr:
-    """``a * 3 + b + 7`` from terms with their factors; factors of 0 are left out, ``empty`` where nothing is left."""
+    """``a * 3 + b + 7`` from terms with factors, without factors of 0; ``empty`` if there are no terms."""
     parts: list[Expr] = [x if factor == 1 else x * factor for x, factor in terms if factor]
     if constant or not parts:
         parts.append(Const(constant if constant or parts else empty))
@@ -358,7 +360,7 @@ def sum_of(terms: Iterable[tuple[Expr, int]], constant: int = 0, empty: int = 0)
 
 
 def walk(body: Iterable[Stmt]) -> Iterator[Stmt]:
-    """Every statement in order, those inside after what they are in."""
+    """Every statement in order; nested statements follow their parent."""
     for stmt in body:
         yield stmt
         for block in stmt.blocks():
@@ -371,7 +373,7 @@ def subexpressions(stmt: Stmt) -> Iterator[Expr]:
 
 
 def parts(expressions: Iterable[Expr]) -> Iterator[Expr]:
-    """Expressions and all that they are made of, outermost first."""
+    """Expressions and all their subexpressions, outermost first."""
     stack = list(expressions)[::-1]
     while stack:
         x = stack.pop()

@@ -26,11 +26,11 @@ PRECEDENCE = {op: level for level, ops in enumerate(_PRECEDENCE) for op in ops}
 _UNARY = len(_PRECEDENCE)
 ATOM = _UNARY + 1
 _MOST_ITEMS = 16
-"""Items of one tuple display: Python builds one of over 30 through a list, which Numba cannot follow everywhere."""
+"""Most items of one tuple display: Python builds one of over 30 through a list, which Numba does not always support."""
 
 
 class Printer:
-    """Prints one kernel: its functions get names in the order in which they are needed."""
+    """Printer of one kernel, whose functions get names in order of first use."""
 
     def __init__(self) -> None:
         self.names: dict[nodes.Function, str] = {}

@@ -1,4 +1,4 @@
-"""Passes over the kernel IR: one traversal that rebuilds what changes and keeps what does not."""
+"""Passes over the kernel IR: one traversal, which rebuilds changed nodes and keeps the others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Change = Callable[[Expr], Expr]
 
 
 class Rewriter:
-    """Rewrites statements and the functions that they call.
+    """Rewriter of statements and the functions that they call.
 
     Args:
         change: returns the replacement of an expression, whose parts are rewritten already.
-        inside: whether functions are rewritten too. A function that stays the same stays the same object.
+        inside: True to rewrite functions too. An unchanged function remains the same object.
     """
 
     def __init__(self, change: Change, inside: bool = True) -> None:
@@ -78,7 +78,7 @@ def functions_of(body: Iterable[Stmt]) -> list[Function]:
 
 
 def expressions_of(body: Iterable[Stmt]) -> Iterator[Expr]:
-    """Every expression of statements and of those inside them, in order; not those of functions."""
+    """Every expression of statements and nested statements, in order, without those of functions."""
     for stmt in walk(body):
         yield from subexpressions(stmt)
 
@@ -98,6 +98,6 @@ def free(body: Iterable[Stmt]) -> list[Var | Pointer]:
 
 
 def closed(body: Iterable[Stmt]) -> Function:
-    """A function of statements whose parameters are what they take from outside."""
+    """A function of statements whose parameters are their free variables and pointers."""
     made = tuple(body)
     return Function(tuple(free(made)), made)

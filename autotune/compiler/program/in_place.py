@@ -9,11 +9,11 @@ from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
 
 
 def overwritable(graph: Graph) -> tuple[tuple[int, int], ...]:
-    """Pairs of an input slot and an output whose memory may be one.
+    """Pairs of an input slot and an output that may share memory.
 
-    Every load of the slot reads what the output writes at the same index, and the output needs all of these loads. So a
-    thread that makes an element of the output has read that of the slot, whatever the compiler puts in which order.
-    Other threads must not need it: that is for the kernel's scheme to promise.
+    Every load of the slot reads the address that the output writes at the same index, and the output needs all of these
+    loads. So a thread that computes an element of the output has read that of the slot, in any instruction order. The
+    kernel's scheme must guarantee that no other thread needs it.
     """
     reads: dict[int, list[int]] = {}
     for i in graph.live:
@@ -36,10 +36,10 @@ def overwritable(graph: Graph) -> tuple[tuple[int, int], ...]:
 
 
 def overwritable_rows(program: Program) -> tuple[tuple[int, int], ...]:
-    """Those of :func:`overwritable` for a row-wise kernel, in which one thread has the same elements in all passes.
+    """The pairs of :func:`overwritable` for a row-wise kernel, in which one thread has the same elements in all passes.
 
-    The compiler takes loads for arithmetic, so that each of them must go into what is written: straight where its pass
-    writes, by one of its pass's reductions else. Nothing that a later pass loads does.
+    The compiler may reorder loads like arithmetic, so the stored value must depend on each of them. It does directly if
+    the load's pass stores, else through one of the pass's reductions. It does not for a load of a later pass.
     """
     graph = program.graph
     passes = (*program.passes, *([program.early] if program.early else []))
@@ -66,8 +66,8 @@ def overwritable_rows(program: Program) -> tuple[tuple[int, int], ...]:
 
 
 _Place = tuple[int, frozenset[tuple[int, int]]]
-"""The offset of a tensor, and its axes with their strides. An axis of one element says nothing, but for axis 0, which
-has more at other rows."""
+"""The offset of a tensor, and its axes with their strides. Axes of one element are left out, except axis 0, whose
+extent may vary."""
 
 
 def _place(graph: Graph, tensor: Value | Output) -> _Place:

@@ -1,8 +1,8 @@
-"""A group of operators arranged into passes.
+"""Arrangement of a group of operators into passes.
 
-A reduction needs its whole row before its result can be used. So every value has a *level*, the number of reductions
-that it waits for one after the other, and there is a pass for each level. What a pass takes from earlier ones is then
-found by liveness, and made small: a value that light operators make again from other kept values is dropped.
+The result of a reduction is available only after its whole row. So every value has a *level*, the length of its longest
+chain of reductions, and there is a pass for each level. Liveness gives the values that a pass takes from earlier ones.
+This set is then reduced: a value that light operators can recompute from other kept values is dropped.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value, has_sum_a
 from autotune.ir.ops import LIGHT, POINTWISE
 
 MASK_OPERATORS = 6
-"""Integer operators from which on a mask is worth a register from the first pass to its use."""
+"""Least integer operators for which a mask is kept in a register from the first pass to its use."""
 Kept = list[set[int]]
-"""For each pass the values that it takes from earlier ones."""
+"""For each pass, the values that it takes from earlier ones."""
 
 
 def build_program(
@@ -36,12 +36,12 @@ def build_program(
 
     Args:
         graph: the group. Every reduction must run over the same axes.
-        keep: whether full values wait for later passes (False recomputes them from the inputs in each pass).
-        online: whether softmax-like pairs are computed in one pass.
-        split: (rows, cols), where they do not follow from the reductions.
-        columns: accumulators over all the rows.
-        moments: whether a mean and the variance about it are computed in one pass.
-        early: whether random masks of later passes, which wait for nothing, are computed in the first one.
+        keep: True to keep full values for later passes, False to recompute them from the inputs in each pass.
+        online: True to compute softmax-like pairs in one pass.
+        split: (rows, cols), if they do not follow from the reductions.
+        columns: accumulators over all rows.
+        moments: True to compute a mean and its variance in one pass.
+        early: True to compute random masks of later passes, which depend on no reduction, in the first one.
 
     Raises:
         Unsupported: the group is not row-wise.
@@ -74,7 +74,7 @@ def with_kept(
     """``program`` with passes that take these values from earlier ones, and compute the others that they need.
 
     Args:
-        order: of the values that a pass computes.
+        order: sorts the values that a pass computes.
     """
     last = {i: p for p, taken in enumerate(kept) for i in taken}  # the last pass that takes a value
     made = set(program.early.kept_out) if program.early else set[int]()
@@ -97,7 +97,7 @@ def with_kept(
 
 
 def once_a_row(program: Program) -> None:
-    """Raise Unsupported where a reduction would be computed again for rows that it does not vary over."""
+    """Raise Unsupported if a reduction would be recomputed for rows that it does not vary over."""
     g = program.graph
     rows = {a for a in program.rows if g.extents[a] > 1}
     for i in g.live:
@@ -133,8 +133,8 @@ def split_axes(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def find_online(graph: Graph) -> tuple[Online, ...]:
     """Pairs (max, sum of exp) that one pass can compute together.
 
-    The sum's argument must be ``exp(score - shift)`` with ``shift`` made from ``peak = max(score)`` and constants
-    alone, as softmax, log_softmax and logsumexp (with its guard against infinities) have it.
+    The sum's argument must be ``exp(score - shift)`` with ``shift`` computed from ``peak = max(score)`` and constants
+    alone. Softmax, log_softmax and logsumexp (with its guard against infinities) have this form.
     """
     vals = graph.values
     peaks = {(v.args[0], v.over): i for i, v in enumerate(vals) if v.op == "max" and v.dtype == "float32"}
@@ -148,13 +148,13 @@ def find_online(graph: Graph) -> tuple[Online, ...]:
         score, shift = vals[exponential.args[0]].args
         peak = peaks.get((score, v.over), i)
         if peak < i and _made_from(graph, shift, peak):
-            # One sum for each maximum: a second one would need its own running shift.
+            # Only one sum for each maximum: a second one would need a separate running shift.
             found.setdefault(peak, Online(score, peak, i, shift))
     return tuple(found.values())
 
 
 def find_moments(graph: Graph, cols: Iterable[int]) -> tuple[Moments, ...]:
-    """Pairs of a sum over the columns and the sum of squared deviations from its mean, as a variance has them."""
+    """Pairs of a sum over the columns and the sum of squared deviations from its mean, which a variance contains."""
     vals, over = graph.values, tuple(sorted(cols))
     live = graph.live
     sums = {vals[i].args[0]: i for i in live if vals[i].op == "sum" and vals[i].over == over}
@@ -181,7 +181,7 @@ def find_moments(graph: Graph, cols: Iterable[int]) -> tuple[Moments, ...]:
 
 
 def _levelled(program: Program, pairs: Sequence[Online | Moments]) -> tuple[Pass, ...]:
-    """The passes with their reductions, stores and accumulators, not yet with the values that they need for these."""
+    """The passes with their reductions, stores and accumulators, but without the values needed for these."""
     values, outputs, columns = program.graph.values, program.graph.outputs, program.columns
     level = _levels(program.graph, {pair.reductions[1]: pair.score for pair in pairs})
     live = program.graph.making([*(o.value for o in outputs), *(c.value for c in columns)])
@@ -209,11 +209,10 @@ def _levelled(program: Program, pairs: Sequence[Online | Moments]) -> tuple[Pass
 
 
 def _levels(graph: Graph, one_pass: Mapping[int, int]) -> list[int]:
-    """For each value the first pass that has it.
+    """For each value, the first pass that has it.
 
     Args:
-        one_pass: reductions that are made in the same pass as another that they wait for, and the value that this pass
-            goes over.
+        one_pass: reductions in the same pass as another one that they depend on, and the value that the pass reduces.
     """
     level: list[int] = []
     for i, v in enumerate(graph.values):
@@ -228,7 +227,7 @@ def _levels(graph: Graph, one_pass: Mapping[int, int]) -> list[int]:
 
 
 def _taken(program: Program) -> Kept:
-    """For each pass the full values that it needs and that an earlier pass, or the early one, has made."""
+    """For each pass, the full values that it needs and that an earlier pass, or the early one, has computed."""
     made_at: dict[int, int] = dict.fromkeys(program.early.kept_out if program.early else (), -1)
     taken: Kept = []
     for p, pas in enumerate(program.passes):
@@ -244,8 +243,10 @@ def _taken(program: Program) -> Kept:
 
 
 def _masks(program: Program) -> list[int]:
-    """Full booleans of later passes that many operators make from indices and row values, as a dropout's hash does,
-    but not from reductions."""
+    """Full booleans of later passes that many operators compute from indices and row values, but not from reductions.
+
+    An example is a dropout's hash.
+    """
     values = program.graph.values
     first, *others = (program.elementwise(program.roots(pas)) for pas in program.passes)
     found = []
@@ -263,7 +264,7 @@ def _masks(program: Program) -> list[int]:
 
 
 def _prefer_packed(program: Program, wanted: Kept) -> Kept:
-    """Keep a 16-bit input as it was loaded rather than what light operators make of it: half the space."""
+    """Keep a 16-bit input as loaded instead of the result of light operators on it, which takes twice the space."""
     values, inputs = program.graph.values, program.graph.inputs
     out = []
     for taken in wanted:
@@ -325,9 +326,9 @@ def _made_from(graph: Graph, i: int, root: int) -> bool:
 
 
 def _weight(graph: Graph, axis: int) -> int:
-    """The memory distance of neighbours along ``axis`` in the largest tensors; infinite where no tensor has the axis.
+    """The stride along ``axis`` in the largest tensors; infinite if no tensor has the axis.
 
-    A position that no tensor has (what is summed over the parts of a stack) is then never the innermost one.
+    An axis without tensors (a sum over the parts of a stack) is then never the innermost one.
     """
     for tensors in (graph.outputs, [v for v in graph.values if v.op == "load"]):
         if best := max((stride_of(t, axis) * max(1, graph.size(t.axes)) for t in tensors), default=0):
@@ -336,7 +337,7 @@ def _weight(graph: Graph, axis: int) -> int:
 
 
 def _as_row(graph: Graph) -> Graph:
-    """A group of single numbers as a row of one element."""
+    """A group of scalars as a row of one element."""
     values: list[Value] = []
     for v in graph.values:
         if v.op in ("load", "gather"):

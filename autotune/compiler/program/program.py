@@ -26,7 +26,7 @@ from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, Walk
 class Online:
     """A maximum and a sum of exponentials of one value, computed in one pass.
 
-    ``total`` = sum(exp(score - shift)), where ``shift`` follows from ``peak`` = max(score) by row operators only.
+    ``total`` = sum(exp(score - shift)); only row operators compute ``shift`` from ``peak`` = max(score).
     """
 
     score: int
@@ -42,7 +42,7 @@ class Online:
 
 @dataclass(frozen=True)
 class Moments:
-    """A sum and the sum of squared deviations from the mean that follows from it, computed in one pass.
+    """A sum and the sum of squared deviations from its mean, computed in one pass.
 
     ``total`` = sum(score), ``square`` = sum((score - total / n)^2).
     """
@@ -63,9 +63,9 @@ class Column:
 
     Attributes:
         kind: "sum", "max", "min", "prod", or "moments" (running mean and sum of squared deviations).
-        value: of the main graph: what is accumulated.
+        value: the value of the main graph that is accumulated.
         dtype: arithmetic type of the accumulator.
-        planes: arrays of partials it leaves.
+        planes: number of arrays of its partials.
     """
 
     kind: str
@@ -88,7 +88,7 @@ class Pass:
     Attributes:
         row_values: row-domain values to compute before the walk, in order (reductions of the previous pass are done).
         row_stores: outputs (indices into ``graph.outputs``) with one number a row, stored before the walk.
-        kept_in: full values taken from where earlier passes kept them.
+        kept_in: full values that earlier passes have kept.
         compute: col and full values to compute for every element, in order; constants are not listed.
         kept_out: full values computed here that later passes take.
         reduce: reductions that this walk contributes to (online pairs are listed in ``online`` only).
@@ -148,7 +148,7 @@ class Program:
 
     @cached_property
     def pointwise(self) -> bool:
-        """No reduction: every element is independent."""
+        """True without reductions: every element is independent."""
         return not any(v.op in REDUCTIONS for v in self.graph.values)
 
     def domain(self, i: int) -> str:
@@ -181,16 +181,16 @@ class Program:
         ]
 
     def row_chain(self, i: int) -> list[int]:
-        """Row values that row value ``i`` is made from, in order, ``i`` included; reductions and constants not."""
+        """Row values from which row value ``i`` is computed, and ``i``, in order, without reductions and constants."""
         values = self.graph.values
         return self.graph.making([i], lambda j: values[j].op in REDUCTIONS or values[j].op == "const")
 
     def elementwise(self, roots: Iterable[int], have: Container[int] = ()) -> list[int]:
-        """Col and full values that make ``roots`` from ``have``, row values and constants, in order."""
+        """Col and full values that compute ``roots`` from ``have``, row values and constants, in order."""
         return self.graph.making(roots, lambda i: i in have or self.domain(i) in ("const", "row"))
 
     def row_values(self, read: Iterable[int]) -> list[int]:
-        """Row values among ``read``, and those that make these, in order; reductions and constants not."""
+        """Row values among ``read`` and their ancestors, in order, without reductions and constants."""
         values = self.graph.values
         return self.graph.making(read, lambda i: self.domain(i) != "row" or values[i].op in REDUCTIONS)
 
@@ -201,7 +201,7 @@ def power_of_two(n: int) -> int:
 
 
 def stride_of(tensor: Value | Output | Walk, axis: int) -> int:
-    """Stride of a tensor along ``axis``; 0 where it does not vary."""
+    """Stride of a tensor along ``axis``; 0 if it does not vary."""
     return tensor.strides[tensor.axes.index(axis)] if axis in tensor.axes else 0
 
 

@@ -1,12 +1,13 @@
-"""Groups' graphs in forms that kernels run faster: rows of whole vectors, and reductions of everything in two steps.
+"""Rewrites of groups' graphs for faster kernels: rows of whole vectors, and full reductions in two steps.
 
-Rows of an odd length may have the stride of whole vectors, with unused places behind each (:func:`widened`).
-The logits of GPT-2 have rows of 50257, which Inductor's padded product leaves 50264 apart. No vector divides 50257, and
-a thread that takes two bytes at a time reads a third as fast as one that takes sixteen. So the axis gets 50264 places
-here, of which the last seven are loaded from nowhere and change no sum and no maximum.
+Rows of an odd length may have the stride of whole vectors, with unused elements after each row (:func:`widened`). The
+logits of GPT-2 have rows of 50257, with a stride of 50264 after Inductor's padded product. No vector divides 50257, and
+a thread with 2-byte accesses reads a third as fast as one with 16-byte accesses. So the axis is extended to 50264
+elements. The last seven are not loaded and change no sum and no maximum.
 
-A reduction of everything to one number, a loss or a norm, is one row to a row-wise kernel, and one thread's or one
-block's work. Cut into rows (:func:`cut_everything`), it is what ``autotune.compiler.program.columns`` takes apart.
+A reduction of everything to one number, such as a loss or a norm, is one row in a row-wise kernel, which one thread or
+one block would compute. Split into rows (:func:`cut_everything`), it has the form for
+``autotune.compiler.program.columns``.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _IDENTITY = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
 
 @lru_cache(maxsize=512)
 def widened(graph: Graph) -> Graph:
-    """A group with longer rows, or the graph itself: where vectors divide its rows, or would not help."""
+    """A group with longer rows; the same graph if vectors divide its rows already, or would not help."""
     for axis in sorted({v.over[0] for v in graph.values if v.op in REDUCTIONS and len(v.over) == 1}):
         if lanes := _lanes(graph, axis):
             places = -(-graph.extents[axis] // lanes) * lanes
@@ -65,7 +66,7 @@ def cut_everything(graph: Graph) -> Graph | None:
 
 
 def _lanes(graph: Graph, axis: int) -> int:
-    """Elements of a vector along the axis; 0 where it may not be longer, or no vectors could be read."""
+    """Elements of a vector along the axis; 0 if the axis cannot be extended, or no vectors could be read."""
     if graph.extents[axis] < _LEAST or any(axis in o.axes for o in graph.outputs):
         return 0
     along = [v for v in graph.values if axis in v.axes and v.op in ("load", "gather")]
@@ -85,12 +86,10 @@ def _lanes(graph: Graph, axis: int) -> int:
 def _longer(graph: Graph, axis: int, places: int) -> Graph:
     extent = graph.extents[axis]
     behind: dict[int, float] = {}
-    """The number that each value is in the places behind the row, if it is one number in all of them."""
-    # What a maximum is over, others read, too: all take the value that is nothing to the maximum.
     peaks = {v.args[0]: _IDENTITY[v.op] for v in graph.values if v.op in ("max", "min") and axis in v.over}
 
     def neutral(i: int, number: float, made: list[Value]) -> int:
-        """Value ``i`` with ``number`` in the places behind the row."""
+        """Value ``i`` with ``number`` in the elements after the row."""
         if behind.get(i) == number:
             return i
         n = len(made)
@@ -120,8 +119,10 @@ def _longer(graph: Graph, axis: int, places: int) -> Graph:
 
 
 def _is_shift(graph: Graph, score: int, shift: int) -> bool:
-    """True if ``shift`` is the maximum of ``score`` or, as logsumexp has it, that or a finite constant: it is -inf only
-    where every score is, and then the row's own terms are NaN."""
+    """True if ``shift`` is the maximum of ``score``, or a select of it and a finite constant, as in logsumexp.
+
+    The maximum is -inf only if every score is, and then the row's terms are NaN.
+    """
     v = graph.values[shift]
     if v.op == "where":
         return all(
@@ -132,10 +133,10 @@ def _is_shift(graph: Graph, score: int, shift: int) -> bool:
 
 
 def _behind(v: Value, behind: Mapping[int, float], axis: int, shifted: bool) -> float | None:
-    """The one number that a value is in the places behind the row, if that is known: of a softmax's terms it is 0.
+    """The number that a value has in all elements after the row, if known; for a softmax's terms it is 0.
 
     Args:
-        shifted: it is a difference to :func:`_is_shift`'s, which leaves -inf what it is.
+        shifted: True if the value is the difference to a shift of :func:`_is_shift`, which keeps -inf.
     """
     if v.op == "load" and axis in v.axes:
         return 0.0
@@ -146,13 +147,13 @@ def _behind(v: Value, behind: Mapping[int, float], axis: int, shifted: bool) -> 
 
 
 def _rows(n: int) -> int:
-    """The divisor of ``n`` to cut an axis by, 0 if there is none: rows of whole vectors first, and many of them."""
+    """The divisor of ``n`` for splitting an axis, or 0; many rows of whole vectors are preferred."""
     found = [r for r in range(_CUT_ROWS[0], _CUT_ROWS[1] + 1) if n % r == 0 and n // r >= _SHORTEST_CUT]
     return max(found, key=lambda r: ((n // r) % 16 == 0, r), default=0)
 
 
 def _unfold(graph: Graph, axis: int, rows: int) -> Graph | None:
-    """``axis`` as two: a new last one of ``rows``, and itself for the rest."""
+    """Split ``axis`` into two: a new last axis of ``rows``, and itself for the rest."""
     new, length = len(graph.extents), graph.extents[axis] // rows
 
     def split(axes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -181,7 +182,7 @@ def _unfold(graph: Graph, axis: int, rows: int) -> Graph | None:
 
 
 def _in_two_steps(graph: Graph, row: int) -> Graph:
-    """Each reduction over all axes but ``row``, and its results over ``row``."""
+    """Split each reduction into one over all axes except ``row``, and one of its results over ``row``."""
 
     def make(i: int, v: Value, made: list[Value]) -> None:
         if v.op in REDUCTIONS and row in v.over:

@@ -1,11 +1,11 @@
-"""Programs of aten calls as JSON and back, without pickle: what baselines are rebuilt from in another process.
+"""Serialisation of aten programs as JSON, without pickle, from which another process rebuilds baselines.
 
-A program may come from a database that others write to. So it may call ``operator.getitem`` and the operators that have
-rules, in overloads that make tensors of tensors and numbers and write to nothing. Which program it is, is another
-question: see :mod:`autotune.domains.fusion.inspection`.
+A program may come from a database that others write to. So it may call only ``operator.getitem`` and the operators that
+have rules, in functional overloads from tensors and numbers to tensors. :mod:`autotune.domains.fusion.inspection`
+checks that a program is the right one.
 
-Sizes that are symbols, or computed from them, are expressions in a program. They become numbers before it is built
-again.
+Symbolic sizes, and sizes computed from them, are expressions in a program. They are replaced by numbers before the
+program is rebuilt.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def to_json(gm: fx.GraphModule) -> dict[str, Any]:
 
     Each placeholder is listed with the shape, strides (elements), type and device type of ``meta["val"]``.
 
-    Symbolic sizes become ``{"sym": expression}``, in whose place there must be numbers before it is built again. Raises
-    Unsupported for a call from another namespace, an attribute, or an argument that is not plain data.
+    Symbolic sizes become ``{"sym": expression}``, which must be replaced by numbers before the program is rebuilt.
+    Raises Unsupported for a call from another namespace, an attribute, or an argument that is not plain data.
     """
     number: dict[fx.Node, int] = {}
     inputs: list[dict[str, Any]] = []
@@ -76,7 +76,7 @@ def tensor_spec(value: torch.Tensor) -> dict[str, Any]:
 
 
 def _size(size: Any) -> Any:
-    """A number, or what a symbolic size is (:func:`expression_of`)."""
+    """A number, or the :func:`expression_of` a symbolic size."""
     return {"sym": expression_of(size)} if isinstance(size, torch.SymInt) else int(size)
 
 
@@ -108,16 +108,16 @@ def _encode(value: Any, number: Mapping[fx.Node, int]) -> Any:
 
 
 def from_json(data: Mapping[str, Any], device: str | None = None) -> fx.GraphModule:
-    """Rebuild the program. Calling it takes the inputs in order and returns the results as they were returned.
+    """Rebuild the program, a module with the same inputs and results as the original graph.
 
-    Calls whose results nothing takes are left out.
+    Calls with unused results are removed.
 
     Args:
-        data: what :func:`to_json` made.
-        device: put in place of every device in the calls, where given ("cpu", "cuda:1").
+        data: the result of :func:`to_json`.
+        device: a replacement for every device in the calls ("cpu", "cuda:1"); None to keep them.
 
     Raises:
-        ValueError: ``data`` is not such a program, or calls something that is not let in.
+        ValueError: ``data`` is not such a program, or has a call that is not permitted.
     """
     try:
         return _from_json(data, device)
@@ -179,20 +179,20 @@ def _target(name: str) -> Any:
 _PLAIN = frozenset(
     ["Tensor", "number", "int", "float", "bool", "Device", "Layout", "MemoryFormat", "ScalarType", "SymInt"]
 )
-"""Types of arguments that are data and nothing else, as schemas print them, without ``Optional`` and ``List``."""
+"""Types of arguments that are plain data, as schemas print them, without ``Optional`` and ``List``."""
 _WORDS = frozenset(["approximate", "rounding_mode"])
-"""Arguments that are words of a short list, which the operator itself checks."""
+"""Arguments that are strings from a short list, which the operator itself checks."""
 
 
 def _words(type_: object) -> set[str]:
-    """The types that a schema's type is made of, ``List[Tensor]`` say, without what holds them."""
+    """The element types of a schema's type, without containers such as ``List``."""
     return set(re.findall(r"\w+", str(type_))) - {"Optional", "List"}
 
 
 def is_functional(overload: torch._ops.OpOverload) -> bool:
-    """True if an operator takes tensors and numbers, writes to none of them, and makes tensors.
+    """True if an operator takes tensors and numbers, writes none of them in place, and returns tensors.
 
-    It takes no file, generator, storage or dictionary, whatever an operator of that name is called with.
+    It takes no file, generator, storage or dictionary.
     """
     schema = overload._schema
     if schema.is_mutable or any(r.alias_info is not None and r.alias_info.is_write for r in schema.returns):
@@ -262,8 +262,10 @@ _FUNCTIONS: Mapping[str, Callable[..., int]] = {
 
 
 def expression_of(size: Any) -> Any:
-    """A size as JSON: a number, a symbol's name, or [function, *arguments]. Raises Unsupported for an expression of
-    functions that are not known here."""
+    """A size as JSON: a number, a symbol's name, or [function, *arguments].
+
+    Raises Unsupported for an expression with an unsupported function.
+    """
     expression = size.node.expr if isinstance(size, torch.SymInt) else size
     if isinstance(expression, (int, sympy.Integer)):
         return int(expression)
@@ -278,8 +280,10 @@ def expression_of(size: Any) -> Any:
 
 
 def evaluate(expression: Any, sizes: Sizes) -> int:
-    """The value of an expression of :func:`expression_of` at given sizes. Raises KeyError for a symbol without a
-    number, ValueError where it is no such expression."""
+    """The value of an expression from :func:`expression_of` at given sizes.
+
+    Raises KeyError for a symbol without a number, ValueError for any other expression.
+    """
     if type(expression) is int:
         return expression
     if isinstance(expression, str):
@@ -290,7 +294,7 @@ def evaluate(expression: Any, sizes: Sizes) -> int:
 
 
 def at_sizes(program: Any, sizes: Sizes) -> Any:
-    """A program as JSON with numbers for its symbols."""
+    """A JSON program with its symbols replaced by numbers."""
     if isinstance(program, Mapping):
         if program.keys() == {"sym"}:
             return evaluate(program["sym"], sizes)

@@ -1,13 +1,13 @@
-"""Regions: which nodes of an aten graph become one unit of tuning.
+"""Search for the regions of an aten graph: sets of nodes that become one unit of tuning.
 
 Regions are connected sets of memory-intensive nodes (:mod:`autotune.compiler.lower.facts`) that can be contracted to
 one node without a cycle. They are found in two steps (:mod:`autotune.compiler.regions.grouping`). First, nodes get
-levels: the number of nodes outside of regions that must run before them. Equal levels that touch are one region, which
-makes no cycle. Second, regions that touch are merged while no path between them leads through anything else. Then
-unrelated regions may become one, so that their kernels share launches (:mod:`autotune.compiler.regions.remote`).
+levels: the number of nodes outside of regions that must run before them. Adjacent nodes of one level form a region,
+which makes no cycle. Second, adjacent regions are merged while no path between them leads through another node. Then
+unrelated regions may be joined, so that their kernels share launches (:mod:`autotune.compiler.regions.remote`).
 
-Views and generators belong to no region: those that a region needs are copied into its submodule, where they are free,
-and those that others need stay where they are.
+Views and generators belong to no region. Those that a region needs are copied into its submodule, where they are free;
+those that other nodes need remain in the graph.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from autotune.workload import Workload
 
 @dataclass(frozen=True)
 class Binding:
-    """The places of a region's tensors in the workload's canonical graph.
+    """The map from a workload's canonical graph to a region's tensors.
 
-    ``inputs[k]`` is the position in ``Region.inputs`` of input slot ``k``; ``outputs[k]`` the position in
+    ``inputs[k]`` is the index in ``Region.inputs`` of input slot ``k``; ``outputs[k]`` is the index in
     ``Region.outputs`` of the graph's output ``k``. A region input that the graph does not read has no slot.
     """
 
@@ -55,9 +55,9 @@ class Region:
         inputs: nodes outside whose tensors the region reads, each once, in order of first use.
         outputs: those of ``nodes`` that are used outside, in graph order.
         submodule: computes ``outputs`` (always a tuple) from ``inputs`` with aten calls: the baseline.
-        workload: what to tune, or None where the region was not translated.
-        binding: how inputs and outputs map to the workload's.
-        reason: why there is no workload.
+        workload: the workload to tune, or None if the region was not translated.
+        binding: the map from the workload's inputs and outputs to the region's.
+        reason: the reason why there is no workload.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -70,20 +70,20 @@ class Region:
 
 
 def find_regions(gm: fx.GraphModule, side: str | None = None) -> list[Region]:
-    """The regions of an aten graph (as AOTAutograd hands it to a compiler), in graph order.
+    """The regions of an aten graph of AOTAutograd, in graph order.
 
     Args:
-        gm: nodes carry fake tensors in ``meta["val"]``.
-        side: as of :class:`autotune.compiler.lower.facts.GraphFacts`.
+        gm: a graph with fake tensors in ``meta["val"]``.
+        side: the ``side`` of :class:`autotune.compiler.lower.facts.GraphFacts`.
     """
     return regions_from(GraphFacts(gm.graph, side))
 
 
 def regions_from(facts: GraphFacts) -> list[Region]:
-    """The regions of a graph whose facts are known, in graph order.
+    """The regions of a graph with these facts, in graph order.
 
-    A node that cannot be translated in its place gets a reason to stay outside, and the search starts over, so that one
-    odd operator costs only itself. The graph is not changed; the same graph gives the same regions.
+    A node whose translation fails in its region gets a reason to be outside, and the search is repeated, so that one
+    unsupported operator excludes only itself. The graph is not changed; the same graph gives the same regions.
     """
     finder = Finder(facts)
     done: dict[tuple[frozenset[fx.Node], frozenset[fx.Node]], Region] = {}
@@ -108,9 +108,9 @@ def regions_from(facts: GraphFacts) -> list[Region]:
 
 
 def outside(facts: GraphFacts, regions: Iterable[Region]) -> dict[fx.Node, str]:
-    """The calls of a graph that none of its regions computes, in order, each with the reason.
+    """The calls of a graph outside of its regions, in order, each with the reason.
 
-    Views and generators are left out: they move nothing.
+    Views and generators are left out, since they move no data.
     """
     inside = {n for r in regions for n in (*r.nodes, *(m.meta.get("origin") for m in r.submodule.graph.nodes))}
     free = VIEWS | GENERATORS | {"getitem"}
@@ -126,9 +126,9 @@ class Finder:
     """A search for the regions of one graph.
 
     Attributes:
-        kept: the products whose results are to be stored before they are read.
-        copied: what every region that reads it computes.
-        once: what none but its own may.
+        kept: the products whose results must be stored before they are read.
+        copied: the nodes that every region which reads them computes.
+        once: the nodes that only their own region may compute.
     """
 
     def __init__(self, facts: GraphFacts) -> None:
@@ -139,10 +139,10 @@ class Finder:
         self._known: dict[str, tuple[Workload, Binding]] = {}
 
     def flow(self) -> Flow[fx.Node]:
-        """The nodes that compute, what each waits for, and those that may be in regions.
+        """The nodes that compute, the dependencies of each, and the nodes that may be in regions.
 
-        A node waits for those that it reads, through views, and one that draws random numbers for the one that did so
-        before it: two branches that have nothing else to do with each other are not joined against that order.
+        A node depends on the nodes that it reads, also through views. A node that draws random numbers also depends on
+        the previous one that does, so that joining independent branches preserves that order.
         """
         facts = self.facts
         real = [n for n in facts.nodes if not facts[n].is_free and n.op != "output"]
@@ -153,13 +153,13 @@ class Finder:
         return Flow(real, before, members, self._stored(members))
 
     def groups(self) -> list[list[fx.Node]]:
-        """The sets of nodes to become regions, in graph order. Products alone, but a vector's, are a library's."""
+        """The sets of nodes to become regions, in graph order. Single products, except by a vector, are left out."""
         self.copied = set()
         flow = self.flow()
         movable = {n for n in flow.members if n not in flow.stored and self._may_wait(n, flow.members)}
         late = delays(flow, movable, {n: self.facts[n].bytes for n in flow.order})
         products = {n for n in flow.members if self.facts[n].operator in PRODUCTS}
-        alone = {n for n in products if all(read_again(*self.facts.factors(n)))}  # nothing is won by these
+        alone = {n for n in products if all(read_again(*self.facts.factors(n)))}  # left to a library
         groups = [g for g in merge_groups(flow, late) if not alone.issuperset(g)]
         self.copied = copied_nodes(self.facts, groups, flow.stored, self.once)
         return [g for g in groups if not self.copied.issuperset(g)]
@@ -185,9 +185,9 @@ class Finder:
         return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, workload, binding)
 
     def submodule(self, nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
-        """(inputs, outputs, module) of a group; free nodes between are copied in.
+        """(inputs, outputs, module) of a group, with copies of the free nodes between.
 
-        Nodes are left out if other groups read nothing but their own copies of them.
+        A node is no output if other groups only read their own copies of it.
         """
         facts, members = self.facts, set(nodes)
         outputs = [n for n in nodes if self._is_used_outside(n, members)]
@@ -214,33 +214,33 @@ class Finder:
         return inputs, outputs, fx.GraphModule(torch.nn.Module(), graph)
 
     def keep_products(self, products: Sequence[fx.Node]) -> None:
-        """Have products stored before they are read; those that are and are repeated all the same stay outside."""
+        """Mark products to be stored before they are read; a marked product that is still repeated stays outside."""
         for n in products:
             if n in self.kept:
                 self._leave_outside(n, LIBRARY_CALL)
         self.kept.update(products)
 
     def blame(self, nodes: Sequence[fx.Node], error: Unsupported) -> None:
-        """Change what made a group's translation fail."""
+        """Exclude or change the node that made a group's translation fail."""
         culprit: fx.Node = error.node
         body = {n.meta.get("origin") for n in self.submodule(nodes)[2].graph.nodes}
         if borrowed := self.copied.intersection(body).difference(nodes):
             self.once |= borrowed  # one of them may be the culprit
         elif self.facts[culprit].operator in SCATTERS and culprit not in self.kept:
-            self.kept.add(culprit)  # it may work if those that read it in other shapes read it stored
+            self.kept.add(culprit)  # the translation may succeed if readers in other shapes read the stored result
         else:
             self._leave_outside(culprit, str(error))
 
     def _leave_outside(self, node: fx.Node, reason: str) -> None:
         self.facts.leave_outside(node, reason)
-        self.once.clear()  # groups are others now
+        self.once.clear()  # the groups change
 
     def _stored(self, members: set[fx.Node]) -> dict[fx.Node, set[fx.Node]]:
-        """For each node its producers that it reads from memory only.
+        """For each node, the producers that it reads from memory only.
 
-        A matrix product reads so the operands whose elements it reads again and again. (The matrix that a vector is
-        multiplied by is read once: a product may dequantize it.) Sums at indices read so the rows that others read too.
-        Any node reads so the products that are ``kept``, and floats of eight bits, whose rounding is their purpose.
+        For a matrix product, these are operands whose elements it reads repeatedly. (The matrix in a product with a
+        vector is read once, so the product may dequantize it.) For an index-add, these are rows with other readers.
+        For any node, these are ``kept`` products and 8-bit floats, which must be rounded.
         """
         facts = self.facts
         found: dict[fx.Node, set[fx.Node]] = {}
@@ -261,9 +261,9 @@ class Finder:
         return found
 
     def _is_read_by_one(self, node: fx.Node, members: set[fx.Node]) -> bool:
-        """True if pointwise operators alone make a node from tensors in memory, and each has one reader.
+        """True if only pointwise operators compute a node from tensors in memory, and each has one reader.
 
-        Sums at indices may compute such rows where they add them: each is added once.
+        An index-add may compute such rows itself, since it adds each row once.
         """
         stack = [node]
         while stack:
@@ -309,18 +309,18 @@ class Finder:
         return out
 
     def _check_float64(self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
-        """Raises Unsupported where a region would read or write float64, which it has in registers only."""
+        """Raises Unsupported if a region would read or write float64, which it supports in registers only."""
         facts, inside = self.facts, set(nodes)
         readers = [n for n in nodes if any(facts[p].is_float64 for p in facts.producers(n) if p not in inside)]
         for n in (*readers, *(n for n in outputs if facts[n].is_float64)):
             raise Unsupported("float64 that is not made and read in one region", n)
 
     def _workload(self, inputs: Sequence[fx.Node], module: fx.GraphModule) -> tuple[Workload, Binding]:
-        """As :func:`workload_of`; equal programs, such as those of a model's layers, are translated once."""
+        """:func:`workload_of`, cached: equal programs, such as those of a model's layers, are translated once."""
         try:
             program = aten.to_json(module)
         except Unsupported:
-            return workload_of(module)  # its error has the node to blame
+            return workload_of(module)  # its error has the responsible node
         starts = [int(self.facts[n].value.storage_offset()) for n in inputs]
         key = json.dumps([program, starts])
         if key not in self._known:
@@ -347,7 +347,7 @@ def workload_of(
 
 
 def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
-    """Regions with those joined that remote fusion joins (:mod:`autotune.compiler.regions.remote`), in graph order."""
+    """The regions after remote fusion (:mod:`autotune.compiler.regions.remote`), in graph order."""
     facts, flow = finder.facts, finder.flow()
     level = flow.levels()
     known: list[Candidate | None] = []
@@ -368,7 +368,7 @@ def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
 
 
 def _joined(finder: Finder, regions: list[Region]) -> list[Region]:
-    """One region of several, or the several where together they have no workload."""
+    """Several regions joined into one; the same regions if together they have no workload."""
     try:
         made = finder.region(sorted((n for r in regions for n in r.nodes), key=finder.facts.place.__getitem__))
     except Unsupported:

@@ -25,7 +25,7 @@ _CLOSE = 1e-6
 """Largest difference of a region from a formula, relative and absolute."""
 _ROWS = 4
 _ELEMENTS = 1 << 12
-"""The part of a region's graph that is evaluated: so many rows, or so many elements where it has no rows."""
+"""Rows of a region's graph that are evaluated, or elements if it has no rows."""
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:
@@ -39,8 +39,10 @@ def reference(
     """The results ``y`` and ``kept`` of an epilogue.
 
     Args:
-        epilogue: of :data:`autotune.runtime.launch.cublaslt.EPILOGUES`.
-        x: the product, of shape [..., n]; ``bias`` of shape [n], or None; ``other`` of the shape of ``x``.
+        epilogue: one of :data:`autotune.runtime.launch.cublaslt.EPILOGUES`.
+        x: the product, of shape [..., n].
+        bias: of shape [n], or None.
+        other: a tensor with the shape of ``x``.
     """
     if epilogue == "dgelu":
         assert other is not None
@@ -60,8 +62,8 @@ class Fit:
 
     Attributes:
         bias, other: the slots of the epilogue's inputs, or -1.
-        y, kept: the graph's outputs that it makes, or -1.
-        partial: the graph has further outputs.
+        y, kept: the graph's outputs that the epilogue computes, or -1.
+        partial: True if the graph has further outputs.
     """
 
     epilogue: str
@@ -76,8 +78,9 @@ def fit_of(region: Region, place: int, columns: int, kept: bool) -> Fit | None:
     """The epilogue that computes a region, or its first part; None if there is none.
 
     Args:
-        place: of the product among the region's inputs; it has so many ``columns``.
-        kept: whether the product is read elsewhere.
+        place: the index of the product among the region's inputs.
+        columns: the number of the product's columns.
+        kept: True if the product has other readers.
     """
     assert region.workload is not None
     slots = region.binding.inputs
@@ -91,8 +94,9 @@ def _fitting(spec: str, slot: int, columns: int, kept: bool) -> Fit | None:
     """The epilogue whose formula gives a graph's values; None if there is none.
 
     Args:
-        slot: of the product, of so many ``columns``.
-        kept: whether the product is read elsewhere.
+        slot: the slot of the product.
+        columns: the number of the product's columns.
+        kept: True if the product has other readers.
     """
     graph = Graph.from_json(json.loads(spec))
     values = [graph.values[i] for i in graph.live]
@@ -158,7 +162,7 @@ def _shown(graph: Graph, flat: torch.Tensor, load: Value, axes: Sequence[int]) -
 def _places(
     graph: Graph, found: Sequence[torch.Tensor], wanted: dict[str, torch.Tensor | None], product: Value
 ) -> tuple[dict[str, int], bool]:
-    """The graph's output for each result, or -1; and whether it has an output that is none of them."""
+    """The graph's output for each result, or -1; and True if the graph has an output that is no result."""
     places, partial = dict.fromkeys(wanted, -1), False
     for k, output in enumerate(graph.outputs):
         whole = (output.axes, output.strides) == (product.axes, product.strides)

@@ -1,10 +1,10 @@
-"""Which nodes of a graph run together, such that contracting every group leaves no cycle.
+"""Grouping of a graph's nodes, such that contracting every group leaves no cycle.
 
-Nodes that could run earlier wait where that saves memory. A gradient that collects a contribution from each step of a
-recurrence is, node by node, a tensor of zeros but for one slice, added to the sum so far. Run as early as possible,
-each step's kernel reads and writes the whole sum. Run after the last contribution, all of it is one kernel that
-reads every contribution once. The same holds for a cast of a matrix product's result that is used after another
-product: the cast is free where it is used.
+Nodes that could run earlier are delayed if that saves memory traffic. A gradient that collects a contribution from each
+step of a recurrence is, node by node, a tensor of zeros with one nonzero slice, added to the sum so far. If it runs as
+early as possible, each step's kernel reads and writes the whole sum. After the last contribution, one kernel computes
+the sum and reads every contribution once. The same holds for a cast of a matrix product's result that is used after
+another product: the cast is free in the kernel that uses it.
 
 Other nodes are computed by every group that reads them, because they read fewer bytes than they make. A graph in half
 precision casts a residual to fp32 once, and reads the cast before a matrix product and after it. A backward pass
@@ -29,7 +29,7 @@ from autotune.ir.forms.simplify import Sets
 N = TypeVar("N", bound=Hashable)
 
 MOST_REPEATED = 8
-"""Operators that a region repeats for one tensor. A random number's hash, of twice as many, is read from memory."""
+"""Most operators that a region repeats for one tensor. A random number's hash has twice as many and is stored."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Flow(Generic[N]):
 
     Attributes:
         order: all nodes, topologically.
-        before: what each node reads.
-        members: the nodes that may be grouped; every other node stays by itself.
-        stored: for some members what they read from memory only: these are never of their groups.
+        before: the nodes that each node reads.
+        members: the nodes that may be grouped; every other node is separate.
+        stored: for some members, the nodes that they read from memory only, which are never in their groups.
     """
 
     order: Sequence[N]
@@ -49,10 +49,10 @@ class Flow(Generic[N]):
     stored: Mapping[N, AbstractSet[N]] = field(default_factory=dict)
 
     def levels(self, late: Mapping[N, int] | None = None) -> dict[N, int]:
-        """For each node the most nodes other than members, or read from memory only, on a way to it.
+        """For each node, the most non-members and reads from memory only on a path to it.
 
         Args:
-            late: the level at which a node should run, where that is above its own.
+            late: the level at which a node should run, for nodes with a later level than their own.
         """
         level: dict[N, int] = {}
         for n in self.order:
@@ -63,15 +63,15 @@ class Flow(Generic[N]):
 
 
 def delays(flow: Flow[N], movable: AbstractSet[N], size: Mapping[N, int]) -> dict[N, int]:
-    """The nodes that should wait, and for which level; a node that waits stays below none of its readers.
+    """The nodes to delay, and the level of each; a delayed node is never above one of its readers.
 
     Args:
-        movable: nodes that may wait: nothing but their readers needs their results.
+        movable: nodes that may be delayed, because only their readers need their results.
         size: bytes of each node's result.
 
     Returns:
-        A level above its own for each node whose inputs are together no larger than its result, counting for an input
-        that waits as well what that one reads.
+        A level above its own for each node whose inputs are together no larger than its result. A delayed input counts
+        with the bytes that it reads.
     """
     level = flow.levels()
     users: dict[N, list[N]] = {n: [] for n in flow.order}
@@ -90,13 +90,13 @@ def delays(flow: Flow[N], movable: AbstractSet[N], size: Mapping[N, int]) -> dic
 
 
 def merge_groups(flow: Flow[N], late: Mapping[N, int] | None = None) -> list[list[N]]:
-    """Connected sets of members, as large as can be without a cycle.
+    """Connected sets of members, as large as possible without a cycle.
 
     Args:
-        late: as of :meth:`Flow.levels`.
+        late: the ``late`` of :meth:`Flow.levels`.
 
     Returns:
-        The groups, each in the flow's order, by their first node. Deterministic.
+        The groups, each in the flow's order, ordered by their first node. The result is deterministic.
     """
     group = _by_level(flow, flow.levels(late))
     content: dict[N, list[N]] = {}
@@ -133,7 +133,7 @@ def merge_groups(flow: Flow[N], late: Mapping[N, int] | None = None) -> list[lis
         return False
 
     def keeps_apart(g: N, s: N) -> bool:
-        """True if group ``s`` reads from memory only what group ``g`` makes."""
+        """True if group ``s`` must read a result of group ``g`` from memory."""
         return any(now(group[p]) == g for n in content[s] for p in flow.stored.get(n, ()))
 
     mergeable = {group[n] for n in flow.order if n in flow.members}
@@ -156,7 +156,7 @@ def merge_groups(flow: Flow[N], late: Mapping[N, int] | None = None) -> list[lis
 
 
 def _by_level(flow: Flow[N], level: Mapping[N, int]) -> dict[N, N]:
-    """Union members that touch and are of one level; the representative of each node."""
+    """Union adjacent members of one level, and return the representative of each node."""
     sets: Sets[N] = Sets()
     for n in flow.order:
         if n in flow.members:
@@ -172,12 +172,12 @@ def copied_nodes(
     stored: Mapping[fx.Node, AbstractSet[fx.Node]],
     once: AbstractSet[fx.Node] = frozenset(),
 ) -> set[fx.Node]:
-    """The pointwise nodes that each region which reads them computes: none of them is a region's result.
+    """The pointwise nodes that each region which reads them recomputes; none of them is a region's result.
 
     Args:
         groups: the nodes of each region, in graph order.
-        stored: what a node reads from memory only. A matrix product would repeat the work for each multiplication.
-        once: what is not to be repeated.
+        stored: the nodes that a node reads from memory only. A matrix product would recompute them per multiplication.
+        once: the nodes that must not be recomputed.
     """
     home = {n: k for k, nodes in enumerate(groups) for n in nodes}
     copied: set[fx.Node] = set()

@@ -43,11 +43,11 @@ class Choices(Protocol):
         ...
 
     def normalize(self, graph: Graph, config: Config) -> Config:
-        """The configuration that would in effect run: parameters without effect at one value."""
+        """The equivalent configuration in normal form, with a fixed value for each parameter without effect."""
         ...
 
     def reject(self, graph: Graph, config: Config) -> str | None:
-        """Why ``config`` cannot work, found in milliseconds, or None."""
+        """The reason why ``config`` cannot work, found in milliseconds, or None."""
         ...
 
 
@@ -67,20 +67,20 @@ PLAIN_CUDA: Config = {
 }
 """Every CUDA parameter at what asks for nothing: where the schemes' defaults begin."""
 Range = tuple[int, int] | tuple[str, ...] | None
-"""Smallest and largest number, or the words there are; None for a truth value."""
+"""Smallest and largest number, or the permitted strings; None for a boolean."""
 EARLIER: Mapping[str, Mapping[str, Range]] = {"cuda": {"finish": ("kernel",)}, "cpu": cpu.EARLIER}
 """For each side, parameters that only configurations of earlier versions have: all that they may be happens anyway."""
 _PLAN = "plan"
 _LONGEST_PLAN = 1 << 20
 _BLOCK = 1024
-"""Threads that a block may have."""
+"""Most threads of a block."""
 _BARRIERS = "grid barriers, which this autotune lacks"
 
 
 def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: int | None = None) -> Config:
-    """The part of a region's configuration that is for one of its groups, under plain names.
+    """The part of a region's configuration for one of its groups, under plain names.
 
-    ``leader`` is the group whose parameters it shares; where the configuration has none for that one, its own count.
+    ``leader`` is the group whose parameters it shares; if the configuration has none for that group, its own count.
     """
     if groups == 1:
         return {k: v for k, v in config.items() if k != _PLAN and k not in EARLIER["cuda"]}
@@ -92,7 +92,7 @@ def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: 
 
 
 def join_configs(parts: Sequence[Mapping[str, Choice]], leaders: Sequence[int] | None = None) -> Config:
-    """The region's configuration made of its groups'; with ``Plan.leaders`` only theirs are written down."""
+    """The region's configuration from those of its groups; with ``Plan.leaders``, from those of the leaders alone."""
     if len(parts) == 1:
         return dict(parts[0])
     kept = range(len(parts)) if leaders is None else sorted(set(leaders))
@@ -100,7 +100,7 @@ def join_configs(parts: Sequence[Mapping[str, Choice]], leaders: Sequence[int] |
 
 
 def join_spaces(spaces: Sequence[Space], leaders: Sequence[int] | None = None) -> Space:
-    """The region's space made of its groups', or of its leaders' alone."""
+    """The region's space from those of its groups, or from those of its leaders alone."""
     if len(spaces) == 1:
         return spaces[0]
     kept = range(len(spaces)) if leaders is None else sorted(set(leaders))
@@ -111,8 +111,8 @@ def join_spaces(spaces: Sequence[Space], leaders: Sequence[int] | None = None) -
 def one_block(graphs: Sequence[Graph], parts: Sequence[Config]) -> list[Config]:
     """Configurations of groups that share a launch, with one block size: the largest among groups with reductions.
 
-    Where threads share a row, as many still do if that divides the block, and the next smaller number otherwise. There
-    are no clusters: they would be those of the launch.
+    If threads share a row, their number stays the same if it divides the block, else it becomes the next smaller
+    divisor. There are no clusters, which would apply to the whole launch.
     """
     whole = [all(v.op not in REDUCTIONS for v in g.values) for g in graphs]
     sizes = [int(c["threads_per_row"]) * int(c["rows_per_block"]) for c in parts]
@@ -125,8 +125,7 @@ def has_online(program: Program) -> bool:
 
 
 def narrow(space: Space, **allowed: Iterable[Choice]) -> Space:
-    """``space.restrict`` for each parameter, except that a user's own narrowing wins where nothing of ours is left in
-    it."""
+    """``space.restrict`` for each parameter; the user's restriction wins if it has none of the ``allowed`` choices."""
     for name, choices in allowed.items():
         legal = list(choices)
         if any(c in legal for c in space[name].choices):
@@ -166,7 +165,7 @@ def ranges(side: str) -> dict[str, Range]:
 
 
 def improper(config: Mapping[str, object], side: str) -> str:
-    """Why a configuration cannot be one of ours; "" where it can.
+    """The reason why a stored configuration is invalid; "" if it is valid.
 
     Args:
         side: "cuda" or "cpu".

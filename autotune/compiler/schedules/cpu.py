@@ -42,7 +42,7 @@ def completed(config: Config, names: Iterable[str]) -> Config:
     """A stored configuration in terms of this version's and this machine's choices.
 
     Args:
-        names: of the parameters, ``groups.0.stream`` say.
+        names: the names of the parameters, such as ``groups.0.stream``.
     """
 
     def last(name: str) -> str:
@@ -59,16 +59,16 @@ def forms(graph: Graph) -> tuple[bool, bool]:
 
 _MOVES = {"stream": streamed_bytes, "prefetch": fetched_bytes}
 _LATER: Config = dict.fromkeys((*_MOVES, "wide"), False)
-"""Choices that configurations of an earlier version lack; it did without them."""
+"""Values of the parameters that configurations of earlier versions lack: those versions did not have them."""
 
 
 def wide_vectors() -> bool:
-    """True if this machine's vectors can be wider than those that LLVM takes by itself."""
+    """True if this machine's vectors can be wider than LLVM's default."""
     return "avx512f" in cpu_isa().split()
 
 
 def moved(graph: Graph, parts: bool) -> dict[str, int]:
-    """Bytes that the group's kernel can write by streaming stores, and fetch ahead; 0 where they are few."""
+    """Bytes that the group's kernel can write by streaming stores, and prefetch; 0 for small amounts."""
     program = group_program(graph, parts)
     lanes = not parts and lanes_suit(program)
     if not parts:
@@ -103,7 +103,7 @@ def space_of(graph: Graph, space: Space) -> Space:
 
 
 def normalize(graph: Graph, config: Config) -> Config:
-    """The configuration that would in effect run: a tile at least as long as a row is no tile."""
+    """The equivalent configuration in normal form: a tile at least as long as a row is no tile."""
     c = {"parts": 0} | _LATER | {name: value for name, value in config.items() if name not in EARLIER}
     plain, split = forms(graph)
     if not split:
@@ -126,8 +126,8 @@ def normalize(graph: Graph, config: Config) -> Config:
 
 
 def default(graph: Graph) -> Config:
-    """All processors, vectors as wide as theirs, rows in blocks of some hundred thousand elements, whole rows; parts
-    where they are many."""
+    """All processors, their widest vectors, and blocks of whole rows with some hundred thousand elements; parts for
+    many rows."""
     threads = 1 << (usable_processors().bit_length() - 1)
     config: Config = {"row_block": 1, "column_tile": 0, "threads": min(128, threads), "parts": 0}
     config |= {**_LATER, "wide": wide_vectors()}
@@ -181,7 +181,7 @@ def seeds(graph: Graph) -> list[Config]:
 
 
 def reject(graph: Graph, config: Config) -> str | None:
-    """Why ``config`` cannot work on a group, or None."""
+    """The reason why ``config`` cannot work on a group, or None."""
     plain, split = forms(graph)
     if int(config.get("parts", 0)) and not split:
         return "no reductions over all rows to be cut into parts"

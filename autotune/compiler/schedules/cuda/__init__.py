@@ -1,7 +1,7 @@
-"""Schemes: the forms of kernel a group of operators may become on CUDA.
+"""Schemes: the forms of kernel for a group of operators on CUDA.
 
-Which scheme a group has follows from its graph alone: the first by rank that fits. So a plan is legal if
-each of its groups has a scheme, and deployment finds the schemes from the plan alone.
+The scheme of a group depends on its graph alone: it is the first by rank that fits. So a plan is legal if each of its
+groups has a scheme, and deployment finds the schemes from the plan alone.
 
 =========  ===========================================================================================================
 transpose  no reductions, tensors with unit stride along different axes: tiles that go through shared memory
@@ -9,8 +9,8 @@ flat       no reductions: every element is independent
 rows       reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
 columns    as ``flat`` or ``rows``, and reductions over all the rows: per-block partials, finished by a second
            kernel
-outer      reductions over outer axes, results used again at full size: neighbouring threads on the axis that stays
-scatter    sums at indices that other data give: each block scans the indices for those of its rows
+outer      reductions over outer axes, results used again at full size: adjacent threads along the kept axis
+scatter    index-add: each block scans the indices for those of its rows
 tile       as ``outer``, and reductions over the unit-stride axis, both inside small tiles
 =========  ===========================================================================================================
 """
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from autotune.task import Config
 
 CAPS = (32, 40, 48, 56, 64, 80, 96, 128)
-"""Register caps, as the search space has them."""
+"""Register caps in the search space."""
 SMS = 132
-"""Multiprocessors that a default schedule wants to give work to; a search finds out for others."""
+"""Number of multiprocessors for which default schedules are made; a search adapts to other devices."""
 
 
 class Scheme(Choices):
@@ -48,8 +48,8 @@ class Scheme(Choices):
 
     Attributes:
         rank: schemes are tried by rank; the first that fits takes the group.
-        packs: groups of it may share launches: it is one kernel of any block size, whose blocks do not wait.
-        schedule: its parameters.
+        packs: True if its groups may share launches: it is one kernel for any block size, without waits between blocks.
+        schedule: the class of its parameters.
     """
 
     name: ClassVar[str]
@@ -62,7 +62,7 @@ class Scheme(Choices):
         """Raise Unsupported unless this scheme can run the group."""
 
     def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
-        """Its kernel; as :meth:`emit`."""
+        """The kernel of a one-kernel scheme; see :meth:`emit`."""
         raise NotImplementedError
 
     def emit(self, graph: Graph, config: Config, sms: int, fixed: bool = False) -> GroupKernels:
@@ -73,7 +73,7 @@ class Scheme(Choices):
         return GroupKernels.single(self.source(graph, config, fixed), graph)
 
     def reject(self, graph: Graph, config: Config) -> str | None:
-        """Found by building the kernel, which takes a millisecond or two."""
+        """The reason why ``config`` cannot work, found by building the kernel in a millisecond or two, or None."""
         try:
             source = self.source(graph, config)
         except Unsupported as error:
@@ -104,7 +104,7 @@ def block_of(threads: int, rows: int, least: int = 64) -> int:
 
 @lru_cache(maxsize=1)
 def schemes() -> dict[str, Scheme]:
-    """Every scheme by its name, in the order in which they are tried; each is a file here with a ``SCHEME``."""
+    """Every scheme by name, in order of rank; each is a module of this package with a ``SCHEME``."""
     modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
     found: list[Scheme] = [m.SCHEME for m in modules if hasattr(m, "SCHEME")]
     return {scheme.name: scheme for scheme in sorted(found, key=lambda scheme: scheme.rank)}
@@ -112,16 +112,17 @@ def schemes() -> dict[str, Scheme]:
 
 @lru_cache(maxsize=512)
 def scheme_of(graph: Graph) -> Scheme:
-    """The CUDA scheme of a group. Cached: planning, configuring and printing a group each need it. Raises Unsupported
-    where no scheme fits; the message is that of the last one tried."""
+    """The CUDA scheme of a group, cached for planning, configuring and printing.
+
+    Raises Unsupported if no scheme fits, with the message of the last one tried.
+    """
     if 0 in graph.extents:
         raise Unsupported("an empty axis")
     return first_fit(graph, ("scatter",) if has_sum_at(graph) else schemes())
 
 
 def first_fit(graph: Graph, names: Iterable[str]) -> Scheme:
-    """The first of these schemes that fits a group. Raises Unsupported where none does; the message is that of the last
-    one."""
+    """The first of these schemes that fits a group. Raises Unsupported if none does, with the message of the last."""
     why = Unsupported("no scheme")
     for name in names:
         try:

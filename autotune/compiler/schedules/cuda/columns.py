@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 FEWEST_ROWS = 64
 """Rows below which partials of many blocks gain nothing over one block that reads them all."""
 MOST_ROWS_AT_ONCE = 1024
-"""Rows up to which sums over them alone, beside nothing else, are left to blocks that each walk all rows of a strip."""
+"""Rows up to which a group with only sums over rows is left to blocks that each walk all rows of a strip."""
 ACCUMULATORS_KEPT = 128
-"""32-bit accumulators a thread may hold; beyond it spilling is certain."""
+"""Most 32-bit accumulators of a thread; with more, spilling is certain."""
 _FINISHES = ("outer", "rows")
-"""Schemes of a finish: over the outer axis where that has a kernel, row by row otherwise."""
+"""Schemes of a finish: over the outer axis if that has a kernel, else row by row."""
 
 
 @lru_cache(maxsize=512)
@@ -64,9 +64,9 @@ def tile_threads(program: Program, vec: int) -> int:
 
 
 def _overlapped(program: Program, vec: int) -> list[Config]:
-    """Several blocks an SM that each load a row ahead, under the register cap that lets them.
+    """Several blocks per SM that each load a row ahead, under the register cap that permits them.
 
-    Where nothing waits for a row's other threads, what is in flight counts: four blocks first, and six.
+    If no thread waits for the other threads of a row, the bytes in flight matter: first four blocks, then six.
     """
     out: list[Config] = []
     full = [v for i, v in enumerate(program.graph.values) if v.op == "load" and program.domain(i) == "full"]
@@ -231,14 +231,16 @@ class ColumnsScheme(Scheme):
         return _kernels(split, source, max(1, blocks))
 
     def with_blocks(self, graph: Graph, config: Config, blocks: int) -> GroupKernels:
-        """As :meth:`emit`, with so many blocks for each tile of columns, whatever the rows: a block that finds none
-        leaves what adds nothing."""
+        """:meth:`emit` with a fixed number of blocks for each tile of columns.
+
+        A block without rows writes neutral elements.
+        """
         split = _split(graph)
         return _kernels(split, emit_main(split, config)[0], blocks)
 
 
 def _kernels(split: Split, source: CudaSource, blocks: int) -> GroupKernels:
-    """A main kernel with so many blocks for each tile of columns, and its finish."""
+    """A main kernel with ``blocks`` blocks for each tile of columns, and its finish."""
     main = replace(source, launch={**source.launch, "grid": blocks * int(source.launch["tiles"])})
     private = [Private("float32", blocks)] if split.counts else []
     for c in split.columns:
@@ -257,7 +259,7 @@ def _kernels(split: Split, source: CudaSource, blocks: int) -> GroupKernels:
 
 
 def emit_main(split: Split, config: Config) -> tuple[CudaSource, Program]:
-    """The main kernel, its grid not yet known."""
+    """The main kernel, without its grid."""
     schedule = CudaSchedule.from_config(config)
     program = main_program(split, keep=schedule.keep != "reload", online=schedule.online)
     return RowKernel(program, schedule).source(), program

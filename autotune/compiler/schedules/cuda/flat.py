@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class FlatScheme(Scheme):
-    """One pass over rows, whose threads share no row.
+    """One pass over rows, without cooperation of threads on a row.
 
-    Configurations of groups whose rows have values in common say ``by_row``, too.
+    If a group has values per row, its configurations also have ``by_row``.
     """
 
     name, rank, schedule = "flat", 30, FlatSchedule

@@ -1,9 +1,9 @@
-"""The outer scheme: reductions over axes other than the unit-stride one, neighbouring threads on the kept axis.
+"""The outer scheme: reductions over axes other than the unit-stride one, with adjacent threads along the kept axis.
 
 Parameters have the names of the row-wise scheme. ``threads_per_row`` threads are along the kept axes, each with a
-vector of neighbours. ``rows_per_block`` threads (on each of ``cluster`` blocks) share the reduced ones. A thread has
-``unroll`` places of the reduced axes in flight. With ``keep = shared`` and ``prefetch``, strips are copied to shared
-memory before their walks. Each thread loads the first ``held`` places into registers instead: see
+vector of adjacent elements. ``rows_per_block`` threads (on each of ``cluster`` blocks) share the reduced axes. A thread
+has ``unroll`` indices of the reduced axes in flight. With ``keep = shared`` and ``prefetch``, strips are copied to
+shared memory before their walks. Each thread loads the first ``held`` indices into registers instead: see
 :mod:`autotune.compiler.targets.cuda.outer.copied`.
 """
 
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from autotune.space import Space
 
 NARROWEST = 8
-"""Elements of the kept axis below which a warp's accesses fall apart into sectors of other rows."""
+"""Elements of the kept axis below which a warp's accesses are split into sectors of several rows."""
 HELD = (0, 1, 2, 3, 4, 6, 8)
-"""Places of a strip that a thread may have in registers beside those in shared memory."""
+"""Indices of a strip that a thread may hold in registers, in addition to those in shared memory."""
 SYSTEM = 1024
-"""Bytes of shared memory that the system takes for each block."""
+"""Bytes of shared memory that the system reserves for each block."""
 WORK = 20, 4
-"""Registers that a thread needs beside what it holds, and for each lane: running maxima and sums, what is computed."""
+"""Registers of a thread in addition to its held values: in total, and per lane (running maxima and sums, temporaries)."""
 MOST = SmLimits()
 
 
 def kept_words(program: Program, vec: int) -> float:
-    """32-bit registers a place of the reduced axes takes in values that wait for a later pass, where they are most."""
+    """Most 32-bit registers, per index of the reduced axes, of values that are kept for a later pass."""
     x = unit_axis(program.graph)
 
     def words(i: int) -> float:
@@ -57,7 +57,7 @@ def kept_words(program: Program, vec: int) -> float:
 
 
 def lanes(program: Program, vector_bytes: int) -> int:
-    """Neighbours that a thread takes at a time; 0 if they do not divide their axis."""
+    """Adjacent elements that a thread takes at a time; 0 if their number does not divide the axis."""
     return vector_along(program.graph, unit_axis(program.graph), vector_bytes)
 
 
@@ -68,13 +68,13 @@ def kept(program: Program) -> int:
 
 
 def across(program: Program, vector_bytes: int) -> int:
-    """Threads that must be neighbours: those of one tile."""
+    """Number of threads that must be adjacent: those of one tile."""
     x, vec = unit_axis(program.graph), lanes(program, vector_bytes)
     return 1 if x in program.rows or not vec else program.graph.extents[x] // vec
 
 
 def clusters(program: Program) -> list[int]:
-    """Blocks that may share a strip: each has 32 places of the reduced axes or more."""
+    """Numbers of blocks that may share a strip; each block has at least 32 indices of the reduced axes."""
     return [c for c in (2, 4, 8) if c * 32 <= program.n_cols]
 
 
@@ -123,7 +123,7 @@ def _deepest(program: Program) -> int:
 
 
 def _registers(program: Program, config: Config) -> float:
-    """Registers a thread needs for values that wait for a later pass."""
+    """Registers a thread needs for values that are kept for a later pass."""
     vec = lanes(program, int(config["vector_bytes"]))
     if config["keep"] != "registers":
         return kept_words(program, vec) * int(config.get("held", 0))
@@ -134,7 +134,7 @@ def _registers(program: Program, config: Config) -> float:
 def _held(program: Program, config: Config) -> bool:
     """True if a block's registers hold its kept values, with room for computing from them."""
     words, block = _registers(program, config), int(config["threads_per_row"]) * int(config["rows_per_block"])
-    # The compiler keeps some elements of packed pairs unpacked as well, from one pass to the next.
+    # From one pass to the next, the compiler keeps some elements of packed pairs in unpacked form too.
     room = 1.8 if narrowest_along(program.graph, unit_axis(program.graph)) == 2 else 1.25
     return words <= 64 and (room * words + 28) * block <= 65536
 
@@ -230,7 +230,7 @@ class OuterScheme(Scheme):
         return self.normalize(graph, best)
 
     def _shape(self, program: Program, config: Config, threads: int) -> Config:
-        """``threads`` along the kept axes, and along the reduced ones enough for four to eight places each."""
+        """``threads`` along the kept axes, and enough along the reduced ones for four to eight indices each."""
         room, need = max(1, 1024 // threads), power_of_two(-(-program.n_cols // 8))
         deep = min(room, _deepest(program), max(need, 256 // threads))
         packs = -(-program.n_cols // deep)
@@ -261,7 +261,7 @@ class OuterScheme(Scheme):
                 held |= {"threads_per_row": wide, "rows_per_block": max(1, 512 // wide)}
                 # A cap that lets two blocks of an SM overlap, one loading while the other one stores.
                 out += [held, held | {"max_registers": 64}]
-                half = max(1, 64 // int(default["vector_bytes"]))  # what memory gives at a time
+                half = max(1, 64 // int(default["vector_bytes"]))  # bytes per memory access
                 if half < wide:
                     strip = {"threads_per_row": half, "rows_per_block": max(1, 512 // half), "max_registers": 64}
                     out.append(held | strip)
@@ -278,7 +278,7 @@ class OuterScheme(Scheme):
     # by registers.
 
     def _copied(self, graph: Graph, default: Config) -> list[Config]:
-        """Variations of ``default`` whose strips are copied ahead; none where nothing can be."""
+        """Variations of ``default`` whose strips are copied ahead; none if nothing can be copied."""
         program = self.program(graph)
         wide = next((b for b in vectors(program) if b <= 16), 0)
         default = default | {"vector_bytes": wide, "keep": "shared", "prefetch": True, "online": False, "unroll": 2}
@@ -288,8 +288,8 @@ class OuterScheme(Scheme):
         return (self._whole(graph, default) if crowded(program) else []) + self._in_turn(graph, default)
 
     def _in_turn(self, graph: Graph, default: Config) -> list[Config]:
-        """Three blocks an SM or more, under a register cap that lets them, in the smallest clusters that have strips so
-        small."""
+        """At least three blocks per SM, under a register cap that permits them, in the smallest clusters with strips
+        that small."""
         program, wide = self.program(graph), int(default["vector_bytes"])
         out: list[Config] = []
         for strip in (64, 32, 128):  # bytes
@@ -307,9 +307,9 @@ class OuterScheme(Scheme):
     def _whole(self, graph: Graph, default: Config) -> list[Config]:
         """Strips that are all on the device at the same time, or in two waves.
 
-        A part of each is in registers where shared memory alone does not hold them. No SM waits for a last, short
-        wave then. But neither does one strip hide what another one computes, so maximum and sum of exponentials are
-        found online, while copies arrive.
+        A part of each strip is in registers if shared memory alone is too small. So no SM waits for a last, short wave.
+        But no strip hides the computation of another one, so the maximum and the sum of exponentials are computed
+        online, while copies arrive.
         """
         program, wide, online = self.program(graph), int(default["vector_bytes"]), has_online(self.program(graph))
         vec = lanes(program, wide)
@@ -332,9 +332,9 @@ class OuterScheme(Scheme):
         return []
 
     def _fitting(self, graph: Graph, config: Config, waves: int) -> Config | None:
-        """``config`` with as much in registers as lets all blocks run in ``waves``, under a cap.
+        """``config`` with enough values in registers, under a cap, to run all blocks in ``waves``.
 
-        None if they cannot, or would leave many places empty.
+        None if that is impossible, or would leave many slots for blocks empty.
         """
         program = self.program(graph, True, bool(config["online"]))
         vec = lanes(program, int(config["vector_bytes"]))
@@ -354,8 +354,8 @@ class OuterScheme(Scheme):
         return config | {"held": held, "max_registers": cap}
 
     def shared(self, graph: Graph, config: Config) -> tuple[int, int]:
-        """Shared memory of a block in bytes, of its strip and of all else; more than any has where there is no such
-        kernel."""
+        """Bytes of a block's shared memory, for its strip and for the rest; without such a kernel, more than any SM
+        has."""
         try:
             source = self.source(graph, config)
         except Unsupported:

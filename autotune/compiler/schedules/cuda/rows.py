@@ -36,7 +36,7 @@ def _built(graph: Graph, schedule: CudaSchedule) -> Program:
 
 @lru_cache(maxsize=512)
 def plain_program(graph: Graph) -> Program:
-    """The program that choices are made for. Cached: each candidate needs it several times."""
+    """The program for which choices are made, cached because each candidate needs it several times."""
     return build_program(widened(graph))
 
 
@@ -76,13 +76,13 @@ def vectors(program: Program) -> list[int]:
 
 
 def default_vector(program: Program) -> int:
-    """16 bytes where these divide a row, else the widest that do."""
+    """16 bytes if they divide a row, else the widest vector that does."""
     usable = vectors(program)
     return 16 if 16 in usable else usable[0]
 
 
 def kept_words(program: Program) -> float:
-    """32-bit words a row element takes in kept values between two passes, where they are most."""
+    """Most 32-bit words of kept values between two passes, per element of a row."""
 
     def words(i: int) -> float:
         v = program.graph.values[i]
@@ -92,7 +92,7 @@ def kept_words(program: Program) -> float:
 
 
 def too_many_kept(words: float, block: int, cap: int) -> str | None:
-    """Why threads of a block cannot hold so many words each for later passes under a cap of registers, or None."""
+    """The reason why a thread cannot hold ``words`` words for later passes under a register cap, or None."""
     if words > REGISTERS_KEPT:
         return f"{words:.0f} registers a thread for kept values"
     if (words + 24) * block > 65536:
@@ -103,7 +103,7 @@ def too_many_kept(words: float, block: int, cap: int) -> str | None:
 
 
 def crowded(program: Program, config: Config) -> str | None:
-    """Why ``config`` cannot keep a row in registers, or None."""
+    """The reason why ``config`` cannot keep a row in registers, or None."""
     if config["keep"] != "registers":
         return None
     threads, vec = int(config["threads_per_row"]), vector_length(program, int(config["vector_bytes"]))
@@ -113,21 +113,23 @@ def crowded(program: Program, config: Config) -> str | None:
 
 
 def thread_counts(cols: int, vectors: Iterable[int], least: int, most: int) -> list[int]:
-    """Threads that may share a row: powers of two, and other multiples of a warp only where they divide the row's packs
-    of one of these ``vectors``: 768 = 192 * 4, 14336 = 448 * 32."""
+    """Numbers of threads that may share a row: powers of two, and some other multiples of a warp.
+
+    The latter must divide the row's packs for one of these ``vectors``: 768 = 192 * 4, 14336 = 448 * 32.
+    """
     powers = [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if least <= t <= most] or [most]
     odd = [t for t in (96, 160, 192, 224, 320, 384, 448, 640, 768, 896) if least <= t <= most]
     return powers + [t for t in odd if any(cols % (t * v) == 0 for v in vectors)]
 
 
 def _even(program: Program, vec: int, most: int) -> list[int]:
-    """Threads a row, no power of two and from 64 on, that have one to four packs each."""
+    """Numbers of threads per row, at least 64 and no power of two, with one to four packs each."""
     found = [divmod(program.n_cols, vec * packs) for packs in (1, 2, 3, 4)]
     return [n for n, rest in found if not rest and 64 <= n <= most and n % 32 == 0 and n & (n - 1)]
 
 
 def _cap(words: float) -> int:
-    """The smallest register cap that leaves so many words, or none."""
+    """The smallest register cap that leaves room for ``words``, or none."""
     return next((c for c in CAPS if c >= words), 0)
 
 
@@ -167,7 +169,7 @@ class RowsScheme(Scheme):
     def normalize(self, graph: Graph, config: Config) -> Config:
         """Parameters without effect at their first value, blocks of legal size.
 
-        Many combinations mean the same kernel; measuring one of them is enough.
+        Many combinations give the same kernel; measuring one of them is enough.
         """
         program = plain_program(graph)
         c: Config = {"cluster": 1, "prefetch": False} | dict(config)
@@ -183,14 +185,14 @@ class RowsScheme(Scheme):
         if c["keep"] == "registers":
             c["unroll"] = 1
         else:
-            # A loop cannot have more packs in flight than a thread has.
+            # A loop has at most as many packs in flight as a thread has.
             packs = max(1, -(-program.n_cols // (t * int(c["cluster"]) * vec)))
             while int(c["unroll"]) > packs:
                 c["unroll"] = int(c["unroll"]) // 2
         return c
 
     def default(self, graph: Graph) -> Config:
-        """16-byte accesses, 16 to 32 elements a thread, at least 128 threads a block."""
+        """16-byte accesses, 16 to 32 elements per thread, at least 128 threads per block."""
         program = plain_program(graph)
         bytes_ = default_vector(program)
         if narrowest(program) == 1:  # masks next to wider tensors: these are read in 16 bytes
@@ -263,8 +265,10 @@ class RowsScheme(Scheme):
 
 
 def _shared_rows(program: Program, vec: int) -> list[Config]:
-    """Clusters whose threads have 8 to 64 elements each, evenly where the row allows it, under a register cap that lets
-    several blocks overlap on an SM: while one waits for its cluster, another loads."""
+    """Clusters whose threads have 8 to 64 elements each, distributed evenly if possible.
+
+    A register cap permits several blocks per SM: while one waits for its cluster, another loads.
+    """
     out: list[Config] = []
     for cluster in (2, 4, 8):
         found: list[int] = []
@@ -281,7 +285,7 @@ def _shared_rows(program: Program, vec: int) -> list[Config]:
 
 
 def _warps(program: Program, d: Config) -> list[Config]:
-    """A row a warp, whose reductions need no barrier, where each lane has a few whole packs of it."""
+    """One row per warp, without barriers for reductions, if each lane has a few whole packs of the row."""
     vec = vector_length(program, int(d["vector_bytes"]))
     packs, rest = divmod(program.n_cols, 32 * vec)
     words = packs * vec * kept_words(program)

@@ -43,7 +43,7 @@ _ONE: Config = {"keep": "registers", "online": False, "blocks_per_sm": 0, "clust
 
 
 def place_bytes(s: Scattered) -> int:
-    """Bytes of the places that a block scans."""
+    """Bytes of the indices that a block scans."""
     total = 0
     for one in s.sums:
         values = [s.graph.values[i] for i in one.places.passes[0].compute]
@@ -58,7 +58,7 @@ def vectors(s: Scattered) -> list[int]:
 
 
 def most_owned(s: Scattered) -> int:
-    """Places that a block may own: its list has the number of a term and that of a place in one 32-bit word."""
+    """Most places of a block: an entry of its list has the numbers of a term and of a place in one 32-bit word."""
     return next((r for r in reversed(OWNED) if r * max(one.n_tokens for one in s.sums) < LIMIT), OWNED[0])
 
 
@@ -69,7 +69,7 @@ def blocks_of(s: Scattered, config: Mapping[str, Choice]) -> tuple[int, int]:
 
 
 class ScatterScheme(Scheme):
-    """Sums at indices that other data give."""
+    """Index-add."""
 
     name, rank, schedule = "scatter", 10, ScatterSchedule
 
@@ -124,7 +124,7 @@ class ScatterScheme(Scheme):
         written = chunk * sum(STORAGE_BYTES[o.dtype] for o in s.graph.outputs)  # of one place
 
         def worth(owned: int) -> bool:
-            """True if so many places a block are better than half of them."""
+            """True if ``owned`` places per block are better than half as many."""
             blocks = -(-s.n_places // owned) * -(-s.n_cols // chunk)
             enough = scanned * (4 if blocks >= 8 * SMS else 1)
             return blocks >= 2 * SMS and owned // 2 * written < enough

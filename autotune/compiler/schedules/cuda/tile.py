@@ -21,13 +21,13 @@ from autotune.ir.graph import REDUCTIONS, Graph
 WIDEST = 512
 """Elements of the unit-stride axis that the lanes of one warp can take."""
 LARGEST = 1 << 15
-"""Elements of a tile where there are few tiles: more would leave most of the device idle."""
+"""Most elements of a tile if there are few tiles: larger tiles would leave most of the device idle."""
 MANY = 256
-"""Tiles that are enough work for a device, however large they are."""
+"""Number of tiles that is enough work for a device at any tile size."""
 
 
 def _ordered(graph: Graph, axes: set[int]) -> tuple[int, ...]:
-    """Axes by falling stride in the largest tensor read, the one of open extent first."""
+    """Axes by decreasing stride in the largest tensor read, with the axis of open extent first."""
     loads = [v for v in (graph.values[i] for i in graph.live) if v.op == "load"]
     largest = max(loads, key=lambda v: graph.size(v.axes), default=None)
     return tuple(sorted(axes, key=lambda a: (a != 0, -stride_of(largest, a) if largest else 0, a)))

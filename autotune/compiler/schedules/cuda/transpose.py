@@ -1,4 +1,4 @@
-"""The transpose scheme: a pointwise group whose tensors disagree on the unit-stride axis.
+"""The transpose scheme: a pointwise group whose tensors have different unit-stride axes.
 
 ``tile`` is the side of the square tiles that go through shared memory, each by a block of ``threads_per_row`` threads.
 A walk along one of the axes is never faster (docs/decisions/025-transposed-tensors-in-tiles.md).
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 LEAST_BYTES = 1 << 15
 """Bytes moved below which a group is left to the flat scheme: a launch costs more than all its accesses."""
 FEW = 264
-"""Tiles that give each multiprocessor of a large device two."""
+"""Number of tiles for two per multiprocessor of a large device."""
 _SAME = ("threads_per_row", "vector_bytes", "max_registers", "load_hint", "store_hint", "blocks_per_sm")
-"""Parameters that a kernel of tiles has, beside the tile's side."""
+"""Parameters of a tiled kernel, in addition to the tile's side."""
 
 
 def _vectors(t: Tiling) -> list[int]:
@@ -67,7 +67,7 @@ class TransposeScheme(Scheme):
         return c | {"threads_per_row": threads, "vector_bytes": t.size * widest, "tile": side}
 
     def default(self, graph: Graph) -> Config:
-        """Tiles whose lines are lines of the cache, smaller ones where they are few."""
+        """Tiles with a cache line per row, or smaller ones if there are few."""
         t = tiling(graph)
         side = 64 if t.size <= 2 and _tiles(t, 64) >= FEW else 32
         widest = _vectors(t)[0]
