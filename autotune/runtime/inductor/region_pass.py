@@ -29,7 +29,7 @@ from autotune.compiler.regions.epilogues import Product, products_of
 from autotune.compiler.regions.find import Region, regions_from
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda.source import PREFIX
-from autotune.errors import Unsupported
+from autotune.errors import Unsupported, UserError
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.index_check import add_check, indices_of
 from autotune.runtime.inductor.product_call import ProductCall, is_faster
@@ -95,8 +95,7 @@ def replace_regions(
     left, decided, predicted = stored_left(name, devices, mode) if trial is None else Left(trial.left, True)
     deployment().count("left", len(every) - len(_without(every, left)))
     searched = _permitted(_without(every, left - predicted))
-    taken = not origin and not cpp and deployment().settings.products == "search"
-    products = products_of(facts, searched, cublaslt.version()) if taken else []
+    products = [] if origin or cpp or not _searches_products() else products_of(facts, searched, cublaslt.version())
     note(_surveyed(name, mode, searched, left - predicted, products))
     regions = _without(searched, left)
     if bare:
@@ -142,6 +141,14 @@ def replace_regions(
             made |= _replace(graph, region, call, origin, made)
     stable_topological_sort(graph)  # a reader of a result may precede the last of the region's nodes
     graph.eliminate_dead_code()
+
+
+def _searches_products() -> bool:
+    """True where the settings ask for products. Look-ups warn of a setting that cannot be read."""
+    try:
+        return deployment().settings.products == "search"
+    except UserError:
+        return False
 
 
 def _chosen(products: Sequence[Product], left: frozenset[str], *, packaged: bool) -> list[tuple[Product, Schedule]]:
