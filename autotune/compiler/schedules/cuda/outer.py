@@ -40,7 +40,7 @@ HELD = (0, 1, 2, 3, 4, 6, 8)
 SYSTEM = 1024
 """Bytes of shared memory that the system reserves for each block."""
 WORK = 20, 4
-"""Registers of a thread in addition to its held values: in total, and per lane (running maxima and sums, temporaries)."""
+"""Registers of a thread besides its held values: in total, and per lane (running maxima and sums, temporaries)."""
 MOST = SmLimits()
 
 

@@ -1,7 +1,7 @@
 """A pass over one pack of a row as a device function.
 
-So Numba types it once however many packs a thread has. What is kept between passes travels in tuples, which end up in
-registers.
+So Numba types it once for any number of packs per thread. Values kept between passes are in tuples, which are compiled
+to registers.
 """
 
 from __future__ import annotations

@@ -26,16 +26,17 @@ class FlatKernel:
     """The flat kernel of a program.
 
     Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks
-    each pack. Elements that do not fill a pack, where their number is open, go one by one to its first threads.
+    each pack. If the number of elements is open, its first threads process single elements after the last whole pack.
 
     Each element is read and written by one thread, so that an output may share an input's memory.
 
     Attributes:
-        open_cols: the number of columns is open; ``dynamic``: that of rows.
+        open_cols: True if the number of columns is open.
+        dynamic: True if the number of rows is open.
         row_packs: packs of a row.
         step: packs that a block takes at a time.
-        tiles: blocks that share a row, where each has a part of one row; else 0.
-        inner: packs, or tiles, for each number of the outermost axis.
+        tiles: blocks that share a row, if each has a part of one row; else 0.
+        inner: packs, or tiles, for each index of the outermost axis.
     """
 
     number, total = Var("pack"), Var("total")
@@ -168,8 +169,11 @@ def has_row_values(program: Program) -> bool:
 
 
 def parts_of_a_row(program: Program, vec: int, step: int) -> int:
-    """Blocks that share a row where each has ``step`` packs of ``vec`` elements of one row alone; 0 where the packs are
-    better dealt over all rows: nothing is the same in all of a row, or its last part leaves threads without work."""
+    """Blocks that share a row if each has ``step`` packs of ``vec`` elements of one row alone.
+
+    0 if the packs are better distributed over all rows, because there are no values per row, or because the last part
+    of a row leaves threads idle.
+    """
     packs = program.n_cols // vec
     parts = -(-packs // step)
     return parts if has_row_values(program) and parts * step <= _MOST_PLACES * packs else 0
