@@ -1,4 +1,4 @@
-"""Assembly of an artifact from a plan and its groups' configurations: groups are emitted, joined into launches, compiled.
+"""Assembly of an artifact from a plan and its groups' configurations: emission, joining into launches, compilation.
 
 CUDA kernels are named after the operators they compute, for example ``autotune_addmm_sigmoid_tanh_rsub``. A kernel for
 a whole region is named after the operators of the region's program. If a plan has several launches, each is named after
@@ -160,7 +160,7 @@ def launch_of(kernel: Draft, fit: int, sms: int) -> dict[str, Any]:
 
 
 def kernel_name(ops: Iterable[str]) -> str:
-    """A kernel's name from the operators it computes: as many as fit, in order, each once, matrix products first.
+    """A kernel's name from the operators it computes: as many as fit, in order, each once; matrix products have priority.
 
     It is an identifier for any characters in the operators' names.
     """

@@ -193,7 +193,7 @@ def check_loads(extents: Sequence[int], values: Sequence[Value]) -> None:
 
 
 def reach(extents: Sequence[int], v: Value) -> tuple[int, int, bool]:
-    """(lowest, highest) element that a load or gather reaches within its guards, and True if its axes are empty."""
+    """(lowest, highest) element that a load or gather reaches within its guards, and True if it reaches no element."""
     low = v.offset
     high = v.offset + max(0, v.bound - 1) * v.index_stride
     empty = False

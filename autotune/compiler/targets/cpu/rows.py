@@ -34,8 +34,8 @@ _PARTIAL = 16384
 _POINTWISE_TILE = 4096
 _MOST_CUTS = 4  # places where the columns are cut into pieces
 _VECTOR, _UNROLLED, _LONG_WALK = 16, 64, 192
-"""Columns from which a walk is a loop: those of one vector. Numbers that are no multiple of four vectors stay constant up
-to a larger number, since the tail costs more than the loop saves."""
+"""Columns from which a walk is a loop: those of one vector. Numbers that are no multiple of four vectors stay constant
+up to a larger number, since the tail costs more than the loop saves."""
 ORIGIN = Const(0)
 """The first column."""
 ROW, ROWS, WHOLE = index("r"), index("rows"), index("cols")

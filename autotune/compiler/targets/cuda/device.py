@@ -1,4 +1,4 @@
-"""The nodes of CUDA kernels alone: warps, shared memory, barriers, clusters."""
+"""Nodes of CUDA kernels only: warps, shared memory, barriers, clusters."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ HINTS = {
 BLOCK, BLOCKS = Var("blk", "int32"), Var("nblk", "int32")
 """Number of the block, and how many there are: of the launch, or of a body's own blocks where several share one."""
 THREAD = Var("tid", "int32")
-"""Number of the thread, where a kernel has given it this name."""
+"""Number of the thread, in kernels that assign it to this variable."""
 EXTENT = Var("n0", "int64")
-"""Extent of axis 0, where a kernel takes it as an argument."""
+"""Extent of axis 0, in kernels with this argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ class Shared(Stmt):
 
 
 MOST_STATIC = 48 * 1024
-"""Bytes of shared memory of fixed size that a block may have."""
+"""Most bytes of static shared memory of a block."""
 
 
 def shared_bytes(body: Iterable[Stmt]) -> int:
-    """Shared memory of fixed size that statements take."""
+    """Bytes of static shared memory of statements."""
     return sum(s.bytes for s in walk(body) if isinstance(s, Shared))
 
 
 def check_static(body: Iterable[Stmt]) -> None:
-    """Raise Unsupported if statements take more shared memory of fixed size than a block may have."""
+    """Raise Unsupported if statements need more static shared memory than a block may have."""
     if (taken := shared_bytes(body)) > MOST_STATIC:
         raise Unsupported(f"{taken} bytes of static shared memory")
 

@@ -346,7 +346,7 @@ class Reductions(ABC, Generic[Carried]):
         self.begun = False  # the cluster's other blocks have begun
 
     def reduce(self, carried: Carried) -> tuple[list[Stmt], list[Stmt]]:
-        """Reduce over the group, with the results in every thread: statements up to the block's barrier, and the rest."""
+        """Reduce over the group, with results in every thread: statements up to the block's barrier, and the rest."""
         before, after = self.in_warp(carried), list[Stmt]()
         if self.group.parts > 1:
             before += [*self.leave(carried), BARRIER]

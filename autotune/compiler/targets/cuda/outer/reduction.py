@@ -184,7 +184,7 @@ class StripReductions(Reductions[StripPass]):
 def exchange(carried: StripPass, distances: Sequence[int]) -> list[Stmt]:
     """Combines each lane with those at these distances, one after the other.
 
-    Online pairs find their maximum first and then rescale each sum to it once. This takes one exponential per sum, while
+    Online pairs find their maximum first and then rescale each sum to it once. This takes one exponential per sum;
     merging pair by pair takes two per step.
     """
     if not distances:

@@ -19,7 +19,7 @@ from autotune.compiler.targets.cuda.threads import each_unit
 from autotune.errors import Unsupported
 
 _MOST_PLACES = 1.125
-"""Places for packs that the parts of a row may have, over the packs that it has."""
+"""Most slots for packs in the parts of a row, relative to the row's packs."""
 
 
 class FlatKernel:
