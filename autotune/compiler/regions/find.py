@@ -225,7 +225,7 @@ class Finder:
         culprit: fx.Node = error.node
         body = {n.meta.get("origin") for n in self.submodule(nodes)[2].graph.nodes}
         if borrowed := self.copied.intersection(body).difference(nodes):
-            self.once |= borrowed  # one of them may be the culprit
+            self.once |= borrowed  # one of these may be the cause
         elif self.facts[culprit].operator in SCATTERS and culprit not in self.kept:
             self.kept.add(culprit)  # the translation may succeed if readers in other shapes read the stored result
         else:

@@ -7,8 +7,8 @@ depends on the value that it loaded there.
 
 Without side effects also means that the compiler treats such a load as arithmetic and may execute it speculatively. A
 load with the same address in every iteration is moved out of the loop, and out of any branch in it. So a branch alone
-must not keep a load inside its tensor. Either the address is valid on both sides (``least``), or the guard is an
-operand (``lg``, unless a branch has tested the same condition before), or the load cannot be moved (``lk``).
+cannot keep a load inside its tensor. There are three ways. The address is valid on both sides (``least``). The guard is
+an operand (``lg``, unless a branch has tested the same condition before). The load cannot be moved (``lk``).
 
 Measured on an H200: 16-byte accesses are as fast as torch's copy; ``cuda.float32x4`` would emit four scalar loads.
 

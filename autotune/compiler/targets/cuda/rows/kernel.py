@@ -179,7 +179,7 @@ class RowKernel:
     def _packs(
         self, q: int, pas: Pass, functions: Functions, loads: Sequence[int], packs: Sequence[Operand]
     ) -> list[Stmt]:
-        """Packs in sequence, after the ``loads`` of all of them. Those from number ``full`` on may be outside the row."""
+        """Packs in sequence, after the ``loads`` of all of them; those from number ``full`` on may be outside the row."""
         e, threads, out = self.emitter, self.threads, list[Stmt]()
         guarded = [isinstance(pack, int) and pack >= threads.full for pack in packs]
         words = [Var(f"held_{n}") if loads else None for n in range(len(packs))]
@@ -199,8 +199,8 @@ class RowKernel:
     ) -> list[Stmt]:
         """One pack; ``words`` were loaded before.
 
-        A ``guarded`` pack may be outside the row. The compiler moves its loads that do not depend on the row out of the
-        row loop and out of the branch in it, so their column is clamped to the row.
+        A ``guarded`` pack may be outside the row. Its loads that do not depend on the row are moved out of the row loop
+        and its branch by the compiler. Their column is therefore clamped to the row.
         """
         e, threads = self.emitter, self.threads
         name = str(pack) if threads.unrolled else "x"

@@ -7,9 +7,9 @@ been used, before its reductions (:class:`NextRow`). The loaded words are kept i
 All blocks of a small tensor run at the same time, so that no other block hides the latencies of one. A kernel with one
 set of rows per block does the following before its first reduction (:class:`LaterPasses`):
 
-* It touches the loads of later passes (mostly weights): it reads a word of each vector, so that the vector's sectors are
-  in the L1 at its load. With a cold cache there would else be another wait for memory. ``prefetch`` instructions and
-  loads that are merely earlier in the source do not help, because ptxas moves them down again.
+* It touches the loads of later passes (mostly weights): it reads a word of each vector, so that the vector's sectors
+  are in the L1 at its load. With a cold cache there would else be another wait for memory. ``prefetch`` instructions
+  and loads that are merely earlier in the source do not help, because ptxas moves them down again.
 * It computes random masks of later passes while the first loads are in flight, and keeps one word per pack: a dropout's
   hash is 12 instructions per element.
 
