@@ -160,9 +160,9 @@ def launch_of(kernel: Draft, fit: int, sms: int) -> dict[str, Any]:
 
 
 def kernel_name(ops: Iterable[str]) -> str:
-    """A kernel's name from the operators it computes: as many as fit, in order, each once; matrix products have priority.
+    """A kernel's name from the operators it computes: as many as fit, in order, each once.
 
-    It is an identifier for any characters in the operators' names.
+    Matrix products have priority. The name is an identifier for any characters in the operators' names.
     """
     room = LONGEST - len(PREFIX) - _SUFFIX
     cleaned = ("_".join(re.findall("[A-Za-z0-9]+", op))[:room].rstrip("_") for op in ops)

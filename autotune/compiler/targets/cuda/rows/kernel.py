@@ -179,7 +179,7 @@ class RowKernel:
     def _packs(
         self, q: int, pas: Pass, functions: Functions, loads: Sequence[int], packs: Sequence[Operand]
     ) -> list[Stmt]:
-        """Packs in sequence, after the ``loads`` of all of them; those from number ``full`` on may be outside the row."""
+        """Packs in sequence, after the ``loads`` of all of them; packs from ``full`` on may be outside the row."""
         e, threads, out = self.emitter, self.threads, list[Stmt]()
         guarded = [isinstance(pack, int) and pack >= threads.full for pack in packs]
         words = [Var(f"held_{n}") if loads else None for n in range(len(packs))]
