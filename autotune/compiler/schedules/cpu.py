@@ -77,7 +77,7 @@ def moved(graph: Graph, parts: bool) -> dict[str, int]:
 
 
 def space_of(graph: Graph, space: Space) -> Space:
-    """``space`` narrowed to what can matter for a group on this machine."""
+    """``space`` restricted to choices with an effect for a group on this machine."""
     plain, split = forms(graph)
     space = narrow(space, parts=[p for p in (0, 1, 2, 4, 8) if (split if p else plain)])
     program = group_program(graph, not plain)

@@ -326,7 +326,7 @@ class OuterScheme(Scheme):
                 out += [c for c in fitting if c is not None][:1]
             if out:
                 first = out[0]
-                others = [first | {"load_hint": "prefetch"}]  # strips that are neighbours are read at the same time
+                others = [first | {"load_hint": "prefetch"}]  # adjacent strips are read at the same time
                 twice = self._fitting(graph, first | {"online": False, "held": 0}, waves) if online else None
                 return [first, *others, *([twice] if twice else []), *out[1:]]
         return []

@@ -187,7 +187,7 @@ class Tensors:
         return [lower.stored(self.name(o.value, lane), o.dtype) for lane in range(lanes)]
 
     def store_pack(self, k: int, hint: str, lanes: int, guard: Expr | None = None) -> list[Stmt]:
-        """Stores the lanes of output ``k``: at once where they are neighbours."""
+        """Stores the lanes of output ``k``, by one instruction if they are adjacent."""
         o, access, values = self.graph.outputs[k], self.out_access[k], self.stored(k, lanes)
         pointer, base, step = self.out_pointer(k), self.out_base(k), self.vec if access.vector else 1
         parts = [(access.at(base, e), tuple(values[e : e + step])) for e in range(0, lanes, step)]

@@ -138,7 +138,7 @@ class RowThreads:
     first_column, first_own = Var("c0"), Var("tv", "int64")
     """The first column of the block's tile, and of the thread."""
     row_set, rows, row_sets = Var("group"), Var("rows"), Var("sets")
-    """The set of rows at hand, how many rows there are, and how many sets."""
+    """The current set of rows, the number of rows, and the number of sets."""
     tile, chunk = int_var("tile"), int_var("chunk")
     """The tile of columns, and the block's number among those of its tile."""
 
@@ -277,7 +277,7 @@ class StripThreads:
     part, within = int_var("part"), int_var("within")
     """Number of the warp, or row of warps, along the reduced axes, and the thread's index in it."""
     inside, in_rows = Var("inside", "bool"), Var("in_rows", "bool")
-    """True if the place at hand exists, and the thread's pack along the kept axes."""
+    """True if the current place exists, and True if the thread's pack along the kept axes does."""
 
     @property
     def group(self) -> ThreadGroup:

@@ -57,7 +57,7 @@ class _Emitter(CudaEmitter):
     """Builder of the computation of one pack along ``x``; elements in shared memory are at word ``at``."""
 
     at = Var("at", "uint32")
-    """The word of shared memory at hand."""
+    """The current word of shared memory."""
 
     def __init__(self, t: Tiling, program: Program, schedule: TransposeSchedule) -> None:
         g, tile = program.graph, schedule.tile

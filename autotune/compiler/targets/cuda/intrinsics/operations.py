@@ -142,7 +142,7 @@ PLAIN: dict[str, Any] = {
     "rsqrt": instruction("rsqrt.approx.ftz.f32 $0, $1;", _F32, _F32),
     "sqrt": instruction("sqrt.approx.ftz.f32 $0, $1;", _F32, _F32),
     "rint": instruction("cvt.rni.f32.f32 $0, $1;", _F32, _F32),
-    # An instruction that the compiler does not look into: what follows from a branch on a side leaves it as it is.
+    # An instruction that is opaque to the compiler, which does not simplify it by facts from a branch.
     "least": instruction("min.s32 $0, $1, $2;", types.int32, types.int32, types.int32),
     "least64": instruction("min.s64 $0, $1, $2;", types.int64, types.int64, types.int64),
     "udiv": written(types.int32, types.int32, types.int32)(lambda b, x, y: b.udiv(x, y)),
@@ -154,7 +154,7 @@ PLAIN: dict[str, Any] = {
     "tied": tied,
     "rounds": rounds,
     "cluster_rank": instruction("mov.u32 $0, %cluster_ctarank;", types.int32),
-    # Barrier over the cluster's threads; what was written to distributed shared memory before is seen after.
+    # Barrier over the cluster's threads, after which earlier writes to distributed shared memory are visible.
     "cluster_sync": statement("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"),
     "cluster_arrive": statement("barrier.cluster.arrive.relaxed.aligned;"),  # signals that this thread has begun
     "cluster_wait": statement("barrier.cluster.wait.aligned;"),  # waits until all threads of the cluster arrived

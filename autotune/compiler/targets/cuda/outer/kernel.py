@@ -45,10 +45,10 @@ class Outer:
     copies = False
     """True if strips are copied to shared memory before their walks."""
     kept_words, words = Var("shared_words"), 0
-    """What passes keep in shared memory, and how many words each thread has of it for one place of the reduced axes."""
+    """The kept values in shared memory, and the words of each thread for one place of the reduced axes."""
     strip, step, number = Var("group"), Var("step"), Var("number", "int32")
     pack, pack_count, line = Var("row"), Var("rows"), Var("line")
-    """Number of the thread's pack along the kept axes, and how many packs there are; that of its line of packs."""
+    """Number of the thread's pack along the kept axes, the number of packs, and the number of its line of packs."""
 
     def __init__(self, program: Program, schedule: OuterSchedule) -> None:
         self.lanes = lanes = Lanes(program, schedule, self.copies)
@@ -151,7 +151,7 @@ class Outer:
         )
 
     def carried(self, pas: Pass, result: Expr, masked: bool) -> list[Stmt]:
-        """Sets what a thread carries from the result of a pass function."""
+        """Assigns a thread's partial results from the result of a pass function."""
         items = [(var, result[n]) for n, var in enumerate(self.lanes.returned(pas))]
         return [Assign(var, Select(self.threads.inside, item, var) if masked else item) for var, item in items]
 
@@ -165,7 +165,7 @@ class Outer:
         """One set of packs, indices known."""
         done: set[int] = set()
         out: list[Stmt] = []
-        alone: list[Stmt] | None = None  # what the warps that store go on with alone
+        alone: list[Stmt] | None = None  # statements of the storing warps alone
 
         def kept_axis_values(ids: Iterable[int]) -> list[Stmt]:
             new = [i for i in dict.fromkeys(ids) if i not in done and self.graph.values[i].op not in REDUCTIONS]

@@ -215,7 +215,7 @@ class Lanes(Tensors):
 
         Args:
             source: the pass that kept each kept value.
-            guarded: whether stores wait for :data:`self.live`.
+            guarded: True if stores depend on :data:`self.live`.
         """
         body = self.place_indices()
         for i in pas.kept_in:

@@ -40,7 +40,7 @@ class FlatKernel:
     """
 
     number, total = Var("pack"), Var("total")
-    """Number of the pack at hand, and of packs in all."""
+    """Number of the current pack, and the total number of packs."""
 
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         schedule.check_block()

@@ -55,7 +55,7 @@ class RowTensors(Tensors):
     """The tensors of one program as a row-wise kernel reads and writes them."""
 
     row, column = Var("row"), Var("c")
-    """Number of the row, and of the first column of the pack at hand."""
+    """Number of the row, and of the first column of the current pack."""
     ok = Var("ok", "bool")
     """True if the row exists."""
     prefetched = Var("x")
