@@ -1,9 +1,9 @@
-"""From a plan and its groups' configurations to an artifact: every group emitted, joined into launches, compiled.
+"""Assembly of an artifact from a plan and its groups' configurations: emission, joining into launches, compilation.
 
-CUDA kernels are named after the operators they compute, as profilers show them: ``autotune_addmm_sigmoid_tanh_rsub``. A
-kernel that does all of a region is named after the operators of the program that it was cut from. Where a plan has
-several launches, each is named after its own groups' graphs. Names follow from the workload and the plan alone, so
-candidates that differ in their schedules have equal ones: equal kernels stay equal cubins, stored once.
+CUDA kernels are named after the operators they compute, for example ``autotune_addmm_sigmoid_tanh_rsub``. A kernel for
+a whole region is named after the operators of the region's program. If a plan has several launches, each is named after
+the graphs of its groups. Names depend on the workload and the plan alone, so candidates that differ in their schedules
+have equal names. So equal kernels have equal cubins, which are stored once.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from autotune.task import Artifact, Config, Kernel
 from autotune.workload import Json
 
 SPILLS = 512
-"""Bytes of stack a thread beyond which a candidate is not worth measuring."""
+"""Bytes of stack per thread above which a candidate is not worth measuring."""
 LONGEST = 60
-"""Characters of a name."""
+"""Most characters of a name."""
 _SUFFIX = 12  # of these, kept free for "_finish" and a number
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A kernel of a region before it is compiled: its source, the region's tensors behind its pointers, and the group
-    whose axis 0 is the extent it takes."""
+    """A kernel of a region before compilation: its source, the region's tensors behind its pointers, and the group
+    whose axis 0 has the kernel's dynamic extent."""
 
     source: CudaSource
     refs: tuple[Ref, ...]
@@ -55,10 +55,12 @@ def build_artifact(
     """Compile a region.
 
     Args:
-        graph: the region's.
-        plan: its plan; ``parts`` are the configurations of its groups.
-        target: "sm_90" and the like; ``sms`` its multiprocessors.
-        program: the aten calls it was cut from, where they are known: kernels are named after them.
+        graph: the region's graph.
+        plan: the region's plan.
+        parts: the configurations of its groups.
+        target: the architecture, such as "sm_90".
+        sms: the device's number of multiprocessors.
+        program: the region's aten calls, after which kernels are named; empty if they are unknown.
 
     Raises:
         Unsupported: a configuration does not fit its group.
@@ -71,8 +73,10 @@ def build_artifact(
 def draft(
     graph: Graph, plan: Plan, parts: Sequence[Config], sms: int, program: Json | None = None
 ) -> tuple[list[Draft], Scratch]:
-    """A region's kernels in launch order and its scratch, printed and not compiled; as :func:`build_artifact`. Raises
-    Unsupported where a configuration does not fit its group."""
+    """A region's kernels in launch order and its scratch, printed but not compiled; see :func:`build_artifact`.
+
+    Raises Unsupported if a configuration does not fit its group.
+    """
     scratch = list(plan.scratch_numel(graph))
     out: list[Draft] = []
     for name, launch in zip(launch_names(plan, program or {}), plan.launches, strict=True):
@@ -89,10 +93,10 @@ def draft(
         of_region |= {("output", n): ref for n, ref in enumerate(group.outputs)}
         of_region |= {("private", n): ("scratch", first + n) for n in range(len(made.private))}
         for n, (source, args) in enumerate(zip(made.sources, made.args, strict=True)):
-            # What follows the first kernel finishes what that has begun.
+            # The kernels after the first one finish its results.
             own = name if n == 0 else f"{name}_finish{n if n > 1 else ''}"
             out.append(Draft(replace(source, name=own), tuple(of_region[ref] for ref in args), k))
-    if len(plan.groups) > 1:  # another group may read what this one overwrites
+    if len(plan.groups) > 1:  # another group may read a tensor that this one overwrites
         launches = [{k: v for k, v in d.source.launch.items() if k != OVERWRITES} for d in out]
         out = [replace(d, source=replace(d.source, launch=own)) for d, own in zip(out, launches, strict=True)]
     if graph.precision == STRICT:
@@ -103,8 +107,8 @@ def draft(
 def packed(plan: Plan, numbers: Sequence[int], parts: Sequence[Config], sms: int) -> tuple[CudaSource, tuple[Ref, ...]]:
     """The kernel of groups side by side, and the region's tensors behind its pointers.
 
-    Groups of one family are runs of one body, emitted for the largest of them. Raises Unsupported where a configuration
-    does not fit its group, or a group's kernels cannot share a launch.
+    Groups of one family are runs of one body, emitted for the largest of them. Raises Unsupported if a configuration
+    does not fit its group, or if a group's kernels cannot share a launch.
     """
     families = [family_of(plan.groups[k].graph) for k in numbers]
     agreed = one_block([plan.groups[k].graph for k in numbers], [parts[k] for k in numbers])
@@ -142,11 +146,11 @@ def compile_source(made: Draft, target: str, sms: int) -> Kernel:
 
 
 def launch_of(kernel: Draft, fit: int, sms: int) -> dict[str, Any]:
-    """The launch data of a kernel: the group whose axis 0 is the extent it takes, what its pointers are, and the most
-    blocks of a persistent grid.
+    """The launch data of a kernel: the group with its dynamic extent, its pointers, and the size of a persistent grid.
 
     Args:
-        fit: blocks of it that fit an SM at a time, of which the device has ``sms``.
+        fit: the number of its blocks that fit an SM at a time.
+        sms: the device's number of multiprocessors.
     """
     launch = {**kernel.source.launch, "group": kernel.group, "args": [list(r) for r in kernel.refs]}
     launch["cap"] = min(int(launch["blocks_per_sm"]), fit) * sms
@@ -156,8 +160,10 @@ def launch_of(kernel: Draft, fit: int, sms: int) -> dict[str, Any]:
 
 
 def kernel_name(ops: Iterable[str]) -> str:
-    """A kernel's name by the operators it computes: those that fit, in order, each once, matrix products among them in
-    any case. An identifier, whatever characters the operators have."""
+    """A kernel's name from the operators it computes: as many as fit, in order, each once.
+
+    Matrix products have priority. The name is an identifier for any characters in the operators' names.
+    """
     room = LONGEST - len(PREFIX) - _SUFFIX
     cleaned = ("_".join(re.findall("[A-Za-z0-9]+", op))[:room].rstrip("_") for op in ops)
     words = list(dict.fromkeys(w for w in cleaned if w)) or ["kernel"]
@@ -208,7 +214,7 @@ def launch_names(plan: Plan, source: Json) -> list[str]:
         whole = len(plan.launches) == 1 and ops
         own = ops if whole else [op for g in graphs for op in graph_ops(g, vectors)]
         name = kernel_name(own)
-        # Without the extents of their rows, which kernels take as arguments.
+        # Ignore the extents of rows, which are arguments of kernels.
         form = [replace(g, extents=(0, *g.extents[1:])) if row_extent(g) else g for g in graphs]
         equal = met.setdefault(name, [])
         if form not in equal:

@@ -1,7 +1,7 @@
-"""Building a graph value by value: equal values are one value, and constants are folded when they are emitted.
+"""Construction of a graph value by value, with common-subexpression elimination and constant folding.
 
-Folding is exact for every input, NaN, infinities and the sign of zero included: ``x * 1``, ``x / 1``, ``x - 0`` go,
-``x + 0`` stays (it turns -0 into 0).
+Folding is exact for every input, including NaN, infinities and the sign of zero: ``x * 1``, ``x / 1`` and ``x - 0`` are
+removed, ``x + 0`` is kept (it turns -0 into 0).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _WRAP = {"int32": 1 << 31, "int64": 1 << 63}
 _DEEPEST = 16
 _ROUNDED = ("round", "trunc", "floor", "ceil", "cast")
 Span = tuple[float, float]
-"""The numbers that a value lies between."""
+"""The minimum and maximum of a value."""
 _ANYTHING: Span = (-math.inf, math.inf)
 
 
 def position_type(*reached: int) -> str:
-    """The arithmetic type of positions along an axis that reach these numbers."""
+    """The arithmetic type of indices along an axis that reach these numbers."""
     return "int32" if all(abs(n) < _WRAP["int32"] for n in reached) else "int64"
 
 
 def number_as(number: float | int | bool, dtype: str) -> float | int | bool:
-    """A Python number as a constant of an arithmetic type. Raises Unsupported where it does not fit."""
+    """A Python number as a constant of an arithmetic type. Raises Unsupported if it does not fit."""
     if dtype == "float32":
         return float(number)
     if dtype == "bool":
@@ -57,7 +57,7 @@ def number_as(number: float | int | bool, dtype: str) -> float | int | bool:
 
 
 def within(values: Sequence[Value], i: int, dtype: torch.dtype) -> bool:
-    """True if an integer type holds all that value ``i`` can be, NaN aside: as after a clamp to the type's range."""
+    """True if an integer type holds every possible number of value ``i``, except NaN: as after a clamp to its range."""
     import torch
 
     least, most = _span(values, i, _DEEPEST)
@@ -74,7 +74,7 @@ def in_memory(values: Sequence[Value], i: int) -> bool:
 
 
 class Builder:
-    """A growing graph. All methods return the index of a value, new or found again."""
+    """A graph under construction. All methods return the index of a value, which is new or reused."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -108,7 +108,7 @@ class Builder:
         pick: tuple[int, int, int] | None = None,
         guards: Sequence[tuple[int, int, int]] = (),
     ) -> int:
-        """A load, or a gather where ``pick`` = (index value, stride, bound) is given."""
+        """A load, or a gather with ``pick`` = (index value, stride, bound)."""
         if any(s < 0 for _, s in terms):
             raise Unreachable("an access with a negative stride")
         strides = dict(terms)
@@ -120,7 +120,7 @@ class Builder:
         axes = tuple(sorted(strides))
         kept = tuple(sorted(g for g in guards if g[0] in strides and (g[1] > 0 or g[2] < self.extents[g[0]])))
         for a, lo, high in kept:
-            if high - lo == 1:  # of one place only: it does not vary over the axis
+            if high - lo == 1:  # one index only: the load does not vary over the axis
                 offset, strides[a] = offset + lo * strides[a], 0
         low = offset + sum(strides[a] * lo for a, lo, _ in kept)
         if low < 0:
@@ -149,7 +149,7 @@ class Builder:
         return total
 
     def cast(self, arg: int, dtype: str) -> int:
-        """To another arithmetic type: to bool is "differs from 0" (NaN does), float to integer truncates."""
+        """Convert to another arithmetic type: to bool is "differs from 0" (NaN does), float to integer truncates."""
         v = self.values[arg]
         if v.dtype == dtype:
             return arg
@@ -160,7 +160,7 @@ class Builder:
         return self.emit(Value("cast", (arg,), v.axes, dtype))
 
     def pointwise(self, op: str, args: Sequence[int]) -> int:
-        """Any operator but ``cast``. Raises Unsupported where the arguments' types do not agree."""
+        """Any operator except ``cast``. Raises Unsupported if the arguments' types differ."""
         spec = POINTWISE[op]
         vals = [self.values[a] for a in args]
         typed = vals[1:] if op == "where" else vals
@@ -198,7 +198,7 @@ class Builder:
         return None
 
     def reduce(self, op: str, arg: int, axes: Sequence[int]) -> int:
-        """Reduce over ``axes``; over those that the argument does not vary over, by arithmetic."""
+        """Reduce over ``axes``; for axes that the argument does not vary over, by arithmetic."""
         v = self.values[arg]
         if op == "sum" and (picked := self._picked(v, set(axes))) is not None:
             value, walked = picked
@@ -217,16 +217,15 @@ class Builder:
         return arg
 
     def sum_at(self, term: int, place: int, over: Sequence[int], axis: int) -> int:
-        """The sums over ``over`` of the terms at each place along ``axis``."""
+        """The sums over ``over`` of the terms for each index along ``axis``."""
         axes = tuple(sorted({a for a in self.values[term].axes if a not in over} | {axis}))
         return self.emit(Value("sum_at", (term, place), axes, self.values[term].dtype, over=tuple(sorted(over))))
 
     def _picked(self, v: Value, axes: set[int]) -> tuple[int, set[int]] | None:
         """A sum over a one-hot row without a reduction: ``where(k == t, x, 0)`` over k is x where t is some k.
 
-        Such is the row sum in the backward of a cross entropy, there times a number of the row. None where ``v``,
-        summed over ``axes``, is nothing of the kind; otherwise the sum's value, and those of ``axes`` that it is a sum
-        over.
+        The row sum in the backward of a cross entropy has this form, times a number of the row. The result is the sum's
+        value, and the ``axes`` that it sums over; None if the sum of ``v`` over ``axes`` has another form.
         """
         if v.op in ("mul", "div") and v.dtype == "float32":
             for term, factor in (v.args, v.args[::-1])[: 1 + (v.op == "mul")]:
@@ -256,13 +255,13 @@ class Builder:
                     continue
                 kind = self.values[place].dtype
                 beyond = first + math.prod([self.extents[a] for a in own])
-                if first < -_WRAP[kind] or beyond >= _WRAP[kind]:  # positions that wrap around, or a bound that does
+                if first < -_WRAP[kind] or beyond >= _WRAP[kind]:  # indices or a bound that wrap around
                     continue
                 inside = [self.pointwise("ge", [target, self.const(first, kind)]),
                           self.pointwise("lt", [target, self.const(beyond, kind)])]  # fmt: skip
                 found = functools.reduce(lambda a, b: self.pointwise("and", [a, b]), [*others, *inside])
                 there = v.args[1]
-                if v.dtype == "float32":  # a sum that zeros are part of is never -0
+                if v.dtype == "float32":  # a sum with zeros is never -0
                     there = self.pointwise("add", [there, self.const(0.0, v.dtype)])
                 return self.pointwise("where", [found, there, v.args[2]]), own
         return None

@@ -36,7 +36,7 @@ _STORAGE = {
 STORAGE_BYTES: Mapping[str, int] = {name: size for name, (size, _) in _STORAGE.items()}
 """Storage types of inputs and outputs, with their size in bytes."""
 SHORT: Mapping[str, str] = {name: short for name, (_, short) in _STORAGE.items()}
-"""Their short names, for people and in generated source."""
+"""Short names of storage types, for output and in generated source."""
 
 EIGHT_BIT_FLOATS = ("float8_e4m3fn", "float8_e5m2")
 FLOATS = ("float32", "float16", "bfloat16", *EIGHT_BIT_FLOATS)
@@ -48,7 +48,7 @@ LEAVES = ("load", "gather", "const", "index")
 
 
 def compute_type(storage: str) -> str:
-    """The arithmetic type a storage type is read into."""
+    """The arithmetic type into which a storage type is read."""
     if storage in FLOATS:
         return "float32"
     if storage in ("int64", "bool"):
@@ -60,7 +60,7 @@ def compute_type(storage: str) -> str:
 class Value:
     """One node. ``args`` are indices of earlier values in the graph.
 
-    ``axes`` (sorted axis numbers) is what the value varies over. The other fields are used by the ops named:
+    The value varies over ``axes`` (sorted axis numbers). The other fields belong to these ops:
 
     * ``slot``, ``strides`` (elements, one for each of ``axes``), ``offset``, ``guards``: load and gather. A gather's
       strides are those of the directly indexed axes; an axis that only the index varies over has stride 0.
@@ -148,7 +148,7 @@ class Output:
 
 
 def check_numbers(extents: Sequence[int], values: Sequence[Value], outputs: Sequence[Output]) -> None:
-    """Every field that counts something is an integer in range. Raises ValueError where one is not."""
+    """Raise ValueError unless every integer field is an integer in range."""
     for e in extents:
         if type(e) is not int or not 0 <= e < MOST:
             raise ValueError(f"an axis has the extent {e!r}")
@@ -165,9 +165,9 @@ def check_numbers(extents: Sequence[int], values: Sequence[Value], outputs: Sequ
 
 
 def check_loads(extents: Sequence[int], values: Sequence[Value]) -> None:
-    """Every load and gather reaches from its tensor's first element on, and no further than can be counted.
+    """Raise ValueError if a load or gather reaches before its tensor's first element, or beyond :data:`MOST`.
 
-    Expects that axes and slots are those of the graph. Raises ValueError where one does not.
+    Axes and slots must be valid.
     """
     for i, v in enumerate(values):
         if prod(max(1, extents[a]) for a in {*v.axes, *v.over}) >= MOST:
@@ -193,7 +193,7 @@ def check_loads(extents: Sequence[int], values: Sequence[Value]) -> None:
 
 
 def reach(extents: Sequence[int], v: Value) -> tuple[int, int, bool]:
-    """(lowest, highest) element that a load or gather reaches within its guards, and whether its axes have none."""
+    """(lowest, highest) element that a load or gather reaches within its guards, and True if it reaches no element."""
     low = v.offset
     high = v.offset + max(0, v.bound - 1) * v.index_stride
     empty = False
@@ -208,8 +208,7 @@ def reach(extents: Sequence[int], v: Value) -> tuple[int, int, bool]:
 
 
 def check_outputs(extents: Sequence[int], outputs: Sequence[Output]) -> None:
-    """Every store is at or after its tensor's first element, and no further than can be counted. Raises ValueError
-    where one does not."""
+    """Raise ValueError if a store reaches before its tensor's first element, or beyond :data:`MOST`."""
     for k, o in enumerate(outputs):
         if o.offset < 0 or any(s < 0 for s in o.strides):
             raise ValueError(f"output {k}: a negative offset or stride")
@@ -219,7 +218,7 @@ def check_outputs(extents: Sequence[int], outputs: Sequence[Output]) -> None:
 
 
 def _check_constant(i: int, v: Value) -> None:
-    """A constant is a number of its type: a kernel's text is made of it."""
+    """Raise ValueError unless a constant is a number of its type, since it is printed into a kernel's text."""
     width = _WIDTH.get(v.dtype)
     wanted = (int, bool) if v.dtype == "bool" else (int,) if width else (int, float)
     if type(v.number) not in wanted or (width and not -width <= v.number < width):

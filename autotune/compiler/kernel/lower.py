@@ -138,7 +138,7 @@ class Plain(Reducer):
         return (identity(self.op, self.dtype),)
 
     def update(self, lanes: Sequence[Expr]) -> list[Stmt]:
-        """Take the elements of one pack."""
+        """Update with the elements of one pack."""
         return self.merge([tree(self.op, self.dtype, [term(x, self.dtype) for x in lanes])])
 
     def merge(self, other: Sequence[Expr]) -> list[Stmt]:

@@ -120,7 +120,7 @@ def _complete(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
 
 
 def _merged(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
-    """Join pairs of groups as long as that gains."""
+    """Join pairs of groups while that gains time."""
     groups = list(masks)
     while True:
         best = (1e-9, 0, 0)

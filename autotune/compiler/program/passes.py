@@ -106,7 +106,7 @@ def once_a_row(program: Program) -> None:
 
 
 def split_axes(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(rows, cols) of a group, outermost first. Raises Unsupported where the reductions run over different axes."""
+    """(rows, cols) of a group, outermost first. Raises Unsupported if the reductions run over different axes."""
     used = sorted({a for v in graph.values for a in v.axes} | {a for o in graph.outputs for a in o.axes})
     over = {v.over for v in graph.values if v.op in REDUCTIONS}
     if len(over) > 1:
@@ -117,7 +117,7 @@ def split_axes(graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
         rows = [a for a in order if a not in cols_set]
         cols = [a for a in order if a in cols_set]
     else:
-        # The innermost axis of the largest output, so that neighbouring threads touch neighbouring elements.
+        # The innermost axis of the largest output, so that adjacent threads access adjacent elements.
         inner = order[-1] if order else None
         for o in sorted(graph.outputs, key=lambda o: -graph.size(o.axes)):
             unit = [a for a, s in zip(o.axes, o.strides, strict=True) if s == 1 and graph.extents[a] > 1]

@@ -85,7 +85,7 @@ class Scattered:
 
     @property
     def unit(self) -> int:
-        """Bytes of the narrowest storage type among what has columns: the unit of ``vector_bytes``."""
+        """Bytes of the narrowest storage type among tensors with columns: the unit of ``vector_bytes``."""
         return min(narrowest(self.results), *(narrowest(one.terms) for one in self.sums))
 
     def vector(self, vector_bytes: int) -> int:

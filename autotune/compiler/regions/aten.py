@@ -26,10 +26,10 @@ from autotune.errors import Unsupported
 NAMESPACES = ("aten", "prims")
 FORMAT = 1
 MOST_TENSORS = 4096
-"""Inputs, calls and parts of tensors of a stored program; a region's kernel has hundreds at most."""
+"""Most inputs, calls and parts of tensors of a stored program; a region's kernel has hundreds at most."""
 _MOST_ITEMS = 1 << 15
 Sizes = Mapping[str, int]
-"""Symbol to number."""
+"""The number for each symbol."""
 _ENUMS: Mapping[str, type] = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 

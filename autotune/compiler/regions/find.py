@@ -225,7 +225,7 @@ class Finder:
         culprit: fx.Node = error.node
         body = {n.meta.get("origin") for n in self.submodule(nodes)[2].graph.nodes}
         if borrowed := self.copied.intersection(body).difference(nodes):
-            self.once |= borrowed  # one of them may be the culprit
+            self.once |= borrowed  # one of these may be the cause
         elif self.facts[culprit].operator in SCATTERS and culprit not in self.kept:
             self.kept.add(culprit)  # the translation may succeed if readers in other shapes read the stored result
         else:
@@ -331,10 +331,10 @@ class Finder:
 def workload_of(
     module: fx.GraphModule, precision: str | None = None, program: dict[str, Any] | None = None
 ) -> tuple[Workload, Binding]:
-    """The workload of a region's submodule. It has the errors of :func:`autotune.compiler.lower.translate.translate`.
+    """The workload of a region's submodule, with the errors of :func:`autotune.compiler.lower.translate.translate`.
 
     Args:
-        program: the submodule as ``aten.to_json`` makes it, where that is known already.
+        program: the result of ``aten.to_json`` for the submodule, if known.
     """
     facts = GraphFacts(module.graph)
     translation = translate(facts, precision)
@@ -342,7 +342,7 @@ def workload_of(
     graph, slots, order = canonicalize(translation.graph)
     binding = Binding(tuple(translation.slots[s] for s in slots), order)
     label = describe((facts[n].origin for n in facts.nodes), graph)
-    # Which of the program's inputs each slot of the graph reads.
+    # The program's input for each slot of the graph.
     return to_workload(graph, label, {**program, "slots": list(binding.inputs)}), binding
 
 

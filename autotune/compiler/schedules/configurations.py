@@ -31,7 +31,7 @@ class Choices(Protocol):
     """The schedules of groups: a CUDA scheme, or the module ``autotune.compiler.schedules.cpu``."""
 
     def space_of(self, graph: Graph, space: Space) -> Space:
-        """``space`` narrowed to what can matter for the group."""
+        """``space`` restricted to choices with an effect for the group."""
         ...
 
     def default(self, graph: Graph) -> Config:
@@ -39,7 +39,7 @@ class Choices(Protocol):
         ...
 
     def seeds(self, graph: Graph) -> list[Config]:
-        """Variations of the default along what usually matters most."""
+        """Variations of the default in the parameters that usually matter most."""
         ...
 
     def normalize(self, graph: Graph, config: Config) -> Config:
@@ -65,7 +65,7 @@ PLAIN_CUDA: Config = {
     "cluster": 1,
     "prefetch": False,
 }
-"""Every CUDA parameter at what asks for nothing: where the schemes' defaults begin."""
+"""Every CUDA parameter at its neutral value, from which the schemes' defaults start."""
 Range = tuple[int, int] | tuple[str, ...] | None
 """Smallest and largest number, or the permitted strings; None for a boolean."""
 EARLIER: Mapping[str, Mapping[str, Range]] = {"cuda": {"finish": ("kernel",)}, "cpu": cpu.EARLIER}

@@ -19,23 +19,22 @@ if TYPE_CHECKING:
     from autotune.space import Space
 
 PARTS = 4
-"""Parts a thread, by default."""
+"""Default number of parts per thread."""
 LANES = 256
-"""Neighbouring rows that are taken together where they are neighbours in memory, by default."""
+"""Default number of adjacent rows that are processed together, if they are adjacent in memory."""
 _BLOCK = 1 << 17
-"""Elements that a thread takes at a time: fewer, and the processor's prefetchers begin anew too often."""
+"""Elements that a thread takes at a time: with fewer, the processor's prefetchers restart too often."""
 _MANY_ROWS, _LARGE = 1024, 1 << 18
 """Rows and elements from which partial results gain more than their finish costs."""
 
 
 _LEAST_MOVED = 1 << 18
-"""Bytes under which streaming stores and rows fetched ahead make no sense: the caches have room for them, and who reads
-results next finds them there."""
+"""Bytes below which streaming stores and prefetched rows gain nothing: the caches hold them, also for the next
+reader."""
 _MUCH_MOVED = 1 << 20
-"""Bytes from which a search begins with them."""
+"""Bytes from which a search begins with streaming stores and prefetched rows."""
 _FETCHED_ROWS = 8
-"""Rows that a thread takes at a time, at least, where a search begins with rows fetched ahead: the last of them has no
-next."""
+"""Least rows that a thread takes at a time if a search begins with prefetched rows; the last row has no next one."""
 
 
 def completed(config: Config, names: Iterable[str]) -> Config:
@@ -78,7 +77,7 @@ def moved(graph: Graph, parts: bool) -> dict[str, int]:
 
 
 def space_of(graph: Graph, space: Space) -> Space:
-    """``space`` narrowed to what can matter for a group on this machine."""
+    """``space`` restricted to choices with an effect for a group on this machine."""
     plain, split = forms(graph)
     space = narrow(space, parts=[p for p in (0, 1, 2, 4, 8) if (split if p else plain)])
     program = group_program(graph, not plain)

@@ -83,9 +83,9 @@ def deployed() -> dict[str, int]:
     return counted()
 
 
-def test_products_are_left_alone_unless_asked_for(library: Library, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_are_left_alone_unless_asked_for(library: Library, db: str) -> None:
     assert stored(db)
-    monkeypatch.setenv("AUTOTUNE_PRODUCTS", "leave")
+    autotune.configure(products="leave")
     assert "products" not in deployed()
     assert not library.calls
     assert all(workload.kind != "product" for workload, _ in workloads_of(Block().requires_grad_(False), (X,)))

@@ -251,7 +251,7 @@ def counted(index: Lazy, extent: int) -> Lazy:
 
 @rule("scatter")
 def _scatter(region: Region, self: Lazy, dim: int, index: Lazy, src: Lazy | Number, **kwargs: Any) -> Lazy:
-    """One element written per line (what a one-hot or a cross entropy's backward does); others may collide."""
+    """One element written per line, as in a one-hot or a cross entropy's backward; other scatters may collide."""
     d = self.dim(dim)
     lines = [e for k, e in enumerate(self.shape) if k != d]
     if kwargs or self.ndim == 0 or index.shape[d] != 1 or [e for k, e in enumerate(index.shape) if k != d] != lines:

@@ -152,7 +152,7 @@ class ColumnsScheme(Scheme):
         else:
             vec = vector_length(program, int(c["vector_bytes"])) or 1
             packs = -(-program.n_cols // (t * vec))
-            while int(c["unroll"]) // 2 >= packs:  # three packs are what 4 makes of them
+            while int(c["unroll"]) // 2 >= packs:  # ``unroll = 4`` handles three packs
                 c["unroll"] = int(c["unroll"]) // 2
         return c
 

@@ -220,7 +220,7 @@ class OuterScheme(Scheme):
         while not _held(program, best) and threads > least:
             threads //= 2
             best = self._shape(program, config, threads)
-        for cluster in clusters(program):  # a cluster may hold more than one block
+        for cluster in clusters(program):  # several blocks of a cluster may hold more than one block can
             if _held(program, best) or not program.kept:
                 break
             wide = max(threads, 128 // bytes_)
@@ -326,7 +326,7 @@ class OuterScheme(Scheme):
                 out += [c for c in fitting if c is not None][:1]
             if out:
                 first = out[0]
-                others = [first | {"load_hint": "prefetch"}]  # strips that are neighbours are read at the same time
+                others = [first | {"load_hint": "prefetch"}]  # adjacent strips are read at the same time
                 twice = self._fitting(graph, first | {"online": False, "held": 0}, waves) if online else None
                 return [first, *others, *([twice] if twice else []), *out[1:]]
         return []

@@ -223,7 +223,7 @@ class RowsScheme(Scheme):
         vec = vector_length(program, int(d["vector_bytes"]))
         odd = t & (t - 1)
         early = [d | {"prefetch": True}]
-        if odd:  # no power of two suits the row: what does, before all others
+        if odd:  # no power of two suits the row: first the numbers that do
             warps = _warps(program, d)
             cap = {"max_registers": _cap(vec * kept_words(program) + 24)}
             out += [*early, *warps[:1], early[0] | cap, *warps[1:]]

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from autotune.space import Space
 
 THREADS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
-"""Threads along the columns, as the search space has them."""
+"""Numbers of threads along the columns in the search space."""
 MATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 OWNED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LEAST_BYTES = 1 << 14
-"""Bytes of results that a block should have where places are many: less does not hide what it waits for."""
+"""Bytes of results that a block should have if there are many places: with fewer, its latencies are not hidden."""
 SECTOR = 32
-"""Bytes that memory is read in at the least."""
+"""Least bytes of a memory access."""
 _SAME = ("threads_per_row", "rows_per_block", "vector_bytes", "unroll", "max_registers", "load_hint", "store_hint")
 _ONE: Config = {"keep": "registers", "online": False, "blocks_per_sm": 0, "cluster": 1}
 

@@ -1,4 +1,4 @@
-"""The base of all CPU kernels: computing values, and the frame around units of work."""
+"""The base of all CPU kernels: computation of values, and the loop over units of work."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def cast(x: Expr, want: str) -> Expr:
 
 
 def call(name: str, *args: Operand) -> Intrinsic:
-    """A function of Python's, of NumPy's or of ``intrinsics`` on indices."""
+    """A call of a Python, NumPy or ``intrinsics`` function on indices."""
     return Intrinsic(name, tuple(expr(a) for a in args), "int64")
 
 
 def start(op: str, dtype: str = "float32") -> Named:
-    """A reduction's neutral element; booleans are carried as such."""
+    """A reduction's neutral element; boolean reductions have boolean accumulators."""
     neutral = Const(op in ("prod", "min"), "bool") if dtype == "bool" else identity(op, dtype)
     return Named(f"START_{op}_{dtype}", neutral)
 
@@ -73,8 +73,8 @@ def number(name: str, value: float, dtype: str) -> Named:
 
 
 BLOCK, EXTENT, THREADS, UNITS, UNIT, FIRST, STEP = map(index, ("block", "n0", "threads", "units", "u", "first", "step"))
-"""The argument block, the extent of axis 0, and units of work: how many, the one in hand, the first of those taken off
-the counter, and how many those are."""
+"""The argument block, the extent of axis 0, and units of work: their number, the current one, and the first and the
+number of those taken from the counter."""
 
 
 class Scratch:
@@ -95,18 +95,18 @@ class Scratch:
 
 
 class Builder:
-    """Builds the body of a kernel; of ``lanes``, if its innermost loops run over rows."""
+    """Builder of a kernel's body; with ``lanes``, its innermost loops run over rows."""
 
     def __init__(self, program: Program, schedule: CpuSchedule, lanes: bool = False) -> None:
         self.program, self.graph, self.values = program, program.graph, program.graph.values
         self.schedule, self.scratch = schedule, Scratch()
         self.helpers = shared_exponentials(self.graph)
-        self.ready: set[int] = set()  # what the body being built has computed so far
-        self.piece: tuple[int, int, int] | None = None  # the columns in hand: axis, first, end
-        self.inverses: set[int] = set()  # row values whose inverse there is
+        self.ready: set[int] = set()  # values that the current body has computed so far
+        self.piece: tuple[int, int, int] | None = None  # the current columns: axis, first, end
+        self.inverses: set[int] = set()  # row values with a computed inverse
         self.n_inputs, self.n_outputs = len(self.graph.inputs), len(self.graph.outputs)
         self.streams = streamed(program, lanes) if schedule.stream else ()  # outputs that bypass the caches
-        self.ahead = fetched(program, lanes) if schedule.prefetch else ()  # loads that are asked for before their turn
+        self.ahead = fetched(program, lanes) if schedule.prefetch else ()  # prefetched loads
         self.n_planes = 0  # arrays of partial results, after the outputs
 
     @property
@@ -150,7 +150,7 @@ class Builder:
         return [cleared] if outside else [cleared, when(both(*guards), [fetched])]
 
     def _index(self, i: int) -> Expr:
-        """Index of a load or gather in its slot: what the row gives plus the columns' part."""
+        """Index of a load or gather in its slot: the row's offset plus that of the columns."""
         v = self.values[i]
         terms = self.column_terms(v.axes, v.strides)
         if v.op == "gather":
@@ -168,7 +168,7 @@ class Builder:
         return _plain(pointwise(v, args))
 
     def divisors(self, compute: Iterable[int]) -> list[int]:
-        """Row values that elements are divided by: one division a row instead of one an element, by default."""
+        """Row values that divide elements: by default with one division per row instead of one per element."""
         if self.graph.precision == STRICT:
             return []
         quotients = [v for v in (self.values[i] for i in compute) if v.op == "div" and v.dtype == "float32"]
@@ -179,7 +179,7 @@ class Builder:
         return Assign(self.variable(y, "d"), Intrinsic("inverse", (self.value(y),), "float32"))
 
     def reduced(self, i: int) -> Expr:
-        """The term that reduction ``i`` takes."""
+        """The term of reduction ``i``."""
         v = self.values[i]
         return cast(self.value(v.args[0]), v.dtype)
 
@@ -188,11 +188,11 @@ class Builder:
         return [i for i in pas.reduce if self.values[i].op == "sum" and self.values[i].dtype == "float32"]
 
     def element(self, pas: Pass, at: Expr, carried: Mapping[int, Var]) -> list[Stmt]:
-        """One element of a pass, but for its stores.
+        """One element of a pass, without its stores.
 
         Args:
             at: its index in the buffers of kept values.
-            carried: what each reduction is carried in.
+            carried: the accumulator of each reduction.
         """
         self.ready.clear()
 
@@ -284,7 +284,7 @@ class Builder:
 
 
 def _plain(x: Expr) -> Expr:
-    """An operator without a call, where that is the same: LLVM sees through it as well, and the source is shorter."""
+    """An operator without a call, if the result is the same: LLVM optimises it equally, and the source is shorter."""
     if not isinstance(x, Op):
         return x
     if x.of == "float32" and x.name in _INFIX:
@@ -299,7 +299,7 @@ def _plain(x: Expr) -> Expr:
 
 
 def _power(x: Op, exponent: float) -> Expr:
-    """Constant powers that need no libm call, as torch takes them too."""
+    """Constant powers without a libm call, as in torch."""
     base = x.args[0]
     if exponent in _POWERS:
         return Op(_POWERS[exponent], (base,), "float32", "float32")

@@ -40,7 +40,7 @@ PART, SHARE = index("part"), Var("share", "float32")
 
 @lru_cache(maxsize=512)
 def column_split(graph: Graph) -> Split | None:
-    """A group taken apart into rows and reductions over all rows; None where it is not of that form."""
+    """A group split into rows and reductions over all rows; None if it does not have that form."""
     try:
         split = split_columns(cut_everything(graph) or graph)
         program = main_program(split, unit_rows=True)
@@ -53,10 +53,10 @@ def column_split(graph: Graph) -> Split | None:
 
 
 def group_program(graph: Graph, parts: bool) -> Program:
-    """The program of a group's only kernel, or with ``parts`` of its main one where it has a kernel in parts.
+    """The program of a group's only kernel, or with ``parts`` that of the main kernel in parts.
 
-    Its ``dynamic`` is -1 where its kernels are for one number of rows alone. Raises Unsupported where the group has no
-    kernel of that form.
+    Its ``dynamic`` is -1 if its kernels are for one number of rows only. Raises Unsupported if the group has no kernel
+    of that form.
     """
     split = column_split(graph) if parts else None
     if split is None:
@@ -75,15 +75,17 @@ def row_wise(graph: Graph) -> bool:
 
 
 def parts_of(split: Split, schedule: CpuSchedule) -> int:
-    """Parts that the rows are cut into: ``schedule.parts`` for each thread, so that one that is held up takes fewer;
-    none with too many rows or next to none."""
+    """Number of parts of the rows: ``schedule.parts`` per thread, so that a delayed thread takes fewer.
+
+    No part has too many or almost no rows.
+    """
     rows = split.main.size(split.rows)
     wanted = max(schedule.threads * max(1, schedule.parts), -(-rows // _LONGEST))
     return max(1, min(wanted, max(schedule.threads, rows // _PER_PART), rows))
 
 
 def parts_for(graph: Graph, schedule: CpuSchedule) -> int:
-    """Parts that a group's rows are cut into; 0 where its kernel has none."""
+    """Number of parts of a group's rows; 0 if its kernel has none."""
     split = column_split(graph) if schedule.parts else None
     return 0 if split is None else parts_of(split, schedule)
 
@@ -103,7 +105,7 @@ def plane_bytes(planes: list[tuple[str, int]]) -> list[int]:
 
 
 class ColumnBuilder(RowBuilder):
-    """Builds the kernel that walks the rows, a part at a time. Parts without rows leave what adds nothing."""
+    """Builder of the kernel that walks the rows, part by part. Parts without rows leave neutral elements."""
 
     def __init__(self, split: Split, program: Program, schedule: CpuSchedule, parts: int) -> None:
         super().__init__(program, schedule)

@@ -68,8 +68,10 @@ def generator() -> str:
 
 
 def emit_source(program: Program, schedule: CpuSchedule) -> str:
-    """Numba source of ``program`` under ``schedule``; the same text for the same arguments in every process. Raises
-    Unsupported where the program has an operator that the CPU has no code for."""
+    """Numba source of ``program`` under ``schedule``; the same text for the same arguments in every process.
+
+    Raises Unsupported if the program has an operator without CPU code.
+    """
     _check_operators(program)
     builder: Builder
     if lanes_suit(program):
@@ -84,10 +86,10 @@ def emit_columns(split: Split, schedule: CpuSchedule, parts: int) -> tuple[str, 
     """Numba source of the main kernel of a group with reductions over all rows, and its number of units of work.
 
     Args:
-        parts: that the rows are cut into.
+        parts: the number of parts of the rows.
 
     Raises:
-        Unsupported: the group has an operator that the CPU has no code for.
+        Unsupported: the group has an operator without CPU code.
     """
     program = main_program(split, unit_rows=True)
     _check_operators(program)
@@ -99,18 +101,18 @@ def load(program: Program, schedule: CpuSchedule) -> CpuKernel:
     """A compiled kernel ``kernel(addresses, n0)``.
 
     ``addresses`` are the data pointers of the group's inputs in slot order, then of its outputs; ``n0`` is the extent
-    of axis 0, which is read where ``program.dynamic >= 0``. Outputs must not overlap inputs or one another. The call
-    returns when the work is done, holds no GIL meanwhile, and may be made from any number of threads at once.
+    of axis 0, which is read if ``program.dynamic >= 0``. Outputs must not overlap inputs or one another. The call
+    returns when the work is done, releases the GIL meanwhile, and may be made from any number of threads at once.
     """
     return CpuKernel(emit_source(program, schedule), schedule.threads, _serial_below(program), _rows(program))
 
 
 def load_group(graph: Graph, schedule: CpuSchedule, parts: int = 0) -> Callable[[Sequence[int], int], None]:
-    """As :func:`load`, for a group, whatever its form: with ``schedule.parts``, reductions over all rows leave partial
-    results that a second kernel finishes.
+    """:func:`load` for a group of any form: with ``schedule.parts``, a second kernel finishes the partial results of
+    reductions over all rows.
 
     Args:
-        parts: that the rows are cut into; 0 for as many as the schedule has for them.
+        parts: the number of parts of the rows; 0 for that of the schedule.
 
     Raises:
         Unsupported: the group has no kernel.
@@ -124,18 +126,17 @@ def load_group(graph: Graph, schedule: CpuSchedule, parts: int = 0) -> Callable[
 
 
 def batch(parts: Sequence[tuple[CpuKernel, int, int]]) -> Callable[[Sequence[int]], None]:
-    """One launch of kernels that neither read nor write what another of them writes.
+    """One launch of kernels of which none reads or writes the outputs of another.
 
-    An optimiser's step is a kernel for every tensor, each a few microseconds. Started one by one they would cost as
-    much again, and each alone would be too small for more than one thread. Every thread of the team visits all kernels
-    in order and takes what work is left of each; none waits before the end.
+    An optimiser's step is a kernel for every tensor, each of a few microseconds. Separate launches would double that
+    time, and each kernel alone would be too small for more than one thread. Every thread of the team visits all kernels
+    in order and takes the remaining work of each; none waits before the end.
 
     Args:
         parts: each kernel, the number of its addresses, and the extent of axis 0.
 
     Returns:
-        A function of all their addresses, one kernel's after the other's. As a single kernel's, it may be called from
-        any number of threads.
+        A function of all their addresses, one kernel's after the other's. It may be called from any number of threads.
     """
     work = sum(n0 / max(one.serial_below, 1) for one, _, n0 in parts)
     threads = max(one.threads for one, _, _ in parts) if work >= 1 else 1
@@ -215,7 +216,7 @@ def _load_columns(
     local = threading.local()
 
     def run(addresses: Sequence[int], n0: int) -> None:
-        # The buffer belongs to the calling thread, which is here until all is done.
+        # The buffer belongs to the calling thread, which returns only after all work is done.
         buffer = getattr(local, "buffer", None)
         if buffer is None:
             buffer = local.buffer = (ctypes.c_char * (at[-1] + 64))()
@@ -228,7 +229,8 @@ def _load_columns(
 
 
 def _rows(program: Program) -> Callable[[int], int] | None:
-    """Rows of a group with reductions as a function of ``n0``; a pointwise group can be cut anywhere."""
+    """Rows of a group with reductions as a function of ``n0``; None for a pointwise group, which can be split
+    anywhere."""
     if program.pointwise:
         return None
     rest = program.graph.size(a for a in program.rows if a != program.dynamic)
@@ -236,7 +238,7 @@ def _rows(program: Program) -> Callable[[int], int] | None:
 
 
 def _serial_below(program: Program) -> int:
-    """The extent of axis 0 under which one thread does the work sooner than several."""
+    """The extent of axis 0 below which one thread is faster than several."""
     graph = program.graph
     per_element = sum(POINTWISE[v.op].cost if v.op in POINTWISE else 2 for v in graph.values if v.axes) / 4 + 1
     used = {a for v in graph.values for a in v.axes} | {a for o in graph.outputs for a in o.axes}

@@ -22,9 +22,9 @@ _LEAST = 16  # lanes: a cache line of fp32
 _TOGETHER = 4  # columns per pass over the lanes
 _PARTIAL = 512  # columns after which partial sums are added up
 LANE, LANES, BASE, WIDTH, BLOCKS = map(index, ("j", "lanes", "base", "width", "blocks"))
-"""The lane in hand, how many a block has, its first row, how many most blocks have, and the blocks of the row axis."""
+"""The current lane, the lanes of the block, its first row, the lanes of most blocks, and the blocks of the row axis."""
 COLUMN, WHOLE, AT, END = map(index, ("c", "whole", "t", "e"))
-"""The column in hand, the first that is taken alone, and the columns of the tile in hand."""
+"""The current column, the first that is processed singly, and the columns of the current tile."""
 
 
 def lanes_suit(program: Program) -> bool:
@@ -42,7 +42,7 @@ def lanes_suit(program: Program) -> bool:
 
 
 class LaneBuilder(Builder):
-    """Builds blocks of neighbouring rows."""
+    """Builder of blocks of adjacent rows."""
 
     def __init__(self, program: Program, schedule: CpuSchedule) -> None:
         super().__init__(program, schedule, lanes=True)
@@ -115,7 +115,7 @@ class LaneBuilder(Builder):
         return [self._over_lanes(body)]
 
     def compute(self, i: int) -> list[Stmt]:
-        """Value ``i``, with where its row starts in memory."""
+        """Value ``i``, with the start of its row in memory."""
         v = self.values[i]
         offset = [Assign(index(f"o{i}"), self.row_offset(v))] if v.op in ("load", "gather") else []
         return [*offset, *super().compute(i)]
@@ -150,7 +150,7 @@ class LaneBuilder(Builder):
         return [loop(LANE, LANES, begin), *walk] if begin else walk
 
     def _columns(self, pas: Pass, partial: Collection[int], count: int) -> list[Stmt]:
-        """``count`` columns from the one in hand on, over all lanes."""
+        """``count`` columns from the current one on, over all lanes."""
         ahead = self._fetch_ahead(pas, count)
         values = self.values
         used = {a for i in pas.compute for a in values[i].args} | {values[i].args[0] for i in pas.reduce}
@@ -167,7 +167,7 @@ class LaneBuilder(Builder):
         return [*ahead, self._over_lanes(body), *self._copy_out(pas, count)]
 
     def _fetch_ahead(self, pas: Pass, count: int) -> list[Stmt]:
-        """Fetch columns ahead for the first pass that reads them: the processor foresees no jumps in memory."""
+        """Prefetch columns for the first pass that reads them: the processor's prefetchers do not predict the jumps."""
         first = {i: next(q for q in self.program.passes if i in q.compute) for i in self.ahead}
         loads = [self.values[i] for i, q in first.items() if q is pas]
         out: list[Stmt] = []
@@ -192,7 +192,7 @@ class LaneBuilder(Builder):
         return out
 
     def _element(self, pas: Pass, carried: Mapping[int, Var], n: int) -> list[Stmt]:
-        """One column of one lane, ``n`` columns from the one in hand on."""
+        """One column of one lane, ``n`` columns after the current one."""
         kept = index("k")
         out: list[Stmt] = []
         if pas.kept_in or pas.kept_out:

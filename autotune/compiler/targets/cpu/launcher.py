@@ -6,9 +6,9 @@ of Python threads may launch at once, each with its own team. Numba's own thread
 one aborts the process when entered from two threads. Without such a runtime, threads of a Python pool run the same
 kernel.
 
-The folder of compiled kernels has a source file for each, and Numba's cache. That cache is made of pickles
-and machine code: whoever can write to the folder can run code as everyone who loads a kernel from there. So the folder
-is made for its owner alone, and another user's is not used.
+The folder of compiled kernels has a source file for each, and Numba's cache of pickles and machine code. A user with
+write access to the folder can run code as every user who loads a kernel from it. So only the owner has access to a new
+folder, and a folder of another user is not used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CpuKernel:
         text: generated source.
         threads: threads of a launch, the caller's included; no more than there are processors are used.
         serial_below: value of ``n0`` under which the launch is not worth waking other threads for.
-        rows: pieces that the work can be cut into, as a function of ``n0``; None where there is no such limit.
+        rows: pieces that the work can be split into, as a function of ``n0``; None without such a limit.
 
     Attributes:
         compiled: Numba's ``CFunc``.
@@ -72,8 +72,8 @@ class CpuKernel:
     def bind(self, n0: int, count: int) -> Callable[[int, Sequence[int]], None]:
         """A function of (nothing, ``count`` addresses) that runs the kernel for one ``n0``.
 
-        It takes two Python functions less than a call: data that come and go between the calls drive their code out of
-        the caches, and it then takes microseconds to come back.
+        It saves two Python function calls. Data accessed between the calls evict their code from the caches, and
+        reloading it takes microseconds.
         """
         address, n = self.address, self._team(n0)
         form = ctypes.c_int64 * (count + TAIL)
@@ -100,9 +100,9 @@ def starter(address: int, threads: int) -> Callable[[int, int], None]:
     """A function of (address of an argument block, number of threads) that runs the function at ``address`` in each.
 
     Args:
-        threads: of any call, at most.
+        threads: the most threads of any call.
     """
-    run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # ctypes lets go of the GIL for the call
+    run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # ctypes releases the GIL for the call
     gomp = _gomp_parallel() if threads > 1 else None
 
     def start(at: int, n: int) -> None:
@@ -190,7 +190,7 @@ def _pool() -> ThreadPoolExecutor:
 
 @cache
 def _most_threads() -> int:
-    """Processors this process may run on when it loads its first kernel: the pool has as many threads from then on."""
+    """The number of processors available when the process loads its first kernel, and of threads in the pool."""
     return usable_processors()
 
 
@@ -200,9 +200,9 @@ def _most_threads() -> int:
 def _compiled_at(name: str, text: str, load: Callable[[Path], Any]) -> Any:
     """The result of ``load`` for the path of a file called ``name`` that holds ``text``.
 
-    A damaged result of an earlier compilation is deleted. Where the user's cache directory cannot be written, or the
-    disk is full, a folder of this process alone takes its place. Raises UserError where ``$AUTOTUNE_CACHE_DIR`` cannot
-    be written, or belongs to another user.
+    A damaged result of an earlier compilation is deleted. If the user's cache directory cannot be written, or the disk
+    is full, a private folder of the process replaces it. Raises UserError if ``$AUTOTUNE_CACHE_DIR`` cannot be written,
+    or belongs to another user.
     """
     folder = cache_folder("cpu")
     try:
@@ -229,7 +229,7 @@ def _load(folder: Path, name: str, text: str, load: Callable[[Path], Any]) -> An
 
 
 def _forget(path: Path) -> bool:
-    """Delete what was compiled of a source file; False where nothing was."""
+    """Delete the compiled code of a source file; return False if there was none."""
     from numba import config
 
     found = list((path.parent / "__pycache__").glob(f"{path.stem}.*"))
@@ -261,8 +261,8 @@ def _own(folder: Path) -> None:
 def _write_once(path: Path, text: str) -> None:
     """Create ``path`` with ``text`` unless it exists.
 
-    An existing good file is never replaced: Numba's cache goes by its modification time, so a second writer would throw
-    away what the first had compiled.
+    An existing good file is never replaced: Numba's cache depends on its modification time, so a second writer would
+    invalidate the compiled code of the first.
     """
     with contextlib.suppress(FileNotFoundError):
         if path.read_bytes() == text.encode():
@@ -285,7 +285,7 @@ def _write_once(path: Path, text: str) -> None:
 
 @cache
 def _private_dir() -> Path:
-    """A folder of this process alone, for machines whose cache directory cannot be written (containers, mostly)."""
+    """A private folder of the process, for machines without a writable cache directory (mostly containers)."""
     folder = tempfile.mkdtemp(prefix="autotune-cpu-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

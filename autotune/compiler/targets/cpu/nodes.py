@@ -1,4 +1,4 @@
-"""Nodes of CPU kernels alone: memory of a known space, constants of the module, and ways around the caches."""
+"""Nodes of CPU kernels only: memory of a known space, constants of the module, and accesses that bypass the caches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plane(n: int) -> Memory:
 
 
 def buffer(name: str) -> Memory:
-    """A buffer of the kernel's own."""
+    """A private buffer of the kernel."""
     return Memory(f"s_{name}", "int64", name)
 
 
@@ -52,7 +52,7 @@ class Named(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Expr):
-    """``then`` where ``test``, else ``other``; only one of the two is evaluated."""
+    """``then`` if ``test``, else ``other``; only one of the two is evaluated."""
 
     like = ("then",)
     test: Expr
@@ -62,7 +62,7 @@ class Choice(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Accumulate(Expr):
-    """``carried`` with one more term of the reduction ``op``; floats may be taken in any order."""
+    """``carried`` with one more term of the reduction ``op``; floats may be reassociated."""
 
     like = ("carried",)
     op: str
@@ -102,7 +102,7 @@ class Fetch(Stmt):
 
 @dataclass(frozen=True, slots=True)
 class Stream(Stmt):
-    """Copies ``count`` elements from address ``source`` to ``index`` of output ``number``, past the caches.
+    """Copies ``count`` elements from address ``source`` to ``index`` of output ``number``, bypassing the caches.
 
     The source is in the buffer ``stream<number>``.
     """

@@ -160,8 +160,8 @@ def flatten(program: Program) -> tuple[Program, int]:
 def streamed(program: Program, lanes: bool = False) -> tuple[int, ...]:
     """Outputs (indices into ``graph.outputs``) that a kernel can stream.
 
-    Those whose neighbours along the innermost column axis, or row axis for a kernel of ``lanes``, are neighbours in
-    memory, in runs of a few lines at least.
+    They have unit stride along the innermost column axis (row axis for a kernel of ``lanes``), in runs of at least a
+    few cache lines.
     """
     graph = program.graph
     if not program.cols:
@@ -178,10 +178,10 @@ def streamed(program: Program, lanes: bool = False) -> tuple[int, ...]:
 
 
 def fetched(program: Program, lanes: bool = False) -> tuple[int, ...]:
-    """Loads whose next row a kernel can prefetch while it finishes a row: rows of many neighbours in memory.
+    """Loads whose next row a kernel can prefetch while it finishes a row: long rows with unit stride.
 
-    There are none where rows are walked once only: the processor's own prefetchers see no pause then. A kernel of
-    ``lanes`` fetches columns instead, each a jump in memory.
+    There are none if rows are walked only once, because the processor's prefetchers are then not interrupted. A kernel
+    of ``lanes`` prefetches columns, each of which is a jump in memory.
     """
     graph = program.graph
     walks = [p for p in program.passes if p.walks]
@@ -192,7 +192,7 @@ def fetched(program: Program, lanes: bool = False) -> tuple[int, ...]:
     row, inner = program.rows[-1], program.cols[-1]
     if lanes:
         if graph.extents[inner] < 2 * AHEAD:
-            return ()  # the end of a walk is reached before what was asked for
+            return ()  # the walk ends before the prefetched columns
         return tuple(i for i, v in loads if stride_of(v, row) == 1 and any(stride_of(v, a) for a in program.cols))
     if len(walks) < 2 or walks[-1].online:
         return ()
@@ -212,6 +212,6 @@ def streamed_bytes(program: Program, lanes: bool = False) -> int:
 
 
 def fetched_bytes(program: Program, lanes: bool = False) -> int:
-    """Bytes of the loads that are fetched ahead."""
+    """Bytes of the prefetched loads."""
     loads = [program.graph.values[i] for i in fetched(program, lanes)]
     return sum(program.graph.size(v.axes) * STORAGE_BYTES[program.graph.inputs[v.slot]] for v in loads)

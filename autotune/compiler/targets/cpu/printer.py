@@ -1,12 +1,13 @@
-"""Prints kernels as Numba CPU source. What kernels call is defined once, as a constant of the module.
+"""Printer of kernels as Numba CPU source. Functions that kernels call are defined once, as constants of the module.
 
-Short walks that store integers are printed with ends that LLVM cannot see (:func:`hide_ends`). LLVM makes one vector of
-a loop with fewer rounds than ``_TINY``, and masks the lanes beyond its end. Where the mask is known and leaves one lane
-(the last of 9 elements in vectors of 8), its code for processors with AVX-512 is wrong (LLVM 22): of an integer that is
-cut to fewer bits and stored so, it stores all the bits. The last uint8 of a tensor then zeroes three bytes behind it,
-which are another tensor's, or a row of another thread. An end that is not known leaves the elements beyond whole
-vectors to a loop without masks. LLVM itself makes a comparison with 0 a shift, of which one bit is kept, so the source
-does not show which integers are cut: all stores of integers count that are narrower than the widest compute type.
+Short loops that store integers are printed with ends that LLVM cannot see (:func:`hide_ends`). LLVM makes one vector of
+a loop with fewer iterations than ``_TINY``, and masks the lanes beyond its end. If the mask is constant and leaves one
+lane (the last of 9 elements in vectors of 8), its code for processors with AVX-512 is wrong (LLVM 22): for an integer
+that is truncated before the store, it stores all bits. The last uint8 of a tensor then zeroes the three following
+bytes, which belong to another tensor, or to a row of another thread. With an unknown end, a loop without masks
+processes the elements beyond whole vectors. LLVM itself turns a comparison with 0 into a shift that keeps one bit, so
+the source does not show which integers are truncated. All stores of integers narrower than the widest compute type
+count.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from autotune.compiler.targets.cpu.nodes import (
 
 _TINY = 16  # LLVM's vectorizer-min-trip-count
 _WHOLE = ("float32", "float16", "int64")
-"""Storage types whose stores cut nothing; the narrower floats are put together as integers."""
+"""Storage types whose stores do not truncate; the narrower floats are assembled as integers."""
 _NUMPY = {"float32": "np.float32", "int32": "np.int32", "int64": "np.int64", "bool": "bool"}
 _OF_OPERATORS = ("clamp", "erf_by", "inverse")
 """Intrinsics of ``intrinsics.operators`` that are no operators."""
 
 
 class CpuPrinter(Printer):
-    """Prints one kernel, and collects its module's constants in ``definitions``."""
+    """Printer of one kernel, which collects its module's constants in ``definitions``."""
 
     def __init__(self) -> None:
         super().__init__()

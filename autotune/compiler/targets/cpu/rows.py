@@ -1,7 +1,7 @@
-"""A CPU kernel that takes its rows one at a time, and the columns of a row in vectorised loops.
+"""A CPU kernel that processes its rows one at a time, and the columns of a row in vectorised loops.
 
 A unit of work is a row, or for a pointwise group a tile of one row. Each pass is a loop over the columns. With
-``column_tile`` the loop is cut into tiles, which bounds the error of long sums.
+``column_tile`` the loop is split into tiles, which bounds the error of long sums.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _PARTIAL = 16384
 _POINTWISE_TILE = 4096
 _MOST_CUTS = 4  # places where the columns are cut into pieces
 _VECTOR, _UNROLLED, _LONG_WALK = 16, 64, 192
-"""Columns from which a walk is a loop: those of one vector; but numbers that four vectors at a time do not divide stay
-constant up to a larger one, since the tail costs more than the loop saves."""
+"""Columns from which a walk is a loop: those of one vector. Numbers that are no multiple of four vectors stay constant
+up to a larger number, since the tail costs more than the loop saves."""
 ORIGIN = Const(0)
 """The first column."""
 ROW, ROWS, WHOLE = index("r"), index("rows"), index("cols")
-"""The row in hand, how many there are, and the columns of a row."""
+"""The current row, the number of rows, and the columns of a row."""
 TILE, TILES, AT, END = index("tile"), index("tiles"), index("t"), index("e")
-"""Columns of a tile, tiles of a row, and the columns of the tile in hand."""
+"""Columns of a tile, tiles of a row, and the columns of the current tile."""
 MORE = Var("more", "bool")
 
 
@@ -50,7 +50,7 @@ def distance(first: Expr, last: Expr) -> Expr:
 
 
 class RowBuilder(Builder):
-    """Builds one row after the other.
+    """Builder of a kernel that processes one row after the other.
 
     ``factor``: columns of a pointwise group without rows for each step of a dynamic extent.
     """
@@ -128,11 +128,11 @@ class RowBuilder(Builder):
         return out
 
     def next_row(self, following: Expr, end: Expr) -> list[Stmt]:
-        """True if this thread has the next row too: another one would read it from memory once more."""
+        """True if this thread also has the next row; another thread would read it from memory again."""
         return [Assign(MORE, following < end)] if self.ahead else []
 
     def row_part(self, pas: Pass) -> list[Stmt]:
-        """The work of a pass once a row, before its walk."""
+        """The work of a pass once per row, before its walk."""
         return [
             *(s for i in pas.row_values if self.values[i].op != "const" for s in self.compute(i)),
             *(self.inverse(y) for y in self.divisors(pas.compute) if y not in self.inverses),

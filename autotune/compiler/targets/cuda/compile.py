@@ -1,7 +1,7 @@
 """Compile emitted CUDA source to a cubin, without a GPU or a driver.
 
-Numba CUDA makes PTX, the CUDA linker (nvJitLink) makes the cubin. Both run anywhere, so candidates compile in a pool of
-ordinary processes while others are measured.
+Numba CUDA generates PTX, and the CUDA linker (nvJitLink) generates the cubin. Neither needs a GPU, so candidates
+compile in a pool of ordinary processes while others are measured.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _names(code: CodeType) -> set[str]:
 def _import_arrays() -> None:
     """Import the module of numba-cuda 0.30 that needs ``np.row_stack``, which numpy 2.5 no longer has.
 
-    It does so once, to register what it compiles that to. Nothing compiled here calls it. numpy is left as it was.
+    The module uses it once, to register an implementation. No code compiled here calls it. numpy is not changed.
     """
     import numpy as np
 
@@ -80,12 +80,12 @@ def _without_device(cc: tuple[int, int]) -> Iterator[None]:
 
 
 def last_line(error: BaseException) -> str:
-    """The last line of an error's message, where compilers put the reason."""
+    """The last line of an error's message, which has the reason in messages of compilers."""
     return (str(error).strip().splitlines() or ["without a reason"])[-1][:300]
 
 
 def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int], fast: bool) -> str:
-    """Numba's PTX of a kernel's text; the entry has a name of Numba's own."""
+    """Numba's PTX of a kernel's text; Numba chooses the name of the entry."""
     from numba import cuda, types
 
     from autotune.compiler.targets.cuda.intrinsics.memory import POINTER
@@ -111,8 +111,10 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
 
 
 def _shared_ptx(*parts: Any) -> str:
-    """As :func:`_numba_ptx`, or what another build of this search has made of the same: a group is compiled where it is
-    searched alone, and again in every whole that it is part of."""
+    """:func:`_numba_ptx`, or the result of another build of this search for the same source.
+
+    A group is compiled when it is searched alone, and again in every plan that contains it.
+    """
     folder = os.environ.get(SHARED_BUILDS)
     if not folder:
         return _numba_ptx(*parts)
@@ -127,7 +129,7 @@ def _shared_ptx(*parts: Any) -> str:
 
 
 def compile_ptx(source: CudaSource | Listing, target: str) -> tuple[str, str]:
-    """(PTX text, entry name). Raises BuildError where Numba refuses the source."""
+    """(PTX text, entry name). Raises BuildError if Numba rejects the source."""
     cc = capability(target)
     text = _shared_ptx(source.text, source.params, bool(source.launch["dynamic"]), source.block, cc, source.fast)
     entry = next((line.split("(")[0].split()[-1] for line in text.splitlines() if ".entry" in line), "")
@@ -140,8 +142,10 @@ def compile_ptx(source: CudaSource | Listing, target: str) -> tuple[str, str]:
 
 
 def _completed(ptx: str, source: CudaSource | Listing) -> str:
-    """PTX with the directives that Numba does not write, and without its environment pointers: no kernel reads those,
-    and their names hold a counter that differs between processes."""
+    """PTX with the directives that Numba does not write, and without its environment pointers.
+
+    No kernel reads those, and their names contain a counter that differs between processes.
+    """
     out = []
     for line in ptx.splitlines(keepends=True):
         if not (line.startswith(".common .global ") and "NumbaEnv" in line):
@@ -156,8 +160,10 @@ def _completed(ptx: str, source: CudaSource | Listing) -> str:
 
 
 def build(source: CudaSource | Listing, target: str = "sm_90") -> Kernel:
-    """Compile ``source`` and read its resources. Raises BuildError where it does not compile, spills more than it can
-    gain, or does not fit an SM."""
+    """Compile ``source`` and read its resources.
+
+    Raises BuildError if it does not compile, spills too much, or does not fit an SM.
+    """
     from cuda.core import Linker, LinkerOptions, ObjectCode
 
     ptx, entry = compile_ptx(source, target)

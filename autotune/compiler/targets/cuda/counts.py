@@ -1,8 +1,8 @@
-"""Counting rows, columns and packs in a CUDA kernel: in 32 bits, and in 64 where there are too many of them.
+"""Width of counters of rows, columns and packs in a CUDA kernel: 32 bits, or 64 for large numbers.
 
-Offsets into tensors have 64 bits in every kernel, for Numba widens what is added and multiplied. A number that is
-counted to has 32, since dividing one of 64 takes several times as long. So what decides is how far a kernel counts, not
-how far apart its elements are: 2**31 elements in rows of 4096 are counted in 32 bits.
+Offsets into tensors have 64 bits in every kernel, because Numba widens sums and products. Counters have 32 bits, since
+a 64-bit division takes several times as long. The width depends on the largest count, not on the offsets: 2**31
+elements in rows of 4096 are counted in 32 bits.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ LIMIT = (1 << 31) - (1 << 22)
 """The first number that takes 64 bits: below 2**31 by more than a block covers, since the last one counts past the
 end."""
 MOST_BLOCKS = (1 << 31) - 1
-"""Blocks that one launch may have."""
+"""Most blocks of one launch."""
 MOST_IN_TURN = 1 << 16
-"""Rows that a thread may add to one fp32 accumulator, one after the other, where no search saw what comes of it: of a
+"""Most rows that a thread adds in sequence to one fp32 accumulator without a check of the error by a search: of a
 million equal numbers one in a hundred is lost."""
 
 
@@ -65,11 +65,11 @@ class Counts:
 
 @dataclass(frozen=True)
 class Units:
-    """The work that the blocks of a kernel share out.
+    """The units of work of a kernel, which its blocks share.
 
     Attributes:
-        inner: units for each step along the axis of open extent; all of them where none is ``dynamic``.
-        per_block: that a block takes at a time.
+        inner: units for each step along the axis of open extent; all units if none is ``dynamic``.
+        per_block: units that a block takes at a time.
     """
 
     inner: int
@@ -81,8 +81,11 @@ class Units:
 
 
 def check_launch(rule: Mapping[str, Any], extent0: int) -> None:
-    """Check that a kernel with this launch data can run at this extent of axis 0. Raises Unsupported where it counts in
-    32 bits what takes 64, a launch has not that many blocks, or sums over the rows of a block get too long."""
+    """Check that a kernel with this launch data can run at this extent of axis 0.
+
+    Raises Unsupported if its 32-bit counters overflow, if it needs too many blocks, or if its sums over the rows of a
+    block are too long.
+    """
     units = (extent0 if rule.get("dynamic") else 1) * int(rule["inner"])
     if units >= LIMIT and not rule.get("wide"):
         raise Unsupported("more rows than the kernel's 32-bit counters hold")

@@ -72,8 +72,10 @@ def _sections(cubin: bytes) -> list[tuple[str, int, int, int]]:
 
 
 def resources(cubin: bytes, entry: str) -> dict[str, int]:
-    """``registers`` a thread, ``stack`` bytes a thread (spills and local arrays), ``shared`` static bytes a block.
-    Raises ValueError where it is no cubin, or there is no such kernel in it."""
+    """``registers`` per thread, ``stack`` bytes per thread (spills, local arrays), ``shared`` static bytes per block.
+
+    Raises ValueError if the bytes are no cubin, or if the cubin has no such kernel.
+    """
     out = {"registers": 0, "stack": 0, "shared": 0}
     found = False
     try:
@@ -126,7 +128,7 @@ def capability(target: str) -> tuple[int, int]:
 
 
 def taken(cubin: bytes, entry: str, target: str) -> dict[str, int]:
-    """As :func:`resources`, with the shared memory that is the kernel's own; raises as it does."""
+    """:func:`resources`, with the shared memory of the kernel alone; it raises the same errors."""
     used = resources(cubin, entry)
     if capability(target) >= (9, 0) and used["shared"] >= 1024:
         used["shared"] -= 1024  # the linker counts what the system reserves; blocks_per_sm adds it itself

@@ -1,4 +1,4 @@
-"""The nodes of CUDA kernels alone: warps, shared memory, barriers, clusters."""
+"""Nodes of CUDA kernels only: warps, shared memory, barriers, clusters."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ HINTS = {
 }
 """Letters of cache hints in the names of accesses."""
 BLOCK, BLOCKS = Var("blk", "int32"), Var("nblk", "int32")
-"""Number of the block, and how many there are: of the launch, or of a body's own blocks where several share one."""
+"""Number of the block, and number of blocks: of the launch, or of a body if several bodies share the launch."""
 THREAD = Var("tid", "int32")
-"""Number of the thread, where a kernel has given it this name."""
+"""Number of the thread, in kernels that assign it to this variable."""
 EXTENT = Var("n0", "int64")
-"""Extent of axis 0, where a kernel takes it as an argument."""
+"""Extent of axis 0, in kernels with this argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +53,16 @@ class Shared(Stmt):
 
 
 MOST_STATIC = 48 * 1024
-"""Bytes of shared memory of fixed size that a block may have."""
+"""Most bytes of static shared memory of a block."""
 
 
 def shared_bytes(body: Iterable[Stmt]) -> int:
-    """Shared memory of fixed size that statements take."""
+    """Bytes of static shared memory of statements."""
     return sum(s.bytes for s in walk(body) if isinstance(s, Shared))
 
 
 def check_static(body: Iterable[Stmt]) -> None:
-    """Raise Unsupported if statements take more shared memory of fixed size than a block may have."""
+    """Raise Unsupported if statements need more static shared memory than a block may have."""
     if (taken := shared_bytes(body)) > MOST_STATIC:
         raise Unsupported(f"{taken} bytes of static shared memory")
 
@@ -72,14 +72,14 @@ def _do(name: str, *args: Expr, of: tuple[str | int, ...] = ()) -> Do:
 
 
 BARRIER = _do("cuda.syncthreads")
-"""All threads of the block wait for each other, and see what the others wrote."""
+"""Barrier of the block: its threads wait for each other, and their earlier writes become visible."""
 CLUSTER_RANK = Intrinsic("cluster_rank", (), "int32")
 """Number of the block in its cluster."""
 CLUSTER_ARRIVE, CLUSTER_WAIT = _do("cluster_arrive"), _do("cluster_wait")
 """Signal that this thread has begun, and wait until all threads of the cluster have. No block writes to another's
 shared memory before."""
 CLUSTER_BARRIER = _do("cluster_sync")
-"""All threads of the cluster wait for each other, and see what the others wrote to their shared memory."""
+"""Barrier of the cluster: its threads wait for each other, and earlier writes to shared memory become visible."""
 COMMIT_COPIES = _do("commit_copies")
 """The copies begun since the last one are a group, which may be empty."""
 _EVERY_LANE = Const(0xFFFFFFFF)
@@ -96,7 +96,7 @@ def shuffle_from(value: Expr, lane: Expr) -> Expr:
 
 
 def ballot(test: Expr) -> Expr:
-    """A bit for each lane of the warp: whether ``test`` holds there."""
+    """A bit for each lane of the warp, set if ``test`` holds in the lane."""
     return Intrinsic("cuda.ballot_sync", (_EVERY_LANE, test), "int32")
 
 

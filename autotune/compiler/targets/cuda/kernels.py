@@ -1,10 +1,10 @@
 """The kernels of one group, and bodies of several side by side in one launch (kernel packing).
 
-A *body* is one emitted kernel, turned into a device function; its *runs* are the sets of tensors it works on: one for a
-group by itself, many for the updates of an optimizer step. The code of a body is printed once, however many runs it
-has. A block finds its run by a tree of comparisons with its number, which every thread of it decides alike: six steps
-for 64 runs. The leaf picks pointers and the number of rows, and the body counts blocks from 0 as it would alone.
-FusionStitching (arXiv 2009.10924, section 4) calls it kernel packing.
+A *body* is one emitted kernel as a device function. Its *runs* are the sets of tensors it works on: one for a single
+group, many for the updates of an optimizer step. The code of a body is printed once for any number of runs. A block
+finds its run by a tree of comparisons with its number, which is uniform over its threads: six steps for 64 runs. The
+leaf selects pointers and the number of rows, and the body counts blocks from 0 as in a separate launch. FusionStitching
+(arXiv 2009.10924, section 4) calls it kernel packing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class GroupKernels:
 
     Attributes:
         sources: in launch order.
-        args: for each source, what each of its pointers is.
-        private: the group's own scratch.
+        args: for each source, the tensor behind each of its pointers.
+        private: the group's private scratch.
     """
 
     sources: tuple[CudaSource, ...]
@@ -63,8 +63,8 @@ class Run:
 
     Attributes:
         refs: the tensor behind each of the body's pointers.
-        extent: rows, where the body takes them as an argument.
-        work: bytes moved, to share out the blocks of persistent bodies.
+        extent: the number of rows, if it is an argument of the body.
+        work: bytes moved, by which the blocks of persistent bodies are distributed.
     """
 
     refs: tuple[Ref, ...]
@@ -120,7 +120,7 @@ def pack_bodies(bodies: Sequence[Body], sms: int) -> tuple[CudaSource, tuple[Ref
 def deal(bodies: Sequence[Body], sms: int) -> list[list[int]]:
     """Blocks of each run of each body.
 
-    As many as the run would have alone. Persistent bodies get a share of the blocks that the device holds at a time, in
+    Their number is that of a separate launch. Persistent bodies get a share of the device's resident blocks in
     proportion to the run's work, at least one.
     """
     total = sum(run.work for body in bodies for run in body.runs) or 1
@@ -170,6 +170,6 @@ def _source(bodies: Sequence[Body], refs: Sequence[Ref], body: Sequence[Stmt], g
     launch: dict[str, Any] = {"dynamic": False, "per_block": 1, "blocks_per_sm": 0, "multiple": 1}
     launch |= {"inner": grid, "grid": grid, "block": block, "align": [align[r] for r in refs], "generator": GENERATOR}
     launch["shared"] = max(int(b.source.launch["shared"]) for b in bodies)
-    # A cap that suits one body would make another spill: the loosest, and none where one has none.
+    # A cap for one body could make another spill: use the loosest, or none if one body has none.
     cap = max(caps) if all(caps) else 0
     return CudaSource(tuple(body), tuple(types[r] for r in refs), launch, block, cap)

@@ -1,4 +1,4 @@
-"""Prints kernels as Numba CUDA source. Intrinsics have the names of ``autotune.compiler.targets.cuda.intrinsics``.
+"""Printer of kernels as Numba CUDA source, with intrinsics from ``autotune.compiler.targets.cuda.intrinsics``.
 
 Arithmetic is fp32. Division, square root and exponential are the hardware's approximations (as in Triton and with
 ``--use_fast_math``), whose error is a few units in the last place. ``tanh``, ``sin``, ``pow`` and the like take the
@@ -95,7 +95,7 @@ _STRICT = {
     "tanh": "libdevice.tanhf({0})",
     "sigmoid": "sigmoid_rn({0})",
 }
-"""Those whose fast version is off by more than 2 units in the last place."""
+"""Operators whose fast version has an error of more than 2 units in the last place."""
 
 
 def operator_text(name: str, of: str, args: list[str], strict: bool = False) -> str:

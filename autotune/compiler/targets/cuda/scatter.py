@@ -82,7 +82,7 @@ LINE = 128
 
 
 def fetchable(s: Scattered) -> tuple[int, ...]:
-    """The loads, other than of terms, that may be fetched during the scan: by places, neighbours along the columns."""
+    """The loads, except those of terms, that can be prefetched during the scan: by places, adjacent along columns."""
     found = []
     for i in s.results.passes[1].compute:
         v = s.graph.values[i]
@@ -137,7 +137,7 @@ class _Adder:
     """
 
     accumulated, taken, on = Var("a"), Var("x"), Var("on", "bool")
-    """A thread's sums, the pack that is added to them, and whether it is."""
+    """A thread's sums, the pack that is added to them, and the condition for adding it."""
 
     def __init__(self, one: Sum, schedule: ScatterSchedule, vec: int, begin: int) -> None:
         self.one, self.tokens, self.pick = one, one.n_tokens, one.place_vector
@@ -166,7 +166,7 @@ class ScatterKernel:
     lane, warp, below = int_var("lane"), int_var("warp"), int_var("below")
     """Number of the thread in its warp, of the warp; a bit for each lane below."""
     first, rows, column = int_var("first"), int_var("rows"), int_var("col")
-    """The first place of the block, how many it has, and the thread's first column."""
+    """The first place of the block, its number of places, and the thread's first column."""
     base, low, count, room = Var("base"), Var("low", "int64"), int_var("count"), int_var("room")
     """Of a step of the scan: its first token, the first of the places that it looks for, how many; the list's room."""
     total, found, at = int_var("total"), int_var("found"), int_var("at")

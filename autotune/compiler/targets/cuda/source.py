@@ -15,11 +15,11 @@ from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 
 GENERATOR = "cuda-4"
-"""Changes when emitted code changes meaning; part of an artifact."""
+"""Version of the emitted code, which is part of an artifact; it changes with the meaning of the code."""
 OVERWRITES = "overwrites"
-"""The name under which launch data have pairs of an input and an output that may be one tensor."""
+"""The key of launch data for pairs of an input and an output that may be one tensor."""
 PREFIX = "autotune_"
-"""What the names of all our kernels begin with, in profiles and cubins."""
+"""Prefix of the names of autotune's kernels, in profiles and cubins."""
 
 
 def overwrite_launch(overwrites: Sequence[tuple[int, int]], graph: Graph) -> dict[str, Any]:
@@ -72,14 +72,14 @@ class FlatSchedule(CudaSchedule):
 
 @dataclass(frozen=True)
 class OuterSchedule(CudaSchedule):
-    """``held``: places of a strip that a thread has in registers, where the others are copied to shared memory."""
+    """``held``: indices of a strip that a thread holds in registers, while the others are copied to shared memory."""
 
     held: int = 0
 
 
 @dataclass(frozen=True)
 class ScatterSchedule(CudaSchedule):
-    """``owned``: neighbouring places whose sums a block makes."""
+    """``owned``: the number of adjacent places whose sums a block computes."""
 
     owned: int = 1
 
@@ -96,16 +96,16 @@ class CudaSource:
     """A kernel before it is compiled.
 
     Attributes:
-        body: its statements. Block number and number of blocks are ``device.BLOCK`` and ``BLOCKS`` in them, never
-            CUDA's own; they return nowhere early.
+        body: its statements. They use ``device.BLOCK`` and ``BLOCKS`` instead of CUDA's block index and number of
+            blocks, and have no early return.
         params: short storage names of its pointers ``p0``, ``p1``, ...; where ``launch["dynamic"]``, ``n0`` (int64)
             follows them.
         launch: the runtime's launch data.
         block: threads a block.
         max_registers: cap for ptxas; 0 for none.
         cluster: blocks a cluster.
-        name: what profilers show it as, an identifier.
-        fast: whether operators are approximated and it is compiled with CUDA's fast math.
+        name: its name in profilers, an identifier.
+        fast: True if operators are approximated and the kernel is compiled with CUDA's fast math.
     """
 
     body: tuple[Stmt, ...]
@@ -133,12 +133,13 @@ class CudaSource:
         """A kernel under a schedule.
 
         Args:
-            counts: how it counts; ``extent`` of axis 0.
+            counts: the width of its counters.
+            extent: the extent of axis 0.
             align: bytes that each pointer must be aligned to.
-            launch: what is not usual of its launch data.
+            launch: launch data that differ from the default.
 
         Raises:
-            Unsupported: no launch has so many blocks.
+            Unsupported: the kernel needs too many blocks for one launch.
         """
         usual = {"blocks_per_sm": schedule.blocks_per_sm, "block": schedule.block, "shared": 0, "multiple": 1}
         shares = {"dynamic": units.dynamic, "inner": units.inner, "per_block": units.per_block, "align": [*align]}
@@ -159,13 +160,13 @@ class CudaSource:
 
 @dataclass(frozen=True)
 class Listing:
-    """A kernel that is written as text and never changed, as those of C3's collectives are.
+    """A kernel with a fixed text, such as those of C3's collectives.
 
-    As :class:`CudaSource`, with its text in parts.
+    Its other attributes are those of :class:`CudaSource`.
 
     Attributes:
-        functions: text of its device functions.
-        lines: of its body.
+        functions: the texts of its device functions.
+        lines: the lines of its body.
     """
 
     functions: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Addresses of a kernel's tensors: axes that make a base once, and axes that are added to it.
+"""Addresses of a kernel's tensors: a base from fixed axes, and offsets along moving axes.
 
 :class:`Tensors` also has the operations on a pack of elements that row-wise kernels (``rows``) and kernels of lanes
 (``outer``) share: naming its lanes, gathering, storing, keeping and reading it again.
@@ -46,13 +46,13 @@ class Access:
 
     Args:
         along: the axis of a vector's lanes; -1 for none.
-        lanes: of a vector.
-        fixed: the axes that make the base.
-        moving: the axes that are added to it.
+        lanes: the number of a vector's lanes.
+        fixed: the axes of the base.
+        moving: the axes whose offsets are added to it.
 
     Attributes:
         step: elements from one lane to the next.
-        vector: whether all lanes are read or written at once: neighbours, aligned.
+        vector: True if all lanes are adjacent and aligned, so that one instruction accesses them.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Tensors:
 
     Attributes:
         vec: lanes of a vector.
-        access: of every load and gather, by number.
-        out_access: of every output.
+        access: the access of every load and gather, by number.
+        out_access: the access of every output.
         overwritten: slots whose memory an output may share.
     """
 
@@ -187,7 +187,7 @@ class Tensors:
         return [lower.stored(self.name(o.value, lane), o.dtype) for lane in range(lanes)]
 
     def store_pack(self, k: int, hint: str, lanes: int, guard: Expr | None = None) -> list[Stmt]:
-        """Stores the lanes of output ``k``: at once where they are neighbours."""
+        """Stores the lanes of output ``k``, by one instruction if they are adjacent."""
         o, access, values = self.graph.outputs[k], self.out_access[k], self.stored(k, lanes)
         pointer, base, step = self.out_pointer(k), self.out_base(k), self.vec if access.vector else 1
         parts = [(access.at(base, e), tuple(values[e : e + step])) for e in range(0, lanes, step)]
@@ -205,8 +205,10 @@ class Tensors:
         return v.op == "load" and not v.guards and STORAGE_BYTES[self.storage(i)] == 2 and self.access[i].vector
 
     def load_hint(self, i: int) -> str:
-        """Hints apply to what is read once: loads that differ in every row and column. What the kernel may overwrite is
-        no read-only data."""
+        """The cache hint of a load: only loads that vary over rows and columns, and so are read once, have one.
+
+        A tensor that the kernel may overwrite is not read-only data.
+        """
         if self.graph.values[i].slot in self.overwritten:
             return "coherent"
         return self.schedule.load_hint if read_once(self.graph, i, self.axes) else "default"

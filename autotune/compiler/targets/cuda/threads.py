@@ -1,13 +1,13 @@
-"""The geometry that all schemes share, and reductions across threads.
+"""Thread layouts of all schemes, and reductions across threads.
 
-The threads of a block form lines of neighbours (:class:`ThreadGrid`). Threads that carry parts of the same results
-are a :class:`ThreadGroup`: with ``rows`` those of a line, with ``outer`` those at one index of every line.
-:class:`RowThreads` and :class:`StripThreads` have the names that kernels give a thread's numbers.
+The threads of a block form lines of adjacent threads (:class:`ThreadGrid`). Threads with partial results of the same
+reductions are a :class:`ThreadGroup`: with ``rows`` those of a line, with ``outer`` those at one index of every line.
+:class:`RowThreads` and :class:`StripThreads` define the variables for a thread's indices.
 
-:class:`Reductions` combine what a group carries. Each warp leaves its part in the block's shared memory; after one
-barrier threads combine all parts. The blocks of a cluster hold their own part in all threads; some of these write it to
-each block (distributed shared memory). After a cluster barrier every thread combines all parts in the order of the
-blocks, so that all get the same number.
+:class:`Reductions` combine the partial results of a group. Each warp writes its part to the block's shared memory;
+after one barrier, threads combine all parts. In a cluster, all threads of a block hold its part, and some of them write
+it to each block (distributed shared memory). After a cluster barrier every thread combines all parts in the order of
+the blocks, so that all get the same number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from autotune.compiler.targets.cuda.source import CudaSchedule
 
 WARP = 32
 Carried = TypeVar("Carried")
-"""What threads carry of one pass."""
+"""Partial results of one pass in a thread."""
 quotient = Counts().quotient
 """Of numbers of threads and blocks, which take 32 bits."""
 
@@ -46,8 +46,8 @@ def int_var(name: str) -> Var:
 
 @dataclass(frozen=True)
 class ThreadGrid:
-    """The threads of a block in lines of ``across`` neighbours; ``line`` and ``lane`` are what kernels call a thread's
-    line, and its number in it."""
+    """The threads of a block in lines of ``across`` adjacent threads; ``line`` and ``lane`` are the variables for a
+    thread's line and its index in the line."""
 
     across: int
     line: Var
@@ -63,8 +63,8 @@ class ThreadGrid:
 
 @dataclass(frozen=True)
 class ThreadGroup:
-    """Threads that carry parts of the same results: ``size`` of a block, every ``stride``-th one, in ``cluster``
-    blocks."""
+    """Threads with partial results of the same reductions: ``size`` threads of a block, every ``stride``-th one, in
+    ``cluster`` blocks."""
 
     size: int
     stride: int = 1
@@ -97,22 +97,22 @@ def each_unit(
 
 @dataclass(frozen=True)
 class RowThreads:
-    """The division of rows among threads and blocks, and the names of their numbers in kernels.
+    """The division of rows among threads and blocks, and the variables for their indices in kernels.
 
     Attributes:
-        columns: of a row.
+        columns: the number of columns.
         vec: elements of a pack.
-        threads_per_row: of one block.
+        threads_per_row: threads of one block per row.
         rows_per_block: rows that a block works on at a time.
         cluster: blocks that share a row.
-        packs: that a thread has, the last of which may be outside the row.
-        full: packs that every thread has.
-        tiles: blocks next to each other along a row.
-        count: how rows and columns are counted.
-        unrolled: the packs of a thread are straight-line code, each with its own variables, so that kept values stay in
-            registers; else a pass may walk them in a loop.
-        apart: a thread's packs are a constant number of bytes apart, so that a tensor's packs have one address. The
-            compiler finds that through 64-bit columns, if the first one is hidden from it.
+        packs: the number of a thread's packs, the last of which may be outside the row.
+        full: the number of packs that every thread has.
+        tiles: adjacent blocks along a row.
+        count: the width of counters of rows and columns.
+        unrolled: True if the packs of a thread are straight-line code with separate variables, so that kept values stay
+            in registers; else a pass may walk them in a loop.
+        apart: True if a thread's packs are a constant number of bytes apart, so that a tensor's packs have one address.
+            The compiler infers that through 64-bit columns, if the first one is hidden from it.
     """
 
     columns: int
@@ -128,17 +128,17 @@ class RowThreads:
     apart: bool
 
     row_group = int_var("rb")
-    """Which of the block's rows the thread works on."""
+    """The index of the thread's row in the block."""
     thread, row_thread = int_var("t"), int_var("tg")
     """Number of the thread among those of its row in the block, and in all blocks that share the row."""
     lane, warp, rank = int_var("lane"), int_var("warp"), int_var("rank")
     """Number of the thread in its warp, of the warp in its row group, of the block in its cluster."""
     part, mine = int_var("part"), Var("mine", "bool")
-    """The warp whose part a lane reads, and whether there is one for it."""
+    """The warp whose part a lane reads, and True if that warp exists."""
     first_column, first_own = Var("c0"), Var("tv", "int64")
     """The first column of the block's tile, and of the thread."""
     row_set, rows, row_sets = Var("group"), Var("rows"), Var("sets")
-    """The set of rows at hand, how many rows there are, and how many sets."""
+    """The current set of rows, the number of rows, and the number of sets."""
     tile, chunk = int_var("tile"), int_var("chunk")
     """The tile of columns, and the block's number among those of its tile."""
 
@@ -148,7 +148,7 @@ class RowThreads:
         columns, per_step = program.n_cols, schedule.threads_per_row * schedule.cluster * vec
         packs, full, tiles = -(-columns // per_step), columns // per_step, 1
         if accumulates and program.pointwise:
-            # Nothing is reduced along the row, so that a block need not have all of it: unroll packs a thread.
+            # Nothing is reduced along the row, so a block may have a part of it: ``unroll`` packs per thread.
             packs = min(packs, schedule.unroll)
             tiles = -(-columns // (per_step * packs))
             full = packs if columns % (per_step * packs) == 0 else 0
@@ -207,7 +207,7 @@ class RowThreads:
         return out
 
     def tile_indices(self, step: Var) -> list[Stmt]:
-        """Which tile of columns a block has, and which row sets of it; ``step`` is from one set to the next."""
+        """The block's tile of columns and its row sets; ``step`` is the distance from one set to the next."""
         several = self.tiles > 1
         return [
             Assign(self.chunk, quotient(BLOCK, self.tiles) if several else BLOCK),
@@ -241,7 +241,7 @@ class RowThreads:
         return Intrinsic("least64" if self.column_type == "int64" else "least", (column, last), self.column_type)
 
     def row_of(self, row_set: Expr) -> Expr:
-        """The row of this thread in a row set; the last one where there are no more."""
+        """The row of this thread in a row set; the last row if it is beyond the end."""
         if self.rows_per_block == 1:
             return self.number(row_set)
         row = self.number(row_set * self.rows_per_block + self.row_group)
@@ -255,13 +255,13 @@ class RowThreads:
 
 @dataclass(frozen=True)
 class StripThreads:
-    """The division of strips of the kept axes, and of places of the reduced ones, among threads and blocks.
+    """The division of strips of the kept axes, and of indices of the reduced axes, among threads and blocks.
 
-    A block has ``across`` threads along the kept axes, each of which takes ``vec`` neighbours, and ``down`` along the
-    reduced ones, which have ``length`` places.
+    A block has ``across`` threads along the kept axes, each with ``vec`` adjacent elements, and ``down`` along the
+    reduced ones, which have ``length`` indices (places).
 
     Attributes:
-        partial: whether a block may have threads beyond the last pack of the kept axes.
+        partial: True if a block may have threads beyond the last pack of the kept axes.
     """
 
     across: int
@@ -277,7 +277,7 @@ class StripThreads:
     part, within = int_var("part"), int_var("within")
     """Number of the warp, or row of warps, along the reduced axes, and the thread's index in it."""
     inside, in_rows = Var("inside", "bool"), Var("in_rows", "bool")
-    """True if the place at hand exists, and the thread's pack along the kept axes."""
+    """True if the current place exists, and True if the thread's pack along the kept axes does."""
 
     @property
     def group(self) -> ThreadGroup:
@@ -314,7 +314,7 @@ class StripThreads:
 
 @dataclass
 class SharedArrays:
-    """Arrays of shared memory, one for each type, in which reductions take room."""
+    """Arrays of shared memory, one for each type, in which reductions allocate elements."""
 
     name: str
     sizes: dict[str, int] = field(default_factory=dict)
@@ -337,8 +337,8 @@ class Reductions(ABC, Generic[Carried]):
 
     Attributes:
         of_warps: shared memory for the parts of a block.
-        of_blocks: that for the parts of a cluster. Each reduction has its own, so that no block overwrites a part that
-            another still reads.
+        of_blocks: shared memory for the parts of a cluster, separate for each reduction, so that no block overwrites a
+            part that another one still reads.
     """
 
     def __init__(self, group: ThreadGroup, of_warps: SharedArrays, of_blocks: SharedArrays) -> None:
@@ -346,7 +346,7 @@ class Reductions(ABC, Generic[Carried]):
         self.begun = False  # the cluster's other blocks have begun
 
     def reduce(self, carried: Carried) -> tuple[list[Stmt], list[Stmt]]:
-        """Leaves in every thread what all of the group carry: statements up to the block's barrier, and the rest."""
+        """Reduce over the group, with results in every thread: statements up to the block's barrier, and the rest."""
         before, after = self.in_warp(carried), list[Stmt]()
         if self.group.parts > 1:
             before += [*self.leave(carried), BARRIER]

@@ -1,10 +1,10 @@
-"""The transpose skeleton: a pointwise group whose tensors disagree on the unit-stride axis.
+"""The transpose skeleton: a pointwise group whose tensors have different unit-stride axes.
 
 A block takes a square *tile* of two axes: ``x``, along which most of the bytes have unit stride, and ``y``, along which
-the others have. Threads compute side by side on ``x``. What has its neighbours on ``y`` goes through shared memory: a
-load is read along ``y`` into it before the computing, an output is written along ``y`` from it afterwards. So every
-access to global memory is of neighbours, in vectors where alignment and extents allow. An output takes the place of a
-load in shared memory: the thread that reads an element of the one writes that of the other.
+the others have. Adjacent threads compute adjacent elements along ``x``. Tensors with unit stride along ``y`` go through
+shared memory: a load is read along ``y`` into it before the computation, an output is written along ``y`` from it
+afterwards. So every access to global memory is coalesced, in vectors if alignment and extents permit. An output reuses
+the space of a load in shared memory: the thread that reads an element of the load writes that of the output.
 
 An element's word in shared memory is ``y * pitch + skew(y) + x + skew(x)``. With an odd pitch, and a shift for every 32
 elements for the threads of a warp on other lines, neither direction has a bank conflict.
@@ -54,10 +54,10 @@ _TYPE = {"sf": "float32", "si": "int32", "sl": "int64"}
 
 
 class _Emitter(CudaEmitter):
-    """Builds the computing of one pack along ``x``; what is in shared memory is found at the word ``at``."""
+    """Builder of the computation of one pack along ``x``; elements in shared memory are at word ``at``."""
 
     at = Var("at", "uint32")
-    """The word of shared memory at hand."""
+    """The current word of shared memory."""
 
     def __init__(self, t: Tiling, program: Program, schedule: TransposeSchedule) -> None:
         g, tile = program.graph, schedule.tile
@@ -156,12 +156,12 @@ class _Emitter(CudaEmitter):
 
 
 class TransposeKernel:
-    """The kernel of a pointwise group in square tiles. Raises Unsupported where the schedule does not fit."""
+    """The kernel of a pointwise group in square tiles. Raises Unsupported if the schedule does not fit."""
 
     number, in_plane = Var("group"), Var("place")
     """Number of the tile: of all, and of those in its plane of both axes."""
     live = Var("live", "bool")
-    """Whether there is a tile of that number; see :meth:`pair`."""
+    """True if the tile exists; see :meth:`pair`."""
 
     def __init__(self, t: Tiling, program: Program, schedule: TransposeSchedule) -> None:
         self.e = e = _Emitter(t, program, schedule)
@@ -228,11 +228,11 @@ class TransposeKernel:
         return [*out, *taken_apart(rest, e.batch, e.graph.extents, count, e.along)]
 
     def pair(self) -> list[Stmt]:
-        """Finds tile number ``place`` where tiles come in pairs, one the other's mirror image.
+        """Compute the position of tile number ``place`` if tiles are paired with their mirror images.
 
-        Both read the same two places of one tensor, so the second finds them in the cache. Of the triangle ``down <=
-        right`` a line and its counterpart from the other end are as long together as any other such two. ``live`` is
-        false for the second of a pair on the diagonal, and beyond an odd number of tiles.
+        Both tiles of a pair read the same two parts of one tensor, so the second reads them from the cache. In the
+        triangle ``down <= right``, a line and its counterpart from the other end have a constant total length. ``live``
+        is false for the second tile of a pair on the diagonal, and beyond an odd number of tiles.
         """
         n, count = self.e.side, self.count
         number, top, along, down, right = map(Var, ("number", "top", "along", "down", "right"))

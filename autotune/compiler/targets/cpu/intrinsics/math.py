@@ -65,7 +65,7 @@ _ERF_TAIL = (
 
 
 def const(x: float) -> Ir:
-    """The fp32 number nearest to ``x`` (LLVM wants the literal to be exact)."""
+    """The fp32 number nearest to ``x`` (LLVM requires exact literals)."""
     try:
         return ir.Constant(F32, struct.unpack("<f", struct.pack("<f", x))[0])
     except OverflowError:

@@ -265,7 +265,7 @@ class _Form:
 
     @property
     def least(self) -> float:
-        """The smallest number above zero: what is below the smallest normal one is so many of these."""
+        """The smallest denormal; all denormal numbers are multiples of it."""
         return 2.0 ** (1 - self.bias - self.mantissa)
 
 

@@ -58,7 +58,7 @@ def _is_float(t: Any) -> bool:
 
 
 def _safe_divisor(b: Builder, y: Ir) -> tuple[Ir, Ir]:
-    """``y`` with 0 and -1 replaced by 1, and whether it was -1.
+    """``y`` with 0 and -1 replaced by 1, and True if it was -1.
 
     Those two trap the processor (division by zero, overflow of the least number by -1). A division by zero, which torch
     reports as an error, gives the quotient by 1 here; kernels cannot raise.
@@ -207,7 +207,7 @@ CASTS: dict[str, Any] = {to: _cast(to) for to in NUMBA_TYPES}
 
 
 def _accumulate(name: str) -> Any:
-    """acc (+) x. A float sum or product may be taken in any order: that is what lets LLVM keep several accumulators."""
+    """acc (+) x. Float sums and products may be reassociated, so that LLVM can keep several accumulators."""
 
     def emit(b: Builder, t: Any, args: Sequence[Ir]) -> Ir:
         acc, x = args

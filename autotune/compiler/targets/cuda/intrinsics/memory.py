@@ -1,21 +1,21 @@
 """Vector loads and stores with cache hints, and asynchronous copies to shared memory (``cp.async``, sm_80).
 
 A name such as ``ld_bf16_8_d`` has the kind of access, the storage type, the elements and the hint. Loads are
-``ld.global.nc`` through inline assembly without side effects, so that the compiler may move them above stores: a kernel
-never reads what it writes, but for hint ``c`` (coherent), where what a thread stores to an address depends on what it
-loaded there.
+``ld.global.nc`` through inline assembly without side effects, so that the compiler may move them above stores. A kernel
+never reads memory that it writes, except with hint ``c`` (coherent). Then the value that a thread stores to an address
+depends on the value that it loaded there.
 
-Without side effects also means that the compiler treats such a load as arithmetic, which it may do where the result may
-not be wanted: one whose address is the same in every turn of a loop is moved out of the loop, and out of
-any branch in it. So no branch alone may keep a load inside its tensor. Either the address is inside on both sides
-(``least``). Or the guard is an operand (``lg``, where no branch has tested the same before). Or the load is one that
-stays where it is (``lk``).
-Measured on an H200: 16-byte accesses reach what torch's copy reaches; ``cuda.float32x4`` would emit four scalar loads.
+Without side effects also means that the compiler treats such a load as arithmetic and may execute it speculatively. A
+load with the same address in every iteration is moved out of the loop, and out of any branch in it. So a branch alone
+cannot keep a load inside its tensor. There are three ways. The address is valid on both sides (``least``). The guard is
+an operand (``lg``, unless a branch has tested the same condition before). The load cannot be moved (``lk``).
 
-Shared memory is an array of uint32 here. Pieces of 16 bytes of one vector are ``step`` words apart, so
-that the threads of a warp have no bank conflicts. ``commit_copies()`` makes a
-group of the copies that this thread began since the last one. ``await_copies_<n>()`` waits until at most ``n`` of its
-groups are not there yet. A thread sees its own copies then, others after a barrier.
+Measured on an H200: 16-byte accesses are as fast as torch's copy; ``cuda.float32x4`` would emit four scalar loads.
+
+Shared memory is an array of uint32 here. Pieces of 16 bytes of one vector are ``step`` words apart, so that the threads
+of a warp have no bank conflicts. ``commit_copies()`` forms a group of the copies that this thread issued since the last
+group. ``await_copies_<n>()`` waits until at most ``n`` of its groups are incomplete. Then a thread sees its own copies,
+and others see them after a barrier.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def words_of(short: str, n: int) -> int:
 
 
 def _memory(hint: str, text: str) -> str:
-    """A load or store, with its L2 policy where the hint has one; ``text`` has ``{p}`` where the policy goes."""
+    """A load or store with the L2 policy of its hint, if any, which replaces ``{p}`` in ``text``."""
     if hint not in POLICY:
         return text.replace("{p}", "")
     create = f"createpolicy.fractional.L2::{POLICY[hint]}.b64 pol, 1.0;"
@@ -79,14 +79,14 @@ def _at(b: Any, pointer: Any, done: int) -> Any:
 
 
 _PARTS = {1: (I32, "u8", "r"), 2: (I16, "u16", "h")}
-"""What one register of a part takes: its type, the suffix of the access, and its constraint; 32 bits else."""
+"""The register of a part by its bytes: type, suffix of the access, and constraint; 32 bits by default."""
 
 
 def load_words(b: Any, pointer: Any, nbytes: int, hint: str, fixed: bool = False, where: Any = None) -> list[Any]:
     """``nbytes`` from ``pointer`` as i32 words (less than a word is extended to one).
 
     Args:
-        fixed: keeps the compiler from moving the load out of its branch.
+        fixed: prevents the compiler from moving the load out of its branch.
         where: an i32; zeros where it is 0, by a predicated instruction.
     """
     words: list[Any] = []
@@ -124,7 +124,7 @@ def store_words(b: Any, pointer: Any, words: list[Any], nbytes: int, hint: str, 
 
 _FLOAT8 = ("e4m3", "e5m2")
 _INFINITE = 61440.0
-"""The magnitude from which on e5m2 is infinite: halfway from its largest number to the next power of two."""
+"""The least magnitude that becomes infinite in e5m2: halfway from its largest number to the next power of two."""
 
 
 def _decode_float8(b: Any, words: list[Any], short: str, n: int) -> list[Any]:
@@ -197,7 +197,7 @@ def decode(b: Any, words: list[Any], short: str, n: int) -> list[Any]:
 
 
 def _encode(b: Any, vals: list[Any], short: str) -> tuple[list[Any], int]:
-    """Arithmetic values -> words to store, and how many bytes they are."""
+    """Arithmetic values -> words to store, and their number of bytes."""
     n = len(vals)
     nbytes = n * SIZE[short]
     if short in _FLOAT8:
@@ -237,16 +237,16 @@ def pointer_to(b: Any, args: Any) -> Any:
 
 
 def numbers(short: str, n: int) -> Any:
-    """The Numba type of ``n`` arithmetic values: a tuple, or the one itself."""
+    """The Numba type of ``n`` arithmetic values: a tuple, or the type of a single value."""
     return NUMBA[short] if n == 1 else types.UniTuple(NUMBA[short], n)
 
 
 def _make_load(kind: str, short: str, n: int, hint: str) -> Any:
     """``ld_<type>_<n>_<hint>(pointer, index)``: a tuple of ``n`` arithmetic values (a scalar for n = 1).
 
-    ``lk`` is for a load whose address may be outside where the branch round it is not taken. ``lr`` gives the same
-    elements as 32-bit words, still packed. ``lg`` and ``lw`` are ``ld`` and ``lr`` with a third argument: zeros where
-    it is false.
+    ``lk`` is for a load whose address may be invalid if the branch around it is not taken. ``lr`` returns the same
+    elements as packed 32-bit words. ``lg`` and ``lw`` are ``ld`` and ``lr`` with a third argument: zeros if it is
+    false.
     """
     raw, guarded = kind in ("lr", "lw"), kind in ("lg", "lw")
     result = types.UniTuple(types.uint32, words_of(short, n)) if raw else numbers(short, n)
@@ -287,7 +287,7 @@ def _make_store(kind: str, short: str, n: int, hint: str) -> Any:
 
 
 def _make_touch(short: str, n: int, hint: str) -> Any:
-    """``touch_<type>_<n>_<hint>(pointer, index)``: up to four of the bytes of ``n`` elements that are loaded later."""
+    """``touch_<type>_<n>_<hint>(pointer, index)``: at most four bytes of ``n`` elements that are loaded later."""
 
     def write(context: Any, b: Any, sig: Any, args: Any) -> Any:
         return load_words(b, pointer_to(b, args), min(4, n * SIZE[short]), hint)[0]

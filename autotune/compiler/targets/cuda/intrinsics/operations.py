@@ -1,4 +1,4 @@
-"""Inline assembly as Numba intrinsics: arithmetic, thread-block clusters, values that compilers do not look into."""
+"""Inline assembly as Numba intrinsics: arithmetic, thread-block clusters, values that are opaque to compilers."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ made, written = partial(intrinsic.made, numba_intrinsic), partial(intrinsic.writ
 
 
 def asm(builder: Any, result: Any, operands: Sequence[Any], text: str, constraints: str, effect: bool = False) -> Any:
-    """Inline assembly; ``effect`` keeps it where it is."""
+    """Inline assembly; ``effect`` prevents moving it."""
     fty = ir.FunctionType(result, [o.type for o in operands])
     return builder.call(ir.InlineAsm(fty, text, constraints, side_effect=effect), operands)
 
 
 def barred(builder: Any, operands: Sequence[Any], text: str, constraints: str = "") -> None:
-    """Inline assembly that other memory accesses are not moved across."""
+    """Inline assembly across which compilers move no memory access."""
     clobber = f"{constraints},~{{memory}}" if constraints else "~{memory}"
     asm(builder, ir.VoidType(), operands, text, clobber, True)
 
@@ -43,24 +43,24 @@ def instruction(text: str, result: Any, *operands: Any) -> Any:
 
 
 def statement(text: str) -> Any:
-    """An intrinsic without arguments that other memory accesses are not moved across."""
+    """An intrinsic without arguments across which compilers move no memory access."""
     return written(types.void)(lambda b: barred(b, [], text))
 
 
 _ONE = "mov.u32 $0, %nctaid.y;"
-"""The grid's second extent, which is always 1; no compiler can tell."""
+"""The grid's second extent, which is always 1, but opaque to compilers."""
 
 
 @written(types.float32, types.float32, types.int32)
 def tied(b: Any, x: Any, word: Any) -> Any:
-    """``x``, which has to wait for the word, with bits of it that are zero."""
+    """``x`` combined with zero bits of ``word``, so that it depends on the word."""
     none = b.and_(word, b.sub(asm(b, I32, [], _ONE, "=r"), ir.Constant(I32, 1)))
     return b.bitcast(b.or_(b.bitcast(x, I32), none), F32)
 
 
 @written(types.int32, types.int32)
 def rounds(b: Any, n: Any) -> Any:
-    """``n``, hidden from compilers, so that a loop of as many rounds stays a loop."""
+    """``n``, hidden from compilers, so that a loop of ``n`` iterations is not unrolled."""
     one = asm(b, I32, [], _ONE, "=r")
     return b.add(b.sub(n, ir.Constant(I32, 1)), one)
 
@@ -142,7 +142,7 @@ PLAIN: dict[str, Any] = {
     "rsqrt": instruction("rsqrt.approx.ftz.f32 $0, $1;", _F32, _F32),
     "sqrt": instruction("sqrt.approx.ftz.f32 $0, $1;", _F32, _F32),
     "rint": instruction("cvt.rni.f32.f32 $0, $1;", _F32, _F32),
-    # An instruction that the compiler does not look into: what follows from a branch on a side leaves it as it is.
+    # An instruction that is opaque to the compiler, which does not simplify it by facts from a branch.
     "least": instruction("min.s32 $0, $1, $2;", types.int32, types.int32, types.int32),
     "least64": instruction("min.s64 $0, $1, $2;", types.int64, types.int64, types.int64),
     "udiv": written(types.int32, types.int32, types.int32)(lambda b, x, y: b.udiv(x, y)),
@@ -154,7 +154,7 @@ PLAIN: dict[str, Any] = {
     "tied": tied,
     "rounds": rounds,
     "cluster_rank": instruction("mov.u32 $0, %cluster_ctarank;", types.int32),
-    # Barrier over the cluster's threads; what was written to distributed shared memory before is seen after.
+    # Barrier over the cluster's threads, after which earlier writes to distributed shared memory are visible.
     "cluster_sync": statement("barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;"),
     "cluster_arrive": statement("barrier.cluster.arrive.relaxed.aligned;"),  # signals that this thread has begun
     "cluster_wait": statement("barrier.cluster.wait.aligned;"),  # waits until all threads of the cluster arrived
@@ -164,7 +164,7 @@ PLAIN: dict[str, Any] = {
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
 EXACT: dict[str, Callable[..., Any]] = {"sigmoid_rn": _sigmoid_rn, "rsqrt_rn": _rsqrt_rn}
-"""Those of strict kernels, compiled without fast math."""
+"""Operators of strict kernels, which are compiled without fast math."""
 
 
 def resolve(name: str) -> Any:

@@ -1,1 +1,1 @@
-"""Reductions over outer axes: neighbouring threads take neighbours on the kept axis."""
+"""Reductions over outer axes, with adjacent threads along the kept axis."""

@@ -1,15 +1,15 @@
 """The outer skeleton with strips copied to shared memory ahead of their walks (``keep = shared`` with ``prefetch``).
 
-What later passes read again of the inputs goes to shared memory by asynchronous copies, which take no registers: so
-few are left that several blocks fit an SM, and one of them loads while another one stores. All copies of a strip begin
-at once and are awaited in groups.
+Asynchronous copies, which need no registers, bring the inputs that later passes read again to shared memory. So few
+registers are needed that several blocks fit an SM, and one of them loads while another one stores. All copies of a
+strip are issued at once and are awaited in groups.
 
-A strip for which shared memory is too small has its first places (``held`` of each thread) in registers: loads that are
-issued before the copies, and are taken first. So all strips of a tensor may be on the device at the same time, and no
-block waits for another one to end.
+If shared memory is too small for a strip, its first indices (``held`` per thread) are in registers. Their loads are
+issued before the copies and are used first. So all strips of a tensor can be on the device at the same time, and no
+block waits for the end of another one.
 
-Each thread copies what it will read itself, so that a strip's copies and its walks need no barrier. Computed values
-overwrite those that are not read any more: softmax without ``online`` writes its exponentials over its input.
+Each thread copies the elements that it reads, so that a strip's copies and its walks need no barrier. Computed values
+overwrite values that are no longer read: softmax without ``online`` writes its exponentials over its input.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Place = Callable[[Operand, int, bool], list[Stmt]]
 
 
 class CopiedOuter(Outer):
-    """See the module."""
+    """The outer kernel with strips in shared memory; see the module docstring."""
 
     copies = True
 

@@ -1,12 +1,12 @@
-"""The outer skeleton: reductions over outer axes, threads side by side on the unit-stride axis that is kept.
+"""The outer skeleton: reductions over outer axes, with adjacent threads along the kept unit-stride axis.
 
-A block has ``threads_per_row`` threads along the kept axes (each takes a vector of neighbours) and ``rows_per_block``
-along the reduced ones. A pass leaves values for later ones in registers, or not at all (they are read again). So a
-softmax over dim 0 reads its input once where the block (or the cluster) can hold a strip of columns.
+A block has ``threads_per_row`` threads along the kept axes (each with a vector of adjacent elements) and
+``rows_per_block`` along the reduced ones. A pass keeps values for later ones in registers, or later passes read them
+again. So a softmax over dim 0 reads its input once if the block (or the cluster) can hold a strip of columns.
 
-The same kernel finishes the partials of the columns scheme, where latency is all. Narrow strips give enough blocks. The
-loads of a thread are independent (the last, incomplete step repeats the last place instead of branching). Once only
-results are left to be stored, only the warps that store them go on.
+The same kernel finishes the partials of the columns scheme, whose time is all latency. Narrow strips give enough
+blocks. The loads of a thread are independent (the last, incomplete step repeats the last index instead of branching).
+After the last reduction, only the warps that store results continue.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from autotune.ir.graph import REDUCTIONS
 
 class Outer:
     copies = False
-    """Whether strips are copied to shared memory ahead of their walks."""
+    """True if strips are copied to shared memory before their walks."""
     kept_words, words = Var("shared_words"), 0
-    """What passes keep in shared memory, and how many words each thread has of it for one place of the reduced axes."""
+    """The kept values in shared memory, and the words of each thread for one place of the reduced axes."""
     strip, step, number = Var("group"), Var("step"), Var("number", "int32")
     pack, pack_count, line = Var("row"), Var("rows"), Var("line")
-    """Number of the thread's pack along the kept axes, and how many packs there are; that of its line of packs."""
+    """Number of the thread's pack along the kept axes, the number of packs, and the number of its line of packs."""
 
     def __init__(self, program: Program, schedule: OuterSchedule) -> None:
         self.lanes = lanes = Lanes(program, schedule, self.copies)
@@ -151,7 +151,7 @@ class Outer:
         )
 
     def carried(self, pas: Pass, result: Expr, masked: bool) -> list[Stmt]:
-        """Sets what a thread carries from the result of a pass function."""
+        """Assigns a thread's partial results from the result of a pass function."""
         items = [(var, result[n]) for n, var in enumerate(self.lanes.returned(pas))]
         return [Assign(var, Select(self.threads.inside, item, var) if masked else item) for var, item in items]
 
@@ -165,7 +165,7 @@ class Outer:
         """One set of packs, indices known."""
         done: set[int] = set()
         out: list[Stmt] = []
-        alone: list[Stmt] | None = None  # what the warps that store go on with alone
+        alone: list[Stmt] | None = None  # statements of the storing warps alone
 
         def kept_axis_values(ids: Iterable[int]) -> list[Stmt]:
             new = [i for i in dict.fromkeys(ids) if i not in done and self.graph.values[i].op not in REDUCTIONS]

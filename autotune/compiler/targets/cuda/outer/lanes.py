@@ -1,12 +1,12 @@
-"""Values of a program whose neighbouring threads take neighbours on a kept axis.
+"""Values of a program with adjacent threads along a kept axis.
 
-As in :mod:`autotune.compiler.targets.cuda.rows.emitter`, a pass over one pack is a device function. But here a pack
-is ``vec`` neighbours on the *kept* unit-stride axis at one place of the reduced axes. A value that varies over the kept
-axis has a lane for each of them, reductions included; any other is one number. The roles of rows and columns are
-exchanged.
+As in :mod:`autotune.compiler.targets.cuda.rows.emitter`, a pass over one pack is a device function. But here a pack is
+``vec`` adjacent elements on the *kept* unit-stride axis at one index of the reduced axes. A value that varies over the
+kept axis, including a reduction, has a lane for each of them; any other value is one number. The roles of rows and
+columns are exchanged.
 
-In a *tile* (:func:`autotune.compiler.program.vectors.across_lanes`) that axis is reduced over as well: within a pack,
-and by shuffles, for its threads are neighbours in a warp. It is then one of the axes that a pack covers, and neither a
+In a *tile* (:func:`autotune.compiler.program.vectors.across_lanes`) that axis is reduced over as well, within a pack
+and by shuffles, since its threads are adjacent in a warp. It is then one of the axes that a pack covers, and neither a
 row nor a column of the program.
 """
 
@@ -55,7 +55,7 @@ class Lanes(Tensors):
     place = Var("place")
     """The place along the reduced axes, all of them together, that a pass function computes."""
     live = Var("live", "bool")
-    """Whether a pass function may store."""
+    """True if a pass function may store."""
     tile_lane = Var("tile_lane", "int32")
     """Number of the thread among those of its tile."""
 
@@ -215,7 +215,7 @@ class Lanes(Tensors):
 
         Args:
             source: the pass that kept each kept value.
-            guarded: whether stores wait for :data:`self.live`.
+            guarded: True if stores depend on :data:`self.live`.
         """
         body = self.place_indices()
         for i in pas.kept_in:

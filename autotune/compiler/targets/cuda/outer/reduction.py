@@ -1,4 +1,4 @@
-"""Reductions across the threads of a strip: many next to each other, so that their exchanges overlap."""
+"""Reductions across the threads of a strip, many at a time, so that their exchanges overlap."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class StripPass:
 class StripReductions(Reductions[StripPass]):
     """Reductions across the threads at one index of the kept axes.
 
-    Where a strip has no more columns than a warp has threads, the threads of a warp share the work: each combines one
-    column, and the groups of threads that are left over take turns with the parts. A column's results have the names of
-    the thread's first lane meanwhile; :meth:`spread` gives each thread its own columns' again.
+    If a strip has at most as many columns as a warp has threads, the threads of a warp share the work. Each combines
+    one column, and the remaining groups of threads take the parts in turn. Meanwhile a column's results are in the
+    variables of the thread's first lane; :meth:`spread` returns each thread the results of its columns.
 
     Args:
-        passes: those that reduce.
-        several: a block reduces more than once.
-        share: whether threads may share the work.
+        passes: the passes with reductions.
+        several: True if a block reduces more than once.
+        share: True if threads may share the work.
     """
 
     regions = Var("region0", "int32"), Var("region1", "int32")
-    """Reductions take turns with two regions, of which one is always free."""
+    """Reductions alternate between two regions, so that one is always free."""
     lane, column_along = Var("shared_lane", "int32"), Var("shared_along", "int32")
     """The column that a thread combines: its lane, and the index of its thread along the kept axes."""
     column, column_group = Var("shared_column", "int32"), Var("shared_group", "int32")
@@ -184,8 +184,8 @@ class StripReductions(Reductions[StripPass]):
 def exchange(carried: StripPass, distances: Sequence[int]) -> list[Stmt]:
     """Combines each lane with those at these distances, one after the other.
 
-    Online pairs find their maximum first and then move each sum to it once. That is an exponential a sum, where merging
-    pair by pair takes two a step.
+    Online pairs find their maximum first and then rescale each sum to it once. This takes one exponential per sum;
+    merging pair by pair takes two per step.
     """
     if not distances:
         return []

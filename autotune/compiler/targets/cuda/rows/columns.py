@@ -1,8 +1,8 @@
-"""Accumulators over the rows in a row-wise kernel: what a row adds to them, how a block reduces and stores them.
+"""Accumulators over the rows in a row-wise kernel: their updates by each row, their reduction and stores by a block.
 
-Each thread holds one accumulator a lane (two for running moments) for every pack of columns it owns, over all the rows
-of its block. They travel through the pass functions as a tuple ``g<pass>``. At the end the parts of a block's row
-groups are merged in shared memory, and one row of partials a block goes to scratch.
+Each thread holds one accumulator per lane (two for running moments) for every pack of columns it owns, over all rows of
+its block. The pass functions take and return them as a tuple ``g<pass>``. At the end the parts of a block's row groups
+are merged in shared memory, and each block writes one row of partials to scratch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A pass over one pack of a row as a device function.
 
-So Numba types it once however many packs a thread has. What is kept between passes travels in tuples, which end up in
-registers.
+So Numba types it once for any number of packs per thread. Values kept between passes are in tuples, which are compiled
+to registers.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class CudaEmitter(RowTensors):
         ]
 
     def _add_columns(self, q: int, pas: Pass, body: list[Stmt]) -> list[Var]:
-        """Adds one pack to the accumulators; answers what a pass function returns of them."""
+        """Adds one pack to the accumulators, and returns the variables that a pass function returns for them."""
         order = self.column_lanes(q)
         held = {at: Var(f"g{q}")[k] for k, at in enumerate(order)}
         new = {(n, part, lane): Var(f"k{n}{part}_{lane}") for n, part, lane in order}

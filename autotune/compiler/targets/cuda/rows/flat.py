@@ -19,27 +19,28 @@ from autotune.compiler.targets.cuda.threads import each_unit
 from autotune.errors import Unsupported
 
 _MOST_PLACES = 1.125
-"""Places for packs that the parts of a row may have, over the packs that it has."""
+"""Most slots for packs in the parts of a row, relative to the row's packs."""
 
 
 class FlatKernel:
     """The flat kernel of a program.
 
     Every full block runs without bounds checks, so that all its loads can be in flight at once; the last block checks
-    each pack. Elements that do not fill a pack, where their number is open, go one by one to its first threads.
+    each pack. If the number of elements is open, its first threads process single elements after the last whole pack.
 
     Each element is read and written by one thread, so that an output may share an input's memory.
 
     Attributes:
-        open_cols: the number of columns is open; ``dynamic``: that of rows.
+        open_cols: True if the number of columns is open.
+        dynamic: True if the number of rows is open.
         row_packs: packs of a row.
         step: packs that a block takes at a time.
-        tiles: blocks that share a row, where each has a part of one row; else 0.
-        inner: packs, or tiles, for each number of the outermost axis.
+        tiles: blocks that share a row, if each has a part of one row; else 0.
+        inner: packs, or tiles, for each index of the outermost axis.
     """
 
     number, total = Var("pack"), Var("total")
-    """Number of the pack at hand, and of packs in all."""
+    """Number of the current pack, and the total number of packs."""
 
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         schedule.check_block()
@@ -168,8 +169,11 @@ def has_row_values(program: Program) -> bool:
 
 
 def parts_of_a_row(program: Program, vec: int, step: int) -> int:
-    """Blocks that share a row where each has ``step`` packs of ``vec`` elements of one row alone; 0 where the packs are
-    better dealt over all rows: nothing is the same in all of a row, or its last part leaves threads without work."""
+    """Blocks that share a row if each has ``step`` packs of ``vec`` elements of one row alone.
+
+    0 if the packs are better distributed over all rows, because there are no values per row, or because the last part
+    of a row leaves threads idle.
+    """
     packs = program.n_cols // vec
     parts = -(-packs // step)
     return parts if has_row_values(program) and parts * step <= _MOST_PLACES * packs else 0

@@ -1,4 +1,4 @@
-"""The row-wise skeleton: threads share a row, passes walk it, reductions go across the threads."""
+"""The row-wise skeleton: threads share a row, passes walk it, and reductions run across the threads."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
 
 MAX_PACK_LANES = 4096
-"""packs * elements * values that a thread's straight-line code may hold: beyond it compiling crawls."""
+"""Most packs * elements * values of a thread's straight-line code; beyond it compilation is very slow."""
 
 LONG_ROW = 64 << 10
-"""Bytes from which a row may be written over: ``ld.global``, which that takes, has no load hints, and passes by the L1,
-where a shorter row read twice may still lie. What saves memory is long: a loss's gradient over its logits."""
+"""Bytes from which a row may be overwritten. This requires ``ld.global``, which has no load hints and bypasses the L1,
+where a shorter row that is read twice may still be cached. The rows that save memory are long: a loss's gradient over
+its logits."""
 
 Functions = tuple[Function, Function]
-"""What a pass does with one pack, and what it has of one outside the row."""
+"""The function of a pass for one pack, and that for a pack outside the row."""
 
 
 class RowKernel:
-    """The row-wise kernel of a program. Raises Unsupported where the schedule does not fit it."""
+    """The row-wise kernel of a program. Raises Unsupported if the schedule does not fit it."""
 
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         self.program, self.schedule = program, schedule
@@ -167,8 +168,10 @@ class RowKernel:
         return out + self._packs(q, pas, functions, loads, range(first, threads.packs))
 
     def _held(self, pas: Pass, packs: int) -> tuple[int, ...]:
-        """The loads of slots that the pass may write over, where registers hold ``packs`` packs of them. These loads
-        stay behind stores before them, so that they come before all stores here."""
+        """The loads of slots that the pass may overwrite, if registers can hold ``packs`` packs of them.
+
+        The compiler does not move these loads above stores, so they are printed before all stores.
+        """
         e = self.emitter
         slots = e.overwritten if pas.stores and packs > 1 else ()
         return held(e, tuple(i for i in issuable(e, pas) if e.graph.values[i].slot in slots), packs)
@@ -176,8 +179,7 @@ class RowKernel:
     def _packs(
         self, q: int, pas: Pass, functions: Functions, loads: Sequence[int], packs: Sequence[Operand]
     ) -> list[Stmt]:
-        """Packs one after the other, ``loads`` of all of them first. Those from number ``full`` on may be outside the
-        row."""
+        """Packs in sequence, after the ``loads`` of all of them; packs from ``full`` on may be outside the row."""
         e, threads, out = self.emitter, self.threads, list[Stmt]()
         guarded = [isinstance(pack, int) and pack >= threads.full for pack in packs]
         words = [Var(f"held_{n}") if loads else None for n in range(len(packs))]
@@ -197,8 +199,8 @@ class RowKernel:
     ) -> list[Stmt]:
         """One pack; ``words`` were loaded before.
 
-        A ``guarded`` one may be outside the row. Its loads that do not depend on the row leave the row loop and the
-        branch in it, so that their column is clamped to the row.
+        A ``guarded`` pack may be outside the row. Its loads that do not depend on the row are moved out of the row loop
+        and its branch by the compiler. Their column is therefore clamped to the row.
         """
         e, threads = self.emitter, self.threads
         name = str(pack) if threads.unrolled else "x"
@@ -231,7 +233,7 @@ class RowKernel:
 
     @property
     def halves(self) -> int:
-        """Copies of the arrays of warps' parts: two where one barrier a row leaves no other time to read them."""
+        """Copies of the arrays of warps' parts: two if there is only one barrier per row, so that reads may overlap."""
         return 2 if self.threads.warps > 1 and self.persistent and self.reductions.barriers == 1 else 1
 
     def source(self) -> CudaSource:

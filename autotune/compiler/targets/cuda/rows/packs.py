@@ -19,7 +19,7 @@ FALSE = Const(False, "bool")
 
 
 def vector_of(program: Program, schedule: CudaSchedule) -> int:
-    """Elements of a pack. Raises Unsupported where the schedule's vectors do not divide a row."""
+    """Elements of a pack. Raises Unsupported if the schedule's vectors do not divide a row."""
     vec = vector_length(program, schedule.vector_bytes)
     if vec == 0:
         raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide a row")
@@ -37,11 +37,11 @@ class RowOptions:
     """Options of reading and writing tensors that are no parameters of a schedule.
 
     Attributes:
-        apart: loads that are each printed as they are.
+        apart: loads that are printed separately.
         overwritten: slots whose memory an output may share.
-        tested: stores test that the row exists, whatever the schedule.
-        count: how the kernel counts, where that does not follow from the program.
-        wide_columns: the column number is an int64 where rows and columns are counted in int32.
+        tested: True if stores test that the row exists, for any schedule.
+        count: the width of counters, if it does not follow from the program.
+        wide_columns: True if the column number is an int64 although rows and columns are counted in int32.
     """
 
     apart: Collection[int] = ()
@@ -55,7 +55,7 @@ class RowTensors(Tensors):
     """The tensors of one program as a row-wise kernel reads and writes them."""
 
     row, column = Var("row"), Var("c")
-    """Number of the row, and of the first column of the pack at hand."""
+    """Number of the row, and of the first column of the current pack."""
     ok = Var("ok", "bool")
     """True if the row exists."""
     prefetched = Var("x")
@@ -72,7 +72,7 @@ class RowTensors(Tensors):
         super().__init__(program, schedule, along, vec, program.rows, options.overwritten)
         self.count = options.count or counts_of(program, vec)
         self.selected = find_selected_loads(program, options.apart)
-        # Rows that are not there: none where their number is known and divides by those of a block.
+        # There are no missing rows if their number is known and is a multiple of the rows of a block.
         partial = program.dynamic == 0 or program.n_rows % schedule.rows_per_block > 0
         several = (not program.pointwise or bool(program.columns)) and schedule.rows_per_block > 1
         self.ok_needed = options.tested or (several and partial)
@@ -163,10 +163,10 @@ class RowTensors(Tensors):
         return out + [Assign(x, lanes[0]) for x in lanes[1:] if single]
 
     def _partial(self, i: int, v: Value, pointer: Expr) -> list[Stmt]:
-        """A pack of which a guard may hold for some elements: loaded whole, and zero where it does not.
+        """A pack whose guard may hold for some elements only: it is loaded whole, and the other elements are zero.
 
-        Behind the last row this reads up to 14 bytes that are not the tensor's. No page ends there: the 16 bytes are
-        aligned, and the first of them are the tensor's.
+        After the last row this reads up to 14 bytes outside the tensor. They are in the tensor's last page, since the
+        16 bytes are aligned and the first of them belong to the tensor.
         """
         inner, whole = self.program.cols[-1], Var(f"w{i}")
         low, high = next((lo, hi) for a, lo, hi in v.guards if a == inner)
@@ -180,7 +180,7 @@ class RowTensors(Tensors):
         return [Assign(whole, load), *self.assigned(i, [Select(t, x, zero) if t else x for t, x in lanes])]
 
     def gathers_packs(self, i: int) -> bool:
-        """True if gather ``i`` takes a whole aligned pack by one index, as an embedding does."""
+        """True if gather ``i`` reads a whole aligned pack by one index, as in an embedding."""
         v, inner = self.graph.values[i], self.program.cols[-1]
         aligned = v.index_stride % self.vec == 0 and inner not in self.graph.values[v.args[0]].axes
         return self.access[i].vector and self.by_pack(v) and aligned

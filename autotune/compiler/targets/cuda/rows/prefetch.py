@@ -1,19 +1,19 @@
-"""Loads, and random masks, that a row-wise kernel issues before their turn.
+"""Prefetched loads and early random masks of a row-wise kernel.
 
-A block that walks row after row loads, reduces, waits for its other threads and stores in turn, and the memory rests
-meanwhile. With ``prefetch`` the first pass's loads of the next row are issued right after those of the present row have
-been used, before its reductions (:class:`NextRow`). They wait as loaded, in registers.
+A block that walks row after row loads, reduces, waits for its other threads and stores in sequence, and memory is idle
+meanwhile. With ``prefetch`` the first pass's loads of the next row are issued right after those of the current row have
+been used, before its reductions (:class:`NextRow`). The loaded words are kept in registers.
 
-All blocks of a small tensor are under way at the same time, so that nothing hides what one of them waits for. A kernel
-with one set of rows a block has, before its first reduction (:class:`LaterPasses`):
+All blocks of a small tensor run at the same time, so that no other block hides the latencies of one. A kernel with one
+set of rows per block does the following before its first reduction (:class:`LaterPasses`):
 
-* what later passes load (weights, mostly) is touched: a word of each vector is read, so that its sectors are in the L1
-  when the vector is. With a cold cache it would else be waited for once more. ``prefetch`` instructions and loads that
-  are merely written earlier do not help: ptxas moves them down again;
-* random masks that later passes need are computed while the first loads are under way, and wait as one word a pack: a
-  dropout's hash is 12 instructions an element.
+* It touches the loads of later passes (mostly weights): it reads a word of each vector, so that the vector's sectors
+  are in the L1 at its load. With a cold cache there would else be another wait for memory. ``prefetch`` instructions
+  and loads that are merely earlier in the source do not help, because ptxas moves them down again.
+* It computes random masks of later passes while the first loads are in flight, and keeps one word per pack: a dropout's
+  hash is 12 instructions per element.
 
-The compiler would move both down as well, so the first sum that threads exchange takes up their words (``tied``).
+The compiler would move both down as well, so the first sum that threads exchange depends on their words (``tied``).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from autotune.compiler.targets.cuda.threads import RowThreads
 from autotune.errors import Unsupported
 
 MOST_WORDS = 64
-"""32-bit registers a thread may hold for what it loads before its turn."""
+"""Most 32-bit registers of a thread for prefetched loads."""
 
 
 def issuable(e: CudaEmitter, pas: Pass | None = None) -> tuple[int, ...]:
-    """The loads of a pass, of the first that walks by default, that can be issued before its other work.
+    """The loads of a pass (by default the first that walks) that can be issued before its other work.
 
-    They are whole vectors that every row has its own of, under guards that hold for all of a vector or for none of it.
+    They are whole vectors, different for each row, with guards that hold for all of a vector or for none of it.
     """
     pas = pas or next((p for p in e.program.passes if p.walks), None)
     out = []
@@ -72,7 +72,7 @@ def words_of(e: CudaEmitter, loads: Iterable[int]) -> int:
 
 
 def held(e: CudaEmitter, loads: tuple[int, ...], packs: int) -> tuple[int, ...]:
-    """``loads`` where registers hold those of so many packs, else none."""
+    """``loads`` if registers can hold ``packs`` packs of them, else none."""
     return loads if words_of(e, loads) * packs <= MOST_WORDS else ()
 
 
@@ -95,11 +95,12 @@ def no_words(e: CudaEmitter, loads: Iterable[int]) -> Tuple:
 
 
 class NextRow:
-    """The loads of one kernel that are issued a row ahead; names of the next row are the present row's and an ``n``.
+    """The loads of one kernel that are issued a row ahead; variables of the next row have the suffix ``n``.
 
     Attributes:
-        loads: of the first pass that walks; ``number`` is that pass's.
-        row_loads: loads of one number a row: a row would wait for them as long as for its packs.
+        loads: loads of the first pass that walks.
+        number: the number of that pass.
+        row_loads: loads of one number per row, whose latency is that of a row's packs.
     """
 
     def __init__(self, emitter: CudaEmitter, threads: RowThreads) -> None:
@@ -116,7 +117,7 @@ class NextRow:
         self.row_loads = [i for i in loads if emitter.access[i].fixed and not emitter.graph.values[i].guards]
 
     def take(self) -> list[Stmt]:
-        """At the beginning of a row: its numbers, before those of the next one come in their place."""
+        """At the beginning of a row: copy its numbers, before those of the next row replace them."""
         return [Assign(self._number(i), self._number(i, "n")) for i in self.row_loads]
 
     def begin(self, first: Expr) -> list[Stmt]:
@@ -127,7 +128,7 @@ class NextRow:
         return [*out, when(first < threads.row_sets, self._loads(threads.row_of(first)))]
 
     def issue(self, step: Expr) -> list[Stmt]:
-        """In the row loop, once the present row's loads have been used."""
+        """In the row loop, after the last use of the current row's loads."""
         following = self.threads.row_set + step
         return [when(following < self.threads.row_sets, self._loads(self.threads.row_of(following)))]
 
@@ -155,7 +156,7 @@ class NextRow:
 
 
 def touched(e: CudaEmitter) -> tuple[list[int], list[int]] | None:
-    """Loads of later passes that the first one has not: numbers of a row, and whole vectors; None if there are none."""
+    """Loads of later passes that are not in the first one: numbers of a row, and whole vectors; None without any."""
     walks = [q for q in e.program.passes if q.walks]
     if len(walks) < 2:
         return None
@@ -177,7 +178,7 @@ class LaterPasses:
     """The part of later passes that one kernel does before its first reduction.
 
     Attributes:
-        number: of the first pass that walks.
+        number: the number of the first pass that walks.
     """
 
     def __init__(self, emitter: CudaEmitter, threads: RowThreads) -> None:
@@ -205,7 +206,7 @@ class LaterPasses:
         return Assign(word, Load(self.emitter.storage(i), lanes, hint, Pointer(slot), at, "touch"))
 
     def end(self, walk: Callable[[int, Pass], list[Stmt]]) -> list[Stmt]:
-        """After the first walk: the masks, and the sum that waits for them and for touched words."""
+        """After the first walk: the masks, and the sum that depends on them and on touched words."""
         emitter, program = self.emitter, self.emitter.program
         reducers = reducers_of(emitter.graph, program.passes[self.number])
         sums = [r.total for r in reducers.online] + [r.total for r in reducers.moments]

@@ -19,7 +19,7 @@ class RowPass:
     Then the number goes along as ``nc``.
 
     Attributes:
-        uneven: whether threads may have different numbers of elements.
+        uneven: True if threads may have different numbers of elements.
         each: elements of each thread, where they have not.
         pairs: two reductions that are reduced at once, and the first element of their parts in shared memory. Half of a
             warp's lanes carry the one, half the other: after one exchange across the warp's halves, in which each half

@@ -1,8 +1,9 @@
-"""Loads of which a select, or a sum, takes one: a single load whose pointer is selected.
+"""Merging of loads, of which a select or a sum uses one, into a single load with a selected pointer.
 
 The parts of a stack, or of a sum of ``select_backward``, are loads at the same address of different tensors, each
-guarded on its own part of one axis (:mod:`autotune.ir.forms.simplify`). By themselves they are a predicated load each,
-and zeros of the others are unpacked and added up. Where the axis is the same for a whole pack, one load does.
+guarded on a separate part of one axis (:mod:`autotune.ir.forms.simplify`). Separately, each is a predicated load, and
+the zeros of the others are unpacked and added. If the index on the axis is the same for a whole pack, one load is
+enough.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from autotune.ir.graph import Value
 
 @dataclass(frozen=True)
 class SelectedLoad:
-    """Guarded loads that are one.
+    """Guarded loads that become one.
 
     Attributes:
-        axis: what their guards divide.
-        parts: (begin, end, slot), disjoint, of rising begin.
+        axis: the axis of their guards.
+        parts: disjoint (begin, end, slot), ordered by begin.
         load: the first of them, guarded on all parts together.
-        added: whether they were added to zeros, which makes a positive zero of a negative one.
+        added: True if they were added to zeros, which turns a negative zero into a positive one.
     """
 
     axis: int
