@@ -29,7 +29,7 @@ from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
 from autotune.in_program.processes import Processes, shares
 from autotune.in_program.ranks import Turn, name_of, turn
 from autotune.in_program.telling import Teller, tell
-from autotune.runtime.deployment import deployment
+from autotune.runtime.deployment import Counted, deployment
 from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveying
 from autotune.runtime.inductor.verdict import stored_verdict
 from autotune.store.records import Verdict
@@ -82,22 +82,12 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     name = name_of(gm, device)
     if _was_searched(name, device, mode, seconds):
         return compile_once(gm, inputs)
-    copied = _copied(gm)
     with Processes(device) as processes, turn(name) as mine:
         if not mine.mine:
             mine.wait()
             return compile_once(gm, inputs)
         begin = time.monotonic()
-        # The backward graph's regions are searched with the forward graph's, not at the first backward pass.
-        eager = functorch.patch(force_non_lazy_backward_lowering=True)
-        surveyed: list[Surveyed] = []
-
-        def take(graph: Surveyed) -> None:
-            surveyed.append(graph)
-            processes.begin(graph)
-
-        with surveying(take), deployment().unrecorded(), deployment().counting_apart() as apart, eager:
-            before = compile_once(copied, inputs, bare=not mine.alone, cached=False)
+        before, surveyed, apart = compile_surveyed(gm, inputs, compile_once, processes.begin, bare=not mine.alone)
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
         granted = _SHARE * left_s(seconds) - _AGAIN * compile_s
@@ -120,6 +110,33 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
         if mine.alone
         else after
     )
+
+
+def compile_surveyed(
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compile, take: Callable[[Surveyed], object], *, bare: bool
+) -> tuple[Any, list[Surveyed], Counted]:
+    """Compile a copy of a graph, and hand each graph of it to ``take`` before Inductor lowers it.
+
+    Its misses are not recorded, since other code may replace it.
+
+    Args:
+        bare: as of :func:`autotune.runtime.backend.compile_graph`.
+
+    Returns:
+        the code, its graphs, and its separate counts.
+    """
+    surveyed: list[Surveyed] = []
+
+    def both(graph: Surveyed) -> None:
+        surveyed.append(graph)
+        take(graph)
+
+    copied = _copied(gm)
+    # The backward graph's regions belong to the forward graph's, and must not wait for the first backward pass.
+    eager = functorch.patch(force_non_lazy_backward_lowering=True)
+    with surveying(both), deployment().unrecorded(), deployment().counting_apart() as apart, eager:
+        code = compile_once(copied, inputs, bare=bare, cached=False)
+    return code, surveyed, apart
 
 
 def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 from torch import fx
-from torch._functorch import config as functorch
 
 from autotune import numerics
 from autotune.errors import UserError, first_line
@@ -26,7 +25,7 @@ from autotune.in_program.telling import tell
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.region_call import look_up
-from autotune.runtime.inductor.survey import Surveyed, lacking, surveying
+from autotune.runtime.inductor.survey import Surveyed, lacking
 from autotune.runtime.inductor.verdict import UNSEARCHED, stored_verdict
 from autotune.runtime.ladder import Level
 from autotune.words import plural
@@ -73,21 +72,12 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
     name = name_of(gm, device)
     if _was_tried(name, device, mode):
         return compile_once(gm, inputs)
-    copied = search._copied(gm)
     with Trying(device) as trying, turn(name) as mine:
         if not mine.mine:
             mine.wait()
             return compile_once(gm, inputs)
         begin = time.monotonic()
-        surveyed: list[Surveyed] = []
-
-        def take(graph: Surveyed) -> None:
-            surveyed.append(graph)
-            trying.add(graph)
-
-        eager = functorch.patch(force_non_lazy_backward_lowering=True)
-        with surveying(take), deployment().unrecorded(), deployment().counting_apart() as apart, eager:
-            before = compile_once(copied, inputs, bare=not mine.alone, cached=False)
+        before, surveyed, apart = search.compile_surveyed(gm, inputs, compile_once, trying.add, bare=not mine.alone)
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
         try:

@@ -15,12 +15,11 @@ from autotune.errors import Unsupported
 from autotune.files import read_toml
 from autotune.space import Space, load_space
 from autotune.task import Artifact, Config, Kernel, Task
-from autotune.workload import Workload
+from autotune.workload import PRODUCT, Workload
 
 if TYPE_CHECKING:
     from autotune.domains.product.bench import ProductBench
 
-KIND = "product"
 _BYTES = {"bfloat16": 2, "float16": 2}
 _MATRICES = {"gelu_aux": 2, "dgelu": 2, "add": 2, "bias_add": 2}
 """Number of matrices of the result's shape that an epilogue reads or writes, where that is more than one."""
@@ -42,8 +41,8 @@ class ProductTask(Task):
 
     def space(self, file: str | None = None) -> Space:
         # In a search of a program's regions, the file describes the regions' space.
-        own = file is not None and read_toml(Path(file).expanduser(), "search-space file").get("domain") == KIND
-        return load_space(KIND, "cuda", file if own else None)
+        own = file is not None and read_toml(Path(file).expanduser(), "search-space file").get("domain") == PRODUCT
+        return load_space(PRODUCT, "cuda", file if own else None)
 
     def default(self) -> Config:
         return {"algorithm": 0}
@@ -55,7 +54,7 @@ class ProductTask(Task):
         return self  # methods select how a region is split into groups
 
     def build(self, config: Config) -> Artifact:
-        return Artifact(self.side, (Kernel(f"{KIND}_{self.workload.spec['epilogue']}"),), generator=KIND)
+        return Artifact(self.side, (Kernel(f"{PRODUCT}_{self.workload.spec['epilogue']}"),), generator=PRODUCT)
 
 
 class Products(Domain):

@@ -18,7 +18,7 @@ from autotune.domains.c3.deploy.match import C3Level
 from autotune.domains.c3.deploy.ready import decide
 from autotune.domains.c3.fsdp.steps import BLOCK, FAILED, LEAST, WARM, Found, Plan, candidates, search
 from autotune.domains.c3.fsdp.traffic import Gather, Kind, Scatter, Traffic
-from autotune.domains.c3.group import Group, deploy_group
+from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.scenario import Program, Scenario
 from autotune.domains.c3.strategy import kernel_of, normalize
 from autotune.errors import UserError, first_line
@@ -207,17 +207,17 @@ class Sharded:
             except StopIteration as end:
                 self.found = end.value
                 break
-            own = {kind: artifacts.get((kind.op, kind.dtype, kind.ranks)) for kind in plan}
-            if self._apply(plan, own, trial=True):
+            if self._apply(plan, artifacts, trial=True):
                 ms = yield from self._block()
             else:
                 ms = FAILED
-        self._apply(self.found.plan, {k: artifacts.get((k.op, k.dtype, k.ranks)) for k in self.found.plan})
+        self._apply(self.found.plan, artifacts)
         if self._everyone.rank == 0:
             try:
                 self._store(self.found, artifacts)
             except Exception as error:  # training continues
-                self._stay_unstored(first_line(error))
+                why = first_line(error)
+                deployment().warn_once("fsdp store", f"autotune: FSDP2's choice is not stored: {why}")
 
     def _block(self) -> Generator[None, None, float]:
         """Milliseconds per step on the slowest rank, over a block of steps."""
@@ -235,42 +235,40 @@ class Sharded:
             torch.cuda.synchronize(self._device)
         self._everyone.barrier()
 
-    def _build(self, kinds: Mapping[Kind, int], side: str) -> dict[tuple[str, str, int], Artifact]:
-        """Compile the kernels that candidates need, on each rank."""
+    def _build(self, kinds: Mapping[Kind, int], side: str) -> dict[Kind, Artifact]:
+        """Compile the kernels that candidates need, on each rank; one serves all sizes of a type."""
         from autotune.domains.c3.task import build
 
-        device = str(self._device) if self._device.type == "cuda" else side
         made: dict[tuple[str, str, int], Artifact] = {}
+        artifacts: dict[Kind, Artifact] = {}
         for kind in kinds:
-            key = (kind.op, kind.dtype, kind.ranks)
             needed = [config for config in candidates(kind, side) if kernel_of(config, kind.op)]
-            if needed and key not in made:
-                made[key] = build(self._scenario(kind), needed[0], device)
-        return made
+            if needed:
+                key = (kind.op, kind.dtype, kind.ranks)
+                if key not in made:
+                    made[key] = build(self._scenario(kind), needed[0], str(self._device))
+                artifacts[kind] = made[key]
+        return artifacts
 
-    def _store(self, found: Found, artifacts: Mapping[tuple[str, str, int], Artifact]) -> None:
+    def _store(self, found: Found, artifacts: Mapping[Kind, Artifact]) -> None:
         from autotune.store import Store
         from autotune.store.records import Key, Schedule
 
-        side = self._device.type
+        side, device = self._device.type, str(self._device)
         with Store.open(self._db) as store:
-            env = store.put_environment(environment(str(self._device) if side == "cuda" else "cpu"))
+            env = store.put_environment(environment(device))
             for kind, config in found.plan.items():
                 scenario = self._scenario(kind)
                 workload = scenario.workload()
-                where = store.put_device(place(workload, str(self._device) if side == "cuda" else "cpu"))
+                where = store.put_device(place(workload, device))
                 key = Key(store.put_workload(workload), where, env, POLICY)
                 whole = None if config is None else normalize(config, scenario, side)
-                kernels = artifacts.get((kind.op, kind.dtype, kind.ranks))
                 schedule = Schedule(
                     key, whole, found.step_ms * 1e3, {"sequential": found.stock_ms * 1e3},
-                    kernels if whole is not None and kernel_of(whole, kind.op) else None,
+                    artifacts[kind] if whole is not None and kernel_of(whole, kind.op) else None,
                     "sequential" if whole is None else "autotune", workload.family, workload.extent,
                 )  # fmt: skip
                 store.put_schedule(schedule)
-
-    def _stay_unstored(self, why: str) -> None:
-        deployment().warn_once("fsdp store", f"autotune: FSDP2's choice is not stored: {why}")
 
     def close(self) -> None:
         """Restore FSDP2's own collectives and free the buffers. A collective call, between two steps."""
@@ -316,4 +314,4 @@ def _label(config: Config | None) -> str:
     return " ".join([str(config["engine"]), *rest, *(["prefetched"] if config["order"] == "comm_first" else [])])
 
 
-__all__ = ["Group", "Sharded", "fsdp"]
+__all__ = ["Sharded", "fsdp"]
