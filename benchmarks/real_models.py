@@ -122,7 +122,7 @@ def listing() -> str:
     notes += [f"{f.about}: {f.cut} of {f.layers} layers, since {f.why}" for f in FAMILIES.values() if f.cut]
     for library in ("transformers", "timm", "liger_kernel"):
         if importlib.util.find_spec(library) is None:
-            notes.append(f"{library.replace('_', '-')} is not installed here: pip install 'autotune[bench]'")
+            notes.append(f"{library.replace('_', '-')} is not installed here: pip install 'autotune-torch[bench]'")
     return "\n".join([*lines, "", *notes])
 
 

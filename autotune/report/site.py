@@ -184,7 +184,7 @@ def _environment() -> Environment:
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
-        raise UserError("a report needs Jinja2: pip install 'autotune[report]'") from None
+        raise UserError("a report needs Jinja2: pip install 'autotune-torch[report]'") from None
     made = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,

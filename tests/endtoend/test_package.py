@@ -69,7 +69,7 @@ from autotune.files import resource_dir
 backends = [e.value for e in m.entry_points(group="torch_dynamo_backends") if e.name == "autotune"]
 print(json.dumps([autotune.__file__, str(resource_dir("db")), str(resource_dir("search_spaces")), backends,
                   [n for n in ("db", "search_spaces", "benchmarks", "tests") if u.find_spec(n)],
-                  m.version("autotune") == autotune.__version__]))
+                  m.version("autotune-torch") == autotune.__version__]))
 """
     file, db, spaces, backends, strays, same = json.loads(run(venv, tmp_path, "python", "-c", code).stdout)
     for path in (file, db, spaces):

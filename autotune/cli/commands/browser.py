@@ -102,7 +102,7 @@ def dashboard(args: argparse.Namespace) -> int:
         try:
             from optuna_dashboard import wsgi
         except ImportError:
-            raise UserError("the dashboard needs optuna-dashboard: pip install 'autotune[dashboard]'") from None
+            raise UserError("the dashboard needs optuna-dashboard: pip install 'autotune-torch[dashboard]'") from None
         from autotune.tuner.studies import Studies
 
         application = local_only(wsgi(Studies(store)))

@@ -95,5 +95,5 @@ def _cryptography() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise UserError("signatures need the package cryptography: pip install 'autotune[sign]'") from None
+        raise UserError("signatures need the package cryptography: pip install 'autotune-torch[sign]'") from None
     return serialization, ed25519

@@ -60,7 +60,7 @@ class Engine:
         try:
             import ray
         except ImportError:
-            raise UserError("--ray needs Ray, which is not installed: pip install 'autotune[ray]'") from None
+            raise UserError("--ray needs Ray, which is not installed: pip install 'autotune-torch[ray]'") from None
         self._ray: Any = ray
         self._own = not ray.is_initialized()
         if self._own:

@@ -1,4 +1,4 @@
-"""The deploy path needs torch and numpy, and nothing that searches or compiles: what `autotune[deploy]` stands for."""
+"""The deploy path needs torch and numpy, and nothing that searches or compiles: the extra `deploy`."""
 
 from __future__ import annotations
 

@@ -119,4 +119,4 @@ def test_without_the_dashboard_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
     assert main(["dashboard", "--db", str(database)]) == 2
-    assert "pip install 'autotune[dashboard]'" in capsys.readouterr().err
+    assert "pip install 'autotune-torch[dashboard]'" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert refused(capsys, *TARGET, "auto") == (
-        "autotune: --ray needs Ray, which is not installed: pip install 'autotune[ray]'"
+        "autotune: --ray needs Ray, which is not installed: pip install 'autotune-torch[ray]'"
     )
 
 

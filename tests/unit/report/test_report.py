@@ -240,7 +240,7 @@ def test_without_the_extra_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
     assert main(["report", "--db", str(database), "-o", str(tmp_path / "out")]) == 2
-    assert "pip install 'autotune[report]'" in capsys.readouterr().err
+    assert "pip install 'autotune-torch[report]'" in capsys.readouterr().err
 
 
 def test_a_workload_that_cannot_be_drawn_costs_its_picture_only(tmp_path: Path) -> None:
