@@ -52,6 +52,22 @@ COMMANDS = (
 )
 
 
+TERMS = """\
+terms:
+  target      a program (package.module:callable) or a built-in workload
+  workload    what one search optimizes: a region of a program, a c3 scenario,
+              a matrix product, or your own kernel with a key
+  region      operators of a program that are tuned together
+  candidate   a configuration that a search measures
+  schedule    the stored result of a workload's search: its best configuration
+              with compiled kernels, or the faster baseline
+  step        one call of a program, in training with its backward pass
+  verdict     the stored result of timing a step: the regions of the step that
+              run stored kernels, and those left to Inductor
+  miss        a workload that a program needed and the database lacked"""
+"""The words of all messages, in the order in which a user meets them."""
+
+
 class Parser(argparse.ArgumentParser):
     """argparse without abbreviations and with one-line errors; a command's own parser reports surplus words."""
 
@@ -75,7 +91,7 @@ class Parser(argparse.ArgumentParser):
         names = next(action.choices for action in self._actions if action.dest == "domain")
         name = named_domain(self, words, list(names or ()))
         if name is None and {"-h", "--help"}.intersection(words):
-            self.epilog = f"`autotune {command} DOMAIN --help` shows a domain's own options, too."
+            self.epilog = f"`autotune {command} DOMAIN --help` also shows the options of that domain."
         elif (domain := every_domain().get(name or DEFAULT)) is not None:
             domain.add_arguments(command, self)
             self._named += f" {name}" if name else ""
@@ -88,8 +104,11 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
     parser = Parser(
         prog="autotune",
-        description="Search once on the machine, keep what was learnt in SQL, look it up at deploy time.",
-        epilog="Start with: autotune search fusion layer_norm",
+        description=(
+            "Search fast kernels for a program, store them in an SQL database, and use them\nin every later process."
+        ),
+        epilog=f"{TERMS}\n\nStart with: autotune search fusion layer_norm",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"autotune {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -33,14 +33,13 @@ STEP_BUSY_NOTE = "busy: other processes disturbed the step's timing; search agai
 def add_step(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``autotune search`` for timing a program's step."""
     about = (
-        "do not time the whole step of a program (package.module:callable) at the end, which finds what is faster left"
-        " to Inductor; an earlier verdict stays"
+        "do not time the program's step at the end of the search: no new verdict is stored, and an earlier one stays"
     )
     parser.add_argument("--no-step", action="store_true", help=about)
-    about = "modes of torch.compile, by comma, for which the step is timed (default: default)"
+    about = "modes of torch.compile in which the step is timed, separated by commas (default: default)"
     parser.add_argument("--mode", default=["default"], type=modes, metavar="M,...", help=about)
     about = (
-        f"seconds for timing the step in each mode, compiling included (default: {LIMIT_S:.0f}, and with --timeout"
+        f"seconds to compile and time the step in each mode (default: {LIMIT_S:.0f}; with --timeout,"
         f" {STEP_SHARE:.0%}% of it for all modes)"
     )
     parser.add_argument("--step-timeout", type=seconds, metavar="S", help=about)

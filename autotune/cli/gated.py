@@ -28,17 +28,17 @@ WAYS = ("auto", "relative", "absolute")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the gate."""
     about = (
-        "the step's record: a file that --save wrote, or a database, whose verdict on the step is taken; exit code"
-        f" {SLOWER} where autotune's step became slower by more than the noise"
+        "compare with an earlier record of the step, in a file that --save wrote, or with the verdict in a database;"
+        f" exit code {SLOWER} if autotune's step became slower by more than the noise"
     )
     parser.add_argument("--against", metavar="FILE|URL", help=about)
-    parser.add_argument("--save", metavar="FILE", help="write the step's record into FILE, beside those of other steps")
+    parser.add_argument("--save", metavar="FILE", help="add a record of the step to FILE, which may hold several")
     about = (
-        "what is compared: time (absolute), time over eager's in the same round (relative), or auto: relative on a CPU"
-        " and absolute on a GPU (default: auto; a database's verdicts are over torch.compile's)"
+        "compare times (absolute), or ratios to eager mode's time in the same round (relative); auto is relative on a"
+        " CPU and absolute on a GPU (default: auto; with a database, ratios to torch.compile's time)"
     )
     parser.add_argument("--gate", choices=WAYS, default="auto", help=about)
-    about = "how much slower is still no alarm, for what differs from run to run (default: 0.03)"
+    about = "slowdown to accept, since times differ from run to run (default: 0.03, which is 3%%)"
     parser.add_argument("--tolerance", type=_share, metavar="X", help=about)
 
 

@@ -10,7 +10,7 @@ from autotune.domain import Command, Domain, domain_of
 from autotune.errors import UserError, told
 from autotune.task import domains
 
-JSON_HELP = "print one JSON object on stdout, and nothing else there"
+JSON_HELP = "print one JSON object on stdout and nothing else"
 DB_HELP = "database URL or SQLite file (default: $AUTOTUNE_DB, else a file in the user data directory)"
 DEFAULT = "fusion"
 """The domain of a command without one."""
@@ -115,17 +115,17 @@ def add_target(parser: argparse.ArgumentParser, *, required: bool = True, names:
     nargs = None if required else "?"
     parser.add_argument("domain", metavar="DOMAIN", nargs=nargs, choices=names, help=", ".join(names))
     about = (
-        "a built-in workload (`autotune workloads` lists them), package.module:callable, or a factory of one with its"
-        " arguments, package.module:make('bert', layers=4), which the shell takes in quotes"
+        "a built-in workload (`autotune workloads` lists them), package.module:callable, or a quoted call that returns"
+        " the callable, such as \"package.module:make('bert', layers=4)\""
     )
     parser.add_argument("target", metavar="TARGET", nargs=nargs, help=about)
-    about = "package.module:callable that returns the example inputs of a TARGET (c3: of a --compute) of your own"
+    about = "package.module:callable that returns the example inputs of your own TARGET (c3: of --compute)"
     parser.add_argument("--inputs", metavar="SPEC", help=about)
 
 
 def add_device(parser: argparse.ArgumentParser, more: str = "") -> None:
     """Add ``--device``, with ``more`` in its help."""
-    about = f"where it runs (default: %(default)s){more}"
+    about = f"device to use (default: %(default)s){more}"
     parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help=about)
 
 
@@ -137,8 +137,8 @@ def add_db(parser: argparse.ArgumentParser) -> None:
 def add_replica(parser: argparse.ArgumentParser) -> None:
     """Add ``--db-read``."""
     about = (
-        "look up in this copy of the database, such as a server's standby, and write to the database itself what was"
-        " looked up in vain (default: $AUTOTUNE_DB_READ where --db is not given, else none)"
+        "read from this copy of the database, such as a standby server, and write misses to the database itself"
+        " (default: $AUTOTUNE_DB_READ if --db is not given, else none)"
     )
     parser.add_argument("--db-read", metavar="URL", help=about)
 

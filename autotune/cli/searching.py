@@ -137,8 +137,8 @@ def reason(store: Store, result: Result) -> str:
 def add_ray(parser: argparse.ArgumentParser) -> None:
     """Add ``--ray``."""
     about = (
-        "search on all devices of the Ray cluster at ADDRESS (HOST:PORT of its head, or auto on one of its nodes),"
-        " with --device auto, cpu or cuda; on several hosts --db is PostgreSQL (extra `ray`)"
+        "search on all devices of the Ray cluster at ADDRESS (HOST:PORT of its head node, or auto on a node of the"
+        " cluster), with --device auto, cpu or cuda; several hosts need a PostgreSQL --db (extra `ray`)"
     )
     parser.add_argument("--ray", metavar="ADDRESS", help=about)
 

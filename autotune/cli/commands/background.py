@@ -30,24 +30,26 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "background",
-        help="tune what deployments miss, while the device is idle",
-        description="Wait for regions that programs compile and the database lacks, and search them while nobody else"
-        " uses the device. It runs at the lowest priority. On a CPU a search is interrupted as soon as others"
-        " compute; the next one goes on where it was. What was found is taken up when a program compiles next. Ends"
-        " with Ctrl-C. AUTOTUNE_BACKGROUND=1 starts it beside a program.",
+        help="search missed regions while the device is idle",
+        description="Wait for misses, and search the missed regions while the device is idle, at the lowest priority."
+        " On a CPU a search stops as soon as other programs compute, and the next one continues it. A program uses the"
+        " results when it compiles next. Stop with Ctrl-C. AUTOTUNE_BACKGROUND=1 starts this command from a program.",
     )
     add_device(parser)
     add_db(parser)
-    about = "processors of a CPU, or the share of a GPU's time, that others may take of an idle device (default: 0.25)"
+    about = (
+        "the most that other programs may use of an idle device: processors of a CPU, or a share of a GPU's time"
+        " (default: 0.25)"
+    )
     parser.add_argument("--busy", type=seconds, default=0.25, metavar="N", help=about)
-    about = "search whether or not the device is idle"
+    about = "search even if the device is not idle"
     parser.add_argument("--always", action="store_true", help=about)
-    about = "seconds of one search, before it is seen again whether the device is idle (default: 120)"
+    about = "seconds of one search; the device must be idle again before the next one (default: 120)"
     parser.add_argument("--timeout", type=seconds, default=120.0, metavar="S", help=about)
-    about = "seconds between looks into the database (default: 10)"
+    about = "seconds between checks of the database for misses (default: 10)"
     parser.add_argument("--interval", type=seconds, default=10.0, metavar="S", help=about)
-    parser.add_argument("--once", action="store_true", help="end when nothing is missed any more")
-    parser.add_argument("--with-parent", action="store_true", help="end when the process that started it has ended")
+    parser.add_argument("--once", action="store_true", help="exit when no miss is left")
+    parser.add_argument("--with-parent", action="store_true", help="exit when the parent process exits")
     parser.set_defaults(run=run)
 
 

@@ -30,25 +30,25 @@ def add_parser(subparsers: Any) -> None:
     """Add both commands."""
     parser = subparsers.add_parser(
         "report",
-        help="write a site of what was tuned, to look at and to share",
-        description="Write a folder of HTML pages, which load nothing from elsewhere: an overview with search, and a"
-        " page for each model, workload and scenario. They show a database, or a folder of result files.",
+        help="write an HTML report of a database",
+        description="Write a folder of HTML pages that load nothing from other sites: an overview with a search field,"
+        " and a page for each model, workload and scenario of a database, or of a folder with result files.",
     )
     source = parser.add_mutually_exclusive_group()
     add_db(source)
-    about = "result files (.json) of benchmarks/, in this folder and those below it"
+    about = "report result files (.json) of benchmarks/ in FOLDER and its subfolders"
     source.add_argument("--results", metavar="FOLDER", help=about)
-    about = "the folder to write: a new one, or an earlier report, which is replaced (default: report)"
+    about = "folder to write: a new one, or an earlier report to replace (default: report)"
     parser.add_argument("-o", "--out", default="report", metavar="FOLDER", help=about)
-    parser.add_argument("--title", metavar="TEXT", help="of the overview (default: what the report is of)")
+    parser.add_argument("--title", metavar="TEXT", help="title of the overview (default: the name of the source)")
     parser.set_defaults(run=report)
     parser = subparsers.add_parser(
         "dashboard",
-        help="open optuna-dashboard on the stored searches",
-        description=f"Serve optuna-dashboard on {HOST}, until Ctrl-C. A study is what was measured of one workload on"
-        " one device, and grows while a search goes on. What is changed or deleted there is not stored.",
+        help="serve optuna-dashboard for the stored searches",
+        description=f"Serve optuna-dashboard on {HOST} until Ctrl-C. A study shows the measurements of one workload on"
+        " one device, and is updated during a search. Changes made in the dashboard are not stored.",
     )
-    about = f"port to listen on; 0 takes a free one (default: {PORT})"
+    about = f"port to listen on; 0 selects a free one (default: {PORT})"
     parser.add_argument("--port", type=_port, default=PORT, metavar="N", help=about)
     add_db(parser)
     parser.set_defaults(run=dashboard)

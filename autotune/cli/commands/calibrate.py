@@ -15,14 +15,16 @@ def add_parser(subparsers: Any) -> None:
         "calibrate",
         command="calibrate",
         help="measure a device for the cost models",
-        description="Measure what the cost models need to know of a device (bandwidths, launches, rates; under a "
-        "minute) and store it: the searches that follow use it. With --report nothing is measured, and the models' "
-        "order is compared with everything the database has measured on the device.",
+        description="Measure the bandwidths, launch times and arithmetic rates of a device for the cost models, in "
+        "under a minute, and store them for later searches. With --report, measure nothing, and compare the models' "
+        "ranking with the stored measurements of the device.",
     )
     parser.add_argument("domain", metavar="DOMAIN", choices=list(every_domain()), help=", ".join(able("calibrate")))
     add_device(parser)
     add_db(parser)
-    parser.add_argument("--report", action="store_true", help="rank correlation of the models with the measurements")
+    parser.add_argument(
+        "--report", action="store_true", help="print the rank correlation of the models with the measurements"
+    )
     add_json(parser)
     parser.set_defaults(run=run)
 

@@ -52,19 +52,19 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "compare",
         command="compare",
-        help="time a whole step with and without what was found",
-        description="Time a whole step of a target, library calls included: as it is, with torch.compile and with "
-        'torch.compile(backend="autotune"), in turn, in one process. Tells on a GPU which kernels each launches, '
-        "and how many regions have a schedule. Nothing is searched and nothing is written: search the target before.",
+        help="time a whole step in eager mode, with torch.compile and with autotune",
+        description="Time a whole step of a target, library calls included, in one process: in eager mode, with "
+        'torch.compile and with torch.compile(backend="autotune"), in turn. On a GPU, count the kernels of each. This '
+        "command searches and stores nothing: run `autotune search` for the target first.",
     )
     add_target(parser, names=("fusion",))
     about = (
-        "of torch.compile, with and without autotune: default, reduce-overhead, max-autotune,"
-        " max-autotune-no-cudagraphs, or several by comma (default: default); on a GPU every step, eager's too, is made"
-        " one CUDA graph as a whole, so that modes differ in the rest only"
+        "modes of torch.compile, for it and for autotune, separated by commas: default, reduce-overhead, max-autotune,"
+        " max-autotune-no-cudagraphs (default: default); on a GPU every step, also in eager mode, runs as one CUDA"
+        " graph, so modes differ in their kernels only"
     )
     parser.add_argument("--mode", default=["default"], type=modes, metavar="M,...", help=about)
-    about = "times that each is run (default: 40 on a GPU and 25 on a CPU, or what ten seconds allow)"
+    about = "timed runs of each (default: 40 on a GPU and 25 on a CPU, or as many as ten seconds allow)"
     parser.add_argument("--rounds", type=positive_int, metavar="N", help=about)
     gated.add_arguments(parser)
     add_device(parser)

@@ -28,21 +28,25 @@ def moment(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no date as 2026-01-31 and no age as 30d") from None
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not a date such as 2026-01-31 or an age such as 30d"
+        ) from None
 
 
 def add_parser(subparsers: Any) -> None:
     """Add ``db`` and its commands to the command line."""
     parser = subparsers.add_parser(
-        "db", help="create, inspect and move the database", description="Create, inspect and move the database."
+        "db",
+        help="create, inspect, merge and clean databases",
+        description="Create, inspect, merge and clean databases.",
     )
-    commands = parser.add_subparsers(dest="db_command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", dest="db_command", metavar="COMMAND", required=True)
     for name, run, text in (
-        ("upgrade", upgrade, "create the tables or bring them to this version"),
+        ("upgrade", upgrade, "create the tables, or migrate them to this version"),
         ("current", current, "print the revision of the tables"),
         ("stats", stats, "print sizes, counts and speedups"),
-        ("verify", verify, "look for damaged rows: print a line for each; exit code 1 where there are any"),
-        ("merge", merge, "take over what another database holds; the better of two measurements or schedules stays"),
+        ("verify", verify, "print a line for each damaged row; exit code 1 if there are any"),
+        ("merge", merge, "add the contents of another database; the better measurement or schedule stays"),
     ):
         command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         add_db(command)
@@ -58,36 +62,37 @@ def add_parser(subparsers: Any) -> None:
 def _add_removal(commands: Any) -> None:
     parser = commands.add_parser(
         "forget",
-        help="forget stored failures, so that the next search tries these candidates again",
-        description="Forget stored failures, so that the next search tries these candidates again. What was measured, "
-        "and what is deployed, stays. For failures that were the machine's: a full disk, lack of memory.",
+        help="delete stored failures, so that the next search tries their candidates again",
+        description="Delete stored failures, so that the next search tries their candidates again. Measurements and "
+        "schedules stay. Use it after failures of the machine, such as a full disk or too little memory.",
     )
     add_db(parser)
     add_json(parser)
-    about = "failures of this kind only; may be given several times (default: all)"
-    parser.add_argument("--status", action="append", choices=list(map(str, FAILURES)), help=about)
-    about = "of this workload only: its id, the beginning of it, or a part of its name, as `autotune show` lists them"
+    about = "only failures of this kind: %(choices)s; may be repeated (default: all)"
+    kinds = list(map(str, FAILURES))
+    parser.add_argument("--status", action="append", choices=kinds, metavar="KIND", help=about)
+    about = "only failures of this workload: its id or the beginning of it, or a part of its name in `autotune show`"
     parser.add_argument("--workload", default="", metavar="W", help=about)
-    about = "those only whose stored reason has this in it, as 'No space left on device'"
+    about = "only failures whose reason contains TEXT, such as 'No space left on device'"
     parser.add_argument("--reason", default="", metavar="TEXT", help=about)
     parser.set_defaults(run=forget)
     parser = commands.add_parser(
         "prune",
-        help="remove old runs, failures, candidates and misses; tells what would go, and with --yes removes it",
-        description="Remove what is not needed any more. Tells what would go, and with --yes removes it, together with "
-        "configurations and code that nothing refers to any more. Schedules and their own measurements stay.",
+        help="delete old runs, failures, candidates and misses",
+        description="Count old data, and delete it with --yes, together with configurations and code without "
+        "references. Schedules and their own measurements stay.",
     )
     add_db(parser)
     add_json(parser)
-    parser.add_argument("--runs", action="store_true", help="runs that ended, and whose command was run again later")
+    parser.add_argument("--runs", action="store_true", help="finished runs whose command ran again later")
     for name, about in (
-        ("failures", "measurements of failures from before WHEN; searches may try these candidates again"),
-        ("candidates", "measurements from before WHEN of candidates that lost: what is deployed was decided"),
-        ("misses", "what deployments missed last before WHEN"),
+        ("failures", "failures measured before WHEN; searches may try their candidates again"),
+        ("candidates", "measurements before WHEN of candidates that did not win"),
+        ("misses", "misses whose last look-up was before WHEN"),
     ):
-        help = f"{about} (a date as 2026-01-31, or an age as 30d)"
+        help = f"{about} (a date such as 2026-01-31, or an age such as 30d)"
         parser.add_argument(f"--{name}", type=moment, metavar="WHEN", help=help)
-    parser.add_argument("--yes", action="store_true", help="remove it")
+    parser.add_argument("--yes", action="store_true", help="delete the data")
     parser.set_defaults(run=prune)
 
 

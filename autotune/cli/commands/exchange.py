@@ -26,26 +26,29 @@ def add_export(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "export",
-        help="write a snapshot: one read-only file to deploy from, or to import into another database",
-        description="Write a snapshot, one read-only file with the schedules, their kernels and the verdicts on steps: "
-        "what deployment needs, and nothing else. autotune.load(FILE), or AUTOTUNE_DB=FILE, deploys from it, and "
+        help="write a snapshot: one read-only file for deployment or import",
+        description="Write a snapshot: one read-only file with the schedules, their kernels and the verdicts on steps. "
+        "Deployment needs nothing else. autotune.load(FILE) or AUTOTUNE_DB=FILE deploys from it, and "
         "`autotune import FILE` adds it to another database.",
     )
-    parser.add_argument("file", metavar="FILE", help="the snapshot, such as schedules.atdb")
+    parser.add_argument("file", metavar="FILE", help="the snapshot to write, such as schedules.atdb")
     about = (
-        "only schedules of this device, as `autotune show` names it or a part of that (H200), cpu or cuda for all of"
-        " the kind, or cuda:N for one that is here"
+        "only schedules of this device: its name in `autotune show` or a part of it (H200), cpu or cuda for all devices"
+        " of a kind, or cuda:N for a device of this machine"
     )
     parser.add_argument("--device", metavar="D", help=about)
     parser.add_argument("--domain", metavar="DOMAIN", help="only schedules of this domain, such as fusion")
-    about = "only what a look-up would take, for each device and software"
+    about = "only the schedules that a look-up would use, for each device and software"
     parser.add_argument("--only-best", action="store_true", help=about)
     about = (
-        "also the programs that workloads came from, and the targets and commands of verdicts: for a database of your"
-        " own"
+        "include the programs of workloads, and the targets and commands of verdicts, for a move to another database"
+        " of your own"
     )
     parser.add_argument("--programs", action="store_true", help=about)
-    about = "sign it with this private key (Ed25519, PEM: `openssl genpkey -algorithm ed25519 -out KEYFILE`)"
+    about = (
+        "sign the snapshot with this private key (Ed25519, PEM); `openssl genpkey -algorithm ed25519 -out KEYFILE`"
+        " makes one"
+    )
     parser.add_argument("--sign", metavar="KEYFILE", help=about)
     add_db(parser)
     add_json(parser)
@@ -124,13 +127,13 @@ def add_import(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "import",
         help="add a snapshot to the database",
-        description="Add what a snapshot (autotune export) holds to the database: all of it, or nothing where the file "
-        "is damaged. Where both have a schedule for the same workload, device, software and way of measuring, the "
-        "faster stays, and the other's latency is kept as a measurement. Their code will run here: import only what "
-        "comes from someone whose programs you would run.",
+        description="Add the contents of a snapshot (`autotune export`) to the database, or nothing if the file is "
+        "damaged. If both have a schedule for the same workload, device, software and measurement policy, the faster "
+        "one stays, and the latency of the other is stored as a measurement. Programs will run the snapshot's code: "
+        "import a snapshot only from someone whose programs you would run.",
     )
-    parser.add_argument("file", metavar="FILE", help="the snapshot")
-    about = "public key (PEM) that a snapshot must be signed with (default: $AUTOTUNE_KEY, else none)"
+    parser.add_argument("file", metavar="FILE", help="the snapshot to add")
+    about = "public key (PEM) that must verify the snapshot's signature (default: $AUTOTUNE_KEY, else none)"
     parser.add_argument("--key", metavar="KEYFILE", help=about)
     add_db(parser)
     add_json(parser)

@@ -23,22 +23,21 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "lookup",
         command="lookup",
-        help="tell what is stored for a target",
-        description="Tell what is stored for each region of a target and how well it fits: exact, heuristic (predicted "
-        "and timed once here, nobody searched it), other_rows (tuned "
-        "for another number of rows), other_device (tuned on another device of this architecture, where "
-        "AUTOTUNE_OTHER_DEVICE=warn allows that), packaged (it comes with autotune for this device) or none. For a c3 "
-        "scenario: its strategy, and whether that was tuned for it (exact), for one of nearly its size (nearest), or "
-        "is the default, by rule. The id of a stored region, as `autotune "
-        "show` prints it, may stand for a fusion target: nothing is traced then. Nothing is measured and nothing is "
-        "written.",
+        help="show the stored schedules of a target",
+        description="Show the schedule that each region of a target would run, and its match: exact (tuned for the "
+        "region on this device), heuristic (predicted and timed once on this device, without a search), other_rows "
+        "(tuned for another number of rows), other_device (tuned on another device of this architecture, which "
+        "AUTOTUNE_OTHER_DEVICE=warn allows), packaged (included in autotune for this device) or none. For a c3 "
+        "scenario, show its strategy: tuned for the scenario (exact), tuned for a scenario of similar size (nearest), "
+        "or chosen by a rule (default). TARGET may also be the id of a stored region, which `autotune show` prints; "
+        "no program is traced then. This command measures and writes nothing.",
     )
     add_target(parser, required=False)
     add_device(parser)
     add_db(parser)
     add_replica(parser)
-    parser.add_argument("--strict", action="store_true", help="match driver and package versions exactly")
-    about = "tell each rung of the ladder: what it has, and field by field what does not match"
+    parser.add_argument("--strict", action="store_true", help="require the same driver and package versions")
+    about = "show each rung of the look-up's ladder: what it found, and the fields that do not match"
     parser.add_argument("--explain", action="store_true", help=about)
     add_json(parser)
     parser.set_defaults(run=run)

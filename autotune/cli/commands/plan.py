@@ -76,19 +76,19 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "plan",
-        help="show how a target is cut into kernels, without searching",
-        description="Show the regions of a target, how each is cut into kernels and where values live between their "
-        "operators, and the kernels and bytes before (eager mode) and after. Nothing is compiled or run, and the "
-        "device need not be there. What is stored for a region is shown, else the default schedule.",
+        help="show the regions and kernels of a target, without a search",
+        description="Show the regions of a target, the kernels of each region, the memory that holds values between "
+        "operators, and the number of kernels and bytes in eager mode and with autotune. A region without a stored "
+        "schedule is shown with the default schedule. This command compiles and runs nothing, and needs no device.",
     )
     add_target(parser, names=("fusion",))
-    about = "what to plan for; the device need not be there (default: cuda)"
+    about = "kind of device to plan for, which this machine need not have (default: cuda)"
     parser.add_argument("--device", default="cuda", metavar="cpu|cuda", help=about)
-    about = "plan the backward pass too, whether or not the inputs require a gradient"
+    about = "also plan the backward pass, even if no input requires a gradient"
     parser.add_argument("--train", action="store_true", help=about)
-    about = "list the operators that Inductor compiles: how often, the bytes that they move, and why"
+    about = "list the operators that Inductor compiles: the number of calls, the bytes moved, and the reason"
     parser.add_argument("--why", action="store_true", help=about)
-    parser.add_argument("--svg", metavar="FILE", help="draw the regions into FILE")
+    parser.add_argument("--svg", metavar="FILE", help="write a drawing of the regions to FILE")
     add_db(parser)
     add_replica(parser)
     add_json(parser)

@@ -15,17 +15,17 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "run",
-        help="run a script unchanged, with stored kernels, and search in its first step",
-        description="Run a Python script unchanged. Where it calls torch.compile without a backend, itself or by a"
-        " library such as transformers' Trainer, autotune's backend takes Inductor's place. With --search its first"
-        " step also searches what the database lacks. On several ranks: AUTOTUNE_SEARCH=S torchrun -m"
-        " autotune.in_program SCRIPT.",
+        help="run an unchanged script with autotune in place of Inductor",
+        description="Run an unchanged Python script. Each call of torch.compile without a backend, in the script or in"
+        " a library such as transformers' Trainer, uses autotune's backend in place of Inductor. With --search, the"
+        " script's first step also searches the workloads that the database lacks. On several ranks, run"
+        " `AUTOTUNE_SEARCH=S torchrun -m autotune.in_program SCRIPT`.",
     )
-    about = "seconds that searches may add to the script (default: AUTOTUNE_SEARCH, or none)"
+    about = "seconds that searches may add to the script (default: $AUTOTUNE_SEARCH, else no search)"
     parser.add_argument("--search", type=seconds, metavar="S", help=about)
     add_db(parser)
-    parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is the name of a module")
-    about = "the script and its arguments; options of this command come before it"
+    parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module's name, as in `python -m`")
+    about = "the script and its arguments, after the options of this command"
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="SCRIPT ...", help=about)
     parser.set_defaults(run=run)
 

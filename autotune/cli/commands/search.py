@@ -47,34 +47,36 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "search",
         command="search",
-        help="search a target on this machine and store the best",
-        description="Search the configurations of a target's workloads on this machine, verify and time each, and "
-        "store every measurement and the best. Interrupted or killed, the same command goes on where it was.",
+        help="search a target's workloads on this machine and store schedules",
+        description="Search the configurations of a target's workloads on this machine: verify and time each candidate,"
+        " and store all measurements and the best schedules. After an interruption, run the same command again: it"
+        " continues the search.",
     )
     add_target(parser, required=False)
-    more = "; several equal GPUs side by side too, as cuda:0,cuda:1 or cuda:all, each workload on one of them"
+    more = "; several equal GPUs, such as cuda:0,cuda:1 or cuda:all, search different workloads at the same time"
     add_device(parser, more)
     add_ray(parser)
     add_db(parser)
-    about = "candidates to measure for each workload (default: while there is gain, 256 at most)"
+    about = "candidates to measure per workload (default: as long as they bring a gain, at most 256)"
     parser.add_argument("--trials", type=positive_int, metavar="N", help=about)
     about = (
-        "seconds for the whole search, shared among its workloads, those that cost most first; the same command goes on"
-        " with what was not begun by then"
+        "seconds for the whole search, shared among its workloads, the most expensive first; run the same command again"
+        " to search workloads that it did not begin"
     )
     parser.add_argument("--timeout", type=seconds, metavar="S", help=about)
-    parser.add_argument("--sampler", choices=SAMPLERS, default=SAMPLER, help="who proposes (default: %(default)s)")
-    parser.add_argument("--seed", type=natural_int, default=0, metavar="N", help="of the sampler (default: 0)")
-    about = "a narrowed copy of search_spaces/DOMAIN.toml"
+    parser.add_argument(
+        "--sampler", choices=SAMPLERS, default=SAMPLER, help="proposes candidates (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=natural_int, default=0, metavar="N", help="seed of the sampler (default: 0)")
+    about = "search space: a copy of search_spaces/DOMAIN.toml with fewer choices"
     parser.add_argument("--space", metavar="FILE", help=about)
     about = (
-        "search another target in the same run, with its own --inputs: what both compute is searched once; may be given"
-        " several times"
+        "search another target in the same run, with its own --inputs; workloads of several targets are searched once;"
+        " may be repeated"
     )
     parser.add_argument("--also", nargs="+", action="append", default=[], metavar=("TARGET", "INPUTS"), help=about)
     about = (
-        "search what deployments missed, as the database has recorded it, instead of a target: of every domain, or of"
-        " DOMAIN alone"
+        "instead of a target, search the missed workloads that the database has recorded, of DOMAIN or of all domains"
     )
     parser.add_argument("--missed", action="store_true", help=about)
     add_json(parser)

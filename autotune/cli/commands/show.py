@@ -28,10 +28,18 @@ NEWEST = 200
 
 def add_parser(subparsers: Any) -> None:
     """Add ``show`` to the command line."""
-    parser = subparsers.add_parser("show", help="list what the database holds", description="List what was tuned.")
-    about = f"the newest N workloads (default: {NEWEST}, with --json all of them; 0: all)"
+    parser = subparsers.add_parser(
+        "show",
+        help="list the schedules, verdicts and misses of the database",
+        description="List the searched workloads with their best times, the verdicts on steps, and the number of "
+        "misses.",
+    )
+    about = f"list only the newest N workloads (default: {NEWEST}, with --json all; 0: all)"
     parser.add_argument("--limit", type=natural_int, metavar="N", help=about)
-    about = "the device hours that stored kernels saved, by program, device and week (AUTOTUNE_SAVINGS=1 counts steps)"
+    about = (
+        "list the device hours that stored kernels saved, by program, device and week; programs count their steps if"
+        " AUTOTUNE_SAVINGS=1 is set"
+    )
     parser.add_argument("--saved", action="store_true", help=about)
     add_db(parser)
     add_json(parser)

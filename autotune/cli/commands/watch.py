@@ -161,13 +161,15 @@ def add_parser(subparsers: Any) -> None:
     """Add the command."""
     parser = subparsers.add_parser(
         "watch",
-        help="show a running search as it goes, also one on another host",
-        description="Show what running searches do, from what they store: workloads begun, candidates measured, the"
-        " best so far, failures, and candidates a minute. Where none runs, the newest run is shown. Ends with Ctrl-C.",
+        help="show the progress of running searches, also on other hosts",
+        description="Show the progress of running searches from the database: workloads begun, candidates measured,"
+        " the best time so far, failures, and candidates per minute. If no search is running, show the latest one."
+        " Stop with Ctrl-C.",
     )
-    parser.add_argument("--once", action="store_true", help="show it once, and end")
-    parser.add_argument("--interval", type=seconds, default=2.0, metavar="S", help="seconds between looks (default: 2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object for each look, a line each")
+    parser.add_argument("--once", action="store_true", help="print the progress once and exit")
+    about = "seconds between updates (default: 2)"
+    parser.add_argument("--interval", type=seconds, default=2.0, metavar="S", help=about)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per update, each on one line")
     add_db(parser)
     parser.set_defaults(run=run)
 

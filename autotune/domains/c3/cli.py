@@ -294,23 +294,25 @@ def lookup(args: argparse.Namespace) -> int:
 
 def add_scenario(parser: argparse.ArgumentParser) -> None:
     """Add options that describe a C3 scenario instead of ``TARGET``."""
-    group = parser.add_argument_group("c3", "a scenario without a name: a computation beside a collective")
+    group = parser.add_argument_group("c3", "describe a scenario: a computation that overlaps a collective")
     group.add_argument("--gemm", metavar="MxNxK", help="the computation: a matrix product, such as 8192x28672x8192")
-    about = "another computation: a built-in fusion workload or package.module:callable, the latter with --inputs"
+    about = "another computation: a built-in fusion workload, or package.module:callable with --inputs"
     group.add_argument("--compute", metavar="SPEC", help=about)
     group.add_argument("--collective", metavar="NAME", help="all_gather, all_to_all, reduce_scatter or all_reduce")
-    about = "of the larger of a rank's two buffers, such as 512MiB"
+    about = "size of the larger of a rank's two buffers, such as 512MiB"
     group.add_argument("--bytes", metavar="SIZE", help=about)
     add_ranks(group)
-    about = "of both: bf16, f16 or f32 (default: that of a name; else bf16 on GPUs, f32 on a CPU)"
+    about = "data type of both: bf16, f16 or f32 (default: of a named scenario; else bf16 on GPUs, f32 on a CPU)"
     group.add_argument("--dtype", metavar="TYPE", help=about)
-    about = "of the GEMM's matrices, n as named or t transposed, such as nt for a linear layer (default: nn)"
+    about = (
+        "layout of the GEMM's matrices, n not transposed or t transposed, such as nt for a linear layer (default: nn)"
+    )
     group.add_argument("--layout", metavar="nn|nt|tn|tt", help=about)
 
 
 def add_ranks(parser: argparse._ActionsContainer) -> None:
     """Add ``--ranks``."""
-    about = "processes, one device each (default: all GPUs, or 2 on a CPU; under torchrun its processes)"
+    about = "processes, each with one device (default: all GPUs, or 2 on a CPU; under torchrun, its processes)"
     parser.add_argument("--ranks", type=positive_int, metavar="N", help=about)
 
 

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from autotune.store import Store, Verdict
 
 _TRAIN = {
-    "search": "search the forward and the backward pass of TARGET, whether or not something of it requires a gradient",
-    "lookup": "look up the backward pass too, whether or not something of TARGET requires a gradient",
-    "compare": "a step is the forward and the backward pass, as of `autotune search --train` (default: the forward"
-    " alone)",
+    "search": "search the forward and the backward pass of TARGET, even if none of its tensors requires a gradient",
+    "lookup": "also look up the backward pass, even if no tensor of TARGET requires a gradient",
+    "compare": "a step is the forward and the backward pass, as for `autotune search --train` (default: the forward"
+    " pass)",
 }
 
 
@@ -46,35 +46,35 @@ def add_arguments(command: str, parser: argparse.ArgumentParser) -> None:
     if command == "search":
         _add_search(parser)
     about = (
-        "of the kernels: default, or strict, without fast math and other approximations; a deployment finds what was"
-        " searched under its own $AUTOTUNE_PRECISION (default: that variable, else default)"
+        "precision of the kernels: default, or strict, without fast math and other approximations; a program uses"
+        " schedules of its own $AUTOTUNE_PRECISION (default: that variable, else default)"
     )
     parser.add_argument("--precision", choices=PRECISIONS, help=about)
     about = (
-        "of the program's products of fp32 matrices, as torch.set_float32_matmul_precision sets it; a deployment"
-        " obeys a step's verdict under the same settings (default: what the TARGET's module sets)"
+        "precision of the target's fp32 matrix products, as torch.set_float32_matmul_precision sets it; a verdict"
+        " applies to programs with the same setting (default: the setting of TARGET's module)"
     )
     parser.add_argument("--matmul-precision", choices=numerics.MATMUL, help=about)
 
 
 def _add_search(parser: argparse.ArgumentParser) -> None:
     about = (
-        "search the target at these numbers of rows too, such as 1,64,4096: the inputs' first axis. Other numbers are"
-        " deployed by the nearest of them"
+        "also search the target with these numbers of rows (the inputs' first axis), such as 1,64,4096; another number"
+        " of rows uses the schedule of the nearest one"
     )
     parser.add_argument("--rows", type=_rows, metavar="N,N,...", help=about)
     about = (
-        "which ways to cut a region into kernels are searched: the most promising by what they take (measured, the"
-        " default), the one that the cost model likes best (model), the largest groups (greedy)"
+        "how a region is divided into kernels: by measuring the most promising plans (measured, the default), by the"
+        " cost model (model), or into the largest groups (greedy)"
     )
     parser.add_argument("--plans", choices=PLANS, default="measured", help=about)
     about = (
-        "what the caches hold when a candidate is timed: nothing of its inputs (cold, the default), or what the run"
-        " before left there (warm), for regions whose inputs the step has just written, as in recurrences; what was"
-        " decided last is deployed"
+        "caches when a candidate is timed: without its inputs (cold, the default), or as the previous run left them"
+        " (warm), for regions whose inputs the step has just written, as in recurrences; programs use the result of"
+        " the last search"
     )
     parser.add_argument("--caches", choices=CACHES, default="cold", help=about)
-    about = "search without one of its parts, for comparison: %(choices)s"
+    about = "disable a part of the search, for experiments: %(choices)s"
     parser.add_argument("--ablation", choices=ABLATIONS, default="full", metavar="NAME", help=about)
     decided.add_step(parser)
 

@@ -53,8 +53,8 @@ class Kernels(Domain):
         if command not in ("search", "lookup"):
             return
         about = (
-            "a file of what the inputs factory is called with, one for each key: tables [[shapes]] of TOML, or a JSON"
-            " object a line (default: shapes= of the declaration)"
+            "file with the arguments of the inputs factory for each key: [[shapes]] tables in TOML, or one JSON object"
+            " per line (default: shapes= of the declaration)"
         )
         parser.add_argument("--shapes", metavar="FILE", help=about)
         if command == "lookup":
