@@ -4,8 +4,10 @@
 
 A case is a model and the tokens of a rank. Each case has two models with equal weights and data: stock FSDP2, and one
 on which ``autotune.fsdp(model, steps=S)`` was called, timed after the search. ``prefetch`` is the stock model with
-``set_modules_to_forward_prefetch``. The three train in turns, a step takes as long as on its slowest rank, and medians
-count. ``looked_up`` is the choice of a second handle, which finds in the database what the first one stored.
+``set_modules_to_forward_prefetch``. The three train in turns, some steps each, without waiting for the devices between
+them. A turn takes as long as on its slowest rank, and medians count. ``looked_up`` is the choice of a second handle,
+which finds in the database what the first one stored. ``--profile`` adds what rank 0's device did in a step: the time
+with computation, with communication alone, and with neither.
 
 Losses have to agree with stock's, and gathered parameters have to be equal bit by bit, or the exit code is 1.
 """
@@ -21,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--model", nargs="+", default=["70b"], choices=MODELS)
     made.add_argument("--tokens", nargs="+", type=int, default=[2048], help="of a rank's batch")
     made.add_argument("--layers", type=int, default=8)
-    made.add_argument("--steps", type=int, default=10, help="timed steps of each contender")
+    made.add_argument("--turns", type=int, default=8, help="timed turns of each contender")
+    made.add_argument("--steps", type=int, default=3, help="steps of a turn")
+    made.add_argument("--reduce", choices=("f32", "bf16"), default="bf16", help="dtype of the reduced gradients")
+    made.add_argument("--profile", action="store_true", help="profile a step of stock and of autotune")
     made.add_argument("--search", type=int, default=60, help="steps of the search")
     made.add_argument("--compile", action="store_true", help="compile each layer by torch.compile")
     made.add_argument("--db", help="database (default: one that is deleted)")
@@ -55,12 +60,15 @@ def _model(args: argparse.Namespace, name: str, tokens: int, device: Any) -> tup
     import torch
     import torch.nn.functional as F
     from torch import nn
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     from examples.models.llama import Block, Config, RMSNorm
 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     sizes = Config(batch=1, length=tokens, layers=args.layers, dtype=dtype, **MODELS[name])
+    options: dict[str, Any] = {}
+    if args.reduce == "f32":
+        options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=torch.float32)
 
     class Stack(nn.Module):
         def __init__(self) -> None:
@@ -70,7 +78,7 @@ def _model(args: argparse.Namespace, name: str, tokens: int, device: Any) -> tup
                 torch.manual_seed(layer)
                 with device:
                     block = Block(sizes).to(dtype)
-                fully_shard(block)  # at once: whole layers would not fit together
+                fully_shard(block, **options)  # at once: whole layers would not fit together
                 self.blocks.append(block)
             self.norm = RMSNorm(sizes.hidden).to(device, dtype)
             size = sizes.hidden // sizes.heads
@@ -85,19 +93,20 @@ def _model(args: argparse.Namespace, name: str, tokens: int, device: Any) -> tup
             return F.mse_loss(self.norm(x).float(), wanted.float())
 
     stack = Stack()
-    fully_shard(stack)
+    fully_shard(stack, **options)
     if args.compile:
         for block in stack.blocks:
             block.compile()
-    return stack, torch.optim.AdamW(stack.parameters(), lr=1e-4)
+    return stack, torch.optim.AdamW(stack.parameters(), lr=1e-4, fused=True)
 
 
-def _step(model: Any, optimizer: Any, x: Any, wanted: Any) -> float:
+def _step(model: Any, optimizer: Any, x: Any, wanted: Any) -> Any:
+    """A step; returns the loss as a tensor, since a number would wait for the device."""
     loss = model(x, wanted)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    return float(loss.detach())
+    return loss.detach()
 
 
 def _prefetch(model: Any, wanted: bool) -> None:
@@ -112,11 +121,12 @@ def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[
 
     cuda = group.device.type == "cuda"
     stock, ours = (_model(args, name, tokens, group.device) for _ in range(2))
-    generator = torch.Generator(group.device).manual_seed(group.rank)
+    generator = torch.Generator(group.device)
     shape = (2, 1, tokens, MODELS[name]["hidden"])
     dtype = torch.bfloat16 if cuda else torch.float32
 
-    def data() -> Any:
+    def data(step: int) -> Any:
+        generator.manual_seed(step * group.ranks + group.rank)
         return torch.randn(shape, generator=generator, device=group.device, dtype=dtype)
 
     def settle() -> None:
@@ -125,40 +135,47 @@ def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[
         group.barrier()
 
     handle = autotune.fsdp(ours[0], steps=args.search)
-    losses: dict[str, list[float]] = {"stock": [], "autotune": []}
+    losses: dict[str, list[Any]] = {"stock": [], "autotune": []}
     begin = time.perf_counter()
-    for _ in range(args.search + 2):
-        x, wanted = data()
-        losses["autotune"].append(_step(*ours, x, wanted))
-        losses["stock"].append(_step(*stock, x, wanted))
+    for step in range(args.search + 2):
+        losses["autotune"].append(_step(*ours, *data(step)))
         if handle.found is not None:
             break
+    settle()
     searched_s = time.perf_counter() - begin
+    losses["stock"] = [_step(*stock, *data(step)) for step in range(len(losses["autotune"]))]
     times: dict[str, list[float]] = {"stock": [], "prefetch": [], "autotune": []}
     peaks: dict[str, int] = {}
-    for turn in range(args.steps + 1):
+    given = data(args.search + 2)
+    for turn in range(args.turns + 1):
         for contender in [*times][turn % 3 :] + [*times][: turn % 3]:
-            x, wanted = data()
+            trained = ours if contender == "autotune" else stock
             _prefetch(stock[0], contender == "prefetch")
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
             settle()
             begin = time.perf_counter()
-            _step(*(ours if contender == "autotune" else stock), x, wanted)
+            for _ in range(args.steps):
+                _step(*trained, *given)
             if cuda:
                 torch.cuda.synchronize()
-            took = group.largest([(time.perf_counter() - begin) * 1e3])[0]
+            took = group.largest([(time.perf_counter() - begin) * 1e3 / args.steps])[0]
             if turn:
                 times[contender].append(took)
                 peaks[contender] = torch.cuda.max_memory_allocated() if cuda else 0
+    _prefetch(stock[0], False)
+    seen = {}
+    if args.profile and cuda:
+        seen["stock"] = _profiled(group, lambda: _step(*stock, *given))
+        seen["autotune"] = _profiled(group, lambda: _step(*ours, *given))
     again = autotune.fsdp(stock[0])
-    for _ in range(2):
-        x, wanted = data()
-        _step(*stock, x, wanted)
+    for step in range(2):
+        _step(*stock, *data(step))
     looked_up = again.chosen == handle.chosen
     right = _exact(ours[0])
     bound = 5e-3 if cuda else 1e-4
-    agree = all(abs(a - b) <= bound * abs(b) for a, b in zip(losses["autotune"], losses["stock"], strict=True))
+    pairs = [(float(a), float(b)) for a, b in zip(losses["autotune"], losses["stock"], strict=True)]
+    agree = all(abs(a - b) <= bound * abs(b) for a, b in pairs)
     found = handle.found
     result = {
         "name": f"{name} {tokens}", "layers": args.layers, "tokens": tokens,
@@ -166,12 +183,33 @@ def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[
         "search_s": searched_s, "tried": len(found.tried) if found else 0,
         "agree": all(group.gather(agree)), "exact": all(group.gather(right)),
         **{f"{contender}_us": statistics.median(ms) * 1e3 for contender, ms in times.items()},
-        "rounds": times, "peak_bytes": peaks,
+        "rounds": times, "peak_bytes": peaks, **({"profile": seen} if seen else {}),
         "tries": [[{f"{k.op} {k.numel}": c for k, c in plan.items()}, ms] for plan, ms in found.tried] if found else [],
     }  # fmt: skip
     handle.close()
     again.close()
     return result
+
+
+def _profiled(group: Any, step: Callable[[], object]) -> dict[str, float]:
+    """Milliseconds of rank 0's device in two steps, by what it does; the other ranks take the same steps."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from benchmarks.c3 import timeline
+
+    torch.cuda.synchronize()
+    group.barrier()
+    if group.rank:
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+        return {}
+    with profile(activities=[ProfilerActivity.CUDA]) as taken:
+        for _ in range(2):
+            step()
+        torch.cuda.synchronize()
+    return timeline.shares(timeline.events_of(taken))
 
 
 def _exact(model: Any) -> bool:
@@ -279,7 +317,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = json.loads(out.read_text()) if out.exists() else {"cases": []}
     cases = found["cases"]
     if args.out and cases:
-        extra = {"suite": "fsdp", "ranks": args.ranks, "compiled": args.compile}
+        extra = {"suite": "fsdp", "ranks": args.ranks, "compiled": args.compile, "reduce": args.reduce}
         form.write(args.out, f"{args.ranks} x {found['device']}", cases, extra=extra)
     return 0 if code == 0 and cases and all(c["agree"] and c["exact"] for c in cases) else 1
 

@@ -10,7 +10,7 @@ import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -92,11 +92,46 @@ def _trace(group: Group, run: Run) -> list[dict[str, Any]]:
         group.barrier()
         run()
         torch.cuda.synchronize()
+    return events_of(taken)
+
+
+def events_of(taken: Any) -> list[dict[str, Any]]:
+    """The device's events of a profile, as the profiler writes them down."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         taken.export_chrome_trace(str(file))
         events = json.loads(file.read_text())["traceEvents"]
     return [e for e in events if e.get("ph") == "X" and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+
+
+def shares(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Milliseconds from the first event to the last one by what the device does.
+
+    Returns:
+        ``span``; ``compute``, with a kernel of the program; ``exposed``, with a collective's kernel or a copy between
+        devices alone; ``idle``, with nothing; and the sums of durations by row (see :func:`classify`), as ``row nccl``.
+    """
+    spans: list[tuple[float, float, str]] = []
+    for event in events:
+        row, kind = classify(str(event["cat"]), str(event["name"]))
+        row = "compute" if kind == "copies" else row  # within a device
+        spans.append((float(event["ts"]), float(event["ts"]) + float(event["dur"]), row))
+    begin, end = min(s[0] for s in spans), max(s[1] for s in spans)
+    compute = _covered([(a, b) for a, b, row in spans if row == "compute"])
+    busy = _covered([(a, b) for a, b, _ in spans])
+    found = {"span": end - begin, "compute": compute, "exposed": busy - compute, "idle": end - begin - busy}
+    for row in dict.fromkeys(row for _, _, row in spans):
+        found[f"row {row}"] = sum(b - a for a, b, other in spans if other == row)
+    return {name: round(us / 1e3, 3) for name, us in found.items()}
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of the union of intervals."""
+    total, reached = 0.0, float("-inf")
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
 
 
 def classify(category: str, name: str) -> tuple[str, str]:

@@ -69,6 +69,7 @@ class Strategy(_Labelled):
     reserve: int = 0
     ctas: int = 0
     chunks: int = 1
+    adds: str = "launched"
 
     @property
     def blocks(self) -> int:
@@ -155,6 +156,9 @@ def normalize(config: Mapping[str, Any], scenario: Scenario, side: str) -> Confi
         c["ctas"] = SM_BLOCKS
     if engine != "copy" or not adds:
         c["chunks"] = 1  # only reductions by copies overlap work with the next chunk
+    if engine != "copy" or scenario.collective != "reduce_scatter":
+        c["adds"] = "launched"
+    c.setdefault("adds", "launched")  # strategies of earlier versions
     return c
 
 

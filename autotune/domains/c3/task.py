@@ -51,7 +51,7 @@ class C3Task(Task):
         space = load_space("c3", self.side, file)
         if self.side == "cpu":
             return space.restrict("threads", [c for c in space["threads"].choices if self._fits(c)] or [0])
-        for name, least in (("engine", "nccl"), ("chunks", 1), ("reserve", 0)):
+        for name, least in (("engine", "nccl"), ("chunks", 1), ("reserve", 0), ("adds", "launched")):
             possible = [c for c in space[name].choices if self._possible(name, c)]
             space = space.restrict(name, possible or [least])
         return space
@@ -115,7 +115,7 @@ def build(scenario: Scenario, config: Config, device: str) -> Artifact:
     from autotune.domains.c3.collectives.sm import build_sum
 
     try:
-        kernel = build_sum(scenario.ranks, scenario.dtype, target)
+        kernel = build_sum(scenario.ranks, scenario.dtype, target, resident=config.get("adds") == "resident")
     except Unsupported as error:
         raise BuildError(str(error)) from error
     return Artifact(target, (kernel,), generator=_GENERATOR)

@@ -13,12 +13,18 @@ from tests.support.simulator import intrinsics
 
 
 def run_listing(
-    listing: Listing, grid: int, args: Sequence[Any], functions: Mapping[str, Callable[..., Any]], seed: int = 0
+    listing: Listing,
+    grid: int,
+    args: Sequence[Any],
+    functions: Mapping[str, Callable[..., Any]],
+    seed: int = 0,
+    barriers: bool = False,
 ) -> None:
     """Run the threads of a launch one after the other, in a random order.
 
     Args:
-        functions: what the kernel calls, beside arithmetic. A barrier is not among them, and so an error.
+        functions: what the kernel calls, beside arithmetic.
+        barriers: barriers are allowed, and do nothing; else one is an error.
     """
     code: dict[str, Any] = {**intrinsics.names(), **functions}
     exec(compile(listing.text, "<kernel>", "exec"), code)
@@ -27,4 +33,6 @@ def run_listing(
         block, thread = divmod(number, listing.block)
         places = {"threadIdx": thread, "blockIdx": block, "gridDim": grid}
         code["cuda"] = SimpleNamespace(**{name: SimpleNamespace(x=x) for name, x in places.items()})
+        if barriers:
+            code["cuda"].syncthreads = lambda: None
         kernel(*args)

@@ -9,6 +9,9 @@ that no part of a collective queues behind a GEMM that occupies every SM. A call
 
 Each wait resets its flag to zero, so a captured call can be replayed. Unlike ConCCL, this module also supports
 reduce_scatter and all_reduce: copies exchange the data, and a small kernel reduces each chunk during the next copy.
+
+With ``adds = "resident"`` one kernel reduces all chunks of a reduce-scatter. It starts before the copies, and waits for
+each chunk on its few SMs. A kernel for each chunk would wait for a persistent GEMM, which holds every SM until it ends.
 """
 
 from __future__ import annotations
@@ -18,28 +21,27 @@ from typing import Any
 import torch
 
 from autotune.domains.c3.collectives.base import DTYPES, Spec
-from autotune.domains.c3.collectives.sm import launch
+from autotune.domains.c3.collectives.sm import LINE, REDUCE, RESIDENT, launch
 from autotune.domains.c3.collectives.symmetric import Copies, Copy, Flags, give_all, new_event, new_stream, take
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
 from autotune.domains.c3.strategy import Strategy
+from autotune.errors import Unsupported
 from autotune.task import Artifact
 
 _READY, _DONE, _CHUNKS = 0, 1, 2
-_LINE = 128
-"""Alignment of chunks in bytes: a cache line, which also satisfies vectorised accesses."""
 
 
 class CopyCollective:
     """A collective by copy engines. All-gather and all-reduce are in place.
 
     Raises:
-        Unsupported: a device has no access to a peer's memory.
+        Unsupported: a device has no access to a peer's memory, or the kernel is missing.
 
     """
 
     engine = "copy"
-    met = None
+    met: Any = None
 
     def __init__(self, spec: Spec, group: Group, strategy: Strategy, artifact: Artifact | None = None) -> None:
         self.spec, self.group, self.strategy = spec, group, strategy
@@ -48,7 +50,11 @@ class CopyCollective:
         chunks = strategy.chunks if reducing else 1
         self._part = spec.part(ranks)
         self._bytes = self._part * ITEMSIZE[spec.dtype]
-        self._kernels = artifact.kernels if artifact is not None else ()
+        self._resident = strategy.adds == "resident" and spec.op == "reduce_scatter"
+        wanted = RESIDENT if self._resident else REDUCE
+        self._kernels = [k for k in (artifact.kernels if artifact else ()) if k.launch.get("op") == wanted]
+        if reducing and not self._kernels:
+            raise Unsupported(f"the kernel of {spec.op} is not there")
         self._flags = Flags(group, _CHUNKS + chunks)
         self._tell = [self._flags.tell(k) for k in range(_CHUNKS + chunks)]
         self._wait = [self._flags.wait(k) for k in range(_CHUNKS + chunks)]
@@ -80,6 +86,8 @@ class CopyCollective:
         if reducing:
             self._reduction = new_stream(group.device, high=True)
             self._added = [new_event() for _ in range(chunks)]
+        if self._resident:
+            self.met = new_event()
         # Only an all-to-all copies a part within this device. Such a copy may be a kernel, which waits for SMs, so it
         # is enqueued where nothing else waits for it.
         own: list[Copy] = [(self.output.data_ptr() + mine, source + mine, self._bytes)]
@@ -92,7 +100,12 @@ class CopyCollective:
         if not self._own_last:
             self._own(raw)
         self._tell[_READY](raw)
+        if self._resident:
+            self._reduction.wait_stream(stream)
         self._wait[_READY](raw)
+        if self._resident:
+            self._add_on_arrival(stream)
+            return
         if self.spec.op in REDUCING:
             for chunk, copies in enumerate(self._copies):
                 copies(raw)
@@ -115,16 +128,34 @@ class CopyCollective:
         self._wait[_CHUNKS + chunk](stream)
         if not length:
             return
-        me, size = self.group.rank, self._bytes
-        own = self._source.data_ptr() + me * size + begin
-        staged = self._shared.memory.data_ptr()
-        sources = [own if r == me else staged + r * size + begin for r in range(self.group.ranks)]
-        target = own if self._gather else self.output.data_ptr() + begin
+        sources = self._sources(begin)
+        target = sources[self.group.rank] if self._gather else self.output.data_ptr() + begin
         count = length // ITEMSIZE[self.spec.dtype]
         device = self.group.device.index or 0
         launch(self._kernels[0], device, self.strategy.blocks, [*sources, target], count, stream)
         if len(self._gather) > 1:
             self._added[chunk].record(self._reduction)
+
+    def _add_on_arrival(self, stream: Any) -> None:
+        """Copy all chunks, and reduce them by one kernel, which the reduction stream starts during the handshake."""
+        raw, reduction = stream.cuda_stream, self._reduction.cuda_stream
+        for chunk, copies in enumerate(self._copies):  # enqueued before the kernel, which must never hold them back
+            copies(raw)
+            self._tell[_CHUNKS + chunk](raw)
+        self.met.record(self._reduction)
+        between = [self._flags.first(_CHUNKS), len(self._pieces), self.group.rank]
+        pointers = [*self._sources(0), *between, self.output.data_ptr()]
+        device = self.group.device.index or 0
+        launch(self._kernels[0], device, self.strategy.blocks, pointers, self._part, reduction)
+        for chunk in range(len(self._pieces)):
+            self._wait[_CHUNKS + chunk](reduction)  # the flags are set; this resets them
+        stream.wait_stream(self._reduction)
+
+    def _sources(self, begin: int) -> list[int]:
+        """Addresses of the terms of this rank's shard from byte ``begin`` on, in the order of ranks."""
+        me, size, staged = self.group.rank, self._bytes, self._shared.memory.data_ptr()
+        own = self._source.data_ptr() + me * size
+        return [(own if r == me else staged + r * size) + begin for r in range(self.group.ranks)]
 
     def _finish(self, stream: Any) -> None:
         """After the last chunk: send the sums to the peers (all_reduce), and join the streams."""
@@ -149,6 +180,6 @@ class CopyCollective:
 
 def cuts(nbytes: int, chunks: int) -> list[tuple[int, int]]:
     """Split ``nbytes`` at cache-line boundaries into ``chunks`` pieces (offset, size); the last ones may be empty."""
-    step = -(-nbytes // (chunks * _LINE)) * _LINE
+    step = -(-nbytes // (chunks * LINE)) * LINE
     begins = [min(nbytes, c * step) for c in range(chunks)]
     return [(begin, min(nbytes, begin + step) - begin) for begin in begins]

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 GENERATOR = "comm-2"
 """Version of the emitted code's semantics; part of an artifact."""
+REDUCE, RESIDENT = "reduce", "reduce_resident"
+"""Kinds of the kernel: one sum of complete sources, and sums of chunks that it waits for."""
+LINE = 128
+"""Alignment of chunks in bytes: a cache line, which also satisfies vectorised accesses."""
 MOST = 16
 """Maximum number of ranks of a sum."""
 _READY, _DONE = 0, 1
@@ -45,7 +49,7 @@ class SmCollective:
     """A reduce-scatter or an all-reduce by the reduction kernel.
 
     Args:
-        artifact: contains the kernel ("op" in its ``launch`` is "reduce").
+        artifact: contains the kernel ("op" in its ``launch`` is :data:`REDUCE`).
 
     Raises:
         Superseded: the collective only moves data, which kernels of earlier versions also did.
@@ -58,7 +62,7 @@ class SmCollective:
     def __init__(self, spec: Spec, group: Group, strategy: Strategy, artifact: Artifact | None = None) -> None:
         if spec.op not in REDUCING:
             raise Superseded(f"{spec.op} by kernels that only move data, which this autotune lacks")
-        found = [k for k in (artifact.kernels if artifact else ()) if k.launch.get("op") == "reduce"]
+        found = [k for k in (artifact.kernels if artifact else ()) if k.launch.get("op") == REDUCE]
         if not found:
             raise Unsupported(f"the kernel of {spec.op} is not there")
         self.spec, self.group, self.strategy, self._kernel = spec, group, strategy, found[0]
@@ -126,18 +130,24 @@ def launch(kernel: Kernel, device: int, grid: int, pointers: Sequence[int], coun
     found[0](stream, pointers)
 
 
-def build_sum(ranks: int, dtype: str, target: str) -> Kernel:
+def build_sum(ranks: int, dtype: str, target: str, *, resident: bool = False) -> Kernel:
     """Compile the reduction kernel for ``target`` ("sm_90"), without a GPU.
 
     The kernel takes pointers, in the order of ``launch["args"]``: ``ranks`` sources and the destination, which may be
     one of the sources. An int64 after them is the number of elements of each. Elements are summed in fp32, in the order
     of the sources, and rounded once.
 
+    A resident kernel starts before its sources are complete. It waits for the flags of a chunk, adds the chunk, and
+    goes on with the next one. Its pointers are the sources, the flags of the first chunk (see
+    :class:`~autotune.domains.c3.collectives.symmetric.Flags`), two numbers in the place of addresses (chunks, and the
+    index of this rank, which has no flag), and the destination.
+
     Addresses are multiples of the element size. If all are congruent modulo 16, accesses are 16 bytes wide; else one
     element.
 
     Args:
         dtype: dtype of the elements: "bf16", "f16" or "f32".
+        resident: the kernel waits for chunks.
 
     Raises:
         Unsupported: there is no kernel for these arguments.
@@ -145,10 +155,10 @@ def build_sum(ranks: int, dtype: str, target: str) -> Kernel:
     """
     from autotune.compiler.targets.cuda.compile import build
 
-    return build(emit_sum(ranks, dtype), target)
+    return build(emit_sum(ranks, dtype, resident=resident), target)
 
 
-def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Listing:
+def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0, *, resident: bool = False) -> Listing:
     """The source code that :func:`build_sum` compiles.
 
     Args:
@@ -165,7 +175,8 @@ def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Lis
     unroll = unroll or max(1, _IN_FLIGHT // ranks)
     size = ITEMSIZE[dtype]
     vec = _PACK // size
-    out = f"p{ranks}"
+    flags, chunks, me = (f"p{ranks + k}" for k in range(3))
+    out = f"p{ranks + 3}" if resident else f"p{ranks}"
 
     def add(terms: list[str]) -> str:
         text = terms[0]
@@ -177,11 +188,11 @@ def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Lis
         """Lines that sum ``total`` packs of ``vec`` elements, starting at element ``base``."""
 
         def load(u: int) -> list[str]:
-            return [f"u{u}_{r} = {loaded}(p{r}, {base}w{u} * {vec}, ok{u})" for r in range(ranks)]
+            return [f"u{u}_{r} = {loaded}(p{r}, {base} + w{u} * {vec}, ok{u})" for r in range(ranks)]
 
         def store(u: int) -> list[str]:
             terms = ", ".join(f"u{u}_{r}" for r in range(ranks))
-            return [f"st_{dtype}_{vec}_d({out}, {base}w{u} * {vec}, {added}({terms}))"]
+            return [f"st_{dtype}_{vec}_d({out}, {base} + w{u} * {vec}, {added}({terms}))"]
 
         return _walk(total, "int64(blk)", "nblk", threads, unroll, load, store)
 
@@ -196,35 +207,50 @@ def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0) -> Lis
         return f"st_{dtype}_1_d({out}, {at}, f1({loads}))"
 
     apart = " | ".join(f"(addr(p{r}) ^ addr({out}))" for r in range(ranks))
-    body = [
-        "tid = int32(cuda.threadIdx.x)",
+    chunk = [
         f"if (({apart}) & {_PACK - 1}) == 0:",
         f"    head = ((-addr({out})) & {_PACK - 1}) // {size}",
-        "    if head > n0:",
-        "        head = n0",
-        f"    packs = (n0 - head) // {vec}",
-        *_in(through("packs", vec, "head + ", "lg_i32_4_c", "f0")),
+        "    if head > count:",
+        "        head = count",
+        f"    packs = (count - head) // {vec}",
+        *_in(through("packs", vec, "first + head", "lg_i32_4_c", "f0")),
         f"    if blk == 0 and tid < {vec}:",  # elements before the first pack and after the last
         "        if tid < head:",
-        f"            {alone('tid')}",
+        f"            {alone('first + tid')}",
         f"        rest = head + packs * {vec} + tid",
-        "        if rest < n0:",
-        f"            {alone('rest')}",
+        "        if rest < count:",
+        f"            {alone('first + rest')}",
         "else:",
-        *_in(through("n0", 1, "", f"lg_{dtype}_1_c", "f1")),
+        *_in(through("count", 1, "first", f"lg_{dtype}_1_c", "f1")),
     ]
-    args = [("source", r) for r in range(ranks)] + [("destination", 0)]
+    body = ["tid = int32(cuda.threadIdx.x)", "first = int64(0)", "count = n0", *chunk]
+    if resident:
+        body = [
+            "tid = int32(cuda.threadIdx.x)",
+            f"line = addr({chunks}) * {LINE}",
+            f"step = (n0 * {size} + line - 1) // line * {LINE // size}",
+            f"for chunk in range(addr({chunks})):",
+            f"    if tid < {ranks} and tid != addr({me}):",
+            f"        until_one({flags}, chunk * {ranks} + tid)",
+            "    cuda.syncthreads()",
+            "    first = settled(chunk * step)",  # no load of the chunk may move above the barrier
+            "    count = max(int64(0), min(step, n0 - first))",
+            *_in(chunk),
+        ]
+    between: list[tuple[str, int]] = [("flags", 0), ("chunks", 0), ("rank", 0)] if resident else []
+    args = [("source", r) for r in range(ranks)] + between + [("destination", 0)]
     told = {
-        "op": "reduce",
+        "op": RESIDENT if resident else REDUCE,
         "args": [list(a) for a in args],
-        "align": [size] * len(args),
+        "align": [size] * ranks + ([4, 1, 1] if resident else []) + [size],
         "dynamic": True,  # the number of elements follows the pointers
         "block": threads,
         "shared": 0,
         "generator": GENERATOR,
     }
     code = ("\n".join(packs), single)
-    return Listing(code, tuple(body), (dtype,) * len(args), told, threads, 0, name=f"{PREFIX}c3_reduce")
+    params = (*(dtype,) * ranks, *(("i32", "u8", "u8") if resident else ()), dtype)
+    return Listing(code, tuple(body), params, told, threads, 0, name=f"{PREFIX}c3_{told['op']}")
 
 
 def _walk(total: str, first: str, count: str, threads: int, unroll: int, load: Lines, store: Lines) -> list[str]:

@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -242,11 +243,12 @@ class Sharded:
         made: dict[tuple[str, str, int], Artifact] = {}
         artifacts: dict[Kind, Artifact] = {}
         for kind in kinds:
-            needed = [config for config in candidates(kind, side) if kernel_of(config, kind.op)]
+            needed = {c["adds"]: c for c in candidates(kind, side) if kernel_of(c, kind.op)}
             if needed:
                 key = (kind.op, kind.dtype, kind.ranks)
                 if key not in made:
-                    made[key] = build(self._scenario(kind), needed[0], str(self._device))
+                    parts = [build(self._scenario(kind), config, str(self._device)) for config in needed.values()]
+                    made[key] = replace(parts[0], kernels=tuple(k for part in parts for k in part.kernels))
                 artifacts[kind] = made[key]
         return artifacts
 
@@ -311,6 +313,7 @@ def _label(config: Config | None) -> str:
     if config is None:
         return "torch's own"
     rest = [f"{k}={v}" for k, v in config.items() if k in ("ctas", "chunks", "copies") and v not in (0, 1)]
+    rest += ["resident"] if config.get("adds") == "resident" else []
     return " ".join([str(config["engine"]), *rest, *(["prefetched"] if config["order"] == "comm_first" else [])])
 
 

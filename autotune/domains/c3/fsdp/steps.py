@@ -41,16 +41,21 @@ _CANDIDATES: Mapping[tuple[str, str], tuple[Strategy | HostStrategy, ...]] = {
     ("cuda", "all_gather"): (
         Strategy("gemm_first", "copy", "comm"),
         Strategy("comm_first", "copy", "comm"),
-        Strategy("gemm_first", "nccl", ctas=16),
+        Strategy("comm_first", "nccl"),
     ),
     ("cuda", "reduce_scatter"): (
         Strategy("gemm_first", "copy", "comm", ctas=128),
         Strategy("gemm_first", "sm", "comm", ctas=24),
         Strategy("gemm_first", "copy", "comm", ctas=32, chunks=4),
-        Strategy("gemm_first", "sm", "comm", ctas=8),
+        Strategy("gemm_first", "copy", "comm", ctas=8, chunks=8, adds="resident"),
+        Strategy("gemm_first", "copy", "comm", ctas=16),
         Strategy("gemm_first", "nccl", ctas=16),
     ),
-    ("cpu", "all_gather"): (HostStrategy("gemm_first", "copy"), HostStrategy("comm_first", "copy")),
+    ("cpu", "all_gather"): (
+        HostStrategy("gemm_first", "copy"),
+        HostStrategy("comm_first", "copy"),
+        HostStrategy("comm_first"),
+    ),
     ("cpu", "reduce_scatter"): (HostStrategy("gemm_first", "copy"),),
 }
 

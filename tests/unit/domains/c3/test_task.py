@@ -63,6 +63,8 @@ def test_spaces_leave_out_what_has_no_effect(h200: None) -> None:
     assert choices(replace(adding, nbytes=8 * 2048), "cuda:0", "chunks") == (1, 2)
     assert choices(replace(adding, nbytes=8), "cuda:0", "chunks") == (1,)
     assert choices(BIG, "cuda:0", "engine") == ("nccl", "copy")
+    assert choices(adding, "cuda:0", "adds") == ("launched",)
+    assert choices(replace(adding, collective="reduce_scatter"), "cuda:0", "adds") == ("launched", "resident")
     assert choices(replace(adding, compute=Program("softmax")), "cuda:0", "engine") == ("nccl", "copy", "sm")
     assert choices(BIG, "cuda:0", "reserve") == load_space("c3", "cuda")["reserve"].choices
 
@@ -120,8 +122,8 @@ def test_cpu_strategies_need_no_kernels() -> None:
 def test_strategies_have_the_kernels_they_need(
     op: str, engine: str, ops: list[str], h200: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build_sum(ranks: int, dtype: str, target: str) -> tasks.Kernel:
-        assert (ranks, dtype, target) == (4, "bf16", "sm_90")
+    def build_sum(ranks: int, dtype: str, target: str, *, resident: bool) -> tasks.Kernel:
+        assert (ranks, dtype, target, resident) == (4, "bf16", "sm_90", False)
         return tasks.Kernel("sum", launch={"op": "reduce"})
 
     monkeypatch.setattr("autotune.domains.c3.collectives.sm.build_sum", build_sum)
