@@ -72,7 +72,7 @@ def search(
 
     given = isinstance(target, Workload) or (isinstance(target, Sequence) and not isinstance(target, str))
     if given and precision is not None:
-        raise UserError("a workload was captured with its precision: give `precision` with a program")
+        raise UserError("a captured workload has a precision: `precision` goes with a program")
     devices = resolve_devices(device)
     with asking(precision), Store.open(db) as store:
         counted: Sequence[tuple[Workload, int]]
@@ -139,7 +139,7 @@ def decide_target(
         try:
             fn, (args, given), label = resolve(target, inputs, device, matmul_precision)
         except UserError as error:  # the search's results are stored and must still be shown
-            say(f"WARNING: the step was not timed: {error}")
+            say(f"WARNING: no verdict, since the step was not timed: {error}")
             return []
         note = {"target": printable(label), "inputs": printable(inputs or "")}
     else:
@@ -241,7 +241,7 @@ def tune_workloads(
     from autotune.tuner.result import BusyMachine, busy_note
 
     if not workloads:
-        raise UserError("there is nothing to search: no workload was given")
+        raise UserError("nothing to search: the list of workloads is empty")
     chosen = SearchOptions(**{**options, **_method(plans, ablation)})  # raises UserError before anything is started
     if cluster is not None:
         device = [cluster.device]
@@ -250,7 +250,7 @@ def tune_workloads(
     if len(devices) > 1:
         _check_several(workloads, devices)
         if measurer is not None or pool is not None or baselines is not None:
-            raise UserError("a measurer or a pool of your own searches on one device: leave it out, or name one device")
+            raise UserError("your own measurer or pool searches on one device: leave it out, or name one device")
     results: list[Result] = []
     context = Context(
         store=store,
@@ -302,7 +302,7 @@ def _check_several(workloads: Sequence[Workload], devices: Sequence[str]) -> Non
     if (twice := next((d for d in devices if d != "cpu" and devices.count(d) > 1), None)) is not None:
         raise UserError(f"{twice} is named twice: name every device once")
     if any(place(workload, devices[0]).count > 1 for workload in workloads):
-        raise UserError("what takes several devices itself is searched by one process: name the first of its devices")
+        raise UserError("a workload that uses several devices is searched by one process: name the first device")
     check_equal(devices)
 
 

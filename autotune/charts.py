@@ -90,5 +90,5 @@ def library() -> Any:
     try:
         import vl_convert
     except ImportError:
-        raise UserError("charts need vl-convert-python: pip install 'autotune-torch[report]'") from None
+        raise UserError("charts need vl-convert-python: run `pip install 'autotune-torch[report]'`") from None
     return vl_convert

@@ -129,8 +129,8 @@ def resolve_device(device: str) -> str:
         return "cpu"
     if "," in name or name == _ALL:
         raise UserError(
-            f"device {device!r} names several: only `autotune search fusion`, `autotune search --missed` and"
-            " autotune.search take several at once; name one, such as cuda:0"
+            f"device {device!r} is a list of devices: only `autotune search fusion`, `autotune search --missed` and"
+            " autotune.search take a list; name one device, such as cuda:0"
         )
     if name == "auto":
         return "cuda:0" if _cuda_count() else "cpu"
@@ -139,10 +139,10 @@ def resolve_device(device: str) -> str:
         raise UserError(f"unknown device {device!r}: use auto, cpu, cuda or cuda:N")
     count, number = _cuda_count(), int(index or 0)
     if not count:
-        raise UserError(f"device {device!r} is not there: torch sees no CUDA device here; use --device cpu")
+        raise UserError(f"device {device!r} does not exist: torch finds no CUDA device; use --device cpu")
     if number >= count:
         last = "only cuda:0" if count == 1 else f"cuda:0 to cuda:{count - 1}"
-        raise UserError(f"device {device!r} is not there: this machine has {last}")
+        raise UserError(f"device {device!r} does not exist: this machine has {last}")
     return f"cuda:{number}"
 
 
@@ -157,7 +157,7 @@ def resolve_devices(devices: str | Sequence[str]) -> list[str]:
     """
     names = devices.split(",") if isinstance(devices, str) else list(devices)
     if not names:
-        raise UserError("no device was named: give auto, cpu, cuda, cuda:N, several as cuda:0,cuda:1, or cuda:all")
+        raise UserError("name a device: auto, cpu, cuda, cuda:N, a list such as cuda:0,cuda:1, or cuda:all")
     if names[0].strip().lower() == _ALL and len(names) == 1:
         resolve_device("cuda")  # raises UserError without a GPU
         names = [f"cuda:{i}" for i in range(_cuda_count())]
@@ -165,7 +165,9 @@ def resolve_devices(devices: str | Sequence[str]) -> list[str]:
         return [resolve_device(names[0])]
     found = [resolve_device(name) for name in names]
     if "cpu" in found:
-        raise UserError(f"device {devices!r}: a CPU is searched on alone; name GPUs, such as cuda:0,cuda:1, or cpu")
+        raise UserError(
+            f"device {devices!r}: a list of devices cannot include a CPU; name GPUs, such as cuda:0,cuda:1, or cpu"
+        )
     if (twice := next((name for name in found if found.count(name) > 1), None)) is not None:
         raise UserError(f"device {devices!r} names {twice} twice: name every device once")
     check_equal(found)

@@ -165,7 +165,9 @@ def domain_of(kind: str) -> Domain:
     module = importlib.import_module(module_of(kind))
     found = getattr(module, "DOMAIN", None)
     if not isinstance(found, Domain):
-        raise UserError(f"the domain {kind!r}: {module.__name__} has no DOMAIN, an instance of autotune.domain.Domain")
+        raise UserError(
+            f"the module {module.__name__} of the domain {kind!r} needs DOMAIN, an instance of autotune.domain.Domain"
+        )
     return found
 
 

@@ -46,7 +46,7 @@ def check_output(path: Path, what: str, *, make: bool = False) -> None:
         kinds = {stat.S_IFDIR: "a folder", stat.S_IFLNK: "a link", stat.S_IFREG: ""}
         kind = kinds.get(stat.S_IFMT(mode), "a device or a pipe")
         if kind:
-            raise UserError(f"{what}: is {kind}, not a file: name a new one")
+            raise UserError(f"{what} is {kind}, not a file: name a new file")
         if make:
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.absolute().parent):
@@ -98,9 +98,9 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise UserError(f"{path}: cannot read the {what}: not UTF-8 text") from None
     except RecursionError:
-        raise UserError(f"{path}: cannot read the {what}: it is nested too deep") from None
+        raise UserError(f"{path}: cannot read the {what}: it is nested too deeply") from None
     except ValueError as error:  # TOMLDecodeError, a number of thousands of digits, or an invalid file name
-        raise UserError(f"{path}: not TOML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{path}: invalid TOML: {' '.join(str(error).split())}") from None
 
 
 def resource_dir(name: str) -> Path:
@@ -187,7 +187,9 @@ def import_module(name: str, spec: str) -> ModuleType:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             if name.endswith(".py"):
                 raise UserError(_named_by_file(name, spec)) from None
-            raise UserError(f"no module {error.name!r} for {spec}; it must be installed or in {here}") from None
+            raise UserError(
+                f"no module {error.name!r} for {spec}: install it, or run in its folder (now {here})"
+            ) from None
         raise UserError(f"importing {name} for {spec} failed: {first_line(error)}") from error
     except (KeyboardInterrupt, UserError):
         raise

@@ -189,7 +189,7 @@ def load_space(domain: str, section: str, file: str | None = None, shipped: Path
     base = read_toml(shipped, "search-space file")
     sections = {name: table for name, table in base.items() if isinstance(table, dict)}
     if section not in sections:
-        raise UserError(f"{shipped}: no search space for {section!r}; it has {_list(sorted(sections))}")
+        raise UserError(f"{shipped}: no search space for {section!r}; there are {_list(sorted(sections))}")
     parameters = {
         name: Parameter(name, tuple(entry["choices"]), str(entry.get("about", "")), tuple(entry.get("bounds", ())))
         for name, entry in sections[section].items()
@@ -219,7 +219,7 @@ def _check_head(file: str, user: Mapping[str, Any], base: Mapping[str, Any], dom
             hint = _known(name, ["domain", "version", *(k for k, v in base.items() if isinstance(v, dict))])
             raise UserError(f"{file}: unknown key {name!r}; {hint}")
     if user.get("domain", domain) != domain:
-        raise UserError(f"{file}: a search space for domain {user['domain']!r}, but this is a search of {domain!r}")
+        raise UserError(f"{file}: the search space is of domain {user['domain']!r}, not {domain!r}")
     version = base.get("version", VERSION)
     if user.get("version", version) != version:
         raise UserError(f"{file}: version {user['version']!r}; this autotune reads version {version}")
@@ -235,10 +235,10 @@ def _narrow(file: str, section: str, name: str, entry: object, base: Mapping[str
         if key not in ("choices", "about", "bounds"):
             raise UserError(f"{file}: unknown key {key!r} in [{where}]; {_known(key, ['choices', 'about'])}")
     if entry.get("bounds", base[name].get("bounds")) != base[name].get("bounds"):
-        raise UserError(f"{file}: the bounds of {where} are the code generator's: leave them as they are, or out")
+        raise UserError(f"{file}: the code generator sets the bounds of {where}: leave them out")
     allowed = Parameter(name, tuple(base[name]["choices"]))
     if not entry["choices"]:
-        raise UserError(f"{file}: {where} has no choices left; take some of {_list(allowed.choices)}")
+        raise UserError(f"{file}: {where} has no choices left; use some of {_list(allowed.choices)}")
     chosen: set[int] = set()
     for value in entry["choices"]:
         index = allowed.index(value)

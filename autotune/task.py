@@ -180,7 +180,7 @@ class Task(ABC):
             UserError: unknown method.
         """
         if method:
-            raise UserError(f"a search of {self.workload.kind} workloads has no method {method!r}")
+            raise UserError(f"searches of {self.workload.kind} workloads have no method {method!r}")
         return self
 
     def compositions(self, limit: int) -> Sequence[Composition]:
@@ -296,5 +296,5 @@ def module_of(kind: str) -> str:
     """
     found = DOMAINS.get(kind) or _built_in().get(kind) or domains().get(kind)
     if found is None:
-        raise UserError(f"there is no domain {kind!r}; there are {', '.join(sorted(domains()))}")
+        raise UserError(f"unknown domain {kind!r}; the domains are {', '.join(sorted(domains()))}")
     return found

@@ -134,21 +134,21 @@ class Decision:
         if self.attention_us is not None:
             line += f", {microseconds(self.attention_us)} with attention rewritten"
             slower = self.attention_us > self.compile_us * (1 + max(self.noise, MARGIN))
-            line += " (slower: AUTOTUNE_ATTENTION=keep leaves it as written)" if slower else ""
+            line += " (slower; AUTOTUNE_ATTENTION=keep disables the rewriting)" if slower else ""
             ratio += " over that"
         line += f", autotune {every}"
         if not self.left:
             return f"{line} ({ratio}): every stored kernel is used"
         many, of = len(self.left), len(self.families)
         if many == of and self.cut and not self.tries:
-            short = "no time was left to find which: more --step-timeout gives some"
-            return f"{line} with every stored kernel ({ratio}), and {short}; all {of} families are left to Inductor"
+            short = "the time was up before any of them was left out: give more --step-timeout"
+            return f"{line} with every stored kernel ({ratio}); all {of} families are left to Inductor, as {short}"
         tried = f"{self.tries} {'try' if self.tries == 1 else 'tries'}{' before the time was up' if self.cut else ''}"
         if many == of:
-            best = f"the best choice of kernels came to {ratio} round by round, after {tried}"
-            return f"{line} with every stored kernel; {best}: all {of} families are left to Inductor"
+            best = f"the best choice of kernels was {ratio} in {tried}"
+            return f"{line} with every stored kernel; {best}, so all {of} families are left to Inductor"
         without = f"{microseconds(self.autotune_us or 0.0)} ({ratio}) without {many} of {of} families"
-        return f"{line} with every stored kernel, {without}, found in {tried}: those are left to Inductor"
+        return f"{line} with every stored kernel, {without}, which are left to Inductor (found in {tried})"
 
 
 def decide_and_store(
@@ -193,7 +193,7 @@ def decide_and_store(
             with deployment().deploying_from(store.url), training(fn, args, kwargs, train=train) as (given, named):
                 decision = decide(fn, given, named, train=train, device=device, mode=mode, limit_s=limit_s)
             if decision is None:
-                say(f"step, mode {mode}: no stored kernel is used in it, so there is nothing to decide")
+                say(f"step, mode {mode}: no verdict, since the step runs no stored kernel")
                 continue
             own = numerics.read([device])
             record = {**decision.record(), "lead_s": lead_s(device), "numerics": own, **note, "train": train}
@@ -209,24 +209,22 @@ def decide_and_store(
                 store.put_verdicts(verdicts)
         except Exception as error:
             why = str(error) if isinstance(error, UserError) else first_line(error)
-            say(f"WARNING: step, mode {mode}: nothing was decided, {why}")
+            say(f"WARNING: step, mode {mode}: no verdict: {why}")
             continue
         under = numerics.text(own)
         say(f"{decision.text}; timed with {under}" if under else decision.text)
         if decision.busy:
-            earlier = "the decision of a quiet moment stays; " if stays else ""
+            earlier = "the earlier verdict stays; " if stays else ""
             disturbed = f"other processes kept {decision.others:.1f} processors busy; {earlier}"
             say(f"WARNING: step, mode {mode}: {disturbed}search again on a quiet machine")
         found.append(decision)
     if searched is not None:
         others = lying_otherwise(found, searched)
         for where, workload in others.values():
-            store.add_miss(
-                workload, store.put_device(identify(where)), "lies otherwise in the step than in its capture"
-            )
+            store.add_miss(workload, store.put_device(identify(where)), "has another memory layout in the step")
         if others:
-            many = "1 region of the step lies" if len(others) == 1 else f"{len(others)} regions of the step lie"
-            say(f"{many} in memory otherwise than the search saw: noted for `autotune search --missed`")
+            many = "1 region of the step has" if len(others) == 1 else f"{len(others)} regions of the step have"
+            say(f"{many} another memory layout than the search saw: recorded for `autotune search --missed`")
     return found
 
 

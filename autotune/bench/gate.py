@@ -79,7 +79,7 @@ def bounded(record: Samples, now: Samples) -> tuple[float, float]:
     then, later = _together(record), _together(now)
     fewest = min(then.shape[1], later.shape[1])
     if fewest < FEWEST:
-        raise UserError(f"{fewest} samples are too few to tell: give more --rounds")
+        raise UserError(f"{fewest} samples are too few for a comparison: give more --rounds")
     chance = np.random.default_rng(0)
     moved = _resampled(later, chance) - _resampled(then, chance)
     change = float(_level(later) - _level(then))
@@ -142,7 +142,7 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
     """
     try:
         if file.exists() and not file.is_dir() and not file.is_file():
-            raise UserError(f"{file}: is a device or a pipe, not a file")
+            raise UserError(f"{file} is a device or a pipe, not a file")
         data = json.loads(file.read_text())
         if data["form"] != _FORM:
             raise ValueError(data["form"])
@@ -153,11 +153,11 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
             str(record["device"])
         return dict(data["steps"])
     except FileNotFoundError:
-        raise UserError(f"{file}: there is no such file: write one with {pasted('--save', str(file))}") from None
+        raise UserError(f"{file}: no such file: write one with {pasted('--save', str(file))}") from None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise UserError(f"{file}: is no file that `autotune compare --save` wrote") from None
+        raise UserError(f"{file} is not a file that `autotune compare --save` wrote") from None
 
 
 def changes(
@@ -182,7 +182,7 @@ def changes(
     found, then = [], record["samples"]
     for name in subjects:
         if name not in then or (relative and EAGER not in then):
-            raise UserError(f"the record has no samples of {name}: write it anew with --save and the same --mode")
+            raise UserError(f"the record has no samples of {name}: replace it with --save and the same --mode")
         used = (name, EAGER) if relative else (name,)
         change, low = bounded([then[who] for who in used], [now[who] for who in used])
         was_us, now_us = (float(np.quantile(samples[name], 0.25)) for samples in (then, now))

@@ -181,7 +181,7 @@ def step_of(
         results = run(*args, **kwargs)
         outs = [t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor) and t.requires_grad]
         if not outs:
-            raise UserError("no result of the step has a gradient, so that nothing can be trained")
+            raise UserError("no result of the step has a gradient, so nothing can be trained")
         gradients = torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
         return pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, results), gradients
 
@@ -199,7 +199,7 @@ def trainable(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     leaves += [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
     found = [t for t in leaves if t.requires_grad]
     if not found:
-        raise UserError("neither parameters nor inputs require grad, so that nothing can be trained")
+        raise UserError("neither parameters nor inputs require a gradient, so nothing can be trained")
     return found
 
 

@@ -136,8 +136,8 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], argparse.Argume
         print(f"autotune: {told(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        kept = "everything measured so far is kept, the same command goes on from there"
-        print(f"autotune: interrupted; {kept if args else 'nothing was begun'}", file=sys.stderr)
+        stored = "all measurements are stored: run the same command again to continue"
+        print(f"autotune: interrupted; {stored if args else 'nothing was begun'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         _give_up_stdout()  # the reader (`| head`) has exited

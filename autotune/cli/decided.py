@@ -152,15 +152,16 @@ def lines(verdict: Verdict, most: int = 8) -> list[str]:
     record, every = verdict.record, families(verdict.record)
     left = [f for f in every if not f.get("kept")]
     kept = len(every) - len(left)
-    said = f"{kept} of {len(every)} families of regions kept" + (f", {len(left)} left to Inductor" if left else "")
+    said = f"{kept} of {len(every)} families of regions run stored kernels"
+    said += f", {len(left)} are left to Inductor" if left else ""
     ours, best = record.get("autotune_us"), record.get("ratio")
     nothing = ours is None and is_number(best)  # with all regions left to Inductor the step is torch.compile's
     rewritten = record.get("attention_us")
     peer = f", {_us(rewritten)} with attention rewritten" if is_number(rewritten) else ""
     tried = " at best" if record.get("tries") else " with every stored kernel"
     took = f"{_us(record.get('compile_us'))}{peer}, autotune {f'{best:.3f}x{tried}' if nothing else _us(ours)}"
-    said += ", as the time was up before all was tried" if left and record.get("cut") else ""
-    found = [f"verdict of the search, mode {printable(verdict.mode)}: torch.compile {took}; {said}"]
+    said += " (the time was up before all were tried)" if left and record.get("cut") else ""
+    found = [f"verdict, mode {printable(verdict.mode)}: torch.compile {took}; {said}"]
     if under := numerics_of(record):
         found.append(f"  timed with {printable(text(under))}")
     if verdict.busy:

@@ -11,7 +11,7 @@ from autotune import numerics
 from autotune.cli.decided import numerics_of, verdicts_of
 from autotune.cli.output import microseconds
 from autotune.device import DeviceIdentity
-from autotune.errors import UserError
+from autotune.errors import UserError, pasted
 from autotune.files import check_output, commit
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def check(args: argparse.Namespace) -> None:
     from autotune.bench import gate
 
     if args.against is None and (args.gate != "auto" or args.tolerance is not None):
-        raise UserError("--gate and --tolerance are of --against: name the record, too")
+        raise UserError("--gate and --tolerance need --against FILE|URL")
     if "" in (args.save, args.against):  # an unset variable of a script would disable the gate
-        raise UserError("--against and --save name a file: what was given is empty")
+        raise UserError("--against and --save need a file name, which is empty")
     if args.save:
         check_output(Path(args.save), f"--save {args.save}", make=True)
         if Path(args.save).exists():
@@ -96,18 +96,20 @@ def recorded(args: argparse.Namespace, label: str, where: DeviceIdentity) -> Map
     name = gate.name_of(label, args.inputs or "", args.train)
     record = gate.read(Path(args.against)).get(name)
     if record is None:
-        raise UserError(f"--against {args.against}: it has no step {name}: add it with --save")
+        add = pasted("--save", args.against)
+        raise UserError(f"--against {args.against}: no record of step {name}: add one with {add}")
     if record["device"] != where.label:
-        raise UserError(f"--against {args.against}: its {name} is of {record['device']}, not {where.label}")
+        raise UserError(f"--against {args.against}: the record of {name} is of {record['device']}, not {where.label}")
     if (then := numerics_of(record)) != (now := numerics.read([where.kind])):
         was, under = (numerics.text(found) or "torch's defaults" for found in (then, now))
-        raise UserError(f"--against {args.against}: its {name} was timed with {was}, not with {under}")
+        raise UserError(f"--against {args.against}: the record of {name} was timed with {was}, not with {under}")
     if not _timed_alike(record, where):
-        raise UserError(f"--against {args.against}: its {name} was timed {_RESTED}: write it anew with --save")
+        again = pasted("--save", args.against)
+        raise UserError(f"--against {args.against}: the record of {name} was timed {_RESTED}: replace it with {again}")
     return record
 
 
-_RESTED = "by an earlier autotune, at another clock of the GPU than steps hold"
+_RESTED = "by an earlier autotune at another clock of the GPU"
 
 
 def _timed_alike(record: Mapping[str, Any], where: DeviceIdentity) -> bool:
@@ -120,18 +122,21 @@ def _verdicts(args: argparse.Namespace, label: str, where: DeviceIdentity) -> li
     from autotune.store import Store
 
     if args.gate == "absolute":
-        raise UserError("--gate absolute needs samples: give --against a file that --save wrote")
+        raise UserError("--gate absolute needs samples: compare --against a file that --save wrote")
     with Store.open(args.against, migrate=False, readonly=True) as store:
         own = verdicts_of(store, args, label, where)
     if not any(v.mode in args.mode for v in own):
         raise UserError(_NONE)
     alike = [v for v in own if _timed_alike(v.record, where)]
     if not any(v.mode in args.mode for v in alike):
-        raise UserError(f"--against: the database's verdict on this step was timed {_RESTED}: search it anew")
+        raise UserError(f"--against: the database's verdict on this step was timed {_RESTED}: search the target again")
     return alike
 
 
-_NONE = "--against: the database has no verdict on this step, device, mode and precision: search it, or use --save"
+_NONE = (
+    "--against: the database has no verdict on this step, device, mode and precision: search the target, or compare"
+    " --against a file that --save wrote"
+)
 
 
 def judged(
@@ -189,8 +194,8 @@ def lines(args: argparse.Namespace, changes: Sequence[Change]) -> list[str]:
     from autotune.bench.gate import ALPHA
 
     if not changes:
-        return [f"saved in {args.save}"] if args.save else []
-    rows = [("against its record", "was", "now", "change", "at least", "")]
+        return [f"record saved in {args.save}"] if args.save else []
+    rows = [("against the record", "was", "now", "change", "at least", "")]
     for c in changes:
         numbers = (microseconds(c.was_us), microseconds(c.now_us), f"{c.change:+.1%}", f"{c.low:+.1%}")
         rows.append((c.contender, *numbers, "SLOWER" if c.slower else "ok"))
@@ -199,5 +204,5 @@ def lines(args: argparse.Namespace, changes: Sequence[Change]) -> list[str]:
     for row in rows:
         cells = [c.rjust(w) if 0 < k < 5 else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))]
         table.append("  ".join(cells).rstrip())
-    allowed = f"an alarm is a change of at least {changes[0].tolerance:.0%}, at {ALPHA:.0%} of false alarms"
-    return [*table, allowed, *([f"saved in {args.save}"] if args.save else [])]
+    allowed = f"SLOWER: a change of at least {changes[0].tolerance:.0%}, with {ALPHA:.0%} of false alarms"
+    return [*table, allowed, *([f"record saved in {args.save}"] if args.save else [])]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from autotune.domain import Command, Domain, domain_of
-from autotune.errors import UserError, told
+from autotune.errors import UserError, pasted, told
 from autotune.task import domains
 
 JSON_HELP = "print one JSON object on stdout and nothing else"
@@ -37,7 +37,7 @@ def command_of(name: str | None, command: str) -> Command | None:
     try:
         return domain_of(name).command(command)
     except ImportError as error:
-        raise UserError(f"the domain {name!r} cannot be imported: {told(error)}") from error
+        raise UserError(f"cannot import the domain {name!r}: {told(error)}") from error
 
 
 def able(command: str) -> list[str]:
@@ -106,7 +106,7 @@ def check_modes(names: Sequence[str]) -> None:
     known = list_mode_options()
     for mode in names:
         if mode not in known:
-            raise UserError(f"torch.compile has no mode {mode!r}; there are {', '.join(known)}")
+            raise UserError(f"torch.compile has no mode {mode!r}; its modes are {', '.join(known)}")
 
 
 def add_target(parser: argparse.ArgumentParser, *, required: bool = True, names: Sequence[str] = ()) -> None:
@@ -121,6 +121,25 @@ def add_target(parser: argparse.ArgumentParser, *, required: bool = True, names:
     parser.add_argument("target", metavar="TARGET", nargs=nargs, help=about)
     about = "package.module:callable that returns the example inputs of your own TARGET (c3: of --compute)"
     parser.add_argument("--inputs", metavar="SPEC", help=about)
+
+
+def command_line(command: str, args: argparse.Namespace) -> str:
+    """A command on the target of ``args`` with its options, for the user to paste.
+
+    The URL of a database server, which may contain a password, becomes a placeholder.
+    """
+    from autotune.store.connection.urls import for_command
+
+    words = ["autotune", command, args.domain or DEFAULT, args.target]
+    words += ["--inputs", args.inputs] if args.inputs else []
+    words += ["--train"] if args.train else []
+    for name in ("precision", "matmul_precision"):
+        if value := getattr(args, name, None):
+            words += [f"--{name.replace('_', '-')}", value]
+    device = args.device.partition(",")[0]
+    words += ["--device", device] if device != "auto" else []
+    words += ["--db", for_command(args.db)] if args.db else []
+    return pasted(*words)
 
 
 def add_device(parser: argparse.ArgumentParser, more: str = "") -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 TUNABLE = (
-    "it tunes what lies between library calls, on tensors of float32, float16, bfloat16, float8, integers or bool that"
+    "it tunes operators between library calls, on tensors of float32, float16, bfloat16, float8, integers or bool that"
     " are not empty"
 )
 """The operators that can be tuned, for the message on a target without any."""
@@ -159,11 +159,12 @@ def print_table(answer: Mapping[str, Any]) -> None:
 
     regions = answer["workloads"]
     names = list(dict.fromkeys(name for region in regions for name in region["baselines"]))
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0) if console().width > NARROWEST else (0, 1, 0, 0))
     table.add_column("region", overflow="fold", min_width=12)
     noisy = ["noise"] if any(region.get("noise") is not None for region in regions) else []
-    for title in ("times", "match", *names, "autotune", *noisy, "speedup", "runs"):
-        table.add_column(title, justify="left" if title in ("match", "runs") else "right", no_wrap=True)
+    for title in ("times", "match", *names, "autotune", *noisy, "speedup"):
+        table.add_column(title, justify="left" if title == "match" else "right", no_wrap=True)
+    table.add_column("runs", overflow="fold", min_width=len("autotune"))
     for region in regions:
         baselines = [microseconds(_latency(region["baselines"].get(name))) for name in names]
         table.add_row(

@@ -88,11 +88,12 @@ def not_begun(workloads: int, results: Sequence[Result]) -> int:
     return workloads - sum(result.begun for result in results)
 
 
-def conclude(done: Sequence[Searched], json: bool) -> int:
+def conclude(done: Sequence[Searched], json: bool, advice: str = "") -> int:
     """Print the outcome of a search; returns the exit code.
 
     Args:
         json: the answers have been printed already.
+        advice: a line on the use of the results, printed last if there are some.
 
     Raises:
         KeyboardInterrupt: the user interrupted the search.
@@ -109,16 +110,19 @@ def conclude(done: Sequence[Searched], json: bool) -> int:
         if left and not searched.interrupted and broken is None:
             many = f"{left} workloads were" if left > 1 else "1 workload was"
             known = sum(not result.begun for result in searched.results)
-            many += f" begun ({known} known from earlier)" if known else " begun"
-            more = "give it more --timeout, or the same command again, which goes on with what is left"
+            many += f" begun ({known} with an earlier result)" if known else " begun"
+            more = "run the same command again to continue, or give more --timeout"
             print(f"autotune: WARNING: the time was up before {many}: {more}", file=sys.stderr)
     if any(searched.interrupted for searched in done):
         raise KeyboardInterrupt
     if broken is not None:
-        mend = "nothing of it was stored; mend that, and the same command goes on from there"
+        mend = "nothing of this workload was stored; repair the machine, and run the same command again to continue"
         print(f"autotune: STOPPED, the machine failed on {broken.label}: {broken.error} ({mend})", file=sys.stderr)
         return 1
-    return 0 if any(result.ok for searched in done for result in searched.results) else 1
+    worked = any(result.ok for searched in done for result in searched.results)
+    if worked and advice and not json:
+        print(f"next: {advice}", file=sys.stderr)
+    return 0 if worked else 1
 
 
 def reason(store: Store, result: Result) -> str:

@@ -35,7 +35,7 @@ def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs
         UserError: invalid ``verify``.
     """
     if verify is not None and verify not in get_args(Verify):
-        raise UserError(f"verify={verify!r} is none of {', '.join(get_args(Verify))}")
+        raise UserError(f"verify={verify!r} must be one of {', '.join(get_args(Verify))}")
     backend = dynamo_backend if verify is None else _verifying(verify)
     compiled: Callable[..., Any] = torch.compile(model, backend=backend, **kwargs)
     return compiled

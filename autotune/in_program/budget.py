@@ -61,7 +61,7 @@ def parse(value: Any, name: str) -> float:
     except (TypeError, ValueError):
         seconds = math.nan
     if isinstance(value, bool) or not 0 < seconds < math.inf:
-        raise UserError(f"{name}: {value!r} is no number of seconds above 0, such as 120")
+        raise UserError(f"{name}: {value!r} must be a number of seconds above 0, such as 120")
     return seconds
 
 
@@ -89,7 +89,7 @@ def asked(options: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     try:
         return parse(text, VARIABLE), rest
     except UserError as error:
-        deployment().warn_once(VARIABLE, f"autotune: {error}; nothing is searched")
+        deployment().warn_once(VARIABLE, f"autotune: {error}; no search")
         return 0.0, rest
 
 

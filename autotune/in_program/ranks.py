@@ -57,7 +57,8 @@ class Turn:
                 limit = time.monotonic() + float(self._store.get(f"{self._key}/begun")) + GRACE_S
             time.sleep(_LOOK_S)
         deployment().warn_once(
-            "search of another rank", "autotune: another rank's search did not end in time: this one goes on"
+            "search of another rank",
+            "autotune: another rank's search did not end in time: this rank continues without it",
         )
         return False
 

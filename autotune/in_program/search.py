@@ -144,7 +144,7 @@ def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
     try:
         found = stored_verdict(name, device, mode)
     except Exception as error:
-        deployment().warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {first_line(error)}")
+        deployment().warn_once("verdict", f"autotune: verdicts on steps are not looked up: {first_line(error)}")
         return False
     budget = 0.0 if found is None else found.record.get("budget_s", 0.0)
     return isinstance(budget, (int, float)) and _MORE_S * budget >= seconds
@@ -165,7 +165,8 @@ def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine:
             raise KeyboardInterrupt
     elif count:
         tell(
-            f"{plural(count, 'region')} not searched: compiling took the budget of {budget_s:.0f} s; give more seconds"
+            f"{plural(count, 'region')} not searched: compilation used the budget of {budget_s:.0f} s; give more"
+            " seconds"
         )
     left = lacking(graphs) if found else missed
     for device, regions in left.items():
@@ -188,7 +189,8 @@ def _storing() -> bool:
     store = deployment().store()
     if store is not None and store.readonly:
         deployment().warn_once(
-            "search needs a database", "autotune: nothing is searched: deployment reads a snapshot or a replica"
+            "search needs a database",
+            "autotune: no search: deployment reads a snapshot or a replica, which a search cannot write",
         )
         return False
     return True
@@ -327,8 +329,8 @@ class _Decided:
 
     def __call__(self, outcome: Outcome) -> None:
         before, after = microseconds(outcome.before_us), microseconds(outcome.after_us)
-        what = "kept" if outcome.kept else "its kernels are left to Inductor"
-        tell(f"step {after} with the new kernels, {before} without ({outcome.ratio:.3f}x): {what}")
+        what = "they are used" if outcome.kept else "they are not used"
+        tell(f"the step takes {after} with the new kernels, {before} without ({outcome.ratio:.3f}x): {what}")
         record = {
             **self._record,
             "compile_us": round(outcome.before_us, 3),

@@ -67,7 +67,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
     if device is None or _waited_s >= _MOST_S or not search._storing():
         return compile_once(gm, inputs)
     if missing := lacks(device):
-        deployment().warn_once(UNSEARCHED, f"autotune: {missing} is not installed: no schedule is predicted")
+        deployment().warn_once(UNSEARCHED, f"autotune: no schedule is predicted: {missing} is not installed")
         return compile_once(gm, inputs)
     name = name_of(gm, device)
     if _was_tried(name, device, mode):
@@ -107,7 +107,7 @@ def _was_tried(name: str, device: str, mode: str) -> bool:
     try:
         return stored_verdict(name, device, mode) is not None
     except Exception as error:
-        deployment().warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {first_line(error)}")
+        deployment().warn_once("verdict", f"autotune: verdicts on steps are not looked up: {first_line(error)}")
         return True
 
 
@@ -185,8 +185,8 @@ class Trying:
         self.left = int(answer["left"])
         left = f", {self.left} not tried in time" if self.left else ""
         tell(
-            f"{won} of {plural(len(self._asked), 'region')} that nobody searched have a predicted schedule now"
-            f" ({wrong} predictions were no gain{left})"
+            f"{won} of {plural(len(self._asked), 'region')} without a search have a predicted schedule now"
+            f" ({wrong} predictions brought no gain{left})"
         )
         return bool(won)
 

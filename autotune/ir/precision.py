@@ -26,7 +26,7 @@ def asked() -> str:
     """
     name = os.environ.get(VARIABLE) or DEFAULT
     if name not in PRECISIONS:
-        raise UserError(f"{VARIABLE}={name!r} is no precision: it may be {' or '.join(PRECISIONS)}")
+        raise UserError(f"{VARIABLE}={name!r}: use {' or '.join(PRECISIONS)}")
     return "" if name == DEFAULT else name
 
 
@@ -39,7 +39,7 @@ def asking(name: str | None) -> Iterator[None]:
     before = os.environ.get(VARIABLE)
     if name is not None:
         if name not in PRECISIONS:
-            raise UserError(f"there is no precision {name!r}: it may be {' or '.join(PRECISIONS)}")
+            raise UserError(f"unknown precision {name!r}: use {' or '.join(PRECISIONS)}")
         os.environ[VARIABLE] = name
     try:
         asked()

@@ -142,9 +142,9 @@ def check_folder(out: Path) -> None:
         UserError: ``out`` is none of these.
     """
     if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise UserError(f"-o {out}: is no folder: name a new one")
+        raise UserError(f"-o {out}: this is not a folder: name a new one")
     if out.is_dir() and any(out.iterdir()) and not (out / MARK).is_file():
-        raise UserError(f"-o {out}: has files that are no report: name a new folder, or empty this one")
+        raise UserError(f"-o {out}: the folder has other files than a report: name a new folder, or empty this one")
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -161,7 +161,7 @@ def write(pages: Sequence[Page], out: Path, title: str) -> int:
         UserError: nothing to show, a package is missing, or the folder cannot be written.
     """
     if not pages:
-        raise UserError("there is nothing to report: search something first")
+        raise UserError("there is nothing to report: search a target first")
     check_folder(out)
     environment = _environment()
     script = charts.javascript()
@@ -184,7 +184,7 @@ def _environment() -> Environment:
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError:
-        raise UserError("a report needs Jinja2: pip install 'autotune-torch[report]'") from None
+        raise UserError("a report needs Jinja2: run `pip install 'autotune-torch[report]'`") from None
     made = Environment(
         loader=FileSystemLoader(_HERE / "templates"),
         autoescape=True,

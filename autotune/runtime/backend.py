@@ -185,7 +185,7 @@ def _fuses_attention(patches: Mapping[str, Any]) -> bool:
         with config.patch(dict(patches)):
             return deployment().settings.attention == "fuse" and not requirements()
     except UserError as error:
-        deployment().warn_once("settings", f"autotune: attention is left as written: {error}")
+        deployment().warn_once("settings", f"autotune: attention is not rewritten: {error}")
         return False
 
 
@@ -320,7 +320,7 @@ def aoti_load_package(
         UserError: the file does not exist, or torch cannot load it.
     """
     if not Path(path).is_file():
-        raise UserError(f"there is no package {path}; make one with autotune.aoti_compile_and_package")
+        raise UserError(f"no such package {path}: make one with autotune.aoti_compile_and_package")
     try:
         loader = torch._C._aoti.AOTIModelPackageLoader(
             os.fspath(path), "model", run_single_threaded, num_runners, device_index
@@ -357,7 +357,7 @@ class PackagedModel:
             RuntimeError: the device failed.
         """
         if kwargs.keys() != set(self._keywords):
-            raise UserError(f"the package takes the keywords {self._keywords}, not {sorted(kwargs)}")
+            raise UserError(f"the package takes the keyword arguments {self._keywords}, not {sorted(kwargs)}")
         given = (args, {name: kwargs[name] for name in self._keywords})
         flat, structure = self._pytree.tree_flatten(given)
         if structure != self._takes:
@@ -366,7 +366,7 @@ class PackagedModel:
         tensors = [x for x in flat if isinstance(x, torch.Tensor)]
         for k, (expected, x) in enumerate(zip(self._inputs or (), tensors, strict=False)):
             if _differ(expected, x):
-                raise UserError(f"the package was made for {_told(expected)} as tensor {k}, not {_told(_layout(x))}")
+                raise UserError(f"tensor {k} must be {_told(expected)} for this package, not {_told(_layout(x))}")
         made = self._loader.boxed_run(tensors)
         return self._pytree.tree_unflatten(made, self._gives)
 

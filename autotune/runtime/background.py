@@ -86,7 +86,9 @@ class Background:
                 )
             atexit.register(_end, self.process, os.getpid())
             log.info(
-                "autotune: misses are tuned beside this program (process %d, log %s)", self.process.pid, _log_path()
+                "autotune: process %d searches misses of this program in the background (log %s)",
+                self.process.pid,
+                _log_path(),
             )
 
 
@@ -97,7 +99,7 @@ def _read(wish: bool | str, what: str) -> bool | str:
         return known[text]
     if text == "cpu" or text.partition(":")[0] == "cuda":
         return text
-    raise UserError(f"{what}: {wish!r} is none of 0, 1 and the name of a device, such as cuda:3")
+    raise UserError(f"{what}: {wish!r} must be 0, 1 or a device, such as cuda:3")
 
 
 def _end(process: subprocess.Popen[bytes], starter: int) -> None:

@@ -64,7 +64,7 @@ class Database:
         except Exception as e:
             if type(e).__name__ == "LostConnection":  # importing its module would load SQLAlchemy
                 self._retry = time.monotonic() + RETRY_S
-            self._warn(f"open {self.key}", f"autotune: {e}; nothing is looked up and models run as without autotune")
+            self._warn(f"open {self.key}", f"autotune: {e}; no schedule is looked up, and models run without autotune")
             self._refused = True
             # A file that appears late, created by another rank for its misses, has no verdicts yet. A temporary failure
             # to open it changes no answer.
@@ -90,7 +90,7 @@ class Database:
 
         store = Store.open(self._url, timeout_s=1.0)
         if self._url is not None or os.environ.get("AUTOTUNE_DB"):  # the user may expect a named database to exist
-            self._warn(f"new {self.key}", f"autotune: {store.name} is a new database: nothing is tuned in it yet")
+            self._warn(f"new {self.key}", f"autotune: {store.name} is a new database without schedules: run a search")
         self._store = store
         return store
 
@@ -118,7 +118,7 @@ class PackagedSnapshots:
                 try:
                     self._opened[path] = Snapshot(path)
                 except Exception as e:
-                    self._warn(f"open {path}", f"autotune: {e}; nothing that comes with autotune is used")
+                    self._warn(f"open {path}", f"autotune: {e}; no packaged schedule is used")
                     self._opened[path] = None
             return self._opened[path]
 

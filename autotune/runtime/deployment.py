@@ -177,10 +177,10 @@ class Deployment:
             return
         told = ", ".join(map(str, found))
         if other_device:
-            why = "AUTOTUNE_OTHER_DEVICE=refuse does not use them; `autotune search --missed` measures them here"
+            why = "`autotune search --missed` searches on this device; AUTOTUNE_OTHER_DEVICE=refuse disables this"
             self.warn_once(f"differs {told}", f"autotune: schedules tuned on another device are used: {told} ({why})")
         elif self.settings.environment == "loose":
-            why = "AUTOTUNE_ENVIRONMENT=strict refuses them, ignore says nothing"
+            why = "AUTOTUNE_ENVIRONMENT=strict disables this, =ignore only the warning"
             self.warn_once(f"differs {told}", f"autotune: schedules tuned with other software are used: {told} ({why})")
 
     # What is deployed from
@@ -298,7 +298,7 @@ class Deployment:
             packaged = "" if self.packaged_refused(store) else self.packaged.state()
             return f"{own}{packaged}{asked()}{self.settings}".encode()
         except Exception as e:
-            self._warn_of("state", url, f"the database does not tell what it holds: {e}")
+            self._warn_of("state", url, f"cannot read the state of the database: {e}")
             if store is not None and store.lost:
                 return b"none"  # look-ups do not use the database either
             return os.urandom(16)  # misses every cache

@@ -107,7 +107,9 @@ def foreign(schedule: Schedule, tuned: Workload, device: DeviceIdentity, trusted
 def _damaged(schedule: Schedule, why: str, what: str) -> str:
     """Warn once that a schedule is not used; returns the reason."""
     short = schedule.key.workload[:12]
-    deployment().warn_once(f"damaged {short}", f"autotune: {what} of {short} are not used: {why}; search it again")
+    deployment().warn_once(
+        f"damaged {short}", f"autotune: {what} of {short} are not used: {why}; search the workload again"
+    )
     return f"its schedule is damaged: {why}"
 
 

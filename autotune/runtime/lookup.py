@@ -207,9 +207,9 @@ def lookup_stored(
             if store is not None and store.lost:
                 raise UserError(store.lost)
             if not readers:
-                raise UserError(f"{name}: there is no database to look it up in: name one with --db")
-            why = "more than one stored workload begins so" if len(found) > 1 else "no stored region has such an id"
-            raise UserError(f"{name}: {why}: `autotune show` lists them")
+                raise UserError(f"{name}: no database to look it up in: name one with --db")
+            why = "several stored workloads have this prefix" if len(found) > 1 else "no stored region has this id"
+            raise UserError(f"{name}: {why}: `autotune show` lists the ids")
         return _matched([(workload, "")], store, device, strict=strict, explained=explain)
 
 
@@ -296,5 +296,5 @@ def _device_of(fn: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> str
     if isinstance(fn, torch.nn.Module):
         tensors += [*fn.parameters(), *fn.buffers()]
     if not tensors:
-        raise UserError("cannot tell the device of a callable without tensors: give device=")
+        raise UserError("a callable without tensors has no device: give device=")
     return str(tensors[0].device)

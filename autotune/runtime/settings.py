@@ -94,10 +94,10 @@ def checked(name: str, value: Any, what: str) -> Any:
         except (TypeError, ValueError):
             ratio = 0.0
         if not ratio >= 1.0:
-            raise UserError(f"{what}: {value!r} is no ratio of rows: give a number of 1 or more, such as 16, or inf")
+            raise UserError(f"{what}: {value!r} must be a ratio of rows of 1 or more, such as 16 or inf")
         return ratio
     if value not in _ALLOWED[name]:
-        raise UserError(f"{what}: {value!r} is none of {', '.join(_ALLOWED[name])}")
+        raise UserError(f"{what}: {value!r} must be one of {', '.join(_ALLOWED[name])}")
     return value
 
 

@@ -52,7 +52,7 @@ def from_json_text(text: Any) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:20]} is no finite number")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return value
 
 
@@ -120,7 +120,7 @@ def figures(value: Any) -> dict[str, float]:
 def mapping(value: Any, what: str) -> dict[str, Any]:
     """``value`` as a JSON object; raises Damaged."""
     if not isinstance(value, dict):
-        raise Damaged(f"its {what} {'is unreadable' if isinstance(value, Unreadable) else 'is no JSON object'}")
+        raise Damaged(f"its {what} {'is unreadable' if isinstance(value, Unreadable) else 'is not a JSON object'}")
     return value
 
 
@@ -142,7 +142,7 @@ def step_record(value: Any) -> dict[str, Any]:
 def left_of(value: Any) -> tuple[str, ...]:
     """The workloads that a verdict leaves to Inductor; raises Damaged."""
     if not isinstance(value, list):
-        raise Damaged("what it leaves to Inductor is no list of fingerprints")
+        raise Damaged("the families left to Inductor are not a list of fingerprints")
     return tuple(text(name, "workload left to Inductor") for name in value)
 
 
@@ -153,7 +153,7 @@ def _truth(value: Any, what: str) -> None:
 
 def _families(value: Any, what: str) -> None:
     if not isinstance(value, list):
-        raise Damaged(f"its {what} are no list")
+        raise Damaged(f"its {what} are not a list")
     for family in value:
         _checked(mapping(family, "family"), _FAMILY, "family's ")
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from autotune.errors import UserError, printable
+from autotune.errors import UserError, pasted, printable
 from autotune.space import is_number
 from autotune.store import codec
 from autotune.store.damage import BROKEN, Damaged, cost, moment, why
@@ -102,7 +102,7 @@ class Incoming:
         except (sa.exc.DataError, sa.exc.IntegrityError, OverflowError, UnicodeError) as e:
             first = " ".join(str(getattr(e, "orig", None) or e).split())
             where = f"the database {store.name}"
-            raise UserError(f"{self.path} does not fit into {where} ({first}): nothing was changed") from e
+            raise UserError(f"{where} rejected the rows of {self.path} ({first}): nothing was changed") from e
 
 
 def checked(file: str | Path, *, key: str | None = None) -> Incoming:
@@ -119,11 +119,11 @@ def checked(file: str | Path, *, key: str | None = None) -> Incoming:
     kind = kind_of(path)
     if kind == "bundle":
         raise UserError(
-            f"{path} is a bundle, which earlier versions wrote and this one does not read: run `autotune export"
-            " schedules.atdb` on the database that it was made of, and import that file"
+            f"{path} is a bundle of an earlier version, which this version cannot read: run `autotune export"
+            " schedules.atdb` on the bundle's database, and import that file"
         )
     if kind == "database":
-        raise UserError(f"{path} is a database, not a snapshot: autotune db merge takes it")
+        raise UserError(f"{path} is a database, not a snapshot: run `{pasted('autotune', 'db', 'merge', str(path))}`")
     snapshot = Snapshot(path, key=key)
     try:
         snapshot.check()
@@ -186,7 +186,7 @@ def merge(store: Store, other: Store) -> Merged:
         UserError: a database failed.
     """
     if store.url == other.url:
-        raise UserError(f"{store.name} is the same database: name another to merge into it")
+        raise UserError(f"{store.name} cannot be merged into itself: name another database")
     found = Merged()
     for model in _TAKEN:
         found.rows[table_name(model)] = 0

@@ -293,7 +293,7 @@ def fits(model: type[Base], row: Mapping[str, Any]) -> None:
         if not isinstance(kind, String) or (value is None and column.nullable):
             continue
         if not isinstance(value, str):
-            raise Damaged(f"its {column.name} is no text")
+            raise Damaged(f"its {column.name} is not text")
         if kind.length is not None and len(value) > kind.length:
             raise Damaged(f"its {column.name} is longer than {kind.length} characters")
         if "\0" in value or unpaired(value):

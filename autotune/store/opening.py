@@ -39,8 +39,8 @@ def attach(
         return Snapshot(frozen, key=key)
     if key is not None:
         raise UserError(
-            "a key is pinned ($AUTOTUNE_KEY), and a database has no signature: deploy from a snapshot"
-            " (autotune export --sign), or unpin the key"
+            "AUTOTUNE_KEY requires a signature, which a database does not have: deploy from a signed snapshot"
+            " (autotune export --sign KEYFILE), or unset AUTOTUNE_KEY"
         )
     from autotune.store.store import Store
 

@@ -218,5 +218,6 @@ def _wrong_revision(url: sa.URL, found: str | None) -> str:
     if found is None:
         return f"the database {name} has no autotune tables: run `{command}`"
     if found > SCHEMA_REVISION:
-        return f"the database {name} is at revision {found}, made by a newer autotune ({SCHEMA_REVISION}): upgrade that"
+        newer = f"newer than revision {SCHEMA_REVISION} of this autotune"
+        return f"the database {name} is at revision {found}, {newer}: upgrade autotune"
     return f"the database {name} is at revision {found}, not {SCHEMA_REVISION}: run `{command}`"

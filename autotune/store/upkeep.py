@@ -269,12 +269,12 @@ def forget_failures(
         UserError: unknown workload, or a status that is not a failure.
     """
     if wrong := [str(status) for status in statuses if status not in FAILURES]:
-        raise UserError(f"{wrong[0]!r} is no failure: there is {', '.join(FAILURES)}")
+        raise UserError(f"{wrong[0]!r} is not a failure: choose from {', '.join(FAILURES)}")
     where: list[sa.ColumnElement[bool]] = [_M.status.in_([str(status) for status in statuses])]
     if workload:
         found = [w.fingerprint for w in store.find_workloads(workload)]
         if not found:
-            raise UserError(f"no workload of {store.name} is called {workload!r} (`autotune show` lists them)")
+            raise UserError(f"{store.name} has no workload {workload!r}: `autotune show` lists its workloads")
         where.append(_M.workload.in_(found))
     if reason:
         where.append(_M.reason.contains(reason, autoescape=True))

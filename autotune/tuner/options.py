@@ -96,7 +96,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
-            raise UserError(f"--trials {self.trials}: at least one candidate has to be measured")
+            raise UserError(f"--trials {self.trials}: measure at least one candidate")
         if self.timeout is not None and not self.timeout > 0:
             raise UserError(f"--timeout {self.timeout}: give a number of seconds above 0")
         if self.patience is not None and self.patience < 0:

@@ -151,6 +151,6 @@ def busy_note(results: Sequence[Result]) -> str:
     if not busy:
         return ""
     return (
-        f"other processes kept {busy:.1f} processors busy during the final comparison: search again on a quiet machine"
-        " before you trust these latencies"
+        f"other processes kept {busy:.1f} processors busy during the final comparison: do not trust these"
+        " latencies, and search again on a quiet machine"
     )

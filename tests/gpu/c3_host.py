@@ -41,7 +41,7 @@ def open_ranks(options: argparse.Namespace) -> tuple[Ranks, str]:
         first = int(device.partition(":")[2] or 0)
         count = 2 if device == "cpu" else torch.cuda.device_count() - first
     if count < 2:
-        raise UserError(f"C3 needs 2 ranks or more, not {count}; --device cpu can have any number of them")
+        raise UserError(f"C3 needs 2 ranks or more, not {count}; --device cpu takes any number of ranks")
     task.check_devices(count, device)
     return Ranks(None, device, task.policy(device), ranks=count), device
 

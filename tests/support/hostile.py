@@ -60,7 +60,7 @@ def missed(db: Path, *workloads: Workload) -> None:
     with Store.open(db) as store:
         device = store.put_device(identify("cpu"))
         for workload in workloads:
-            assert store.add_miss(workload, device, "met at deploy time")
+            assert store.add_miss(workload, device, "missed workload")
 
 
 def tuned(db: Path, fn: Callable[..., Any], *args: torch.Tensor) -> tuple[Workload, Config]:

@@ -142,7 +142,7 @@ def test_the_cpus_environment_is_what_is_installed() -> None:
 def test_resolve_device_without_a_gpu(no_gpu: None) -> None:
     assert resolve_device("auto") == resolve_device("cpu") == resolve_device(" CPU ") == "cpu"
     for name in ("cuda", "cuda:0"):
-        with pytest.raises(UserError, match="sees no CUDA device here; use --device cpu"):
+        with pytest.raises(UserError, match="finds no CUDA device; use --device cpu"):
             resolve_device(name)
 
 
@@ -159,19 +159,19 @@ def test_several_devices(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> Non
     assert resolve_devices("cpu") == ["cpu"]
     assert resolve_devices("cuda:all") == resolve_devices(" CUDA:0, cuda:1") == ["cuda:0", "cuda:1"]
     assert resolve_devices("cuda:1,cuda:0") == resolve_devices(("cuda:1", "cuda:0")) == ["cuda:1", "cuda:0"]
-    with pytest.raises(UserError, match="no device was named"):
+    with pytest.raises(UserError, match="name a device"):
         resolve_devices([])
     for mistake, said in (
         ("cuda:0,cuda:2", "cuda:0 to cuda:1"),
         ("cuda,cuda:0", "names cuda:0 twice"),
-        ("cuda:0,cpu", "a CPU is searched on alone"),
+        ("cuda:0,cpu", "a list of devices cannot include a CPU"),
         ("cuda:0,", "unknown device ''"),
-        ("cuda:all,cuda:0", "'cuda:all' names several"),
+        ("cuda:all,cuda:0", "'cuda:all' is a list of devices"),
     ):
         with pytest.raises(UserError, match=said):
             resolve_devices(mistake)
     for several in ("cuda:0,cuda:1", "cuda:all"):
-        with pytest.raises(UserError, match="names several: only `autotune search fusion`"):
+        with pytest.raises(UserError, match="is a list of devices: only `autotune search fusion`"):
             resolve_device(several)
     one = identify("cuda:0")
     monkeypatch.setattr(device, "identify", lambda name: dataclasses.replace(one, units=int(name[-1])))
@@ -185,7 +185,7 @@ def test_all_devices_of_a_machine_with_one(two_gpus: None, monkeypatch: pytest.M
 
 
 def test_all_devices_of_a_machine_without_one(no_gpu: None) -> None:
-    with pytest.raises(UserError, match="sees no CUDA device here; use --device cpu"):
+    with pytest.raises(UserError, match="finds no CUDA device; use --device cpu"):
         resolve_devices("cuda:all")
 
 

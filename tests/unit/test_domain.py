@@ -74,7 +74,7 @@ def test_a_task_of_three_methods_has_defaults_for_all_else(least: Domain) -> Non
     )
     assert made.space_for(config) == made.space()
     assert made.under("", {}) is made
-    with pytest.raises(UserError, match="a search of least workloads has no method 'greedy'"):
+    with pytest.raises(UserError, match="searches of least workloads have no method 'greedy'"):
         made.under("greedy", {})
 
 
@@ -86,9 +86,11 @@ def test_a_task_or_a_bench_without_what_is_needed_cannot_be_made() -> None:
 
 def test_a_module_without_a_domain_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(task.DOMAINS, "json", "json")
-    with pytest.raises(UserError, match=r"the domain 'json': json has no DOMAIN, an instance of autotune\.domain"):
+    with pytest.raises(
+        UserError, match=r"the module json of the domain 'json' needs DOMAIN, an instance of autotune\.domain"
+    ):
         domain_of("json")
-    with pytest.raises(UserError, match="there is no domain 'gone'; there are c3, fusion, json, kernel, product"):
+    with pytest.raises(UserError, match="unknown domain 'gone'; the domains are c3, fusion, json, kernel, product"):
         domain_of("gone")
     assert known_domain("gone") is None
     assert known_domain(3) is None

@@ -62,7 +62,7 @@ def test_every_command_with_something_foreign_in_it_is_quoted(word: str, tmp_pat
     scenario = Scenario(Program(word, ()), "all_gather", 1 << 20, 2, "f32")
     with pytest.raises(UserError) as by_hand:
         check_program(scenario)
-    assert len(run(told(by_hand.value).partition("by hand: ")[2], tmp_path)) == 15
+    assert len(run(told(by_hand.value).partition("yours, run: ")[2], tmp_path)) == 15
     with pytest.raises(UserError) as no_snapshot:
         opened(Path("nowhere") / f"{word}.atdb")
     no_tables = reason(sa.URL.create("sqlite", database=word), Exception("no such table: x"))

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     with _only_one(device, alone) as mine:
         if not mine:
             return 0
-        print(f"autotune: waiting for what is missed on {where.label}", file=sys.stderr, flush=True)
+        print(f"autotune: waiting for misses on {where.label}", file=sys.stderr, flush=True)
         return _watch(args, device, where, alone)
 
 
@@ -111,7 +111,7 @@ def _watch(args: argparse.Namespace, device: str, where: DeviceIdentity, alone: 
         if not found and args.once:
             return 0
         if found and found != given_up and (args.always or idle(device, args.busy)):
-            print(f"autotune: {plural(len(found), 'missed region')}", file=sys.stderr, flush=True)
+            print(f"autotune: searching {plural(len(found), 'missed region')}", file=sys.stderr, flush=True)
             code = _search(args, device, alone)
             left = _missed(args.db, where.fingerprint)
             # Regions that failed are not retried until a further miss of them or of others is recorded.
@@ -179,7 +179,7 @@ def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) ->
                     child.wait(2 * _LOOK_S)
                 why = "the program has ended" if alone() else ""
                 if not why and device == "cpu" and not args.always and meter.lap() > args.busy + 0.25:
-                    why = "others compute"
+                    why = "other programs compute"
                 if why:
                     print(f"autotune: {why}: the search is interrupted", file=sys.stderr, flush=True)
                     _stop(child)

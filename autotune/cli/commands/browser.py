@@ -77,7 +77,7 @@ def _source(args: argparse.Namespace) -> tuple[str, Iterator[Page]]:
     if args.results:
         folder = Path(args.results)
         if not folder.is_dir():
-            raise UserError(f"--results {folder}: there is no such folder")
+            raise UserError(f"--results {folder}: no such folder")
         # The programs in benchmarks/ of a checkout write result files and build their pages.
         return folder.name, import_module("benchmarks.pages", "--results").pages(folder)
     from autotune.report import database
@@ -102,15 +102,15 @@ def dashboard(args: argparse.Namespace) -> int:
         try:
             from optuna_dashboard import wsgi
         except ImportError:
-            raise UserError("the dashboard needs optuna-dashboard: pip install 'autotune-torch[dashboard]'") from None
+            raise UserError("the dashboard needs optuna-dashboard: run `pip install 'autotune-torch[dashboard]'`") from None
         from autotune.tuner.studies import Studies
 
         application = local_only(wsgi(Studies(store)))
         try:
             server = _server(args.port, application)
         except OSError as error:
-            why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
-            raise UserError(f"--port {args.port}: {why}: give another, or 0 for a free one") from None
+            why = "the port is in use" if error.errno == errno.EADDRINUSE else error.strerror
+            raise UserError(f"--port {args.port}: {why}: give another port, or 0 for a free one") from None
         with server:
             print(f"{store.name} at http://{HOST}:{server.server_port}/ (end with Ctrl-C)", flush=True)
             with contextlib.suppress(KeyboardInterrupt):

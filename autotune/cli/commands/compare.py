@@ -18,11 +18,11 @@ from autotune.cli.options import (
     add_replica,
     add_target,
     check_modes,
+    command_line,
     modes,
     positive_int,
 )
 from autotune.cli.output import TUNABLE, machine_output, microseconds, ratio
-from autotune.errors import pasted
 from autotune.ir.precision import asking
 from autotune.measure.policy import default_policy
 from autotune.runtime.deployment import deployment
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
                     say=lambda stage, seconds: print(f"{stage}: {seconds:.1f} s", file=sys.stderr, flush=True),
                 )
         except NotCompared as error:
-            print(f"autotune: {label} fails as it is, without a compiler: {error}", file=sys.stderr)
+            print(f"autotune: {label} fails in eager mode: {error}", file=sys.stderr)
             return 1
         verdicts = decided.verdicts_on(args, label, device, found.modes)
         answer = _answer(args, label, device, where.label, found)
@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         if under := numerics.read([device]):
             print(f"with {numerics.text(under)}")
         told = [line for verdict in verdicts for line in decided.lines(verdict)]
-        below = [*notes(found, search_command(args)), *uncovered(found), *told, *gated.lines(args, judged)]
+        below = [*notes(found, command_line("search", args)), *uncovered(found), *told, *gated.lines(args, judged)]
         print("\n".join([*table(found), *below]))
     return 1 if found.fastest(AUTOTUNE) is None else (gated.SLOWER if any(change.slower for change in judged) else 0)
 
@@ -128,20 +128,6 @@ def _policy(rounds: int | None, device: str) -> Any:
     """The measurement policy, with ``--rounds`` and without a time limit if they are given."""
     policy = default_policy(device)
     return policy if rounds is None else dataclasses.replace(policy, final_rounds=rounds, final_s=math.inf)
-
-
-def search_command(args: argparse.Namespace) -> str:
-    """The command that searches regions without a schedule; a server's URL becomes a placeholder."""
-    from autotune.store.connection.urls import for_command
-
-    words = ["autotune", "search", args.domain, args.target]
-    words += ["--inputs", args.inputs] if args.inputs else []
-    words += ["--train"] if args.train else []
-    words += ["--precision", args.precision] if args.precision else []
-    words += ["--matmul-precision", args.matmul_precision] if args.matmul_precision else []
-    words += ["--device", args.device] if args.device != "auto" else []
-    words += ["--db", for_command(args.db)] if args.db else []
-    return pasted(*words)
 
 
 def _answer(args: argparse.Namespace, label: str, device: str, name: str, found: Comparison) -> dict[str, Any]:
@@ -228,7 +214,7 @@ def uncovered(found: Comparison) -> Iterator[str]:
 def _attention(found: Comparison) -> Iterator[str]:
     if calls := found.counters.get("attention", 0):
         many = "" if calls == 1 else "s"
-        yield f"{calls} call{many} of attention rewritten for a fused kernel (AUTOTUNE_ATTENTION=keep: none)"
+        yield f"{calls} call{many} of attention rewritten as a fused kernel (AUTOTUNE_ATTENTION=keep disables this)"
 
 
 def _regions(found: Comparison, command: str) -> Iterator[str]:
@@ -242,23 +228,23 @@ def _regions(found: Comparison, command: str) -> Iterator[str]:
         why = "since an option requires other results"
         yield ": ".join([f"{_regions_of(by_options)} {verb} left to Inductor, {why}", *requirements(found.device)])
     if not hits + misses + by_options:
-        yield f"no region of it can be tuned by this version: {TUNABLE}"
+        yield f"the step has no region that this version can tune: {TUNABLE}"
     if not hits + misses:
         return
     every = _regions_of(hits + misses)
     line = f"{hits} of {every} {'has' if 1 in (hits, hits + misses) else 'have'} a schedule"
     if left := count("baseline_wins", 0):
-        line += f", {left} of which {'leaves' if left == 1 else 'leave'} it to Inductor or eager"
+        line += f", {left} of which {'runs' if left == 1 else 'run'} the code of Inductor or of eager mode"
     if out:
-        line += f", {out} of which {'is' if out == 1 else 'are'} left to Inductor, as the step is faster so"
+        line += f", {out} of which {'is' if out == 1 else 'are'} left to Inductor by the verdict on the step"
     if other := count("hits_other_rows", 0):
         line += f", {other} of which {'was' if other == 1 else 'were'} tuned for another number of rows"
     if given := count("hits_packaged", 0):
-        line += f", {given} of which {'comes' if given == 1 else 'come'} with autotune"
+        line += f", {given} of which {'is' if given == 1 else 'are'} packaged with autotune"
     yield line
     if misses:
         were, them = ("was", "it") if misses == 1 else ("were", "them")
-        yield f"{misses} of {every} {were} not searched on this device: `{command}` goes on with {them}"
+        yield f"{misses} of {every} {were} not searched on this device: `{command}` searches {them}"
     if failed := count("fallbacks", 0):
         yield f"{_regions_of(failed)} ran without the stored kernel, which could not be loaded or launched"
 
@@ -274,13 +260,13 @@ def _results(found: Comparison) -> Iterator[str]:
         yield "the step draws random numbers: results are not compared"
         return
     if found.changing:
-        yield "as it is, the step gives other results each time (it may change what it reads): they are not compared"
+        yield "results are not compared: in eager mode each call of the step returns others (it may change its inputs)"
         return
     steps = found.steps
     both = [who for kind in (COMPILE, AUTOTUNE) for who in found.of(kind)]
     wrong = [who for who in both if who in steps and steps[who].disagrees]
     for who in wrong:
-        yield f"{who}'s RESULTS ARE NOT EAGER'S: they are of other shapes, or finite in other places"
+        yield f"{who}'s RESULTS ARE NOT EAGER'S: they have other shapes, or other elements are finite"
     ours, theirs = (_farthest(found, kind) for kind in (AUTOTUNE, COMPILE))
     if ours is None or wrong:
         return
@@ -301,18 +287,19 @@ def _timing(found: Comparison, command: str) -> Iterator[str]:
 
     loose = [who for who, s in found.steps.items() if not s.captured]
     if found.device.startswith("cuda") and loose:
-        yield f"{', '.join(loose)}: no CUDA graph could be made of the step, so that launches from Python show"
+        yield f"{', '.join(loose)}: the step cannot be captured in a CUDA graph, so times include launches from Python"
     for who, why in found.failed.items():
         yield f"{who} failed: {why}"
     fastest = [best for kind in (COMPILE, AUTOTUNE) if (best := found.fastest(kind)) is not None]
     speedup = found.over_compile(found.fastest(AUTOTUNE))
     if speedup is not None and speedup < SLOWER:
         noise = max(found.steps[who].noise for who in fastest)
-        longer = "search what is left" if found.counters.get("misses") else f"give `{command}` more --timeout"
+        more = "search the other regions" if found.counters.get("misses") else f"run `{command}` with more --timeout"
         if 1 / speedup - 1 < UNSURE * noise:
-            doubt = f"but samples spread by {noise:.0%}: compare again, with more --rounds"
-            yield f"autotune came out slower than torch.compile, {ratio(speedup)}, {doubt}"
+            doubt = f"but samples vary by {noise:.0%}: compare again with more --rounds"
+            yield f"autotune was slower than torch.compile, {ratio(speedup)}, {doubt}"
         else:
-            yield f"autotune is SLOWER than torch.compile, {ratio(speedup)}: {longer}, or leave it out for this step"
+            slower = f"autotune is SLOWER than torch.compile, {ratio(speedup)}"
+            yield f"{slower}: {more}, or do without autotune in this step"
     if found.others > BUSY:
         yield BUSY_NOTE

@@ -13,6 +13,7 @@ from autotune.cli.commands import exchange
 from autotune.cli.options import add_db, add_json
 from autotune.errors import UserError
 from autotune.task import FAILURES, Status
+from autotune.words import plural
 
 _AGE = re.compile(r"(\d{1,6})([hdw])")
 _SECONDS = {"h": 3600, "d": 86400, "w": 7 * 86400}
@@ -106,18 +107,22 @@ def upgrade(args: argparse.Namespace) -> int:
     _print(
         args,
         {"database": name, "before": before, "revision": after},
-        f"{name}: at revision {after} already" if before == after else f"{name}: {before or 'empty'} -> {after}",
+        f"{name}: already at revision {after}" if before == after else f"{name}: {before or 'empty'} -> {after}",
     )
     return 0
 
 
 def current(args: argparse.Namespace) -> int:
     from autotune.store.connection import migrate
-    from autotune.store.connection.urls import parse_url, show_url
+    from autotune.store.connection.urls import parse_url, show_url, upgrade_command
 
     revision, head = migrate.current(args.db), migrate.head()
     name = show_url(parse_url(args.db))
-    note = "" if revision == head else f" (this version of autotune wants {head}: run `autotune db upgrade`)"
+    note = (
+        ""
+        if revision == head
+        else f" (this version of autotune needs {head}: run `{upgrade_command(parse_url(args.db))}`)"
+    )
     _print(
         args,
         {"database": name, "revision": revision, "head": head},
@@ -133,10 +138,10 @@ def stats(args: argparse.Namespace) -> int:
         found = store.stats()
     lines = [
         f"database      {found['database']} (revision {found['revision']}, {found['bytes'] / 2**20:.1f} MiB)",
-        f"workloads     {found['rows']['autotune_workloads']}, {found['rows']['autotune_misses']} missed and waiting",
+        f"workloads     {found['rows']['autotune_workloads']}, {found['rows']['autotune_misses']} missed",
         f"measurements  {found['rows']['autotune_measurements']}"
         + "".join(f", {n} {status}" for status, n in sorted(found["measurements"].items())),
-        f"schedules     {found['rows']['autotune_schedules']}, {found['rows']['autotune_blobs']} kernels of code",
+        f"schedules     {found['rows']['autotune_schedules']}, {found['rows']['autotune_blobs']} compiled kernels",
         f"runs          {found['rows']['autotune_runs']}, {found['claims']} candidates being measured",
     ]
     if found["speedup_geomean"]:
@@ -146,8 +151,8 @@ def stats(args: argparse.Namespace) -> int:
         )
     if found["busy"]:
         lines.append(
-            f"busy          {found['busy']} compared while other processes kept the machine busy, not counted as "
-            "speedups: search them again"
+            f"busy          {plural(found['busy'], 'schedule')}, disturbed by other processes during the comparison, "
+            "not counted as speedups: search again"
         )
     _print(args, found, "\n".join(lines))
     return 0
@@ -166,8 +171,7 @@ def verify(args: argparse.Namespace) -> int:
             else:
                 print(line, flush=True)
         name = store.name
-    told = f"{count} damaged rows" if count != 1 else "1 damaged row"
-    _print(args, {"database": name, "damaged": found}, f"{name}: {told if count else 'no damaged row'}")
+    _print(args, {"database": name, "damaged": found}, f"{name}: {plural(count, 'damaged row')}")
     return 1 if count else 0
 
 
@@ -202,7 +206,7 @@ def forget(args: argparse.Namespace) -> int:
         count, workloads = sum(found.values()), len({key.workload for key in found})
         name = store.name
     data = {"database": name, "forgotten": count, "workloads": workloads}
-    text = f"{name}: {count} failures of {workloads} workloads forgotten: the next search tries them again"
+    text = f"{name}: deleted {count} failures of {workloads} workloads; the next search tries their candidates again"
     _print(args, data, text if count else f"{name}: no such failure is stored")
     return 0
 
@@ -215,11 +219,12 @@ def prune(args: argparse.Namespace) -> int:
 
     limits = Limits(args.runs, args.failures, args.candidates, args.misses)
     if limits == Limits() and not args.yes:
-        raise UserError("nothing is named to go: give --runs, --failures, --candidates or --misses")
+        raise UserError("name what to delete: --runs, --failures, --candidates or --misses")
     with Store.open(args.db, migrate=False, readonly=not args.yes) as store:
         counts, name = remove(store, limits, dry=not args.yes), store.name
-    told = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "nothing"
-    text = f"{name}: {told} removed" if args.yes else f"{name}: {told} would go; --yes removes it"
+    rows = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    text = f"deleted {rows}" if args.yes else f"would delete {rows}; add --yes to delete"
+    text = f"{name}: {text if rows else 'nothing to delete'}"
     _print(args, {"database": name, "removed": bool(args.yes), **counts}, text)
     return 0
 

@@ -109,7 +109,7 @@ def _wanted(text: str, store: Store) -> Callable[[DeviceIdentity], bool]:
 
     if not any(map(fits, stored)):
         there = "; ".join(sorted(device.label for device in stored)) or "none"
-        raise UserError(f"--device {text}: the database has schedules of no such device; there are: {there}")
+        raise UserError(f"--device {text}: the database has no schedules of such a device, only of: {there}")
     return fits
 
 

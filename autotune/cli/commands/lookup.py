@@ -81,11 +81,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_ladders(found: Iterable[RegionMatch]) -> None:
-    """Print the ladder of each region that has one."""
+    """Print the ladder of each region that has one, once for all regions with the same."""
+    labels: dict[tuple[Step, ...], list[str]] = {}
     for region in found:
         if region.ladder and region.workload is not None:
-            label = region.workload.label or region.workload.fingerprint[:12]
-            print(*("", *map(printable, text(label, region.ladder).splitlines())), sep="\n")
+            labels.setdefault(region.ladder, []).append(region.workload.label or region.workload.fingerprint[:12])
+    for ladder, names in labels.items():
+        print(*("", *map(printable, text(", ".join(names), ladder).splitlines())), sep="\n")
 
 
 def check_target(args: argparse.Namespace) -> None:

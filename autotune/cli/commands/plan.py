@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.options import add_db, add_json, add_replica, add_target
+from autotune.cli.options import add_db, add_json, add_replica, add_target, command_line
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output
 from autotune.compiler.schedules.cuda import schemes
 from autotune.errors import Unsupported, UserError
 from autotune.files import check_output, whole_file
 from autotune.store import attached
 from autotune.task import Config
-from autotune.words import plural, size, wrapped_table
+from autotune.words import NARROW, plural, size, wrapped_table
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from autotune.domains.fusion.inspection import Outside, Planned
     from autotune.store import Reader
 
-WIDTH = 100
+WIDTH = NARROW
 PLACES = {
     "thread": "thread (registers)",
     "warp": "warp (shuffles)",
     "block": "block (shared memory)",
     "cluster": "cluster (shared memory of several blocks)",
     "grid": "grid (global memory)",
-    "again": "nowhere: made again",
+    "again": "nowhere (recomputed)",
     "output": "global memory",
 }
 
@@ -120,8 +120,10 @@ def run(args: argparse.Namespace) -> int:
         )
     if not args.json:
         print("\n".join(text(args.target, side, regions, found, why=args.why)))
+        if any(region.schedule == "default" for region in regions):
+            print(f"\n`{command_line('search', args)}` searches faster schedules")
         if file:
-            print(f"\ndrawn in {file}")
+            print(f"\ndrawing written to {file}")
     return 0
 
 
@@ -240,13 +242,13 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, 
     if why:
         yield from why_lines(found.why)
     elif found.outside:
-        yield from _wrapped(f"in no region, and as they were: {_counts(found.outside)}", "")
+        yield from _wrapped(f"outside of regions, left to Inductor: {_counts(found.outside)}", "")
     for n, region in enumerate(regions):
         yield ""
         yield _cut(f"{n + 1}. {_title(region)}")
         yield from _wrapped(f"before: {_before(region)} ({_counts(region.before.operators)})", "   ")
         if region.after is None:
-            yield from _wrapped(f"stays as it is: {region.reason}", "   ")
+            yield from _wrapped(f"left to Inductor: {region.reason}", "   ")
             continue
         yield from _wrapped(f"after:  {_after(region.after)}", "   ")
         yield from _wrapped(f"plan:   {region.after.plan} ({region.schedule})", "   ")
@@ -257,7 +259,7 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, 
 def why_lines(outside: Sequence[Outside]) -> Iterator[str]:
     """A table of the operators that Inductor compiles, at most :data:`autotune.words.NARROW` columns wide."""
     if not outside:
-        yield "Inductor compiles nothing but views"
+        yield "Inductor compiles only views"
         return
     yield ""
     head = ("operator", "calls", "moved", "why Inductor compiles it")
@@ -319,7 +321,7 @@ def _group(group: GroupAnatomy, many: int) -> Iterator[str]:
         waits = [o for o in ops if o.kind != "reduction" and o.value in late]
         for home in dict.fromkeys(o.home for o in waits):
             values = plural(sum(o.home == home for o in waits), "value")
-            parts.append(f"{values} made again later" if home == "again" else f"keep {values} in {PLACES[home]}")
+            parts.append(f"{values} recomputed later" if home == "again" else f"keep {values} in {PLACES[home]}")
         label = f"pass {step + 1}: " if group.steps > 1 else ""
         yield from _wrapped(label + "; ".join(parts), "       ")
     if group.private_bytes:

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         UserError: no script is named.
     """
     if not args.words:
-        raise UserError("name the script to run: autotune run SCRIPT")
+        raise UserError("name a script: autotune run SCRIPT")
     own = {"AUTOTUNE_SEARCH": None if args.search is None else str(args.search), "AUTOTUNE_DB": args.db}
     env = {**os.environ, **{name: value for name, value in own.items() if value is not None}}
     sys.stdout.flush()

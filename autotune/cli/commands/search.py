@@ -124,6 +124,10 @@ class Steps:
         """Finish a target after its search; returns the result to print."""
         return searched
 
+    def advice(self, args: argparse.Namespace) -> str:
+        """A line on the use of the results."""
+        return ""
+
     def words(self, args: argparse.Namespace) -> list[str]:
         """The options as words of the command line, for the run's record."""
         return []
@@ -132,11 +136,11 @@ class Steps:
 def search(args: argparse.Namespace, steps: Steps) -> int:
     """Search a target's workloads, or what deployments missed; returns the exit code."""
     if args.also and not args.target:
-        raise UserError("--also is beside a TARGET: name the first one there")
+        raise UserError("--also adds a target: name the first one as TARGET")
     if args.missed and (args.target or args.inputs):
         raise UserError("--missed takes its workloads from the database: leave out TARGET and --inputs")
     if not args.missed and not args.target:
-        raise UserError("name what to search: autotune search DOMAIN TARGET (`autotune workloads` lists built-in ones)")
+        raise UserError("name a target: autotune search DOMAIN TARGET (`autotune workloads` lists built-in targets)")
     domain = args.domain or (DEFAULT if steps.confines(args) else None)
     with machine_output(args.json) as emit, joined(args) as cluster:
         from autotune.device import resolve_devices
@@ -152,7 +156,7 @@ def search(args: argparse.Namespace, steps: Steps) -> int:
         # One JSON object: the answers of further domains or kinds of devices are entries under their names.
         first, *others = done
         emit({**done[first].answer, **{name: done[name].answer for name in others}})
-    return conclude(list(done.values()), args.json)
+    return conclude(list(done.values()), args.json, steps.advice(args))
 
 
 @dataclass(frozen=True)
@@ -205,8 +209,8 @@ class Search:
             spent = [("capture", captured_s), ("kernels", searched_s)]
             spent += [("the rest", time.monotonic() - begin - captured_s - searched_s)]
             if text := ", ".join(f"{name} {taken:.0f} s" for name, taken in spent if taken >= 1):
-                cut = "; no limit ends torch's compilation in capture and rest" if captured_s >= 1 else ""
-                print(f"autotune: {text}{cut}", file=sys.stderr)
+                cut = "; --timeout does not limit torch's compilation in capture and rest" if captured_s >= 1 else ""
+                print(f"autotune: time: {text}{cut}", file=sys.stderr)
         return finished
 
     def _finished(self, args: argparse.Namespace, searched: Searched, kind: Kind | None) -> Searched:
@@ -217,7 +221,7 @@ class Search:
         except UserError as error:
             if self.cluster is None:
                 raise
-            warn(f"the search is done and stored; what follows it was not: {error}")
+            warn(f"the search is stored, but the step was not timed: {error}")
             return searched
         return found
 
@@ -229,7 +233,7 @@ class Search:
         others = {name: found for name, other in own.items() if (found := other.missed(self.store, device))}
         if not counted and not others:
             how = "backend='autotune'" if domain else "backend='autotune' or autotune.overlap"
-            raise UserError(f"{self.store.name} has no missed workload of this device: run the model with {how} first")
+            raise UserError(f"{self.store.name} has no missed workload of this device: first run the model with {how}")
         done: dict[str, Searched] = {}
         left = len(counted) + sum(found.count for found in others.values())
 
@@ -263,11 +267,11 @@ class Search:
             every = [(workload, 1) for workload in self.store.get_workloads(searched.captured).values()]
             of = sum(time_weights(every).values())
             timeout *= min(1.0, sum(time_weights(counted).values()) / of) if of else 1.0
-        (more,) = self.run("regions as they lie in the step", counted, timeout).values()
+        (more,) = self.run("regions with the step's memory layout", counted, timeout).values()
         for result in more.results:
             if result.winner and result.begun:
                 took = f"{microseconds(result.deployed_us)} by {result.winner}"
-                print(f"autotune: {result.label}, as it lies in the step: {took}", file=sys.stderr)
+                print(f"autotune: {result.label}, with the step's memory layout: {took}", file=sys.stderr)
         return more.results
 
     def run(
@@ -295,7 +299,7 @@ class Search:
             label = replace(where, count=len(devices)).label
         print(f"{name}: {many} on {label}, stored in {self.store.name}", file=sys.stderr)
         if not cluster and command_of(kind, "calibrate") and not self.store.get_calibration(where.fingerprint, kind):
-            hint = f"`autotune calibrate {kind}` measures this device's, in about a minute"
+            hint = f"`autotune calibrate {kind}` measures this device in about a minute"
             print(f"cost models: built-in figures; {hint}", file=sys.stderr)
         results = tune(
             args,
@@ -340,11 +344,11 @@ def _each_target(args: argparse.Namespace) -> list[argparse.Namespace]:
     found = [args]
     for words in args.also:
         if len(words) > 2:
-            raise UserError(f"--also {shlex.join(words)}: give a target, and its inputs where it takes some")
+            raise UserError(f"--also {shlex.join(words)}: give one target and at most one SPEC of its inputs")
         own = copy.copy(args)
         own.target, own.inputs = words[0], words[1] if len(words) == 2 else None
         if any(own.target == other.target for other in found):
-            raise UserError(f"--also {own.target}: it is given twice")
+            raise UserError(f"--also {own.target}: this target is given twice")
         found.append(own)
     return found
 
@@ -370,8 +374,8 @@ def _missed(args: argparse.Namespace, device: str, store: Store) -> list[tuple[W
         if workload is None or workload.kind not in known or args.domain not in (None, workload.kind):
             continue
         if why := domain_of(workload.kind).damage(workload):
-            hint = "running the model again stores it anew"
-            warn(f"{workload.fingerprint[:12]} is left out: {told(why, 500)}; {hint}")
+            hint = "run the model again to store an undamaged one"
+            warn(f"the missed workload {workload.fingerprint[:12]} is skipped: {told(why, 500)}; {hint}")
         else:
             found.append((workload, miss.count))
     return found

@@ -15,6 +15,7 @@ from autotune.cli.output import BUSY_NOTE, console, figure_text, ratio
 from autotune.domain import Figure, figure_of, has_figures
 from autotune.errors import UserError, pasted
 from autotune.store import named_snapshot
+from autotune.words import plural
 
 if TYPE_CHECKING:
     from autotune.store import Miss, Overview, Snapshot, Store, Verdict
@@ -70,7 +71,7 @@ def _show_saved(args: argparse.Namespace) -> int:
     from autotune.store import Store
 
     if named_snapshot(args.db) is not None:
-        raise UserError("a snapshot counts no steps: name the database with --db")
+        raise UserError("a snapshot has no counted steps: name a database with --db")
     with Store.open(args.db, migrate=False, readonly=True) as store:
         found, name = saved(store.savings(), store.verdicts()), store.name
         devices = store.get_devices({one.device for one in found})
@@ -85,7 +86,7 @@ def _show_saved(args: argparse.Namespace) -> int:
 
     out = console()
     if not found:
-        text = f"No steps are counted in {name}: AUTOTUNE_SAVINGS=1 makes programs count them."
+        text = f"No steps are counted in {name}: set AUTOTUNE_SAVINGS=1 for programs to count them."
         out.print(text, markup=False, highlight=False, soft_wrap=True)
         return 0
     table = Table(title=escape(name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -166,7 +167,8 @@ def _show(
 
     out = console()
     if not rows:
-        out.print(f"Nothing is tuned yet in {name}.", markup=False, highlight=False, soft_wrap=True)
+        first = pasted("autotune", "search", "fusion", "layer_norm", *_db_words(args))
+        out.print(f"{name} has no schedules yet: `{first}` makes one.", markup=False, highlight=False, soft_wrap=True)
     else:
         table = Table(
             title=escape(name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
@@ -207,10 +209,18 @@ def _show(
             out.print(STEP_BUSY_NOTE, highlight=False)
     kinds = Counter(known.get(m.workload, ("", "fusion"))[1] for m in misses)
     for kind, count in sorted(kinds.items()):
-        what = "workload was" if count == 1 else "workloads were"
-        command = "autotune search --missed" if kind == "fusion" else pasted("autotune", "search", kind, "--missed")
-        out.print(f"{count} {what} met at deploy time without a schedule: `{command}`.")
+        domain = [] if kind == "fusion" else [kind]
+        command = pasted("autotune", "search", *domain, "--missed", *_db_words(args))
+        line = f"{plural(count, 'missed workload')}: `{command}` searches {'it' if count == 1 else 'them'}."
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
+
+
+def _db_words(args: argparse.Namespace) -> list[str]:
+    """``--db`` for a command for the user to paste."""
+    from autotune.store.connection.urls import for_command
+
+    return ["--db", for_command(args.db)] if args.db else []
 
 
 def _to_json(row: Overview, unit: Figure | None) -> dict[str, Any]:

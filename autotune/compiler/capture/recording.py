@@ -165,7 +165,7 @@ def capture_for_user(
         UserError: the callable fails on the inputs; ``label`` names it.
     """
     if not callable(fn):
-        raise UserError(f"{label} is of type {type(fn).__name__}, which cannot be called")
+        raise UserError(f"{label} is a {type(fn).__name__}, which cannot be called")
     try:
         return capture(fn, args, kwargs, grad=grad, fuse_attention=fuse_attention)
     except Exception as error:

@@ -219,7 +219,7 @@ class GraphFacts:
         """
         name, target = self[node].operator, node.target
         if isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable:
-            return "it writes over its arguments"
+            return "it writes into its arguments"
         if name not in RULES:
             space = getattr(target, "namespace", "")
             called = space in _LIBRARY_NAMESPACES or name.startswith(_LIBRARIES)
@@ -227,11 +227,11 @@ class GraphFacts:
         if is_written_back(node):
             return "its result is copied into an input"
         if stream_of(node) is not None:  # Inductor uses that stream; a region's kernels run on the current one
-            return "the program chose its stream"
+            return "the program selects its stream"
         read = [self[n] for n in node.all_input_nodes]
         made, given = tensors_of(used_results(node, self[node].value)), [t for facts in read for t in facts.tensors]
         if not made or not all(facts.tensors for facts in read):
-            return "it reads or makes what is no tensor"
+            return "an argument or result is not a tensor"
         wide = all(n in scales for n in (node, *node.all_input_nodes) if self[n].is_float64)
         for t in (*made, *given):
             if problem := _unfit(t, wide):
@@ -314,10 +314,10 @@ def _unfit(t: torch.Tensor, float64: bool) -> str:
     if _dtype(t) not in STORAGE_BYTES and not (float64 and t.dtype == torch.float64):
         return f"dtype {_dtype(t)}"
     if not all(type(n) is int for n in (*t.shape, *t.stride())):
-        return "sizes that only the data tell"
+        return "data-dependent sizes"
     if 0 in t.shape:
         return "a tensor without elements"
-    return "a conjugate or a negative that is a view" if t.is_conj() or t.is_neg() else ""
+    return "a lazily conjugated or negated tensor" if t.is_conj() or t.is_neg() else ""
 
 
 def _converts_float8(device: torch.device) -> bool:

@@ -60,7 +60,7 @@ def choose(plans: str, ablation: str) -> tuple[str, bool]:
     _known(plans, PLANS, "way to choose plans")
     _known(ablation, ABLATIONS, "ablation")
     if ablation != FULL and plans != "measured":
-        raise UserError(f"plans={plans!r} and ablation={ablation!r} exclude each other: give one of them")
+        raise UserError(f"plans={plans!r} and ablation={ablation!r} exclude each other: use one of them")
     name = ablation if ablation != FULL else PLANS[plans]
     return ("" if name == FULL else name), METHODS[name].search
 
@@ -70,4 +70,4 @@ def _known(name: str, names: Iterable[str], what: str) -> str:
         return name
     close = difflib.get_close_matches(name, list(names), 1)
     hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
-    raise UserError(f"there is no {what} {name!r}; {hint}")
+    raise UserError(f"unknown {what} {name!r}; {hint}")

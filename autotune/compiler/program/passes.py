@@ -47,7 +47,7 @@ def build_program(
         Unsupported: the group is not row-wise.
     """
     if has_sum_at(graph):
-        raise Unsupported("sums at places that other data tell")
+        raise Unsupported("sums at indices from data")
     if not any(o.axes for o in graph.outputs) and not any(v.axes for v in graph.values):
         graph = _as_row(graph)
     rows, cols = split or split_axes(graph)

@@ -117,7 +117,7 @@ def _part(
     wide = tuple(i for i in values if program.domain(i) != "row")
     if not takes:
         if not values or values[-1] not in wide:
-            raise Unsupported("terms or places that are the same everywhere")
+            raise Unsupported("terms or indices that are the same everywhere")
         return replace(program, passes=(Pass(row_values=row, compute=wide, kept_out=wide[-1:]),))
     stores = Pass(row_values=row, kept_in=takes, compute=wide, stores=tuple(range(len(graph.outputs))))
     return replace(program, passes=(Pass(kept_out=takes), stores))
@@ -156,7 +156,7 @@ def _with_column(graph: Graph, totals: list[int]) -> Graph:
 def _totals(graph: Graph) -> list[int]:
     found = [i for i in graph.live if graph.values[i].op in REDUCTIONS]
     if not 0 < len(found) <= MOST_SUMS or any(graph.values[i].op != "sum_at" for i in found):
-        raise Unsupported("other than a few sums at places, and pointwise operators")
+        raise Unsupported("more than a few sums at indices and pointwise operators")
     return found
 
 
@@ -173,7 +173,7 @@ def scattered(graph: Graph) -> Scattered:
     values = graph.values
     (at, wide), *others = [(at_axis(graph, values[i]), set(values[i].axes)) for i in totals]
     if any(other != (at, wide) for other in others):
-        raise Unsupported("sums at different places")
+        raise Unsupported("sums at different indices")
     results = _needed(graph, [o.value for o in graph.outputs], totals)
     if any(not set(values[i].axes) <= wide for i in results) or any(set(o.axes) != wide for o in graph.outputs):
         raise Unsupported("results that vary over other axes than the sums")
@@ -185,7 +185,7 @@ def scattered(graph: Graph) -> Scattered:
         finding = _needed(graph, [place])
         for j in (*before[i], *results, *finding):
             if values[j].op not in POINTWISE and values[j].op not in LEAVES:
-                raise Unsupported(f"operator {values[j].op} beside sums at places")
+                raise Unsupported(f"operator {values[j].op} with sums at indices")
         if not {a for j in before[i] for a in values[j].axes} <= {*over, *cols}:
             raise Unsupported("terms that vary over other axes than their sums")
         tokens = _by_stride(graph, over, finding)

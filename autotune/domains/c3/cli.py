@@ -57,7 +57,7 @@ def search(args: argparse.Namespace) -> int:
                 name = "missed scenarios" if described is None else described[1]
             if not scenarios:
                 raise UserError(
-                    f"{store.name} has no missed c3 scenario of these devices: run a model with autotune.overlap"
+                    f"{store.name} has no missed c3 scenario of these devices: first run a model with autotune.overlap"
                 )
             searched = search_scenarios(args, device, store, name, scenarios, args.timeout, cluster)
         emit(searched.answer)
@@ -132,7 +132,7 @@ def _show(answer: Mapping[str, Any]) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     if args.also:
-        raise UserError("--also is of other domains: a c3 search takes one scenario, or --missed")
+        raise UserError("--also does not go with c3: name one scenario, or use --missed")
     if args.missed:
         given = [f"--{name}" for name in (*SCENARIO, "ranks", "inputs") if getattr(args, name) is not None]
         if args.target or given:
@@ -160,7 +160,7 @@ def missed(store: Store, device: str) -> list[Scenario]:
                 continue
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as error:
             print(
-                f"scenario {workload.fingerprint[:12]} is left out: it is damaged ({told(error, 200)})", file=sys.stderr
+                f"scenario {workload.fingerprint[:12]} is skipped: it is damaged ({told(error, 200)})", file=sys.stderr
             )
             continue
         try:
@@ -169,7 +169,7 @@ def missed(store: Store, device: str) -> list[Scenario]:
                 raise UserError(f"{scenario.ranks} ranks are more than {MOST_RANKS}")
             check_devices(scenario.ranks, device)
         except UserError as why:
-            print(f"{told(scenario.label, 200)} is left out: {why}", file=sys.stderr)
+            print(f"{told(scenario.label, 200)} is skipped: {why}", file=sys.stderr)
             continue
         found.append(scenario)
     return found
@@ -189,7 +189,7 @@ def check_program(scenario: Scenario) -> None:
         given = ("--collective", s.collective, "--bytes", str(s.nbytes), "--dtype", s.dtype, "--ranks", str(s.ranks))
         name = compute.name if len(compute.name) <= 200 else "..."
         command = pasted("autotune", "search", "c3", "--compute", name, "--inputs", "MODULE:CALLABLE", *given)
-        raise UserError(f"programs are never taken from a database; if it is yours, search it by hand: {command}")
+        raise UserError(f"a search runs no program that a database names; if it is yours, run: {command}")
 
 
 def _command(args: argparse.Namespace) -> str:
@@ -328,14 +328,14 @@ def scenario_of(args: argparse.Namespace, device: str) -> tuple[Scenario, str]:
     if args.target is not None:
         given = [f"--{name}" for name in (*SCENARIO, "inputs") if name != "dtype" and getattr(args, name) is not None]
         if given:
-            raise UserError(f"{args.target} is a scenario by name: leave out {', '.join(given)}")
+            raise UserError(f"{args.target} is the name of a scenario: leave out {', '.join(given)}")
         entry = find(args.target)
         return entry.scenario(ranks_of(args, device), args.dtype or entry.dtype or _dtype(device)), args.target
     if args.gemm is None and args.compute is None:
         raise UserError("name a scenario (`autotune workloads` lists them), or give --gemm, --collective and --bytes")
     missing = [f"--{name}" for name in ("collective", "bytes") if getattr(args, name) is None]
     if missing:
-        raise UserError(f"a scenario needs {' and '.join(missing)} too")
+        raise UserError(f"a scenario also needs {' and '.join(missing)}")
     dtype = args.dtype or _dtype(device)
     compute, nbytes = _compute(args, dtype), parse_bytes(args.bytes)
     scenario = Scenario(compute, args.collective, nbytes, ranks_of(args, device), dtype)
@@ -361,7 +361,7 @@ def ranks_of(args: argparse.Namespace, device: str) -> int:
             raise UserError(f"--ranks {ranks}: this machine has {count} GPU{'s' if count > 1 else ''}")
     ranks = ranks or 2
     if ranks < 2:
-        raise UserError(f"a collective needs 2 ranks or more, not {ranks}; --device cpu can have any number of them")
+        raise UserError(f"a collective needs 2 ranks or more, not {ranks}; --device cpu takes any number of ranks")
     return ranks
 
 

@@ -154,10 +154,10 @@ def deploy_group(group: dist.ProcessGroup | None, device: torch.device) -> Group
         UserError: torch.distributed is not initialised, or this process is not in the group.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        raise UserError("autotune.overlap works between processes: call torch.distributed.init_process_group first")
+        raise UserError("autotune.overlap needs a process group: call torch.distributed.init_process_group first")
     mine = group if group is not None else dist.group.WORLD
     if not isinstance(mine, dist.ProcessGroup) or dist.get_rank(mine) < 0:
-        raise UserError("autotune.overlap: this process is not in the process group that was given")
+        raise UserError("autotune.overlap: this process is not in the given process group")
     with _lock:
         key = (mine.group_name, str(device))
         known = _deployed.get(key)

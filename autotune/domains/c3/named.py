@@ -69,16 +69,16 @@ def load(file: str | Path | None = None) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for collective, classes in data.items():
         if collective not in COLLECTIVES or not isinstance(classes, dict):
-            raise UserError(f"{path}: [{collective}] is no collective: there is {', '.join(COLLECTIVES)}")
+            raise UserError(f"{path}: [{collective}] is not a collective: use {', '.join(COLLECTIVES)}")
         for expected, entries in classes.items():
             if expected not in CLASSES or not isinstance(entries, dict):
-                raise UserError(f"{path}: [{collective}.{expected}] is no class: there is {', '.join(CLASSES)}")
+                raise UserError(f"{path}: [{collective}.{expected}] is not a class: use {', '.join(CLASSES)}")
             for name, entry in entries.items():
                 if name in found:
-                    raise UserError(f"{path}: {name} is there more than once")
+                    raise UserError(f"{path}: {name} is defined more than once")
                 found[name] = _entry(f"{path}: {name}", name, collective, expected, entry, dtype)
     if not found:
-        raise UserError(f"{path}: there is no scenario in it")
+        raise UserError(f"{path}: the file has no scenarios")
     return found
 
 
@@ -86,7 +86,7 @@ def find(name: str) -> Entry:
     """A scenario of the project's own list; raises UserError."""
     entries = load()
     if name not in entries:
-        raise UserError(f"there is no scenario {name!r}; {hint(name, entries)}")
+        raise UserError(f"unknown scenario {name!r}; {hint(name, entries)}")
     return entries[name]
 
 
@@ -100,9 +100,9 @@ def _entry(where: str, name: str, collective: str, expected: str, entry: object,
         raise UserError(f'{where}: write {name} = {{ gemm = "MxNxK", bytes = "512MiB" }}')
     for key in entry:
         if key not in _KEYS:
-            raise UserError(f"{where}: unknown key {key!r}: there is {', '.join(_KEYS)}")
+            raise UserError(f"{where}: unknown key {key!r}: use {', '.join(_KEYS)}")
     if ("gemm" in entry) == ("compute" in entry) or "bytes" not in entry:
-        raise UserError(f"{where}: it needs bytes, and either gemm or compute")
+        raise UserError(f"{where}: a scenario needs bytes, and either gemm or compute")
     kind = str(entry.get("dtype", dtype))
     try:
         if "gemm" in entry:

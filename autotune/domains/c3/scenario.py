@@ -89,21 +89,21 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.collective not in COLLECTIVES:
-            raise UserError(f"unknown collective {self.collective!r}: there is {', '.join(COLLECTIVES)}")
+            raise UserError(f"unknown collective {self.collective!r}: use {', '.join(COLLECTIVES)}")
         if self.dtype not in ITEMSIZE:
-            raise UserError(f"unknown dtype {self.dtype!r}: there is {', '.join(ITEMSIZE)}")
+            raise UserError(f"unknown dtype {self.dtype!r}: use {', '.join(ITEMSIZE)}")
         if self.ranks < 2:
             raise UserError(f"a collective needs 2 ranks or more, not {self.ranks}")
         unit = ITEMSIZE[self.dtype] * (1 if self.collective == "all_reduce" else self.ranks)
         if self.nbytes < unit or self.nbytes % unit:
-            raise UserError(f"{self.nbytes} bytes do not divide among {self.ranks} ranks: use a multiple of {unit}")
+            raise UserError(f"{self.nbytes} bytes are not divisible among {self.ranks} ranks: use a multiple of {unit}")
         if isinstance(self.compute, Gemm):
             g = self.compute
             if min(g.m, g.n, g.k) < 1:
-                raise UserError(f"a GEMM's extents are 1 or more, not {g.m}x{g.n}x{g.k}")
+                raise UserError(f"the extents of a GEMM must be 1 or more, not {g.m}x{g.n}x{g.k}")
             if g.dtype not in ITEMSIZE or g.layout not in LAYOUTS:
-                raise UserError(f"a GEMM of dtype {g.dtype!r} and layout {g.layout!r}: use {', '.join(ITEMSIZE)} and "
-                                f"{', '.join(LAYOUTS)}")  # fmt: skip
+                known = f"{', '.join(ITEMSIZE)} and {', '.join(LAYOUTS)}"
+                raise UserError(f"unknown dtype {g.dtype!r} or layout {g.layout!r} of a GEMM: use {known}")
 
     @property
     def numel(self) -> int:
@@ -181,7 +181,7 @@ def parse_bytes(text: str) -> int:
         raise UserError(f"--bytes {text!r}: write a size such as 512MiB, 4GiB or 65536")
     size = float(found[1]) * _UNITS[unit]
     if size != int(size) or not 1 <= size < 2**63:
-        raise UserError(f"--bytes {text!r}: not a whole number of bytes above 0 that 63 bits hold")
+        raise UserError(f"--bytes {text!r}: write a number of bytes from 1 to 2**63 - 1")
     return int(size)
 
 

@@ -14,15 +14,18 @@ from autotune.cli import decided
 from autotune.cli.commands.lookup import answer_of, check_target, print_ladders
 from autotune.cli.commands.search import Search, Steps
 from autotune.cli.commands.search import search as search_with
-from autotune.cli.options import check_modes, positive_int
+from autotune.cli.options import check_modes, command_line, positive_int
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output, microseconds
 from autotune.compiler.planner.methods import ABLATIONS, PLANS
-from autotune.errors import UserError
+from autotune.errors import UserError, pasted
 from autotune.ir.precision import PRECISIONS, asking
 from autotune.measure.policy import CACHES, default_policy
 from autotune.runtime.deployment import deployment
+from autotune.runtime.ladder import Level
 from autotune.space import load_space
 from autotune.store import attached
+from autotune.store.connection.urls import for_command
+from autotune.words import plural
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -97,7 +100,7 @@ class FusionSteps(Steps):
 
     def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
         if args.rows and args.missed:
-            raise UserError("--rows goes with a target: what was missed has its own numbers of rows")
+            raise UserError("--rows goes with a target: missed workloads have their own numbers of rows")
         if args.mode != ["default"]:
             check_modes(args.mode)
         if args.space:  # report an error in the file before the target is captured, which takes seconds
@@ -145,6 +148,14 @@ class FusionSteps(Steps):
             "steps": [step.record() for step in steps],
         }
         return replace(searched, answer=answer, results=[*searched.results, *(r for r in results if r.interrupted)])
+
+    def advice(self, args: argparse.Namespace) -> str:
+        if args.missed or ":" not in args.target:
+            return ""
+        given = {"AUTOTUNE_DB": args.db and for_command(args.db), "AUTOTUNE_PRECISION": args.precision}
+        env = " ".join(f"{name}={pasted(value)}" for name, value in given.items() if value)
+        use = f"{f'with {env}, ' if env else ''}torch.compile(model, backend='autotune') runs the stored kernels"
+        return f"{use}; `{command_line('compare', args)}` times a step"
 
     def words(self, args: argparse.Namespace) -> list[str]:
         words = ["--rows", ",".join(map(str, args.rows))] if args.rows else []
@@ -203,9 +214,10 @@ def lookup(args: argparse.Namespace) -> int:
         with attached(args.db, args.db_read):  # report an unusable database first
             pass
         device = resolve_device(args.device)
-        if ID.fullmatch(args.target) and args.inputs is None:
+        by_id = ID.fullmatch(args.target) is not None and args.inputs is None
+        if by_id:
             if args.train:
-                raise UserError("--train: only of a target that is traced, and a region's id stands for itself")
+                raise UserError("--train goes with a target to trace, not with the id of a region")
             label = args.target
             with deployment().deploying_from(args.db, args.db_read):
                 found = lookup_stored(args.target, device=device, strict=args.strict, explain=args.explain)
@@ -228,11 +240,15 @@ def lookup(args: argparse.Namespace) -> int:
                 print_ladders(found)
                 for verdict in verdicts:
                     print(*decided.lines(verdict), sep="\n")
+                if (missing := sum(region.level is Level.NONE for region in found if region.workload)) and not by_id:
+                    has = f"{plural(missing, 'region')} of {len(answer['workloads'])} ha{'s' if missing == 1 else 've'}"
+                    print(f"{has} no schedule: `{command_line('search', args)}` searches")
             else:
                 print(f"{label} has no memory-intensive region that this version can tune: {TUNABLE}")
             if found.unsupported:
                 reasons = sorted({region.reason for region in found if region.workload is None})
-                print(f"{found.unsupported} more cannot be tuned: {'; '.join(reasons)}", file=sys.stderr)
+                many = plural(found.unsupported, "more region")
+                print(f"{many} cannot be tuned: {'; '.join(reasons)}", file=sys.stderr)
     return 0
 
 
@@ -278,7 +294,7 @@ def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
         return workers[0]
 
     def told(name: str, us: float | None) -> None:
-        print(f"{name}: {microseconds(us) if us is not None else 'could not be run'}", file=sys.stderr, flush=True)
+        print(f"{name}: {microseconds(us) if us is not None else 'failed'}", file=sys.stderr, flush=True)
 
     try:
         figures = calibrate(device, measurer, told)
@@ -293,8 +309,8 @@ def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
 _ABOUT = {
     "copy_gbs": "copy, 10^9 bytes a second",
     "l2_gbs": "the same through the last-level cache",
-    "first_us": "a launch by itself, us",
-    "next_us": "another launch after it, us",
+    "first_us": "a single launch, us",
+    "next_us": "each further launch, us",
     "ops_gs": "light operators, 10^9 a second",
     "heavy_gs": "special functions, 10^9 a second in the cost of light ones",
 }
@@ -304,7 +320,7 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
     if "figures" in answer:
         figures = answer["figures"]
         missing = [
-            f"{about}: not measured, the built-in figure stays" for n, about in _ABOUT.items() if n not in figures
+            f"{about}: not measured, so the built-in figure is used" for n, about in _ABOUT.items() if n not in figures
         ]
         return [answer["device"], *(f"{_ABOUT[n]}: {value:.4g}" for n, value in figures.items()), *missing]
     state = "calibrated" if answer["calibrated"] else "not calibrated: built-in figures, `autotune calibrate fusion`"

@@ -202,7 +202,7 @@ def with_rows(call: Call, rows: int) -> Call:
     try:
         made: Call = pytree.tree_map(leaf, call)
     except (RuntimeError, MemoryError, OverflowError) as error:
-        raise UserError(f"--rows {rows}: inputs of so many rows cannot be made: {first_line(error)}") from None
+        raise UserError(f"--rows {rows}: cannot make inputs with this number of rows: {first_line(error)}") from None
     return made
 
 
@@ -335,7 +335,7 @@ def side_of(device: str) -> str:
 def _check_device(device: str) -> None:
     if side_of(device) == "cuda" and (torch.device(device).index or 0) >= torch.cuda.device_count():
         raise UserError(
-            f"no device {device!r} here: torch sees {torch.cuda.device_count()} CUDA devices; try --device cpu"
+            f"device {device!r} does not exist: torch finds {torch.cuda.device_count()} CUDA devices; use --device cpu"
         )
 
 
@@ -346,7 +346,7 @@ def _load(spec: str, what: str) -> tuple[Any, Call | None]:
     if "(" in path:
         path, call = _parsed(path, spec, what)
     if not module_name or not path:
-        raise UserError(f"{what} {spec!r} is not of the form package.module:callable")
+        raise UserError(f"{what} {spec!r} must be package.module:callable")
     return import_object(module_name, path, spec), call
 
 
@@ -358,19 +358,19 @@ def _parsed(text: str, spec: str, what: str) -> tuple[str, Call]:
         call = None
     if not isinstance(call, ast.Call) or not _is_name(call.func):
         form = 'package.module:make() or package.module:make("bert", layers=4)'
-        raise UserError(f"{what} {spec!r} is not a call of one name; a factory is written {form}")
+        raise UserError(f"{what} {spec!r} is not a call of one function: write {form}")
     given: list[Any] = []
     for node in [*call.args, *(k.value for k in call.keywords)]:
         try:
             given.append(ast.literal_eval(node))
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             raise UserError(
-                f"{what} {spec!r}: {ast.unparse(node)} is no literal; a factory is given numbers, quoted texts, True,"
-                " False, None, and lists, tuples and dicts of them"
+                f"{what} {spec!r}: {ast.unparse(node)} is not a literal: the arguments may be numbers, quoted"
+                " strings, True, False, None, and lists, tuples and dicts of them"
             ) from None
     names = [k.arg for k in call.keywords]
     if None in names:
-        raise UserError(f"{what} {spec!r}: name each argument in the place of **")
+        raise UserError(f"{what} {spec!r}: name each argument instead of **")
     args = tuple(given[: len(call.args)])
     return ast.unparse(call.func), (args, dict(zip(map(str, names), given[len(args) :], strict=True)))
 
@@ -382,7 +382,7 @@ def _is_name(node: ast.expr) -> bool:
 def _made(factory: Any, call: Call, spec: str, **more: Any) -> Any:
     """Call the factory that ``spec`` names with its arguments."""
     if not callable(factory):
-        raise UserError(f"{spec}: a {type(factory).__name__} cannot be called; leave out the brackets")
+        raise UserError(f"{spec}: a {type(factory).__name__} cannot be called: leave out the parentheses")
     args, kwargs = call
     return _call(factory, f"{spec} failed", *args, **{**more, **kwargs})
 
@@ -410,7 +410,7 @@ def _refuse_meta(fn: Any, given: Any, label: str) -> None:
     if isinstance(owner, nn.Module):
         leaves.extend((*owner.parameters(), *owner.buffers()))
     if any(isinstance(t, torch.Tensor) and t.is_meta for t in leaves):
-        raise UserError(f"{label}: tensors on the meta device hold no data; make them on cpu or cuda")
+        raise UserError(f"{label}: tensors on the meta device have no data: create them on cpu or cuda")
 
 
 def _as_call(made: Any, spec: str) -> Call:
@@ -423,7 +423,7 @@ def _as_call(made: Any, spec: str) -> Call:
             return tuple(made[0]), dict(made[1])
         return tuple(made), {}
     raise UserError(
-        f"--inputs {spec} gave a {type(made).__name__}; it must give a tensor, a tuple or list of arguments, a dict of"
+        f"--inputs {spec} returned a {type(made).__name__}; return a tensor, a tuple or list of arguments, a dict of"
         " keyword arguments, or (args, kwargs)"
     )
 

@@ -62,7 +62,9 @@ class KernelBench(Bench):
         self.arguments = make(kernel, self._given, device, 0)
         key = kernel.reader.read(self.arguments.args, self.arguments.kwargs)
         if key != self._key:
-            raise UserError(f"{kernel.name}: its inputs have the key {key} now, and had {self._key}: make them alike")
+            raise UserError(
+                f"{kernel.name}: its inputs have the key {key} now and had {self._key} before: return inputs of one key"
+            )
         self._oracles: dict[int, _Oracle] = {}
         self._reference_s = math.inf
 
@@ -185,7 +187,9 @@ class _Oracle:
         self._poison(mine)
         got = run(mine)
         if got is not None and self.result is None:
-            raise UserError(f"{kernel.name}: the reference returns nothing, and the kernel a {type(got).__name__}")
+            raise UserError(
+                f"{kernel.name}: the reference returns nothing, but the kernel returns a {type(got).__name__}"
+            )
         if got is not None:
             return self._same(got, self.result, "result")
         ours, theirs = mine.named(kernel), self._after.named(kernel)
@@ -195,8 +199,8 @@ class _Oracle:
             return min(verdicts, key=lambda v: (v.ok, -v.error), default=Verdict(True, 0.0))
         if not kernel.outputs:
             raise UserError(
-                f"{kernel.name}: the kernel returns nothing, and the reference a result: name what the kernel writes,"
-                " outputs=[...]"
+                f"{kernel.name}: the kernel returns nothing, but the reference returns a result: name what the"
+                " kernel writes, outputs=[...]"
             )
         written = [ours[n] for n in kernel.outputs]
         return self._same(written, self.result, "/".join(kernel.outputs))
@@ -288,7 +292,7 @@ def _as_arguments(made: Any, where: str) -> Arguments:
     if isinstance(made, (tuple, list)):
         return Arguments(tuple(made), {})
     if made is None:
-        raise UserError(f"{where} returned None: it has to return the kernel's arguments")
+        raise UserError(f"{where} returned None: return the kernel's arguments")
     return Arguments((made,), {})
 
 
@@ -306,7 +310,7 @@ def _moved(value: Any, device: str) -> Any:
 def _check(kernel: Kernel, found: Arguments, what: str) -> None:
     tuned = set(kernel.space.names)
     if twice := tuned & found.kwargs.keys():
-        raise UserError(f"{kernel.name}: {what} has {sorted(twice)[0]}, which is tuned: leave it out")
+        raise UserError(f"{kernel.name}: {what} has the tuned parameter {sorted(twice)[0]}: leave it out")
     parameters = parameters_of(kernel.fn)
     if parameters is None:
         return

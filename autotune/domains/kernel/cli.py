@@ -33,9 +33,9 @@ def search(args: argparse.Namespace) -> int:
         missed = " --missed" if args.missed else ""
         raise UserError(f"name the kernel: autotune search kernel package.module:function{missed}")
     if args.inputs:
-        raise UserError("--inputs is of other domains: a kernel's declaration names its inputs, --shapes what they are")
+        raise UserError("--inputs does not go with kernels: the declaration has inputs=, and --shapes their arguments")
     if args.missed and args.shapes:
-        raise UserError("--missed takes the shapes from the database: leave --shapes out")
+        raise UserError("--missed takes the shapes from the database: leave out --shapes")
     own = argparse.Namespace(**vars(args))
     own.kernel_missed, own.missed = args.missed, False
     return search_with(own, KernelSteps())
@@ -78,7 +78,9 @@ def _missed(kernel: Kernel, store: Store, device: str) -> tuple[list[dict[str, A
     from autotune.device import identify
 
     if not callable(kernel.inputs):
-        raise UserError(f"{kernel.name}: its inputs are a list, so that other keys cannot be made")
+        raise UserError(
+            f"{kernel.name}: inputs= is a list, so --missed cannot make inputs of other keys: give a callable"
+        )
     parameters = inspect.signature(kernel.inputs).parameters.values()
     names = [p.name for p in parameters if p.name not in ("device", "seed")]
     shapes, counts, left = [], [], 0
@@ -93,7 +95,7 @@ def _missed(kernel: Kernel, store: Store, device: str) -> tuple[list[dict[str, A
         shapes.append({name: key[name] for name in names})
         counts.append(miss.count)
     if not shapes:
-        hint = f"; {left} are of an earlier version, or have keys without {', '.join(names)}" if left else ""
+        hint = f"; {left} are of an earlier version, or their keys lack {', '.join(names)}" if left else ""
         raise UserError(f"{store.name} has no missed key of {kernel.name} on this device{hint}")
     return shapes, counts
 

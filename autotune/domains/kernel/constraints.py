@@ -86,7 +86,7 @@ def constraint(given: object, where: str) -> Constraint:
         return _parsed(given, where)
     if callable(given):
         return _called(given, where)
-    raise UserError(f"{where}: the constraint {given!r} is neither a text such as 'A * B <= 1024' nor a callable")
+    raise UserError(f"{where}: the constraint {given!r} is not a string such as 'A * B <= 1024' or a callable")
 
 
 def _called(function: Callable[..., Any], where: str) -> Constraint:
@@ -94,9 +94,11 @@ def _called(function: Callable[..., Any], where: str) -> Constraint:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        raise UserError(f"{where}: the constraint {name} has no signature: write it as a function or a text") from None
+        raise UserError(
+            f"{where}: the constraint {name} has no signature: write it as a function or a string"
+        ) from None
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters):
-        raise UserError(f"{where}: the constraint {name} has to name the parameters that it reads, without * and **")
+        raise UserError(f"{where}: the constraint {name} must name its parameters, without * and **")
     names = frozenset(p.name for p in parameters)
 
     def holds(values: Mapping[str, Any]) -> bool:
@@ -111,10 +113,10 @@ def _called(function: Callable[..., Any], where: str) -> Constraint:
 def _parsed(text: str, where: str) -> Constraint:
     try:
         if len(text) > _LONGEST:
-            raise UserError(f"{where}: a constraint of more than {_LONGEST} characters: write several")
+            raise UserError(f"{where}: a constraint has more than {_LONGEST} characters: write several")
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise UserError(f"{where}: the constraint {text!r} is no expression, such as 'A * B <= 1024'") from None
+        raise UserError(f"{where}: the constraint {text!r} is not an expression such as 'A * B <= 1024'") from None
     names: set[str] = set()
 
     def refuse(node: ast.expr) -> UserError:
@@ -128,7 +130,7 @@ def _parsed(text: str, where: str) -> Constraint:
         except ArithmeticError as error:
             raise UserError(f"{where}: the constraint {text!r} cannot be computed: {error}") from None
         except (TypeError, ValueError) as error:
-            raise UserError(f"{where}: the constraint {text!r} does not fit its values: {error}") from None
+            raise UserError(f"{where}: the constraint {text!r} cannot be applied to its values: {error}") from None
 
     return Constraint(text, frozenset(names), holds)
 

@@ -35,7 +35,7 @@ def from_converted(fn: Any, found: Converted, more: Mapping[str, Any]) -> Kernel
     """
     given = {k: v for k, v in more.items() if k != "db"}
     if wrong := given.keys() & {"space", "key"}:
-        raise UserError(f"{kernel_name(fn)}: {', '.join(sorted(wrong))} comes from triton.autotune: leave it out")
+        raise UserError(f"{kernel_name(fn)}: {', '.join(sorted(wrong))}is taken from triton.autotune: leave it out")
     if wrong := given.keys() - {f.name for f in fields(Kernel)} - {"default", "constraints"}:
         raise UserError(f"{kernel_name(fn)}: autotune.tunable has no argument {sorted(wrong)[0]!r}")
     kernel = make_kernel(fn, space=list(found.points), key=found.key, **given)
@@ -43,7 +43,7 @@ def from_converted(fn: Any, found: Converted, more: Mapping[str, Any]) -> Kernel
     known = [p.name for p in parameters_of(fn) or ()]
     for name in (*found.reset, *found.restore):
         if name not in known:
-            raise UserError(f"{kernel.name}: reset_to_zero and restore_value name {name!r}, which is no argument")
+            raise UserError(f"{kernel.name}: reset_to_zero or restore_value has {name!r}, which is not an argument")
     return kernel
 
 
@@ -98,13 +98,13 @@ def _check(kernel: Kernel) -> None:
     if bad := [s for s in kernel.shapes if not isinstance(s, Mapping)]:
         raise UserError(f"{where}: shapes= has {bad[0]!r}: give dicts of arguments for inputs=")
     if wrong := [n for n, metric in kernel.metrics.items() if not callable(metric)]:
-        raise UserError(f"{where}: the metric {wrong[0]!r} is no callable of a Call")
+        raise UserError(f"{where}: the metric {wrong[0]!r} is not a callable that takes a Call")
     o = kernel.objective
     if o is not None and (not isinstance(o, Objective) or o.direction not in ("min", "max") or not callable(o.measure)):
         raise UserError(f"{where}: objective= needs autotune.Objective(measure, unit, direction='min' or 'max')")
     signature = kernel.signature
     if signature is not None and (wrong := [n for n in kernel.outputs if n not in signature]):
-        raise UserError(f"{where}: outputs= names {wrong[0]!r}, which is no argument of the kernel")
+        raise UserError(f"{where}: outputs= has {wrong[0]!r}, which is not an argument of the kernel")
     if kernel.tolerance is not None and not kernel.tolerance > 0:
         raise UserError(f"{where}: tolerance= {kernel.tolerance}: give a relative error above 0")
     _claim(kernel)
@@ -116,7 +116,7 @@ def _claim(kernel: Kernel) -> None:
     other = _named.setdefault(kernel.name, own)
     if other[0] == own[0] or (own[1] and other[1] == own[1]):  # a repeated declaration, or the file run as a script
         return
-    raise UserError(f"two kernels are called {kernel.name}, in {other[0]} and in {own[0]}: give one of them name=")
+    raise UserError(f"two kernels have the name {kernel.name}, in {other[0]} and {own[0]}: give one of them name=")
 
 
 def file_of(fn: Any) -> Path | None:
@@ -153,7 +153,7 @@ def from_file(fn: Any, path: Path, given: Mapping[str, Any], name: str = "") -> 
     if not isinstance(table.get("space", table.get("configs")), (dict, list)):
         raise UserError(f"{where}: needs a table [{path_of(fn)}.space] of parameters, or a list configs = [...]")
     if twice := given.keys() & table.keys():
-        raise UserError(f"{where}: {sorted(twice)[0]} is said in the code too: say it once")
+        raise UserError(f"{where}: {sorted(twice)[0]} is also declared in the code: declare it once")
     told: dict[str, Any] = {k: v for k, v in table.items() if k not in ("space", "configs", "name")}
     for what in _CODE:
         if what in told:
@@ -172,7 +172,7 @@ def narrow(kernel: Kernel, path: Path) -> Kernel:
     """
     table, where = _table(kernel.fn, path)
     if wrong := table.keys() - {"space"}:
-        raise UserError(f"{where}: {sorted(wrong)[0]} is the code's to say: here the file may narrow the space only")
+        raise UserError(f"{where}: {sorted(wrong)[0]} is declared in the code: this file may only narrow the space")
     return replace(kernel, space=narrowed(kernel.space, dict(table.get("space", {})), where))
 
 
@@ -180,13 +180,13 @@ def _table(fn: Any, path: Path) -> tuple[dict[str, Any], str]:
     """The function's table in a file, and the prefix of messages about it."""
     data, name = read_toml(path, _WHAT), path_of(fn)
     if data.get("domain", "kernel") != "kernel":
-        raise UserError(f"{path}: a file of domain {data['domain']!r}, but this is a kernel")
+        raise UserError(f"{path}: the file is of domain {data['domain']!r}, not of a kernel")
     table = data.get(name)
     if not isinstance(table, dict):
         there = ", ".join(k for k, v in data.items() if isinstance(v, dict)) or "none"
-        raise UserError(f"{path}: no table [{name}] for {module_of(fn)}:{name}; there is {there}")
+        raise UserError(f"{path}: no table [{name}] for {module_of(fn)}:{name}; its tables are {there}")
     if unknown := table.keys() - set(_KEYS):
-        raise UserError(f"{path}: unknown key {sorted(unknown)[0]!r} in [{name}]; there is {', '.join(_KEYS)}")
+        raise UserError(f"{path}: unknown key {sorted(unknown)[0]!r} in [{name}]; the keys are {', '.join(_KEYS)}")
     return dict(table), f"{path}: [{name}]"
 
 
@@ -223,7 +223,7 @@ def read_shapes(file: str) -> list[dict[str, Any]]:
         if not isinstance(shape, dict):
             raise UserError(f"{path}: shape {nth} is {shape!r}: give an object of names and values")
     if not shapes:
-        raise UserError(f"{path}: there is no shape in it")
+        raise UserError(f"{path}: the file has no shapes")
     return shapes
 
 
@@ -246,5 +246,5 @@ def _json_lines(path: Path) -> list[Any]:
             try:
                 shapes.append(json.loads(line))
             except (ValueError, RecursionError):
-                raise UserError(f'{path}: line {nth} is no JSON object, such as {{"n": 4096}}') from None
+                raise UserError(f'{path}: line {nth} is not a JSON object such as {{"n": 4096}}') from None
     return shapes

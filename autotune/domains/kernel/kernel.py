@@ -216,13 +216,13 @@ class KeyReader:
         names = list(signature or ())
         wanted = names if key is None else [] if callable(key) else list(key)
         if signature is None and not callable(key):
-            raise UserError(f"{where}: the kernel tells no signature: give key= as a callable of its arguments")
+            raise UserError(f"{where}: the kernel has no signature: give key= as a callable of its arguments")
         for name in wanted:
             if name in tuned:
-                raise UserError(f"{where}: {name} is tuned, and so cannot be in the key")
+                raise UserError(f"{where}: {name} is tuned and cannot be in the key")
             if name not in names:
                 raise UserError(
-                    f"{where}: the key names {name!r}, which is no parameter of the kernel ({', '.join(names)})"
+                    f"{where}: the key names {name!r}, which is not a parameter of the kernel ({', '.join(names)})"
                 )
         if len(set(wanted)) < len(wanted):
             raise UserError(f"{where}: the key names {next(n for n in wanted if wanted.count(n) > 1)!r} twice")
@@ -296,8 +296,8 @@ class KeyReader:
         if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
             return self._json(value.item(), name)
         raise UserError(
-            f"{self._where}: the key's {name} is a {type(value).__name__}; a key holds numbers, texts, types and lists"
-            " of them: leave it out of key=, or give key= as a callable"
+            f"{self._where}: the key's {name} is a {type(value).__name__}; a key may have numbers, strings, types and"
+            " lists of them: leave it out of key=, or give key= as a callable"
         )
 
 

@@ -58,7 +58,7 @@ class KernelSpace:
                 if key is None:
                     continue
                 raise UserError(
-                    f"{self.space.source}: the constraint {c.text!r} reads {', '.join(sorted(unknown))}, which is no"
+                    f"{self.space.source}: the constraint {c.text!r} reads {', '.join(sorted(unknown))}, which is not a"
                     f" parameter ({', '.join(self.names)}) and not in the key ({', '.join(key) or 'empty'})"
                 )
             if not c.holds(values):
@@ -101,9 +101,11 @@ class KernelSpace:
         )
         if some is None and self.space.size <= _LOOKED_AT:
             texts = "; ".join(c.text for c in self.constraints)
-            raise UserError(f"{self.space.source}: no configuration fulfils the constraints ({texts}): loosen one")
+            raise UserError(
+                f"{self.space.source}: no configuration satisfies the constraints ({texts}): relax one of them"
+            )
         hint = f"; {config_words(some)} would do" if some is not None else ""
-        raise UserError(f"{self.space.source}: the default {config_words(self.default)} cannot be used: {why}{hint}")
+        raise UserError(f"{self.space.source}: the default {config_words(self.default)} is invalid: {why}{hint}")
 
 
 def declare_space(
@@ -159,13 +161,13 @@ def narrowed(space: KernelSpace, given: Mapping[str, Any], where: str) -> Kernel
     kept = replace(kept, source=where)
     points = tuple(point for point in space.points if kept.contains(point))
     if space.points and not points:
-        raise UserError(f"{where}: none of the kernel's {len(space.points)} configurations is left")
+        raise UserError(f"{where}: the file leaves none of the kernel's {len(space.points)} configurations")
     return replace(space, space=kept, points=points)
 
 
 def _name(name: object, where: str) -> str:
     if not isinstance(name, str) or not name.isidentifier():
-        raise UserError(f"{where}: {name!r} is no name of a parameter")
+        raise UserError(f"{where}: {name!r} is not a valid name of a parameter")
     return name
 
 
@@ -185,8 +187,8 @@ def _choice(name: object, value: object, where: str) -> Choice:
     if isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value)):
         return value
     raise UserError(
-        f"{where}: {name} has the choice {value!r}: a choice is a finite number, a text, True or False, which another"
-        " process can be told; name it by a text, and let the kernel look up what that means"
+        f"{where}: {name} has the choice {value!r}: a choice is a finite number, a string, True or False, which another"
+        " process can receive; use a string, and let the kernel map it to the value"
     )
 
 
@@ -212,14 +214,16 @@ def _points(given: Sequence[object], where: str) -> tuple[Config, ...]:
         first = next(iter(points.values()), made)
         if made.keys() != first.keys():
             odd = sorted(made.keys() ^ first.keys())
-            raise UserError(f"{where}: configuration {nth} differs from the first in having {', '.join(odd)} or not")
+            raise UserError(
+                f"{where}: configuration {nth} must have the same parameters as the first: check {', '.join(odd)}"
+            )
         points.setdefault(config_key(made), made)
     return tuple(points.values())
 
 
 def _default(given: object, space: Space, points: Sequence[Config], known: Mapping[str, Any], where: str) -> Config:
     if given is not None and not isinstance(given, Mapping):
-        raise UserError(f"{where}: the default {given!r} is no dict of parameter names to values")
+        raise UserError(f"{where}: the default {given!r} is not a dict of parameter names to values")
     told: dict[str, Any] = {**(points[0] if points else known), **(given or {})}
     if extra := (given or {}).keys() - {p.name for p in space}:
         raise UserError(f"{where}: the default has {', '.join(sorted(extra))}, which the space does not have")
@@ -232,7 +236,7 @@ def _default(given: object, space: Space, points: Sequence[Config], known: Mappi
         index = p.index(told[p.name])
         if index is None:
             raise UserError(
-                f"{where}: the default {p.name} = {told[p.name]!r} is none of its choices {list(p.choices)}"
+                f"{where}: the default {p.name} = {told[p.name]!r} is not one of its choices {list(p.choices)}"
             )
         whole[p.name] = p.choices[index]
     return whole

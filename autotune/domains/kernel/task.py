@@ -76,7 +76,7 @@ def _left(space: KernelSpace, workload: Workload) -> KernelSpace:
         return space
     points = tuple(p for p in space.points if p in left or p == space.default)
     if not points:
-        raise UserError(f"{workload.label}: none of its configurations is left")
+        raise UserError(f"{workload.label}: no configuration is left")
     return replace(space, points=points)
 
 
@@ -135,7 +135,7 @@ def allow(target: str, file: str) -> None:
         UserError: the file's name has a comma, the separator of targets.
     """
     if "," in file:
-        raise UserError(f"--space {file}: its name has a comma: give the file another one")
+        raise UserError(f"--space {file}: its name has a comma: rename the file")
     known = _allowed()
     if _entry(target, file) not in known:
         os.environ[ALLOWED] = ",".join([*known, _entry(target, file)])

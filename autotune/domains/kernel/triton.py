@@ -82,21 +82,21 @@ def converted(
     """
     if pre_hook or post_hook:
         raise UserError(
-            "pre_hook and post_hook cannot be kept: write what they do into a function and make that tunable"
+            "pre_hook and post_hook are not supported: write a function that also does their work, and make it tunable"
         )
     points, objects = [], {}
     for nth, config in enumerate(configs, 1):
         if getattr(config, "pre_hook", None) is not None:
             raise UserError(
-                f"configuration {nth} has a pre_hook, which cannot be kept: write what it does into a function that"
-                " launches the kernel, and make that tunable"
+                f"configuration {nth} has a pre_hook, which is not supported: write a function that also does its work"
+                " and launches the kernel, and make it tunable"
             )
         point = point_of(config, nth)
         points.append(point)
         objects[config_key(point)] = config
     by = dict(prune_configs_by or {})
     if unknown := by.keys() - {"early_config_prune", "perf_model", "top_k"}:
-        raise UserError(f"prune_configs_by has {sorted(unknown)[0]!r}, which this autotune does not know: leave it out")
+        raise UserError(f"prune_configs_by has {sorted(unknown)[0]!r}, which is not supported: leave it out")
     prune = _pruning(objects, by) if by.get("early_config_prune") or by.get("perf_model") else None
     return Converted(_alike(points), tuple(key), tuple(reset_to_zero or ()), tuple(restore_value or ()), prune)
 
@@ -108,7 +108,7 @@ def point_of(config: Any, nth: int) -> dict[str, Any]:
     if not isinstance(getattr(config, "kwargs", None), Mapping):
         raise UserError(f"configuration {nth} is {config!r}: give a triton.Config")
     if getattr(config, "ir_override", None) is not None:
-        raise UserError(f"configuration {nth} has an ir_override, which cannot be kept: leave it out")
+        raise UserError(f"configuration {nth} has an ir_override, which is not supported: leave it out")
     meta = {name: getattr(config, name, None) for name in META}
     return {**config.kwargs, **{name: value for name, value in meta.items() if value is not None}}
 
@@ -141,7 +141,7 @@ def _pruning(objects: Mapping[str, Any], by: Mapping[str, Any]) -> Prune:
         kept = [{n: v for n, v in point_of(c, 0).items() if n in names} for c in left]
         found = [by_point[k] for c in kept if (k := config_key(c)) in by_point]
         if not found:
-            raise UserError("prune_configs_by leaves no configuration: return at least one of those it was given")
+            raise UserError("prune_configs_by returned no configuration: return at least one of its arguments")
         return found
 
     return prune

@@ -232,7 +232,7 @@ class _Tunable:
         """
         given = {k: v for k, v in locals().items() if k not in ("self", "space", "db", "name")}
         if callable(space):
-            raise UserError("autotune.tunable needs a space: write @autotune.tunable(space={...}) with brackets")
+            raise UserError("autotune.tunable needs a space: write @autotune.tunable(space={...})")
 
         def declare(fn: Any) -> Tunable:
             if isinstance(space, (str, Path)):

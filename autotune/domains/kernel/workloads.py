@@ -34,19 +34,17 @@ def workloads_of(
         UserError: inputs cannot be made, the reference fails on them, or the kernel cannot be imported by its name.
     """
     if kernel.inputs is None:
-        raise UserError(
-            f"{kernel.name}: there are no inputs to search with: give inputs=, a callable that makes arguments"
-        )
+        raise UserError(f"{kernel.name}: a search needs inputs: give inputs=, a callable that returns arguments")
     try:
         again = resolve(target, kernel.file)
     except UserError as error:
         raise UserError(f"{kernel.name}: a measuring process has to import it as {target}: {error}") from None
     if again.source != kernel.source:
-        raise UserError(f"{kernel.name}: {target} is another function than this one: define it at a module's top level")
+        raise UserError(f"{kernel.name}: {target} is another function: define the kernel at a module's top level")
     allow(target, kernel.file)
     if isinstance(kernel.inputs, (list, tuple)):
         if shapes:
-            raise UserError(f"{kernel.name}: its inputs are a list: leave the shapes out")
+            raise UserError(f"{kernel.name}: inputs= is a list: leave out the shapes")
         wanted: list[dict[str, Any]] = [{"": nth} for nth in range(len(kernel.inputs))]
     else:
         wanted = [dict(s) for s in (kernel.shapes if shapes is None else shapes)] or [{}]
@@ -129,7 +127,7 @@ def probe(
                 found.append(Seen(**answer["seen"]))
             step = str(answer.get("step", step))
     except ChildSilent:
-        raise UserError(f"{target}: {step} took more than {limit:.0f} s, and was ended: make that quicker") from None
+        raise UserError(f"{target}: {step} took more than {limit:.0f} s and was stopped: make it faster") from None
     except (ChildDied, ValueError) as death:
         raise UserError(f"{target}: {step}: the process {death}") from None
     finally:

@@ -118,7 +118,7 @@ def gpu_use(device: str) -> float:
     try:
         driver, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
     except OSError as e:
-        raise UserError(f"cannot tell whether {device} is idle ({e}): give --always to search all the same") from None
+        raise UserError(f"cannot measure whether {device} is idle ({e}): use --always to search anyway") from None
     handle, place, found = ctypes.c_int(), ctypes.create_string_buffer(32), _Utilization()
     board = ctypes.c_void_p()
     index = int(device.partition(":")[2] or 0)
@@ -134,7 +134,7 @@ def gpu_use(device: str) -> float:
     for step in steps:
         if code := step():
             why = f"error {code} of the driver"
-            raise UserError(f"cannot tell whether {device} is idle ({why}): give --always to search all the same")
+            raise UserError(f"cannot measure whether {device} is idle ({why}): use --always to search anyway")
     return float(found.gpu) / 100
 
 

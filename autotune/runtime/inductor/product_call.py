@@ -89,7 +89,7 @@ def load(text: str, operators: Callable[[Any], Any]) -> Callable[..., None]:
     instead = operators(call)
     try:
         if call.spec["library"] != cublaslt.version():
-            raise cublaslt.CublasError(f"it was measured with {call.spec['library']}")
+            raise cublaslt.CublasError(f"the measurement used {call.spec['library']}")
         run = bound(call.spec, call.source, call.algorithm, torch.device(call.device).index or 0, inputs)
     except Exception as error:
         instead.warn(f"is not used: {first_line(error)}")
@@ -106,7 +106,7 @@ def load(text: str, operators: Callable[[Any], Any]) -> Callable[..., None]:
                 raise
             except Exception as error:
                 failed = True
-                instead.warn(f"failed and is given up: {first_line(error)}")
+                instead.warn(f"failed and is not used any more: {first_line(error)}")
         instead(*tensors)
 
     return write

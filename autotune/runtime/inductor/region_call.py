@@ -216,9 +216,11 @@ def _look_up(workload: Workload, device: str, rows: float | None, packaged: bool
         own.warn_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
         return found
     except UserError as e:
-        deployment().warn_once("match", f"autotune: {e}; nothing is looked up")
+        deployment().warn_once("match", f"autotune: {e}; no schedule is looked up")
     except Exception as e:
-        deployment().warn_once(f"match {workload.fingerprint}", f"autotune: looking up {workload.label} failed: {e!r}")
+        deployment().warn_once(
+            f"match {workload.fingerprint}", f"autotune: the look-up of {workload.label} failed: {e!r}"
+        )
     return Match(Level.NONE, reason="the look-up failed")
 
 
@@ -346,7 +348,7 @@ class Operators:
             if own and found.level in (Level.EXACT, Level.HEURISTIC, Level.OTHER_ROWS):
                 status = Status.WRONG_RESULT if wrong else Status.LAUNCH_ERROR
                 deployment().record_failure(schedule, self._call.device, status, str(error))
-        self.warn(f"{'computes something else' if wrong else 'failed'} and is given up: {error}")
+        self.warn(f"{'returned wrong results' if wrong else 'failed'} and is not used any more: {error}")
         return self
 
     def warn(self, what: str) -> None:

@@ -127,20 +127,20 @@ def prepared(call: RegionCall) -> Prepared:
         BuildError, RuntimeError: its schedule does not fit, or is damaged.
     """
     if call.device == "cpu":
-        raise Unsupported("Python alone launches kernels of a CPU")
+        raise Unsupported("CPU kernels are launched from Python only")
     if call.symbols:
-        raise Unsupported("Python alone chooses a kernel by sizes that are known at run time")
+        raise Unsupported("kernels for sizes known at run time are chosen in Python only")
     found = found_for(call)
     assert found.schedule is not None
     exact = Workload("fusion", call.spec).fingerprint == call.tuned
     if wanted(found.proven and exact, call.verify) is not None:
-        raise Unsupported("Python alone verifies the results of its kernels, which the settings ask for")
+        raise Unsupported("the settings require verified results, which Python alone supports")
     graph = Graph.from_json(call.spec)
     made = prepare(graph, found.schedule, call.slots, call.results, call.inputs, call.outputs, "cuda")
     for one in made.launches:
         # The name is from the database, and becomes part of source text.
         if not (one.kernel.entry.isascii() and one.kernel.entry.isidentifier()):
-            raise Unsupported("its kernel's name is none of C++")
+            raise Unsupported("its kernel's name is not valid in C++")
         if not one.kernel.code:
             raise Unsupported(f"the stored kernel {one.kernel.entry!r} has no code")
         if len(one.pointers) + one.dynamic > MOST_ARGUMENTS:

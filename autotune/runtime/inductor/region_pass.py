@@ -236,7 +236,7 @@ def _permitted(regions: Sequence[Region]) -> list[Region]:
         deployment().count("left_by_options")
         for requirement in required:
             deployment().warn_once(
-                f"option {requirement}", f"autotune: Inductor compiles regions, since its option {requirement}"
+                f"option {requirement}", f"autotune: regions are left to Inductor, since its option {requirement}"
             )
     return kept
 
@@ -248,7 +248,7 @@ def _matches(regions: Sequence[Region], *, packaged: bool) -> list[Match]:
     for region in regions:
         device = device_of(region)
         if region.workload is None or device is None:
-            found.append(Match(Level.NONE, reason=region.reason or "not on a device autotune knows"))
+            found.append(Match(Level.NONE, reason=region.reason or "not on a supported device"))
             continue
         key = region.workload.fingerprint, device
         if key not in known:
@@ -315,10 +315,10 @@ def _call_of(
         deployment().count("unsupported")
         log.debug("%s is left to Inductor: %s", label, e)
         if cpp:
-            deployment().warn_once(f"cpp {e}", f"autotune: {label} is left to Inductor in C++: {e}")
+            deployment().warn_once(f"cpp {e}", f"autotune: {label} is left to Inductor in C++ code: {e}")
     except Exception as e:
         why = f"{type(e).__name__}: {e}"
-        deployment().warn_once(f"replace {label}", f"autotune: {label} runs as without autotune: {why}")
+        deployment().warn_once(f"replace {label}", f"autotune: {label} is left to Inductor: {why}")
         log.debug("the region that is not replaced", exc_info=True)
     return None, why
 
@@ -428,7 +428,7 @@ def _with_symbols(call: RegionCall, region: Region, origin: Mapping[fx.Node, fx.
         return call
     places = places_of(symbols, [origin[n].meta["val"] for n in (*region.inputs, *region.outputs)])
     if places is None:
-        raise Unsupported("sizes that none of its tensors has")
+        raise Unsupported("sizes that are not those of its tensors")
     layouts = (*call.inputs, *call.outputs)
     general = replace(call, source=source, symbols=places, overwrites=())  # the kernel depends on the sizes
     sizes = {name: 2 * layouts[k].size[dim] + 16 for name, (k, dim) in places.items()}

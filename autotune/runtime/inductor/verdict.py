@@ -152,7 +152,7 @@ def stored_left(graph: str, devices: Iterable[str], mode: str) -> Left:
                 (predicted if found.record.get("command") == UNSEARCHED else left).update(found.left)
                 decided = True
     except Exception as e:
-        deployment().warn_once("verdict", f"autotune: verdicts on whole steps are not looked up: {e}")
+        deployment().warn_once("verdict", f"autotune: verdicts on steps are not looked up: {e}")
         decided = True
     return Left(frozenset(left | predicted), decided, frozenset(predicted - left))
 
@@ -162,11 +162,11 @@ WAIT_S = 60.0
 
 _AGREE, _DIFFER = b"agree", b"differ"
 _DIFFERENT = (
-    "autotune: the ranks' databases, settings or software differ, or some rank did not answer: no stored kernel is used"
-    " beside collectives; deploy from one snapshot (autotune export)"
+    "autotune: the ranks' databases, settings or software differ, or a rank did not answer: graphs with"
+    " collectives run without stored kernels; deploy from one snapshot (autotune export)"
 )
 _CHANGED = (
-    "autotune: the database changed while the ranks run: what is compiled from now on may differ among them; deploy"
+    "autotune: the database changed while the ranks run: later compilations may differ between ranks; deploy"
     " from a snapshot (autotune export)"
 )
 _lock = threading.Lock()
@@ -206,7 +206,7 @@ def ranks_agree(graph: fx.Graph, inputs: Sequence[Any] = ()) -> bool:
     try:
         return _agree(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
     except Exception as e:
-        text = f"autotune: ranks could not agree on what to deploy ({e}): nothing is, beside collectives"
+        text = f"autotune: ranks could not agree on schedules ({e}): graphs with collectives run without stored kernels"
         deployment().warn_once("agreement", text)
         return False
 

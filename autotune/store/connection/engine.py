@@ -69,10 +69,10 @@ def create_engine(
         )
     except (NoSuchModuleError, ImportError):
         raise UserError(
-            f"no driver for {url.drivername!r} is installed: pip install 'psycopg[binary]' and use postgresql://"
+            f"no driver for {url.drivername!r} is installed: run `pip install 'psycopg[binary]'` and use postgresql://"
         ) from None
     except (ArgumentError, ValueError, TypeError) as e:
-        raise UserError(f"the options of the database URL {show_url(url)} do not fit: {first_line(e, url)}") from None
+        raise UserError(f"the database URL {show_url(url)} has invalid options: {first_line(e, url)}") from None
     if limit_s is not None:
         event.listen(engine, "connect", _end_when_idle)
     return engine
@@ -173,7 +173,7 @@ class Database:
     def writing(self) -> Iterator[sa.Connection]:
         """A connection in one write transaction, committed at the end. Raises UserError if the database fails."""
         if self.readonly:
-            raise UserError(f"the database {self.name} was opened for reading only")
+            raise UserError(f"the database {self.name} is open for reading only")
         self._check_fork()
         # The limit covers the commit too, which may also hang.
         with user_errors(self._url), self._writer.connect() as c, within(c, self._limit_s), c.begin():

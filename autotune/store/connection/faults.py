@@ -196,7 +196,9 @@ def user_errors(url: sa.URL) -> Iterator[None]:
     try:
         yield
     except LostConnection as e:
-        raise e if e.named else LostConnection(f"the database {show_url(url)} is lost: {e}", named=True) from e
+        raise (
+            e if e.named else LostConnection(f"the connection to the database {show_url(url)} is lost: {e}", named=True)
+        ) from e
     except DBAPIError as e:
         if _state(e) in _CONFLICTS:
             raise Conflict(reason(url, e.orig)) from e
@@ -209,7 +211,7 @@ def user_errors(url: sa.URL) -> Iterator[None]:
             raise UserError(reason(url, e.orig)) from e
         raise
     except UnicodeEncodeError as e:  # a lone surrogate, from an argument that is not UTF-8
-        raise UserError(f"{ascii(e.object)[:200]} is not UTF-8: a database holds no such text") from e
+        raise UserError(f"{ascii(e.object)[:200]} is not UTF-8, so a database cannot store it") from e
     except UnicodeDecodeError as e:  # SQLite's message, with text from a damaged file
         if url.get_backend_name() != "sqlite":
             raise

@@ -76,9 +76,7 @@ def upgrade_engine(engine: sa.Engine, url: sa.URL) -> None:
         try:
             command.upgrade(config, "head")
         except CommandError as e:
-            raise UserError(
-                f"cannot upgrade {show_url(url)}: {e}; it was made by a newer autotune: upgrade that"
-            ) from e
+            raise UserError(f"cannot upgrade {show_url(url)}: {e}; a newer autotune made it: upgrade autotune") from e
 
 
 def current(url: str | os.PathLike[str] | None = None) -> str | None:

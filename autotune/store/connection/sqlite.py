@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.pool import QueuePool
 
-from autotune.errors import UserError
+from autotune.errors import UserError, pasted
 from autotune.store.connection.faults import reason
 from autotune.store.connection.urls import no_database
 from autotune.store.damage import from_json_text
@@ -33,8 +33,8 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
     path = Path(str(url.database))
     if is_snapshot(path):
         raise UserError(
-            f"{path} is a snapshot, which is looked up in and nothing else: give a database with --db"
-            " (`autotune import` adds a snapshot to one)"
+            f"{path} is a snapshot, which is read-only: name a database with --db"
+            f" (`{pasted('autotune', 'import', path)}` adds the snapshot to one)"
         )
     shared = shared_type(path)
     uri = f"file:{quote(os.fsencode(path))}"
@@ -113,7 +113,7 @@ def _has_log(path: Path) -> bool:
 
 def _logged(path: Path, shared: str) -> str:
     return (
-        f"the database {path} lies on {shared}, and a process writes it with a write-ahead log, which machines cannot"
+        f"the database {path} is on {shared}, and a process writes it with a write-ahead log, which machines cannot"
         " share: end that process, or use a PostgreSQL server"
     )
 
@@ -142,7 +142,7 @@ def new_file(path: Path) -> Iterator[Path]:
                 with suppress(FileExistsError):
                     os.link(made, path)
     except OSError as e:
-        raise UserError(f"cannot make the database {path}: {e.strerror or e}") from None
+        raise UserError(f"cannot create the database {path}: {e.strerror or e}") from None
 
 
 def _can_link(folder: Path) -> bool:
@@ -182,8 +182,8 @@ def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> No
             if shared and path not in _warned:
                 _warned.add(path)
                 log.warning(
-                    "autotune: the database %s lies on %s: it is written without a write-ahead log, so that writers "
-                    "and readers wait for each other; a PostgreSQL server serves many machines better",
+                    "autotune: the database %s is on %s: autotune writes it without a write-ahead log, so writers and "
+                    "readers wait for each other; for several machines, use a PostgreSQL server",
                     path,
                     shared,
                 )

@@ -38,7 +38,7 @@ def default_path() -> Path:
 
 def no_database(file: str | os.PathLike[str]) -> str:
     """The message for a missing database."""
-    return f"there is no database {os.fspath(file)}: run a search first, or give another with --db"
+    return f"there is no database {os.fspath(file)}: run a search first, or name another database with --db"
 
 
 def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
@@ -53,27 +53,29 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
     text = os.fspath(url) if url is not None else os.environ.get(DATABASE_VARIABLE) or str(default_path())
     if "://" not in text:
         if text.startswith("sqlite:") or text == ":memory:" or not text.strip():
-            raise UserError(f"{veil(text)!r} names no database: {EXAMPLES}")
+            raise UserError(f"{veil(text)!r} is not the name of a database: {EXAMPLES}")
         if (_SERVERS.match(text) or _CREDENTIAL.search(text)) and not os.path.lexists(text):
-            raise UserError(f"what is given for the database looks like a URL, but is none: {EXAMPLES}")
+            raise UserError(f"the name of the database looks like a URL, but is not one: {EXAMPLES}")
         return _sqlite_url(text)
     try:
         parsed = sa.make_url(text)
     except ArgumentError:
-        raise UserError(f"what is given for the database is not a database URL: {EXAMPLES}") from None
+        raise UserError(f"the name of the database is not a database URL: {EXAMPLES}") from None
     except ValueError:
         raise UserError(f"the port in the database URL is not a number: {EXAMPLES}") from None
     backend = parsed.get_backend_name()
     if backend == "sqlite":
         if parsed.query:
             raise UserError(
-                f"{veil(str(parsed.database))}: an SQLite URL takes no options ({'&'.join(_options(parsed))}): give"
-                " only the file; take away its write permission where it must not be written"
+                f"{veil(str(parsed.database))}: an SQLite URL takes no options ({'&'.join(_options(parsed))}): name"
+                " only the file, and remove its write permission if it must not be written"
             )
         if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
-            raise UserError("an in-memory database cannot be shared between the search's processes: give a file name")
+            raise UserError("the processes of a search cannot share an in-memory database: give a file name")
         if parsed.host or parsed.username or parsed.password:
-            raise UserError("an SQLite URL names no host and no user: sqlite:///FILE, or sqlite:////FILE from the root")
+            raise UserError(
+                "an SQLite URL has no host and no user: write sqlite:///FILE, or sqlite:////FILE from the root"
+            )
         return _sqlite_url(parsed.database)
     if backend in ("postgresql", "postgres"):
         if parsed.drivername in ("postgres", "postgresql"):
@@ -89,12 +91,12 @@ def is_missing(parsed: sa.URL) -> bool:
 
 def _sqlite_url(path: str) -> sa.URL:
     if "\0" in path:
-        raise UserError("the path of the database holds a zero byte, which no file's name does")
+        raise UserError("the path of the database contains a zero byte, which file names cannot have")
     try:
         file = Path(path).expanduser().absolute()
         os.stat(file)
     except RuntimeError:
-        raise UserError(f"{path}: there is no such user's home folder") from None
+        raise UserError(f"{path}: no such user") from None
     except OSError as e:
         if e.errno in (errno.ENAMETOOLONG, errno.ELOOP):
             raise UserError(f"cannot use {path} as a database: {e.strerror}") from None

@@ -137,9 +137,9 @@ def _regular(path: Path) -> IO[bytes]:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise UserError(f"{path} is no file: name a snapshot that `autotune export` wrote")
+            raise UserError(f"{path} is not a file: name a snapshot that `autotune export` wrote")
         if found.st_size > LARGEST:
-            raise UserError(f"{path} is larger than {LARGEST >> 30} GiB: that is no snapshot of ours")
+            raise UserError(f"{path} is larger than {LARGEST >> 30} GiB, so it is not a snapshot")
     except BaseException:
         os.close(descriptor)
         raise
@@ -170,11 +170,11 @@ def opened(path: Path) -> tuple[IO[bytes], Seal]:
 def _checked(path: Path, file: IO[bytes]) -> Seal:
     head, size = file.read(100), os.fstat(file.fileno()).st_size
     if len(head) < 100 or not _is_ours(head):
-        raise UserError(f"{path} is no snapshot of autotune's, or is damaged: `autotune export` writes one")
+        raise UserError(f"{path} is not a snapshot, or is damaged: `autotune export` writes snapshots")
     version = int.from_bytes(head[60:64], "big")
     if version not in _MAGIC:
         better = "upgrade autotune" if version > VERSION else "export it again"
-        raise UserError(f"{path} is a snapshot of form {version}, this autotune reads forms 2 and 3: {better}")
+        raise UserError(f"{path} is a snapshot of format {version}, and this autotune reads 2 and 3: {better}")
     page = int.from_bytes(head[16:18], "big")
     length = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
     file.seek(max(size - SEAL_BYTES, 0))
@@ -185,5 +185,5 @@ def _checked(path: Path, file: IO[bytes]) -> Seal:
         raise UserError(f"the snapshot {path} is damaged or cut short: copy or export it again")
     _, sealed, digest, key, signature = _SEAL.unpack(last)
     if sealed != length:
-        raise UserError(f"the snapshot {path} is damaged: its seal is of another file; copy or export it again")
+        raise UserError(f"the snapshot {path} is damaged, as its seal is of another file: copy or export it again")
     return Seal(length, digest, key, signature, version)

@@ -67,5 +67,5 @@ def path_of(name: str | os.PathLike[str]) -> str:
         return os.path.expanduser(text)
     wanted = text.removeprefix(PREFIX)
     if wanted not in packaged():
-        raise UserError(f"{text}: no such snapshot comes with autotune; there is {', '.join(packaged())}")
+        raise UserError(f"{text}: no such packaged snapshot; autotune has {', '.join(packaged())}")
     return str(FOLDER / f"{wanted}{SUFFIX}")

@@ -278,7 +278,7 @@ class Snapshot(Reader):
 
     def _condemn(self, error: BaseException) -> None:
         """Stop using the file, and warn once."""
-        text = told(f"the snapshot {self.name} is damaged ({why(error)}): nothing of it is used", 500)
+        text = told(f"the snapshot {self.name} is damaged ({why(error)}) and is not used", 500)
         if not self.lost:
             self.problems.append(text)
             log.warning("autotune: %s", text)
@@ -314,7 +314,7 @@ for _name, _nothing in _ASKED.items():
 def compare(path: Path, file: IO[bytes], seal: Seal) -> None:
     """Compare the pages of a snapshot with its seal; raises UserError if they differ."""
     if checksum(file, seal.length, seal.form) != seal.checksum:
-        raise UserError(f"the snapshot {path} is not what was sealed: it is damaged or was changed; not used")
+        raise UserError(f"the snapshot {path} is not used: it does not match its seal, since it is damaged or changed")
 
 
 def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
@@ -324,13 +324,13 @@ def _identity(found: os.stat_result) -> tuple[int, int, int, int]:
 def _json(text: Any) -> Any:
     found = from_json_text(text) if isinstance(text, (str, bytes)) else None
     if found is None:
-        raise Damaged("a value is no JSON")
+        raise Damaged("a value is not JSON")
     return found
 
 
 def _unpacked(data: Any) -> Any:
     if not isinstance(data, bytes):
-        raise Damaged("a value is no compressed JSON")
+        raise Damaged("a value is not compressed JSON")
     unpack = zlib.decompressobj()
     text = unpack.decompress(data, LARGEST_VALUE)
     if not unpack.eof:

@@ -43,7 +43,7 @@ def private_key(key: str | os.PathLike[str]) -> Ed25519PrivateKey:
     except (ValueError, TypeError):  # TypeError: it has a passphrase
         found = None
     if not isinstance(found, ed25519.Ed25519PrivateKey):
-        raise UserError(f"{os.fspath(key)} is no private Ed25519 key in PEM without a passphrase: {_HOW}")
+        raise UserError(f"{os.fspath(key)} is not a private Ed25519 key in PEM without a passphrase: {_HOW}")
     private: Ed25519PrivateKey = found
     return private
 
@@ -67,15 +67,15 @@ def check_signature(path: Path, seal: Seal, key: str | os.PathLike[str]) -> None
     except ValueError:
         public = None
     if not isinstance(public, ed25519.Ed25519PublicKey):
-        raise UserError(f"what is pinned is no public Ed25519 key in PEM: {_HOW}")
+        raise UserError(f"the key for snapshots is not a public Ed25519 key in PEM: {_HOW}")
     if not seal.signed:
-        raise UserError(f"the snapshot {path} is not signed, and a key is pinned: export it with --sign KEYFILE")
+        raise UserError(f"the snapshot {path} is not signed, but a key requires it: export it with --sign KEYFILE")
     if seal.key != _name(public):
-        raise UserError(f"the snapshot {path} is signed with another key than the one that is pinned: not used")
+        raise UserError(f"the snapshot {path} is not used: it is signed with another key")
     try:
         public.verify(seal.signature, seal.message())
     except InvalidSignature:
-        raise UserError(f"the signature of the snapshot {path} is wrong: not used") from None
+        raise UserError(f"the snapshot {path} is not used: its signature is wrong") from None
 
 
 def _name(public: Ed25519PublicKey) -> bytes:
@@ -95,5 +95,5 @@ def _cryptography() -> tuple[Any, Any]:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:
-        raise UserError("signatures need the package cryptography: pip install 'autotune-torch[sign]'") from None
+        raise UserError("signatures need the package cryptography: run `pip install 'autotune-torch[sign]'`") from None
     return serialization, ed25519

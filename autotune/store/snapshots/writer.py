@@ -73,7 +73,7 @@ def export_snapshot(
     path = Path(file)
     check_output(path, f"cannot write the snapshot {path}")
     if kind_of(path) not in ("snapshot", "missing"):
-        raise UserError(f"{path} is there and is no snapshot of autotune's: name a new file, or remove it first")
+        raise UserError(f"{path} exists and is not a snapshot: name a new file, or remove this one")
     if key is not None:
         private_key(key)  # raises UserError for an invalid key before the work
     known = len(store.problems)
@@ -82,7 +82,7 @@ def export_snapshot(
     left_out = (*list(store.problems)[known:], *refused)
     if not contents.schedules:
         why_none = f"; {len(left_out)} were left out, the first: {left_out[0]}" if left_out else ""
-        raise UserError(f"the database {store.name} has no such schedule to export{why_none}")
+        raise UserError(f"the database {store.name} has no matching schedule to export{why_none}")
     seal = write_snapshot(path, contents, key=key)
     size = path.stat().st_size
     return Exported(len(contents.schedules), len(contents.verdicts), seal.checksum.hex(), size, left_out)

@@ -126,7 +126,9 @@ class ClusterLane(Lane):
         """
         version, space = message.pop("version"), message.pop("space")
         if version != __version__:
-            raise UserError(f"it has autotune {__version__}, the search {version}: install one version on every node")
+            raise UserError(
+                f"the node has autotune {__version__}, and the search {version}: install one version on every node"
+            )
         if space is not None:
             folder = Path(self._open.enter_context(tempfile.TemporaryDirectory(prefix="autotune-space-")))
             file = folder / Path(message["options"]["space_file"]).name

@@ -64,7 +64,7 @@ class Cluster:
         self._engine = engine
         name, nodes = device.strip().lower(), engine.nodes()
         if name not in ("auto", "cpu", "cuda"):
-            raise UserError(f"--device {device}: on a cluster it is auto, cpu or cuda, which means all of its GPUs")
+            raise UserError(f"--device {device}: with --ray, use auto, cpu or cuda (all GPUs of the cluster)")
         gpus = any(node.gpus for node in nodes)
         if name == "cuda" and not gpus:
             raise UserError(
@@ -74,7 +74,9 @@ class Cluster:
         self.device = "cpu" if name == "cpu" or not gpus else "cuda:0"
         """Name of each lane's device, or of its first device, within the lane."""
         if not any(self._slots(node, 1) for node in nodes):
-            raise UserError(f"no node of the cluster at {engine.address} gives Ray a processor: --num-cpus is 0")
+            raise UserError(
+                f"no node of the cluster at {engine.address} gives Ray a processor: start nodes with --num-cpus 1"
+            )
         self.kinds: list[Kind] = []
         """Kinds of devices found by the last search."""
 
@@ -148,8 +150,8 @@ def check_reachable(store: Store, nodes: Sequence[Node], host: str) -> None:
     other = next((node for node in nodes if node.address != host), None)
     if store.url.startswith("sqlite") and other is not None:
         raise UserError(
-            f"--db {store.name} is a file of this host, and {other.host} is another: a search on several hosts needs"
-            " PostgreSQL (--db postgresql://USER@HOST/NAME)"
+            f"--db {store.name} is a file of this host, and {other.host} is another host: a search on several hosts"
+            " needs PostgreSQL (--db postgresql://USER@HOST/NAME)"
         )
 
 
@@ -325,7 +327,7 @@ class Run:
             if any(group.label == label for group in self._groups.values()):
                 label = f"{label}, {message['software']}"
             if self._groups:
-                log.warning("%s has another device or other software, %s: a search of its own", lane.node.host, label)
+                log.warning("%s has another device or software, %s: it gets a separate search", lane.node.host, label)
             context = replace(self._context, told=told)
             inorder = [i for i in order(context, self._turns) if i in self._todo]
             self._groups[kind] = Group(label, context, self._turns, lane, inorder, self._lost)
@@ -345,11 +347,11 @@ class Run:
         assert isinstance(lane, NodeLane)
         self._faults[lane.node.id] += 1
         if self._faults[lane.node.id] == _TRIES:
-            log.warning("%s has lost %d searches in a row: the others go on without it", lane.node.host, _TRIES)
+            log.warning("%s lost %d searches in a row: the search continues on the other nodes", lane.node.host, _TRIES)
 
     def _leave_out(self, node: Node, why: str) -> None:
         """Exclude a node for an error that a retry would not fix."""
-        said = f"{node.host} cannot take part: {why}"
+        said = f"{node.host} is not used: {why}"
         if self._faults[node.id] < _TRIES and said != self._why:
             log.warning("%s", said)
         self._faults[node.id], self._why = _TRIES, said
@@ -384,4 +386,4 @@ class Run:
             self._quiet = time.monotonic()
         elif time.monotonic() - self._quiet > _TELL_S:
             self._said = True
-            log.warning("all devices of the cluster are in others' hands: waiting for one; Ctrl-C ends that")
+            log.warning("other programs use all devices of the cluster: waiting for one (stop with Ctrl-C)")

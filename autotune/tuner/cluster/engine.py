@@ -60,7 +60,7 @@ class Engine:
         try:
             import ray
         except ImportError:
-            raise UserError("--ray needs Ray, which is not installed: pip install 'autotune-torch[ray]'") from None
+            raise UserError("--ray needs Ray, which is not installed: run `pip install 'autotune-torch[ray]'`") from None
         self._ray: Any = ray
         self._own = not ray.is_initialized()
         if self._own:
@@ -153,10 +153,10 @@ class Engine:
         begin, said = time.monotonic(), False
         while not self._ray.wait([ref], timeout=1.0)[0]:
             if not any(node.gpus >= gpus for node in self.nodes()):
-                raise UserError(f"no node of the cluster at {self.address} has {gpus} GPUs any more: it has gone")
+                raise UserError(f"no node of the cluster at {self.address} has {gpus} GPUs any more")
             if not said and time.monotonic() - begin > _TELL_S:
                 said = True
-                log.warning("what needs a device, such as capturing, runs on the cluster or waits for one")
+                log.warning("work that needs a device, such as capture, runs on the cluster, or waits for a node")
         answer: dict[str, Any] = self._ray.get(ref)
         return answer
 
@@ -303,7 +303,7 @@ def _check(address: str) -> None:
     host, _, port = address.rpartition(":")
     if address != "auto":
         if not host or not port.isdecimal():
-            raise UserError(f"--ray {address}: this is no address; {hint}")
+            raise UserError(f"--ray {address}: not an address; {hint}")
         try:
             socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
         except (OSError, OverflowError) as error:

@@ -130,4 +130,4 @@ class Group(Dealing):
             return
         lane.queue.insert(0, turn)
         label = self._turns.workloads[turn].label
-        log.warning("%s; %s goes on elsewhere, all that was measured is kept", self._why, label)
+        log.warning("%s; %s continues on another device with all measurements", self._why, label)

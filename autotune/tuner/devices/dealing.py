@@ -173,7 +173,9 @@ class Dealing:
     def _next(self, lane: Lane) -> Iterator[Result]:
         """Give a lane its next turn, or end it. A lane with a broken device leaves its queue to the others."""
         if lane.faults >= _FAULTS and len(self._alive()) > 1:
-            log.warning("%s failed on %d workloads in a row: the other devices go on without it", lane.device, _FAULTS)
+            log.warning(
+                "%s failed on %d workloads in a row: the search continues on the other devices", lane.device, _FAULTS
+            )
             self._end(lane)
             return
         if not lane.queue:

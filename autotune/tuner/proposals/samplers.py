@@ -74,7 +74,7 @@ def make_sampler(name: str, seed: int | None) -> BaseSampler:
         UserError: the name is unknown.
     """
     if name not in SAMPLERS:
-        raise UserError(f"unknown sampler {name!r}; there is {', '.join(SAMPLERS)}")
+        raise UserError(f"unknown sampler {name!r}; the samplers are {', '.join(SAMPLERS)}")
     from optuna.exceptions import ExperimentalWarning
 
     with warnings.catch_warnings():

@@ -70,4 +70,4 @@ def test_scenarios_are_searched_compared_and_resumed(tmp_path: Path, capsys: pyt
     assert "--resume" not in data["command"]
 
     assert main([*common, *db, "--resume", "--ranks", "3", "--cases", "gather"]) == 2
-    assert "do not divide among 3 ranks" in capsys.readouterr().err
+    assert "are not divisible among 3 ranks" in capsys.readouterr().err

@@ -34,8 +34,8 @@ def test_two_targets_and_what_both_have(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--also", "layer_norm"], "it is given twice"),
-        (["--also", "softmax_mask", "a:b", "c:d"], "give a target, and its inputs"),
+        (["--also", "layer_norm"], "this target is given twice"),
+        (["--also", "softmax_mask", "a:b", "c:d"], "give one target and at most one SPEC"),
     ],
 )
 def test_what_is_no_other_target(

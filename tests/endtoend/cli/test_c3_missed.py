@@ -40,7 +40,7 @@ def missed(db: Path, *workloads: Workload) -> None:
     with Store.open(db) as store:
         for workload in workloads:
             where = place(workload, "cpu") if workload.kind == "c3" else identify("cpu")
-            assert store.add_miss(workload, store.put_device(where), "met at deploy time")
+            assert store.add_miss(workload, store.put_device(where), "missed workload")
 
 
 def toy() -> Workload:
@@ -103,4 +103,4 @@ def test_scenarios_of_other_devices_or_more_of_them_are_left_out(
         elsewhere = DeviceIdentity("cuda", "NVIDIA H200", 132, 144384, "9.0", count=2, links="NV18")
         assert store.add_miss(scenario(), store.put_device(elsewhere), "met on GPUs")
         assert [found.ranks for found in c3_search.missed(store, "cpu")] == [2]
-    assert "x4 is left out: 4 ranks need 4 GPUs, but there are 2" in capsys.readouterr().err
+    assert "x4 is skipped: 4 ranks need 4 GPUs, but there are 2" in capsys.readouterr().err

@@ -24,6 +24,7 @@ from autotune.bench.gate import save
 from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, Comparison, Step
 from autotune.cli.app import build_parser, main
 from autotune.cli.commands import compare
+from autotune.cli.options import command_line
 from autotune.device import environment, identify
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.measure.policy import Policy, default_policy
@@ -150,7 +151,7 @@ def test_a_built_in_workload_and_rounds(in_eager: None, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert out.startswith("layer_norm, a forward step on ")
     assert "mode max-autotune\n" in out
-    assert "no region of it can be tuned" in out
+    assert "the step has no region that this version can tune" in out
 
 
 def test_no_database_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,7 +225,7 @@ def test_a_target_that_fails(json: list[str], in_eager: None, capsys: pytest.Cap
     assert main(command("fails", "inputs", *json)) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == f"autotune: {HERE}:fails fails as it is, without a compiler: RuntimeError: this is not my day\n"
+    assert err == f"autotune: {HERE}:fails fails in eager mode: RuntimeError: this is not my day\n"
 
 
 def test_a_contender_that_fails(
@@ -317,7 +318,7 @@ def test_the_table_of_a_gpu() -> None:
         "autotune       1.52 ms    1.07x      100       55   493 us  45  1.02 ms",
     ]
     assert compare.notes(on_a_gpu(), "c") == [
-        "24 of 24 regions have a schedule, 2 of which leave it to Inductor or eager"
+        "24 of 24 regions have a schedule, 2 of which run the code of Inductor or of eager mode"
     ]
 
 
@@ -346,10 +347,13 @@ def test_regions_that_an_option_leaves_to_inductor() -> None:
 def test_regions_left() -> None:
     text = notes(on_a_gpu(counters={"hits": 23, "misses": 19, "hits_other_rows": 1, "fallbacks": 3}))
     assert "23 of 42 regions have a schedule, 1 of which was tuned for another number of rows" in text
-    assert "19 of 42 regions were not searched on this device: `autotune search this` goes on with them" in text
+    assert "19 of 42 regions were not searched on this device: `autotune search this` searches them" in text
     assert "3 regions ran without the stored kernel" in text
     left = notes(on_a_gpu(counters={"hits": 7, "misses": 13, "left": 6, "baseline_wins": 6}))
-    assert "13 of 26 regions have a schedule, 6 of which leave it to Inductor or eager, 6 of which are left" in left
+    assert (
+        "13 of 26 regions have a schedule, 6 of which run the code of Inductor or of eager mode, 6 of which are left"
+        in left
+    )
     assert "13 of 26 regions were not searched" in left
     assert "1 of 2 regions was not searched" in notes(on_a_gpu(counters={"hits": 1, "misses": 1}))
     assert "0 of 1 region has a schedule" in notes(on_a_gpu(counters={"misses": 1}))
@@ -365,10 +369,10 @@ def test_a_slower_step_is_told_plainly() -> None:
     slow = on_a_gpu(1620.0 / 0.925)
     assert "autotune is SLOWER than torch.compile, 0.93x: give `autotune search this` more --timeout" in notes(slow)
     left = dataclasses.replace(slow, counters={"hits": 23, "misses": 19})
-    assert "0.93x: search what is left, or leave it out for this step" in notes(left)
+    assert "0.93x: search the other regions, or do without autotune in this step" in notes(left)
     assert "SLOWER" not in notes(on_a_gpu(1630.0)), "a tie"
     unsure = notes(edited(slow, COMPILE, noise=0.3))
-    assert "autotune came out slower than torch.compile, 0.93x, but samples spread by 30%: compare again" in unsure
+    assert "autotune was slower than torch.compile, 0.93x, but samples vary by 30%: compare again" in unsure
     assert "SLOWER" not in unsure
     assert "SLOWER" in notes(edited(slow, COMPILE, noise=0.1))
 
@@ -386,7 +390,7 @@ def test_results_that_are_further_off_than_inductors() -> None:
     assert "autotune's RESULTS ARE NOT EAGER'S" in wrong
     assert "differ" not in wrong
     moving = notes(edited(edited(on_a_gpu(), EAGER, difference=0.3), AUTOTUNE, difference=math.inf))
-    assert "the step gives other results each time" in moving
+    assert "each call of the step returns others" in moving
     assert "NOT EAGER'S" not in moving
     none = {who: dataclasses.replace(s, difference=None) for who, s in on_a_gpu().steps.items()}
     assert "random numbers" in notes(on_a_gpu(steps=none, random=True))
@@ -394,7 +398,7 @@ def test_results_that_are_further_off_than_inductors() -> None:
 
 def test_what_else_there_is_to_say() -> None:
     loose = edited(edited(on_a_gpu(), EAGER, captured=False), AUTOTUNE, captured=False)
-    assert "eager, autotune: no CUDA graph could be made" in notes(loose)
+    assert "eager, autotune: the step cannot be captured in a CUDA graph" in notes(loose)
     assert "CUDA graph" not in notes(dataclasses.replace(loose, device="cpu"))
     assert "autotune failed: E: why" in notes(on_a_gpu(failed={AUTOTUNE: "E: why"}))
     assert compare.BUSY_NOTE in notes(on_a_gpu(others=1.3))
@@ -412,7 +416,7 @@ def test_what_else_there_is_to_say() -> None:
     ],
 )
 def test_the_search_that_goes_on(given: list[str], wanted: str) -> None:
-    text = compare.search_command(build_parser().parse_args(["compare", "fusion", *given]))
+    text = command_line("search", build_parser().parse_args(["compare", "fusion", *given]))
     assert text == wanted
     assert build_parser().parse_args(text.replace("'", "").replace("my db", "my").split()[1:]).target == given[0]
 
@@ -497,7 +501,7 @@ def test_what_was_timed_without_a_lead_is_no_record_of_what_has_one(
         store.put_verdicts([Verdict("a" * 64, device, env, "default", (), record)])
     monkeypatch.setattr(step, "lead_s", lambda device: 0.3)  # as of a GPU
     capsys.readouterr()
-    for against, mend in ((str(file), "write it anew with --save"), (db, "search it anew")):
+    for against, mend in ((str(file), "replace it with --save"), (db, "search the target again")):
         assert main([*given, "--against", against]) == 2
         assert mend in capsys.readouterr().err
     assert main([*given, "--save", str(file)]) == 0
@@ -508,15 +512,15 @@ def test_what_was_timed_without_a_lead_is_no_record_of_what_has_one(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["--against", "none.json"], "there is no such file: write one with --save"),
+        (["--against", "none.json"], "no such file: write one with --save"),
         (["--against", "none.db"], "there is no database"),
-        (["--gate", "relative"], "are of --against"),
-        (["--against", "other.json"], "is no file that"),
-        (["--against", "deep.json"], "is no file that"),
+        (["--gate", "relative"], "need --against"),
+        (["--against", "other.json"], "is not a file that"),
+        (["--against", "deep.json"], "is not a file that"),
         (["--against", "/dev/zero"], "is a device or a pipe"),
-        (["--against", ""], "what was given is empty"),
-        (["--save", "other.json"], "is no file that"),
-        (["--against", "known.json"], "it has no step"),
+        (["--against", ""], "need a file name, which is empty"),
+        (["--save", "other.json"], "is not a file that"),
+        (["--against", "known.json"], "no record of step"),
         (["--against", "empty.db"], "has no verdict on this step"),
         (["--tolerance", "2"], "is not a share"),
     ],

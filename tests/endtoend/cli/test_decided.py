@@ -96,7 +96,7 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_told(
     (step,) = json.loads(out)["steps"]
     assert step["autotune_us"] == 90.0
     assert "90 us (1.111x) without 1 of 2 families" in err
-    assert "WARNING: step, mode max-autotune-no-cudagraphs: nothing was decided, it does not compile" in err
+    assert "WARNING: step, mode max-autotune-no-cudagraphs: no verdict: it does not compile" in err
     with Store.open(db) as store:
         assert {v.graph[0]: v.left for v in store.verdicts()} == {"a": ("tanh",), "b": ()}
 
@@ -122,9 +122,7 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_told(
     monkeypatch.setattr(autotune, "compile", lambda fn, **kwargs: fn, raising=False)
     assert main(command("compare", db, "--rounds", "2")) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "verdict of the search, mode default: torch.compile 100 us, autotune 90 us; 1 of 2 families" in "".join(
-        lines
-    )
+    assert "verdict, mode default: torch.compile 100 us, autotune 90 us; 1 of 2 families" in "".join(lines)
     assert any(line.split()[:3] == ["left", "+2", "us"] and line.endswith("1 x tanh f32") for line in lines)
     assert any("in the step" in line and line.endswith("3 x softmax f32") for line in lines)
     assert main(command("compare", db, "--rounds", "2", "--mode", "max-autotune", "--json")) == 0
@@ -169,7 +167,7 @@ def test_the_step_is_decided_under_the_precision_of_its_module_or_of_the_option(
     assert main(["compare", *target, *rounds, "--matmul-precision", "high", "--save", "record.json"]) == 0
     out = capsys.readouterr().out
     assert "\nwith mkldnn.matmul.fp32_precision=tf32\n" in out
-    assert "verdict of the search" not in out
+    assert "verdict, mode" not in out
     for against, why in (
         ("record.json", "precise:program(precise:inputs) was timed with mkldnn.matmul.fp32_precision=tf32, not with"),
         ("t.db", "no verdict on this step, device, mode and precision"),
@@ -224,8 +222,8 @@ def test_what_lies_otherwise_in_the_step_is_searched_and_the_step_decided_again(
     monkeypatch.setattr("autotune.cli.commands.search.tune", first_alone)
     assert main(of_two_regions(db, "--json")) == 0
     out, told = capsys.readouterr()
-    assert "1 region of the step lies in memory otherwise than the search saw: noted for" in told
-    assert f"autotune: {other().label}, as it lies in the step:" in told
+    assert "1 region of the step has another memory layout than the search saw: recorded for" in told
+    assert f"autotune: {other().label}, with the step's memory layout:" in told
     assert [set(names) for names in given] == [{w.fingerprint for w in captured}, {other().fingerprint}]
     assert decided == ["default", "default"]
     answer = json.loads(out)
@@ -246,7 +244,7 @@ def test_where_inductor_stays_the_step_is_not_decided_again(
 
     monkeypatch.setattr("autotune.cli.commands.search.tune", inductor)
     assert main(of_two_regions(tmp_path / "t.db")) == 0
-    assert "as it lies in the step:" in capsys.readouterr().err
+    assert "with the step's memory layout:" in capsys.readouterr().err
     assert decided == ["default"]
 
 
@@ -258,7 +256,7 @@ def test_a_step_on_several_devices_leaves_what_others_have_to_a_later_search(
     monkeypatch.setattr("autotune.device.identify", lambda where: cpu)
     assert main(of_two_regions(tmp_path / "t.db", "--json")) == 0
     out, told = capsys.readouterr()
-    assert "noted for `autotune search --missed`" in told
+    assert "recorded for `autotune search --missed`" in told
     assert json.loads(out)["in_step"] == []
     assert decided == ["default"]
     with Store.open(tmp_path / "t.db") as store:
@@ -281,7 +279,7 @@ def test_a_step_of_which_nothing_is_kept_tells_how_near_it_came() -> None:
     record |= {"tries": 0, "cut": True, "others_busy": 1.2}
     head, busy, *_ = lines(Verdict("a", "d", "e", "default", (), record))
     assert "autotune 0.970x with every stored kernel; 0 of 2 families" in head
-    assert head.endswith("2 left to Inductor, as the time was up before all was tried")
+    assert head.endswith("2 are left to Inductor (the time was up before all were tried)")
     assert busy.strip().startswith("busy: other processes disturbed")
 
 

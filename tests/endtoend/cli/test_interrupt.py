@@ -47,8 +47,8 @@ def test_an_early_interrupt_is_one_line(module: str, tmp_path: Path) -> None:
         ("class Odd(BaseException): pass\nraise Odd('no')", "importing broken for broken:f failed: Odd: no"),
         ("import sys\ndef f(x): sys.exit('enough')\ndef make(): return torch.ones(8)", "SystemExit: enough"),
         ("import sys\ndef f(x): return x + 1\ndef make(): sys.exit()", "--inputs broken:make failed: SystemExit"),
-        ("def f(x): return x + 1\ndef make(): return torch.ones(8, device='meta')", "the meta device hold no data"),
-        ("f = torch.nn.LayerNorm(8, device='meta')\ndef make(): return torch.ones(8)", "the meta device hold no data"),
+        ("def f(x): return x + 1\ndef make(): return torch.ones(8, device='meta')", "the meta device have no data"),
+        ("f = torch.nn.LayerNorm(8, device='meta')\ndef make(): return torch.ones(8)", "the meta device have no data"),
     ],
 )
 def test_what_the_users_code_does_is_told_in_one_line(

@@ -51,7 +51,7 @@ def missed(db: Path, *specs: dict[str, Any]) -> None:
     with Store.open(db) as store:
         device = store.put_device(identify("cpu"))
         for spec in specs:
-            assert store.add_miss(workload(**spec), device, "met at deploy time")
+            assert store.add_miss(workload(**spec), device, "missed workload")
 
 
 def test_missed_workloads_are_searched_stored_and_cleared(
@@ -115,7 +115,7 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
     left = not_begun(5, results)
     assert left == 4
     assert conclude([Searched({"not_begun": left}, results, {}, print)], json=True) == 0
-    assert "before 4 workloads were begun (2 known from earlier): " in capsys.readouterr().err
+    assert "before 4 workloads were begun (2 with an earlier result): " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_an_interrupted_search_keeps_what_it_measured(
         hold.unlink()
         _, err = process.communicate()
         assert process.returncode == 130, err
-        assert "everything measured so far is kept" in err
+        assert "all measurements are stored" in err
         assert "Traceback" not in err
         assert len(store.measurements()) >= 2
         assert store.runs()[0].state == "interrupted"

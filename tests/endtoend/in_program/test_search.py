@@ -128,7 +128,7 @@ def test_both_graphs_are_searched_and_the_program_goes_on_with_what_won(
     assert [row.stored for row in rows] == [True] * len(labels)
     said = capsys.readouterr().err
     assert f"searching {len(labels)} regions on" in said
-    assert ": kept" in said
+    assert ": they are used" in said
 
 
 def test_the_next_process_searches_nothing(searches: Searches, monkeypatch: pytest.MonkeyPatch, db: str) -> None:
@@ -208,7 +208,7 @@ def test_a_budget_that_compiling_takes_is_not_waited_for_again(
 ) -> None:
     monkeypatch.setattr(search, "_SHARE", 0.0)  # compiling takes a share of its own
     train(1, search=20)
-    assert "not searched: compiling took the budget of 20 s" in capsys.readouterr().err
+    assert "not searched: compilation used the budget of 20 s" in capsys.readouterr().err
     torch._dynamo.reset()
     train(1, search=20)
     assert capsys.readouterr().err == ""
@@ -278,7 +278,7 @@ def test_a_snapshot_is_deployed_from_and_nothing_is_searched(
 
 
 def test_an_option_that_is_no_number_of_seconds_is_named(searches: Searches) -> None:
-    with pytest.raises(Exception, match=r"options\['search'\]: 'long' is no number of seconds"):
+    with pytest.raises(Exception, match=r"options\['search'\]: 'long' must be a number of seconds"):
         train(1, search="long")
 
 

@@ -93,8 +93,8 @@ def test_both_graphs_run_predicted_schedules_and_stay_missed(
     counted, tried = autotune.counters(), len(process.labels)
     assert (counted.hits, counted.hits_predicted, counted.predicted, counted.predicted_wrong) == (tried,) * 3 + (0,)
     told = capsys.readouterr().err
-    assert f"{tried} of {tried} regions that nobody searched have a predicted schedule now" in told
-    assert ": kept" in told
+    assert f"{tried} of {tried} regions without a search have a predicted schedule now" in told
+    assert ": they are used" in told
     assert process.ended == 1
     with Store.open(db) as store:
         assert len(store.misses()) == tried, "`autotune search --missed` finds them"
@@ -229,7 +229,7 @@ def test_without_it_regions_are_left_and_missed(process: Process, db: str) -> No
 
 
 def test_a_value_that_it_does_not_take_is_named(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Exception, match=r"options\['unsearched'\]: 'guess' is none of default, leave"):
+    with pytest.raises(Exception, match=r"options\['unsearched'\]: 'guess' must be one of default, leave"):
         train(1, unsearched="guess")
     with pytest.raises(UserError, match="unsearched"):
         autotune.configure(unsearched="guess")
@@ -242,7 +242,7 @@ def test_a_missing_compiler_is_told_once_and_nothing_is_tried(
     losses, _ = train(3, **DEFAULT)
     assert losses == pytest.approx(eager(3), rel=1e-4)
     told = [r.getMessage() for r in caplog.records if "no schedule is predicted" in r.getMessage()]
-    assert told == ["autotune: numba is not installed: no schedule is predicted"]
+    assert told == ["autotune: no schedule is predicted: numba is not installed"]
     assert process.labels == []
 
 

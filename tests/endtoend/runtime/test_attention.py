@@ -126,11 +126,11 @@ def test_it_is_left_as_written_where_the_user_says_so(
 def test_a_wrong_value_is_one_line(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError) as told:
         autotune.configure(attention=value)
-    assert str(told.value) == f"attention: {value!r} is none of fuse, keep"
+    assert str(told.value) == f"attention: {value!r} must be one of fuse, keep"
     assert deployment().settings.attention == "fuse"
     monkeypatch.setenv("AUTOTUNE_ATTENTION", str(value))
     use(Deployment())
-    with pytest.raises(UserError, match=f"^AUTOTUNE_ATTENTION: '{value}' is none of fuse, keep$"):
+    with pytest.raises(UserError, match=f"^AUTOTUNE_ATTENTION: '{value}' must be one of fuse, keep$"):
         assert deployment().settings
 
 
@@ -143,7 +143,7 @@ def test_a_wrong_variable_ends_no_compilation(
     with torch.no_grad():
         torch.testing.assert_close(compiled(model)(x), model(x), atol=1e-5, rtol=1e-5)
     assert changed == []
-    assert "AUTOTUNE_ATTENTION: 'fast' is none of fuse, keep" in caplog.text
+    assert "AUTOTUNE_ATTENTION: 'fast' must be one of fuse, keep" in caplog.text
 
 
 def biased(x: Tensor, bias: Tensor) -> Tensor:

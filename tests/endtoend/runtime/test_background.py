@@ -70,7 +70,7 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
 def missed(db: Path) -> str:
     with Store.open(db) as store:
         workload = workload_of(softmax, torch.ones(64, 256))
-        store.add_miss(workload, store.put_device(identify("cpu")), "met at deploy time")
+        store.add_miss(workload, store.put_device(identify("cpu")), "missed workload")
     return workload.fingerprint
 
 
@@ -114,7 +114,7 @@ def test_it_is_begun_once_where_it_is_wanted(
     deployment().background.begin("cpu")
     assert started == [], "nobody asked for it"
     monkeypatch.setenv("AUTOTUNE_BACKGROUND", "yes")
-    with pytest.raises(UserError, match="AUTOTUNE_BACKGROUND: 'yes' is none of 0, 1 and the name of a device"):
+    with pytest.raises(UserError, match="AUTOTUNE_BACKGROUND: 'yes' must be 0, 1 or a device"):
         deployment().background.begin("cpu")
     with pytest.raises(UserError, match="background: 'gpu'"):
         autotune.configure(background="gpu")
@@ -144,7 +144,7 @@ def test_it_leaves_a_busy_device_alone_and_ends_with_ctrl_c(tmp_path: Path) -> N
         try:
             process = watcher(tmp_path)
             assert process.stderr is not None
-            assert "waiting for what is missed" in process.stderr.readline()
+            assert "waiting for misses" in process.stderr.readline()
             other = watcher(tmp_path)  # for the same device: it waits for its turn
             time.sleep(4)
             for each in (other, process):
@@ -171,7 +171,7 @@ def test_it_searches_what_is_missed_and_ends_where_that_was_asked(tmp_path: Path
         assert store.misses() == []
 
 
-@pytest.mark.parametrize("how", ["others compute", "the program has ended"])
+@pytest.mark.parametrize("how", ["other programs compute", "the program has ended"])
 def test_a_search_gives_way(
     how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,9 +183,9 @@ def test_a_search_gives_way(
     )
     monkeypatch.setattr(command, "_command", lambda args, device: [sys.executable, "-c", code])
     monkeypatch.setattr(command, "_LOOK_S", 1.0)
-    monkeypatch.setattr(quiet.Meter, "lap", lambda self: 2.0 * (how == "others compute" and begun.exists()))
+    monkeypatch.setattr(quiet.Meter, "lap", lambda self: 2.0 * (how == "other programs compute" and begun.exists()))
     args = argparse.Namespace(always=False, busy=0.25, db=None, timeout=60.0)
-    assert command._search(args, "cpu", lambda: how != "others compute" and begun.exists()) == 130
+    assert command._search(args, "cpu", lambda: how != "other programs compute" and begun.exists()) == 130
     assert mark.exists()
     assert capsys.readouterr().err == f"autotune: {how}: the search is interrupted\n"
 
@@ -259,5 +259,5 @@ def test_others_are_those_that_are_not_ours() -> None:
 
 
 def test_a_gpu_that_tells_nothing_is_not_taken_for_idle() -> None:
-    with pytest.raises(UserError, match=r"cannot tell whether cuda:0 is idle .* --always"):
+    with pytest.raises(UserError, match=r"cannot measure whether cuda:0 is idle .* --always"):
         quiet.gpu_use("cuda:0")

@@ -71,13 +71,13 @@ def test_what_cannot_run_leaves_fsdp2_as_it_is(ranks: Ranks, db: str, where: str
         said.append(stopped["said"])
         assert {engine for _, engine in stopped["chosen"]} == {None}
         assert stopped["losses"] == pytest.approx(answer["stock"][:4], rel=1e-5)
-    assert said == [f"autotune: FSDP2 stays as it is: copy cannot run all_gather: {words}\n", ""]
+    assert said == [f"autotune: FSDP2 is not changed: copy cannot run all_gather: {words}\n", ""]
 
 
 def test_mistakes(ranks: Ranks, db: str) -> None:
     for said in ranks.run(CHECKS, "refused", db):
         assert "call fully_shard first" in said[0]
-        assert "24 steps at least, not 5" in said[1]
+        assert "at least 24 steps, not 5" in said[1]
 
 
 def test_collectives_that_the_program_set_stay(ranks: Ranks, db: str) -> None:

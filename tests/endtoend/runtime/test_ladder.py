@@ -256,8 +256,8 @@ def test_the_command_line(tune: Tune, db: str, tmp_path: Path, capsys: pytest.Ca
         assert app.main(["lookup", *target, "--db", file, "--json", *more]) == 0
         assert len(json.loads(capsys.readouterr().out)["workloads"]) == found
     for wrong, text in (
-        (["export", file, "--device", "H200"], "no such device; there are"),
-        (["export", file, "--domain", "gelu"], "no domain 'gelu'"),
+        (["export", file, "--device", "H200"], "no schedules of such a device, only of"),
+        (["export", file, "--domain", "gelu"], "unknown domain 'gelu'"),
         (["export", file, "--sign", "nothing.pem"], "cannot read the key nothing.pem"),
         (["import", str(tmp_path / "nothing.atdb")], "there is no snapshot"),
         (["import", str(tmp_path)], "frozen"),
@@ -284,9 +284,9 @@ def test_a_stored_workload_is_looked_up_by_its_id_without_torch(tune: Tune, tmp_
     found = lookup_stored(name, device="cpu", explain=True)
     assert (found[0].schedule, found[0].ladder) == (full[0].schedule, full[0].ladder)
     assert lookup_stored(name, device="cpu", db=str(frozen))[0].level is Level.EXACT
-    with pytest.raises(UserError, match="no stored region has such an id: `autotune show`"):
+    with pytest.raises(UserError, match="no stored region has this id: `autotune show`"):
         lookup_stored("0" * 12, device="cpu")
-    with pytest.raises(UserError, match="there is no database to look it up in"):
+    with pytest.raises(UserError, match="no database to look it up in"):
         lookup_stored(name, device="cpu", db=str(tmp_path / "none.db"))
     code = (
         "import sys; from autotune.cli.app import main; code = main(sys.argv[1:]); print('torch' in sys.modules, code)"

@@ -224,7 +224,7 @@ def test_a_database_that_fails_while_a_model_of_symbolic_sizes_runs(
     y = torch.randn(40, 48)
     with caplog.at_level(logging.WARNING, logger="autotune"):
         torch.testing.assert_close(f(y), softmax(y))
-    assert "the database is gone; nothing is looked up" in caplog.text
+    assert "the database is gone; no schedule is looked up" in caplog.text
 
 
 def test_a_result_is_short_where_it_is_printed(tune: Tune) -> None:

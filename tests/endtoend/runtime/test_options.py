@@ -58,7 +58,7 @@ def test_emulated_casts_round_as_inductor_does(tune: Tune, way: str, caplog: pyt
     assert torch.equal(ours, by_inductor(overflows, asked, LARGE))
     (warning,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert warning == (
-        "autotune: Inductor compiles regions, since its option emulate_precision_casts requires values that are"
+        "autotune: regions are left to Inductor, since its option emulate_precision_casts requires values that are"
         " rounded to 16 bits after each operator"
     )
 

@@ -226,7 +226,7 @@ def test_it_is_switched_off(pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch
     assert deployment().state() != before, "compiled code in Inductor's caches is not taken for current"
     monkeypatch.setenv("AUTOTUNE_PACKAGED", "refuse")
     assert deployed() == {"graphs": 1, "misses": 1}
-    with pytest.raises(UserError, match="packaged: 'no' is none of use, refuse"):
+    with pytest.raises(UserError, match="packaged: 'no' must be one of use, refuse"):
         autotune.configure(packaged="no")  # type: ignore[arg-type]
 
 
@@ -309,7 +309,7 @@ def test_a_damaged_one_is_told_once_and_has_nothing(
     assert counted() == {"graphs": 4, "misses": 4}
     (told,) = warnings(caplog)
     assert str(file) in told
-    assert ("cut short" if how == "cut short" else "is not what was sealed") in told
+    assert ("cut short" if how == "cut short" else "does not match its seal") in told
     assert (level(), rung().outcome) == (Level.NONE, Outcome.REFUSED)
     assert deployment().state() != sound
 
@@ -418,7 +418,7 @@ def test_the_command_line_without_a_database(pack: Pack, capsys: pytest.CaptureF
     assert app.main(["lookup", "fusion", found["workload"][:12], "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["workloads"] == [{**found, "count": 1}]
     assert app.main(["lookup", "fusion", "0" * 12, "--device", "cpu"]) == 2
-    assert "no stored region has such an id" in capsys.readouterr().err
+    assert "no stored region has this id" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("equal", [True, False])

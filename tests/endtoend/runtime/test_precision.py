@@ -123,15 +123,15 @@ def test_a_workload_says_its_precision_once() -> None:
     assert strict.fingerprint != plain.fingerprint
     assert strict.family != plain.family
     assert Workload.from_json(json.loads(json.dumps(strict.to_json()))) == strict
-    with pytest.raises(UserError, match="give `precision` with a program"):
+    with pytest.raises(UserError, match="`precision` goes with a program"):
         autotune.search(strict, device="cpu", precision="strict")
 
 
 def test_a_wrong_precision_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match="no precision 'exact': it may be default or strict"), asking("exact"):
+    with pytest.raises(UserError, match="unknown precision 'exact': use default or strict"), asking("exact"):
         pass
     monkeypatch.setenv(VARIABLE, "exact")
-    with pytest.raises(UserError, match="AUTOTUNE_PRECISION='exact' is no precision"):
+    with pytest.raises(UserError, match="AUTOTUNE_PRECISION='exact': use default or strict"):
         workloads_of(scaled, (X,))
 
 

@@ -163,7 +163,7 @@ def test_an_algorithm_that_fails_gives_way_to_the_program(
     stored(db, config={"algorithm": 7})
     assert deployed()["fallbacks"] == 2
     assert library.calls == []
-    assert "failed and is given up" in caplog.text
+    assert "failed and is not used any more" in caplog.text
 
 
 def test_another_version_of_the_library_is_another_workload(

@@ -204,7 +204,7 @@ def test_a_setting_that_is_none_finds_nothing(
     close(compiled(softmax)(X), softmax(X))
     assert autotune.counters().hits == 0
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    assert any("AUTOTUNE_ENVIRONMENT: 'strictly' is none of strict, loose, ignore" in text for text in told)
+    assert any("AUTOTUNE_ENVIRONMENT: 'strictly' must be one of strict, loose, ignore" in text for text in told)
 
 
 def test_a_setting_that_changes_holds_for_what_is_compiled_next(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_a_node_is_lost_and_another_joins(
     assert len({pid for pid, _, _ in measured(log)}) >= NODES + 1
     counts = Counter(m.key.workload for m in store.measurements(stage="screen") if m.status == "ok")
     assert min(counts.values()) >= 4
-    assert "goes on elsewhere" in caplog.text
+    assert "continues on another device" in caplog.text
     (run,) = store.runs()
     assert (run.state, {m.run for m in store.measurements()}) == ("done", {run.id})
 
@@ -228,7 +228,7 @@ def test_mistakes_that_the_cluster_tells(
     capsys.readouterr()  # Ray said so
     ray = [*TARGET, ray_cluster.address]
     assert "no node of the cluster" in refused(capsys, *ray, "--device", "cuda")
-    assert "on a cluster it is auto, cpu or cuda" in refused(capsys, *ray, "--device", "cuda:1")
+    assert "with --ray, use auto, cpu or cuda" in refused(capsys, *ray, "--device", "cuda:1")
     module = ["search", "fusion", "no.such.module:f", "--inputs", "no.such.module:g", "--ray", ray_cluster.address]
     line = refused(capsys, *module, "--device", "cpu", "--db", postgres_url)
     assert "no module 'no' for" in line

@@ -32,13 +32,13 @@ def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_ray_is_not_installed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     assert refused(capsys, *TARGET, "auto") == (
-        "autotune: --ray needs Ray, which is not installed: pip install 'autotune-torch[ray]'"
+        "autotune: --ray needs Ray, which is not installed: run `pip install 'autotune-torch[ray]'`"
     )
 
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("127.0.0.1:9", "nothing answers there"), ("nonsense", "no address"), ("ray://head:10001", "on a node of")],
+    [("127.0.0.1:9", "nothing answers there"), ("nonsense", "not an address"), ("ray://head:10001", "on a node of")],
 )
 def test_an_address_that_is_none(address: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
@@ -60,5 +60,5 @@ def test_a_database_in_a_file_serves_this_host_alone(tmp_path: Path) -> None:
     here, other = Node("a", "one", "10.0.0.1", 1, 0), Node("b", "two", "10.0.0.2", 1, 0)
     with Store.open(tmp_path / "x.db") as store:
         check_reachable(store, [here], "10.0.0.1")
-        with pytest.raises(UserError, match=r"x\.db is a file of this host, and two is another: .* PostgreSQL"):
+        with pytest.raises(UserError, match=r"x\.db is a file of this host, and two is another host: .* PostgreSQL"):
             check_reachable(store, [here, other], "10.0.0.1")

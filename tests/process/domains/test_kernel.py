@@ -147,11 +147,11 @@ def test_an_objective_of_the_users_own(tmp_path: Path) -> None:
     ("name", "said"),
     [
         ("refuses", "kernels:refuses: the reference failed on inputs(n=4): RuntimeError: no reference today"),
-        ("hangs", "the reference (n=4) took more than 2 s, and was ended"),
+        ("hangs", "the reference (n=4) took more than 2 s and was stopped"),
         ("lacks", "inputs(n=4) failed: MemoryError: 4 is too much"),
         ("dies", "making inputs (n=4): the process exited with code 7"),
         ("unfit", "does not fit the kernel: missing a required argument: 'x'"),
-        ("doubly", "inputs(n=4) has block, which is tuned"),
+        ("doubly", "inputs(n=4) has the tuned parameter block"),
     ],
 )
 def test_inputs_and_references_that_fail_are_told_before_a_search(
@@ -178,7 +178,7 @@ def test_the_steps_of_a_probe_are_bounded() -> None:
         (["search", "kernel", f"{KERNELS}:FACTOR"], "is a float, which cannot be called"),
         (["search", "kernel", f"{KERNELS}:scale", "--shapes", "none.toml"], "no such file of shapes"),
         (["search", "kernel", f"{KERNELS}:scale", "--space", "none.toml"], "no such file of kernels"),
-        (["search", "kernel", f"{KERNELS}:scale", "--inputs", "a:b"], "--inputs is of other domains"),
+        (["search", "kernel", f"{KERNELS}:scale", "--inputs", "a:b"], "--inputs does not go with kernels"),
         (["search", "kernel", f"{KERNELS}:scale", "--missed"], "has no missed key of kernels:scale"),
         (["search", "kernel", "--missed"], "name the kernel: autotune search kernel"),
         (["search", "kernel", f"{KERNELS}:refuses"], "the reference failed on inputs(n=4)"),

@@ -232,7 +232,7 @@ def test_versions_and_ends(file: Path, tmp_path: Path) -> None:
     refused(b"", "no snapshot")
     refused(data + b"more", "cut short")
     refused(data[:18] + b"\2\2" + data[20:], "damaged")  # it would ask for a write-ahead log
-    with pytest.raises(UserError, match="is no file"):
+    with pytest.raises(UserError, match="is not a file"):
         Snapshot(Path("/dev/zero"))
 
 
@@ -263,7 +263,7 @@ def test_no_reader_takes_a_file_with_swapped_pages_for_one_that_lacks_rows(
             said = capsys.readouterr()
             assert (said.out, len(said.err.splitlines())) == ("", 1)
         for opened in (lambda: Snapshot(bad), lambda: attach(str(bad))):
-            with pytest.raises(UserError, match=r"not what was sealed|damaged"):
+            with pytest.raises(UserError, match=r"does not match its seal|damaged"):
                 opened()
 
 

@@ -111,7 +111,7 @@ def test_what_is_changed_behind_an_intact_seal_is_found(what: str, signed: tuple
     with Store.open(file.with_name("to.db")) as other, pytest.raises(UserError) as error:
         import_file(other, file, key=key)
     assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"damaged|not what was sealed"):
+    with pytest.raises(UserError, match=r"damaged|does not match its seal"):
         Snapshot(file, key=key)
 
 
@@ -128,13 +128,13 @@ def test_another_seal_is_not_the_one_that_was_signed(signed: tuple[Path, str, Pa
 
     changed = _other_code(body, b"")
     right = checksum(io.BytesIO(changed), len(changed))
-    refused(changed + seal.packed(), "not what was sealed")
-    refused(changed + replace(seal, checksum=right).packed(), "signature of the snapshot .* is wrong")
+    refused(changed + seal.packed(), "does not match its seal")
+    refused(changed + replace(seal, checksum=right).packed(), "its signature is wrong")
     joined(file.with_name("own.atdb"), changed)
     refused(file.with_name("own.atdb").read_bytes(), "is not signed")
     theirs, other = split(older)
-    refused(body + other.packed(), "seal is of another file|not what was sealed")
-    refused(theirs + seal.packed(), "seal is of another file|cut short|not what was sealed")
+    refused(body + other.packed(), "seal is of another file|does not match its seal")
+    refused(theirs + seal.packed(), "seal is of another file|cut short|does not match its seal")
     refused(body[:-PAGE] + seal.packed(), "cut short")
     refused(body[:-PAGE] + replace(seal, length=seal.length - PAGE).packed(), "damaged|cut short")
     refused(body + replace(seal, form=2).packed(), "cut short")

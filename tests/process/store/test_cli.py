@@ -89,7 +89,7 @@ def test_show(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert workload().fingerprint[:8] in line
     assert line.split()[-8:] == ["2", "1", "10", "us", "eager", "40", "us", "1.50x"]
     assert "inductor 15 us" in text
-    assert "1 workload was met at deploy time" in text
+    assert "1 missed workload: `autotune search --missed --db" in text
     assert run("show", "--db", filled, "--json") == 0
     data = json.loads(capsys.readouterr().out)
     (tuned,), (missed,) = data["tuned"], data["missed"]
@@ -112,7 +112,7 @@ def test_what_a_busy_machine_decided_is_marked(filled: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["tuned"][0]["busy"] is True
     assert run("db", "stats", "--db", filled) == 0
     text = capsys.readouterr().out
-    assert "busy          1 compared while" in text
+    assert "busy          1 schedule, disturbed by" in text
     assert "geometric mean" not in text
 
 
@@ -157,4 +157,4 @@ def test_show_of_an_empty_database_and_of_none(sqlite_file: Path, capsys: pytest
     assert not sqlite_file.exists()
     Store.open(sqlite_file).close()
     assert run("show", "--db", sqlite_file) == 0
-    assert "Nothing is tuned yet" in capsys.readouterr().out
+    assert "has no schedules yet" in capsys.readouterr().out

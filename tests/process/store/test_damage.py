@@ -271,7 +271,7 @@ def test_a_name_that_is_no_text_stops_nothing(filled: tuple[Path, Key]) -> None:
 def test_the_command(filled: tuple[Path, Key], capsys: pytest.CaptureFixture[str]) -> None:
     file, key = filled
     assert app.main(["db", "verify", "--db", str(file)]) == 0
-    assert "no damaged row" in capsys.readouterr().out
+    assert "0 damaged rows" in capsys.readouterr().out
     _damage(file, "baselines a list")
     _damage(file, "config another")
     assert app.main(["db", "verify", "--db", str(file)]) == 1

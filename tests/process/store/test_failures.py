@@ -33,9 +33,9 @@ def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
     [
         ("mysql://root@host/x", "'mysql' are not supported"),
         ("://", "not a database URL"),
-        ("", "names no database"),
+        ("", "is not the name of a database"),
         ("sqlite://", "in-memory"),
-        (":memory:", "names no database"),
+        (":memory:", "is not the name of a database"),
         ("sqlite:///:memory:", "in-memory"),
         ("sqlite:////x.db?mode=ro&uri=true", r"^/x.db: .* takes no options \(mode=ro&uri=true\)"),
         ("sqlite:///file:x.db?mode=ro&uri=true", "takes no options"),

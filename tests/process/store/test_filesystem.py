@@ -76,7 +76,7 @@ def test_there_a_file_is_written_without_a_log(
             assert {p.name for p in tmp_path.iterdir()} == {sqlite_file.name}, "no log and no shared memory"
     assert journal(sqlite_file) == "delete"
     (line,) = [r.getMessage() for r in caplog.records]
-    assert "lies on nfs4: it is written without a write-ahead log" in line
+    assert "is on nfs4: autotune writes it without a write-ahead log" in line
     with Store.open(sqlite_file, readonly=True) as store:
         assert store.get_schedule(key.workload, key.device) is not None
     mount(monkeypatch, tmp_path)

@@ -171,13 +171,13 @@ def test_files_of_other_forms_are_one_line(store: Store, tmp_path: Path, file: P
     with (tmp_path / "sparse").open("wb") as out:
         out.truncate(5 << 30)
     for name, words in (
-        ("bundle.zip", "is a bundle, which earlier versions wrote and this one does not read: run `autotune export"),
-        ("other.db", "is a database, not a snapshot: autotune db merge takes it"),
+        ("bundle.zip", "is a bundle of an earlier version, which this version cannot read: run `autotune export"),
+        ("other.db", "is a database, not a snapshot: run `autotune db merge"),
         ("text", "is no snapshot"),
         ("sparse", "is no snapshot"),
         ("nothing", "there is no snapshot"),
-        (".", "is no file"),
-        ("/dev/zero", "is no file"),
+        (".", "is not a file"),
+        ("/dev/zero", "is not a file"),
     ):
         with pytest.raises(UserError, match=words) as e:
             import_file(store, tmp_path / name)
@@ -273,7 +273,7 @@ def test_merge(store: Store, other: str) -> None:
         again = merge(store, there)
         assert again.rows["schedules"] == again.rows["measurements"] == again.rows["runs"] == 0
         assert store.stats()["rows"] == rows, "what is merged again changes nothing"
-        with pytest.raises(UserError, match="the same database"):
+        with pytest.raises(UserError, match="cannot be merged into itself"):
             merge(there, there)
     for key, config in ((first, {"theirs": 1}), (second, {"ours": 2})):
         s = store.get_schedule(key.workload, key.device)

@@ -77,7 +77,7 @@ def test_it_is_named_wherever_a_snapshot_is(
 
 
 def test_none_of_that_name_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = f"package:b200: no such snapshot comes with autotune; there is {', '.join(packaged())}"
+    said = f"package:b200: no such packaged snapshot; autotune has {', '.join(packaged())}"
     for words in (["show", "--db", "package:b200"], ["import", "package:b200", "--db", str(tmp_path / "mine.db")]):
         assert app.main(words) == 2
         assert capsys.readouterr().err == f"autotune: {said}\n"

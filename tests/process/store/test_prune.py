@@ -90,12 +90,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     with Store.open(db) as store:
         fill(store)
     assert app.main(["db", "prune", "--db", db]) == 2
-    assert "nothing is named to go" in capsys.readouterr().err
+    assert "name what to delete" in capsys.readouterr().err
     for wrong in ("soon", "30", "2026-13-01", "9" * 400 + "d"):
         with pytest.raises(SystemExit):
             app.main(["db", "prune", "--db", db, "--misses", wrong])
         assert "is not a date such as 2026-01-31 or an age such as 30d" in capsys.readouterr().err
     assert app.main(["db", "prune", "--db", db, "--failures", "1d", "--runs"]) == 0
-    assert "2 runs, 4 failures would go; --yes removes it" in capsys.readouterr().out
+    assert "would delete 2 runs, 4 failures; add --yes to delete" in capsys.readouterr().out
     assert app.main(["db", "prune", "--db", db, "--failures", "1970-01-03", "--yes", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["failures"] == 4

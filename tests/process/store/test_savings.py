@@ -161,7 +161,7 @@ def test_nothing_counted_and_a_snapshot(url: str, capsys: pytest.CaptureFixture[
     assert app.main(["show", "--saved", "--db", url]) == 0
     assert "AUTOTUNE_SAVINGS=1" in capsys.readouterr().out
     assert app.main(["show", "--saved", "--db", "package:h200"]) == 2
-    assert "a snapshot counts no steps" in capsys.readouterr().err
+    assert "a snapshot has no counted steps" in capsys.readouterr().err
 
 
 def test_the_table(url: str, capsys: pytest.CaptureFixture[str]) -> None:

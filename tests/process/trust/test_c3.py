@@ -35,7 +35,7 @@ def missed(db: Path, *workloads: Workload) -> None:
     with Store.open(db) as store:
         for workload in workloads:
             where = place(Workload("c3", {"ranks": 2}), "cpu")
-            assert store.add_miss(workload, store.put_device(where), "met at deploy time")
+            assert store.add_miss(workload, store.put_device(where), "missed workload")
 
 
 @pytest.mark.parametrize("compute", [("evil_target", "evil_target:test"), ("evil_target:call", "evil_target:inputs"),
@@ -54,8 +54,8 @@ def test_a_missed_program_is_not_imported(
     missed(db, replace(SCENARIO, compute=Program(*compute)).workload())
     assert main(["search", "c3", "--missed", "--device", "cpu", "--db", str(db), "--timeout", "20"]) == 2
     told = capsys.readouterr().err
-    assert "programs are never taken from a database; if it is yours, search it by hand: autotune search c3" in told
-    assert told.count("is left out") == 1
+    assert "a search runs no program that a database names; if it is yours, run: autotune search c3" in told
+    assert told.count("is skipped") == 1
     assert "Traceback" not in told
     assert not mark.exists()
     assert "evil_target" not in sys.modules
@@ -141,7 +141,7 @@ def test_everything_that_a_search_tries_is_let_in(side: str) -> None:
 
 def test_the_command_to_search_by_hand_is_one_that_the_parser_takes() -> None:
     scenario = replace(SCENARIO, compute=Program("own.model:step", "own.model:inputs"))
-    with pytest.raises(Exception, match="search it by hand") as refused:
+    with pytest.raises(Exception, match="if it is yours, run") as refused:
         c3_search.check_program(scenario)
     words = str(refused.value).partition("autotune search c3 ")[2].split()
     from autotune.cli.app import build_parser

@@ -67,7 +67,7 @@ def test_beside_it_honest_ones_are_searched_with_baselines(
     assert victim.read_bytes() == before
     assert [w["workload"] for w in answer["workloads"]] == [honest.fingerprint]
     assert answer["baselines"]["eager"]["latency_us"] > 0, "the honest program is a baseline"
-    assert f"{evil.fingerprint[:12]} is left out: the stored program is not what" in told.err
+    assert f"{evil.fingerprint[:12]} is skipped: the stored program is not what" in told.err
     with Store.open(db) as store:
         assert [m.workload for m in store.misses()] == [evil.fingerprint]
 

@@ -240,7 +240,7 @@ def test_a_broken_device_does_not_take_what_others_could_search(still: Lanes, ca
     assert says(other, failed) == []
     assert (other.turn, other.over, other.queue) == (None, True, [5])
     assert [r.message for r in caplog.records] == [
-        "cpu failed on 2 workloads in a row: the other devices go on without it"
+        "cpu failed on 2 workloads in a row: the search continues on the other devices"
     ]
     assert says(one, failed) == [failed]  # nobody is left to try it
     assert (one.turn, one.queue) == (1, [3, 4])
@@ -281,7 +281,7 @@ def test_what_cannot_be_searched_side_by_side(store: Store, monkeypatch: pytest.
     with pytest.raises(UserError, match=r"cuda:1 is another .* equal devices"):
         api.tune_workloads(works, ["cuda:0", "cuda:1"], store, **ALL)
     monkeypatch.setattr(device, "identify", lambda name: dataclasses.replace(real, count=2))
-    with pytest.raises(UserError, match="several devices itself"):
+    with pytest.raises(UserError, match="that uses several devices"):
         api.tune_workloads(works, ["cuda:0", "cuda:1"], store, **ALL)
     assert store.runs() == []
 

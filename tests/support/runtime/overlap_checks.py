@@ -199,7 +199,7 @@ def in_flight(rank: int, db: str) -> Any:
         t.join(250)
     assert not wrong
     recursive = autotune.overlap(lambda: recursive((), put(rank)), "all_gather", db=db, like=put(rank), gemm="8x8x8")  # type: ignore[has-type]
-    with pytest.raises(UserError, match="one call of an overlap at a time"):
+    with pytest.raises(UserError, match="an overlap runs one call at a time"):
         recursive((), put(rank))
     recursive.close()
     outer.close()
@@ -213,17 +213,17 @@ def mistakes(rank: int, db: str) -> Any:
     mm = torch.mm
     with pytest.raises(UserError, match="unknown collective 'broadcast'"):
         autotune.overlap(mm, "broadcast")
-    with pytest.raises(UserError, match=r"no computation: give a callable, or \(m, n, k\)"):
+    with pytest.raises(UserError, match=r"not a computation: give a callable, or \(m, n, k\)"):
         autotune.overlap((1, 2), "all_gather")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="write MxNxK"):
         autotune.overlap("8 by 8", "all_gather")
     x = torch.ones(8, 8)
-    with pytest.raises(UserError, match="needs the tensor"):
+    with pytest.raises(UserError, match="needs this rank's input tensor"):
         autotune.overlap(mm, "all_gather", db=db)((x, x))
-    with pytest.raises(UserError, match="buffers are made when"):
+    with pytest.raises(UserError, match="buffers are allocated for"):
         _ = autotune.overlap(mm, "all_gather", db=db).buffers
     for tensor, collective, match in (
-        (torch.ones(3, 2), "reduce_scatter", "3 rows do not divide"),
+        (torch.ones(3, 2), "reduce_scatter", "3 rows are not divisible"),
         (torch.ones(3, 2), "all_to_all", "among 2 ranks"),
         (torch.ones(4, dtype=torch.int32), "all_reduce", "not int32"),
         (torch.ones(0), "all_gather", "no elements"),
@@ -241,7 +241,7 @@ def mistakes(rank: int, db: str) -> Any:
     assert torch.equal(op((x, x), put(rank, 1))[1], expected("all_gather", rank, 1))
     op.close()
     alone = dist.new_group([0], use_local_synchronization=True) if rank == 0 else dist.GroupMember.NON_GROUP_MEMBER
-    with pytest.raises(UserError, match="2 ranks or more" if rank == 0 else "not in the process group"):
+    with pytest.raises(UserError, match="2 ranks or more" if rank == 0 else "not in the given process group"):
         autotune.overlap(mm, "all_gather", db=db, group=alone)((x, x), put(rank))  # type: ignore[arg-type]
     return None
 

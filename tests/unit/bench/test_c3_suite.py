@@ -53,7 +53,7 @@ def test_scenarios_are_chosen_by_name_collective_and_class() -> None:
     assert suite.find("rs-equal-qkv").collective == "reduce_scatter"
     with pytest.raises(UserError, match="--list"):
         suite.find("whatever")
-    with pytest.raises(UserError, match=r"ag-equal-proj: .* do not divide among 7 ranks"):
+    with pytest.raises(UserError, match=r"ag-equal-proj: .* are not divisible among 7 ranks"):
         entries["ag-equal-proj"].scenario(7, "bf16")
 
 
@@ -76,18 +76,18 @@ a = { gemm = "1x2x3", bytes = "1MiB" }
     ("text", "said"),
     [
         ("version = 2", "reads version 1"),
-        ("", "no scenario in it"),
-        ("[gather.equal]", r"\[gather\] is no collective"),
-        ("[all_gather.long]", r"\[all_gather.long\] is no class"),
+        ("", "the file has no scenarios"),
+        ("[gather.equal]", r"\[gather\] is not a collective"),
+        ("[all_gather.long]", r"\[all_gather.long\] is not a class"),
         ("[all_gather.equal]\na = 3", "a: write a = "),
-        ('[all_gather.equal]\na = { gemm = "1x2x3" }', "a: it needs bytes"),
+        ('[all_gather.equal]\na = { gemm = "1x2x3" }', "a: a scenario needs bytes"),
         ('[all_gather.equal]\na = { gemm = "1x2x3", compute = "m:f", bytes = "1MiB" }', "either gemm or compute"),
         ('[all_gather.equal]\na = { gemm = "1x2x3", bytes = "1MiB", size = "2" }', "unknown key 'size'"),
         ('[all_gather.equal]\na = { gemm = "1x2", bytes = "1MiB" }', "a: .*MxNxK"),
-        ('[all_gather.equal]\na = { gemm = "1x2x3", bytes = "3" }', "a: 3 bytes do not divide"),
+        ('[all_gather.equal]\na = { gemm = "1x2x3", bytes = "3" }', "a: 3 bytes are not divisible"),
         ('[all_gather.equal]\na = { gemm = "1x2x3", bytes = "1MiB", dtype = "f8" }', "a: unknown dtype 'f8'"),
-        (TWICE, "a is there more than once"),
-        ("a =", "not TOML"),
+        (TWICE, "a is defined more than once"),
+        ("a =", "invalid TOML"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_a_file_is_told_in_one_line(tmp_path: Path, text: str, said: str) -> None:

@@ -68,9 +68,9 @@ def test_a_record_goes_through_its_file_beside_others(tmp_path: Path) -> None:
 def test_another_file_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     file.write_text(text)
-    with pytest.raises(UserError, match="no file that"):
+    with pytest.raises(UserError, match="not a file that"):
         gate.read(file)
-    with pytest.raises(UserError, match="no file that"):
+    with pytest.raises(UserError, match="not a file that"):
         gate.save(file, "a", {})
     assert file.read_text() == text
 
@@ -81,7 +81,7 @@ def test_samples_that_are_no_times_are_refused(tmp_path: Path) -> None:
     data = json.loads(file.read_text())
     data["steps"]["a"]["samples"][EAGER] = [-1.0]
     file.write_text(json.dumps(data))
-    with pytest.raises(UserError, match="no file that"):
+    with pytest.raises(UserError, match="not a file that"):
         gate.read(file)
 
 

@@ -72,7 +72,7 @@ def test_a_method_is_trained_by_its_modules_parameters() -> None:
 
 
 def test_what_cannot_be_trained_is_told() -> None:
-    with pytest.raises(UserError, match="require grad"):
+    with pytest.raises(UserError, match="require a gradient"):
         trainable(torch.relu, (X,), {})
     x = X.clone().requires_grad_()
     with pytest.raises(UserError, match="no result"):

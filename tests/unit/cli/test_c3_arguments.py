@@ -65,10 +65,10 @@ def test_the_number_of_ranks_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> No
         (["lookup", "c3", "ag-equal-prj", "--device", "cpu"], "did you mean 'ag-equal-proj'"),
         (["search", "c3", "ag-equal-proj", "--gemm", "1x1x1", "--device", "cpu"], "leave out --gemm"),
         (["search", "c3", "ag-equal-proj", "--ranks", "1", "--device", "cpu"], "needs 2 ranks or more, not 1"),
-        (["search", "c3", "ag-equal-proj", "--ranks", "7", "--device", "cpu"], "do not divide among 7 ranks"),
+        (["search", "c3", "ag-equal-proj", "--ranks", "7", "--device", "cpu"], "are not divisible among 7 ranks"),
         (["search", "c3", "--gemm", "1x1", *MINE], "write MxNxK"),
         (["search", "c3", "--gemm", "0x1x1", *MINE], "1 or more"),
-        (["search", "c3", "--gemm", "1x1x1", "--device", "cpu"], "needs --collective and --bytes too"),
+        (["search", "c3", "--gemm", "1x1x1", "--device", "cpu"], "also needs --collective and --bytes"),
         (["search", "c3", "--gemm", "1x1x1", "--compute", "layer_norm", *MINE], "exclude each other"),
         (["search", "c3", "--gemm", "1x1x1", "--dtype", "f8", *MINE], "unknown dtype 'f8'"),
         (["search", "c3", "--gemm", "1x1x1", "--layout", "nx", *MINE], "layout 'nx'"),
@@ -101,7 +101,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     [
         (["--out", "x.txt"], "ends in .json"),
         (["--scenarios", "no/such.toml"], "no such file of scenarios"),
-        (["--cases", "nothing"], "there is no scenario 'nothing'"),
+        (["--cases", "nothing"], "scenario 'nothing'"),
         (["--cases", "equal", "--timeline", "ag-comm-proj"], "not among the scenarios"),
     ],
 )
@@ -133,10 +133,7 @@ def test_what_was_missed_is_told_with_the_command_that_searches_it(
         device = store.put_device(place(workload.workload(), "cpu"))
         store.add_miss(workload.workload(), device, "not tuned")
     assert main(["show", "--db", db]) == 0
-    assert (
-        "1 workload was met at deploy time without a schedule: `autotune search c3 --missed`."
-        in capsys.readouterr().out
-    )
+    assert f"1 missed workload: `autotune search c3 --missed --db {db}` searches it." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("before", [None, "other.db"])

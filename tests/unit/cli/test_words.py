@@ -1,11 +1,15 @@
-"""Help texts fit a terminal of 80 columns and use plain words."""
+"""Help texts fit a terminal of 80 columns, and all messages use plain words."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import autotune
 from autotune.cli import app
 from autotune.cli.options import every_domain
 
@@ -35,3 +39,26 @@ def test_help_texts_fit_and_are_plain(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert len(found) > 25
     assert [(name, line) for name, text in found.items() for line in text.splitlines() if len(line) > 80] == []
     assert {name: words for name, text in found.items() if (words := UNCLEAR.findall(text))} == {}
+
+
+CALLS = {"UserError", "Unsupported", "Damaged", "BuildError", "ArgumentTypeError", "print", "warn", "warning"} | {
+    "warn_once", "say", "tell", "Step", "Match"
+}  # fmt: skip
+"""Functions and classes whose literal arguments a user reads."""
+
+
+def messages(path: Path) -> Iterator[str]:
+    """The literal texts of a module's messages."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        if (node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")) in CALLS:
+            for part in (found for argument in node.args for found in ast.walk(argument)):
+                if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    yield part.value
+
+
+def test_messages_are_plain() -> None:
+    found = {path: list(messages(path)) for path in sorted(Path(autotune.__file__).parent.rglob("*.py"))}
+    assert sum(map(len, found.values())) > 1000
+    assert {(str(path), text) for path, texts in found.items() for text in texts if UNCLEAR.search(text)} == set()

@@ -206,14 +206,14 @@ def test_a_report_is_written_anew_and_nothing_else_is(
     mine.mkdir()
     (mine / "thesis.tex").write_text("years of work")
     assert main(["report", "--db", str(database), "-o", str(mine)]) == 2
-    assert "has files that are no report" in capsys.readouterr().err
+    assert "the folder has other files than a report" in capsys.readouterr().err
     assert (mine / "thesis.tex").read_text() == "years of work"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--results", "nowhere"], "there is no such folder"),
+        (["--results", "nowhere"], "no such folder"),
         (["--results", "."], "no result file"),
         (["--db", "none.db"], "there is no database"),
         (["--db", "empty.db"], "there is nothing to report"),

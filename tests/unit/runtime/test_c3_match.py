@@ -128,7 +128,7 @@ def test_a_baseline_that_won(store: Store) -> None:
     put(store, replace(ON_GPUS, nbytes=1024 * MIB), None, GPUS, winner="eager")
     found = find(store, replace(ON_GPUS, nbytes=1024 * MIB), GPUS)
     assert found.level is C3Level.NEAREST
-    assert "'eager' is no strategy" in found.reason
+    assert "'eager' is not a strategy" in found.reason
 
 
 def test_kernels_must_be_there(store: Store) -> None:

@@ -56,7 +56,7 @@ def test_a_copy_narrows_and_leaves_out(tmp_path: Path) -> None:
         ("domian = 'fusion'", ["unknown key 'domian'", "did you mean 'domain'"]),
         ("domain = 'c3'", ["domain 'c3'", "'fusion'"]),
         ("version = 2", ["version 2"]),
-        ("[cuda.unroll\n", ["not TOML"]),
+        ("[cuda.unroll\n", ["invalid TOML"]),
     ],
 )
 def test_mistakes_are_told_in_one_line(tmp_path: Path, text: str, words: list[str]) -> None:

@@ -23,7 +23,7 @@ def _sum_at(rows: Lazy, places: Lazy, extent: int) -> Lazy:
     Rows with an index outside [0, extent) are ignored.
     """
     if rows.kind != "float32" or places.kind not in ("int32", "int64"):
-        raise Unsupported("sums at places of other than floats at whole numbers")
+        raise Unsupported("sums at indices of other types than floats at integers")
     region, tokens, origin = rows.region, places.ndim, rows.region.origin
     for d in range(tokens):
         if places.shape[d] > 1:
@@ -45,11 +45,11 @@ def _sum_at(rows: Lazy, places: Lazy, extent: int) -> Lazy:
             return build.reduce("sum", build.pointwise("where", [found, term, build.const(0.0, "float32")]), over)
         axis = where.terms[0][0] if where.terms else -1
         if where != Index(((axis, 1),)) or build.extents[axis] != extent:
-            raise Unsupported("sums at places of which a part is read")
+            raise Unsupported("sums at indices of which a part is read")
         if axis in build.values[term].axes:
-            raise Unsupported("a diagonal of sums at places")
+            raise Unsupported("a diagonal of sums at indices")
         if not set(over) & set(build.values[place].axes) or not _walked(build, term, over):
-            raise Unsupported("terms or places that are the same everywhere")
+            raise Unsupported("terms or indices that are the same everywhere")
         _, ways = region.work.setdefault(origin, (made.numel, {}))
         ways[index, guards] = region.elements(index, guards)
         return build.sum_at(term, place, over, axis)

@@ -158,7 +158,7 @@ class RowsScheme(Scheme):
         threads = thread_counts(cols, {vector_length(program, b) for b in wide}, least, most)
         rows = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r * threads[0] <= 1024]
         if space["keep"].choices == ("shared",):
-            raise UserError("keep = shared alone: rows are kept in registers or read again (keep = registers, reload)")
+            raise UserError("keep = [shared] is not possible: rows need keep = registers or reload")
         space = narrow(space, threads_per_row=threads, rows_per_block=rows, keep=["registers", "reload"])
         if not one_pass(program):
             space = narrow(space, online=[False])

@@ -76,7 +76,7 @@ class ScatterScheme(Scheme):
     def check(self, graph: Graph) -> None:
         s = scattered(graph)
         if max(s.n_places, s.n_cols, *(one.n_tokens for one in s.sums)) >= LIMIT:
-            raise Unsupported("more places or terms than 32-bit counters hold")
+            raise Unsupported("more indices or terms than 32-bit counters hold")
 
     def space_of(self, graph: Graph, space: Space) -> Space:
         s = scattered(graph)

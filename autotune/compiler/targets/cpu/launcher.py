@@ -211,7 +211,7 @@ def _compiled_at(name: str, text: str, load: Callable[[Path], Any]) -> Any:
     except OSError as e:
         if os.environ.get("AUTOTUNE_CACHE_DIR"):
             why = e.strerror or str(e)
-            raise UserError(f"AUTOTUNE_CACHE_DIR: cannot write {folder} ({why}); point it elsewhere") from e
+            raise UserError(f"AUTOTUNE_CACHE_DIR: cannot write {folder} ({why}): set it to a writable folder") from e
         return _load(_private_dir(), name, text, load)
 
 
@@ -253,8 +253,8 @@ def _own(folder: Path) -> None:
         if e.errno is not None:
             raise
         if os.environ.get("AUTOTUNE_CACHE_DIR"):
-            raise UserError(f"AUTOTUNE_CACHE_DIR: {e}; point it at a folder of your own") from e
-        warnings.warn(f"autotune: {e}: kernels are compiled anew in each process", stacklevel=2)
+            raise UserError(f"AUTOTUNE_CACHE_DIR: {e}: set it to a folder of your own") from e
+        warnings.warn(f"autotune: {e}: each process compiles its kernels again", stacklevel=2)
         raise
 
 

@@ -48,7 +48,7 @@ class CpuSchedule:
         config = {key: value for key, value in config.items() if key not in EARLIER}
         for key, value in config.items():
             if key not in known:
-                raise UserError(f"unknown CPU parameter {key!r}: known are {', '.join(known)}")
+                raise UserError(f"unknown CPU parameter {key!r}: the parameters are {', '.join(known)}")
             if type(value) is not known[key]:
                 raise UserError(f"{key}={value!r}: must be of type {known[key].__name__}")
         return cls(**config)  # type: ignore[arg-type]

@@ -97,7 +97,7 @@ def pack_bodies(bodies: Sequence[Body], sms: int) -> tuple[CudaSource, tuple[Ref
         if body.source.block != first.block:
             raise Unsupported(f"blocks of {body.source.block} and of {first.block} threads in one launch")
         if body.source.cluster > 1:
-            raise Unsupported("blocks that wait for each other beside others in one launch")
+            raise Unsupported("blocks that wait for each other and other blocks in one launch")
     refs = tuple(dict.fromkeys(ref for body in bodies for run in body.runs for ref in run.refs))
     number = {ref: k for k, ref in enumerate(refs)}
     blocks = deal(bodies, sms)

@@ -180,7 +180,7 @@ class ScatterKernel:
         self.grid = ThreadGrid(self.lanes, Var("match", "int32"), self.column)
         schedule.check_block()
         if self.match & (self.match - 1) or owned & (owned - 1):
-            raise Unsupported("match lanes and owned places are powers of two")
+            raise Unsupported("match lanes and owned indices must be powers of two")
         self.vec = s.vector(schedule.vector_bytes)
         if not self.vec:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the columns")
@@ -188,7 +188,7 @@ class ScatterKernel:
         self.result, _ = self.results.pass_function(1, s.results.passes[1])
         self.nothing = Assign(_Adder.accumulated, closed([Return((ZERO,) * self.vec)])())
         if max(s.n_places, s.n_cols, *(one.n_tokens * owned for one in s.sums)) >= LIMIT:
-            raise Unsupported("more places or terms than 32-bit counters hold")
+            raise Unsupported("more indices or terms than 32-bit counters hold")
         self.chunk = self.lanes * self.vec
         self.chunks = -(-s.n_cols // self.chunk)
         self.partial = self.chunks * self.chunk > s.n_cols  # threads without columns

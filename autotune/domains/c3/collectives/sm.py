@@ -64,7 +64,7 @@ class SmCollective:
             raise Superseded(f"{spec.op} by kernels that only move data, which this autotune lacks")
         found = [k for k in (artifact.kernels if artifact else ()) if k.launch.get("op") == REDUCE]
         if not found:
-            raise Unsupported(f"the kernel of {spec.op} is not there")
+            raise Unsupported(f"the kernel of {spec.op} is missing")
         self.spec, self.group, self.strategy, self._kernel = spec, group, strategy, found[0]
         self.met = new_event()
         dtype, ranks = DTYPES[spec.dtype], group.ranks

@@ -74,7 +74,7 @@ def overlap(
         UserError: an argument is invalid; torch.distributed is not initialised.
     """
     if collective not in COLLECTIVES:
-        raise UserError(f"unknown collective {collective!r}: there is {', '.join(COLLECTIVES)}")
+        raise UserError(f"unknown collective {collective!r}: use {', '.join(COLLECTIVES)}")
     known: Compute | None = Program(program) if isinstance(program, str) else program
     shape = gemm if callable(compute) else compute
     if shape is not None:
@@ -94,7 +94,7 @@ def _gemm(shape: Any) -> Gemm:
     try:
         m, n, k = (int(extent) for extent in shape)
     except (TypeError, ValueError):
-        raise UserError(f"{shape!r} is no computation: give a callable, or (m, n, k) of a GEMM") from None
+        raise UserError(f"{shape!r} is not a computation: give a callable, or (m, n, k) of a GEMM") from None
     return Gemm(m, n, k)
 
 
@@ -146,7 +146,9 @@ class Overlapped:
             UserError: the tensors are unknown so far.
         """
         if self._ready is None:
-            raise UserError("the buffers are made when the tensors are known: give like= and inputs=, or call it once")
+            raise UserError(
+                "the buffers are allocated for known tensors: give like= and inputs=, or call the overlap once"
+            )
         return self._ready.buffers
 
     def open(self, inputs: Any, like: Tensor, *, kwargs: Kwargs | None = None) -> None:
@@ -163,7 +165,9 @@ class Overlapped:
             return
         if like.is_cuda:
             if torch.cuda.is_current_stream_capturing():
-                raise UserError("autotune.overlap makes its buffers in the first call: call it once before the capture")
+                raise UserError(
+                    "autotune.overlap allocates its buffers in the first call: call it once before the capture"
+                )
             if like.device.index != torch.cuda.current_device():
                 raise UserError(
                     f"the tensors are on {like.device}: call torch.cuda.set_device({like.device.index}) first"
@@ -207,14 +211,12 @@ class Overlapped:
         ready = self._ready
         if ready is None:
             if tensor is None:
-                raise UserError("the first call needs the tensor that this rank puts in, unless like= was given")
+                raise UserError("the first call needs this rank's input tensor, unless like= was given")
             self.open(inputs, tensor, kwargs=kwargs)
             ready = self._ready
             assert ready is not None
         if not self._busy.acquire(blocking=False):
-            raise UserError(
-                "one call of an overlap at a time: make another autotune.overlap for a second one in flight"
-            )
+            raise UserError("an overlap runs one call at a time: make another autotune.overlap for a second call")
         try:
             args = _positional(inputs)
             ready.buffers.check(tensor, out)

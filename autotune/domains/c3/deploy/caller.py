@@ -172,9 +172,9 @@ def shapes_of(collective: str, shape: tuple[int, ...], ranks: int) -> Shapes:
     """
     whole = shape or (1,)
     if not prod(whole):
-        raise UserError(f"a collective on a tensor of shape {list(shape)}: it has no elements")
+        raise UserError(f"the collective's tensor of shape {list(shape)} has no elements")
     if collective in ("all_to_all", "reduce_scatter") and whole[0] % ranks:
-        raise UserError(f"{collective} splits dimension 0 among {ranks} ranks: {whole[0]} rows do not divide")
+        raise UserError(f"{collective} splits dimension 0 among {ranks} ranks, and {whole[0]} rows are not divisible")
     if collective == "all_gather":
         return Shapes(whole, (whole[0] * ranks, *whole[1:]))
     if collective == "reduce_scatter":
@@ -194,7 +194,7 @@ def stored_as(dtype: torch.dtype, *, exact: bool) -> str:
     if dtype in NAMES:
         return NAMES[dtype]
     if exact:
-        raise UserError(f"reductions are of bfloat16, float16 or float32, not {str(dtype).removeprefix('torch.')}")
+        raise UserError(f"reductions take bfloat16, float16 or float32, not {str(dtype).removeprefix('torch.')}")
     return "bf16" if dtype.itemsize < 4 else "f32"
 
 
@@ -223,7 +223,9 @@ class Buffers:
             wanted = (self.dtype, shape, self.input.device)
             if (given.dtype, tuple(given.shape) or (1,), given.device) != wanted:
                 found = _words(given.dtype, tuple(given.shape), given.device)
-                raise UserError(f"{what} is {found}, not {_words(*wanted)}, as opened: make another overlap for it")
+                raise UserError(
+                    f"{what} is {found}, not {_words(*wanted)}, as in the first call: make another overlap for it"
+                )
 
     def fill(self, tensor: Tensor | None) -> None:
         """Copy the caller's tensor to the input, unless it is the input, and increment the output's version.

@@ -190,11 +190,11 @@ def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 
     """The strategy of a schedule for ``scenario``, and the reason why it cannot be used ("" if it can)."""
     if schedule.config is None:
         config = BASELINES[side].get(schedule.winner)
-        return (dict(config), "") if config else ({}, f"its winner {schedule.winner!r} is no strategy")
+        return (dict(config), "") if config else ({}, f"its winner {schedule.winner!r} is not a strategy")
     if why := improper(schedule.config, side):
         # Warn once: the default would otherwise replace the searched strategy silently.
         short = schedule.key.workload[:12]
-        text = f"autotune: the stored strategy of {short} is damaged and not used: {why}; search it again"
+        text = f"autotune: the stored strategy of {short} is damaged and not used: {why}; search the scenario again"
         deployment().warn_once(f"strategy {short}", text)
         return {}, f"it is damaged: {why}"
     config, why = fit(schedule.config, scenario, side, sms=sms)

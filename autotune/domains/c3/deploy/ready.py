@@ -66,10 +66,10 @@ def _look_up(scenario: Scenario, device: str, db: str | None, strict: bool) -> C
         return match
     except Exception as error:  # the model continues with a default
         why = first_line(error)
-        deployment().warn_once(f"c3 {why}", f"autotune: {scenario.label} could not be looked up: {why}")
+        deployment().warn_once(f"c3 {why}", f"autotune: the look-up of {scenario.label} failed: {why}")
         log.debug("the look-up that failed", exc_info=True)
         config = without_search(scenario, side)[0]
-        return C3Match(C3Level.DEFAULT, config, reason=f"it could not be looked up: {why}")
+        return C3Match(C3Level.DEFAULT, config, reason=f"the look-up failed: {why}")
 
 
 def match_to_wire(match: C3Match) -> dict[str, Any]:
@@ -164,9 +164,9 @@ def make_ready(
         if not nth:
             problem = f"{failed[1]} (rank {failed[0]})"
             deployment().count("overlap_faults")
-            text = f"autotune: {match.label} cannot be run here: {problem}; a default is"
+            text = f"autotune: {match.label} cannot run here: {problem}; a default strategy runs"
             deployment().warn_once(f"overlap {problem}", text)
-    raise UserError(f"no strategy of {scenario.label} can be run here: {problem}")
+    raise UserError(f"no strategy of {scenario.label} can run here: {problem}")
 
 
 class _Opened:

@@ -62,10 +62,10 @@ def fsdp(model: nn.Module, *, steps: int = 0, db: str | None = None, group: dist
         UserError: no module of the model is sharded; ``steps`` is too small; torch.distributed is not initialised.
     """
     if steps and steps < LEAST:
-        raise UserError(f"autotune.fsdp: a search takes {LEAST} steps at least, not {steps}")
+        raise UserError(f"autotune.fsdp: a search needs at least {LEAST} steps, not {steps}")
     modules = [module for module in model.modules() if _stock(module)]
     if not modules:
-        raise UserError("autotune.fsdp: no module of the model is sharded: call fully_shard first")
+        raise UserError("autotune.fsdp: the model has no sharded module: call fully_shard first")
     return Sharded(model, modules, steps, db, group)
 
 
@@ -146,7 +146,7 @@ class Sharded:
     def _stay(self, why: str) -> None:
         """Warn once per program; all ranks have the same reason."""
         if self._everyone.rank == 0:
-            deployment().warn_once("fsdp", f"autotune: FSDP2 stays as it is: {why}")
+            deployment().warn_once("fsdp", f"autotune: FSDP2 is not changed: {why}")
 
     # ---- the stored choice -----------------------------------------------------------------------------------------
 

@@ -77,8 +77,8 @@ def torchrun_agents() -> Agents | None:
         return None
     if int(os.environ["RANK"]):
         raise UserError(
-            "under torchrun the process of RANK 0 searches: "
-            "call autotune.domains.c3.measuring.agents.serve_agent() in the others"
+            "under torchrun, rank 0 searches: "
+            "call autotune.domains.c3.measuring.agents.serve_agent() on the other ranks"
         )
     _one_host()
     return Agents(int(os.environ["WORLD_SIZE"]), _store())

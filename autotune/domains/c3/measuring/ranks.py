@@ -212,8 +212,10 @@ class Ranks:
 
     def _admit(self, ranks: int) -> int:
         if self._agents is not None and ranks > self._agents.ranks:
-            raise UserError(f"{ranks} ranks of {self._agents.ranks} that torchrun has started: use --nproc-per-node "
-                            f"{ranks}, or start without torchrun")  # fmt: skip
+            raise UserError(
+                f"torchrun started {self._agents.ranks} ranks, and the scenario has {ranks}: use"
+                f" --nproc-per-node {ranks}, or start without torchrun"
+            )
         return ranks
 
     def _spawn(self) -> None:

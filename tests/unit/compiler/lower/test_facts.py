@@ -76,7 +76,7 @@ def test_a_reason_for_each_operator_outside() -> None:
     assert found == {
         "mm": LIBRARY_CALL,
         "cumsum": NO_RULE,
-        "add_": "it writes over its arguments",
+        "add_": "it writes into its arguments",
         "mul": "mul in torch.int8 (it may wrap)",
         "convert_element_type": "dtype float64",
         "sin": "dtype float64",
@@ -98,7 +98,7 @@ def test_a_result_that_becomes_an_input_s_new_value() -> None:
         return x + 1
 
     found = reasons(graph_of(f, t(8), t(8)))
-    assert found == {"mul": "its result is copied into an input", "copy_": "it writes over its arguments"}
+    assert found == {"mul": "its result is copied into an input", "copy_": "it writes into its arguments"}
 
 
 def test_the_elements_of_a_tuple_share_its_reason() -> None:

@@ -144,7 +144,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert found.figures["copy_gbs"] == 12.0
     monkeypatch.setattr(module, "calibrate", lambda device, measurer, told: {})
     assert main(["calibrate", "fusion", "--device", "cpu", "--db", db]) == 1
-    assert "not measured, the built-in figure stays" in capsys.readouterr().out
+    assert "not measured, so the built-in figure is used" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["calibrate", "nothing"])
 

@@ -142,7 +142,7 @@ def test_which_inputs_have_rows() -> None:
     assert more == {"table": table, "n": 3}
     ((grown,), _) = with_rows(((table,), {}), 2)
     for many in (1 << 62, 10**30):
-        with pytest.raises(UserError, match=f"--rows {many}: inputs of so many rows cannot be made"):
+        with pytest.raises(UserError, match=f"--rows {many}: cannot make inputs with this number of rows"):
             with_rows(((table,), {}), many)
     assert (grown.requires_grad, grown.is_leaf) == (True, True)
     with pytest.raises(UserError, match="--rows needs an input of two axes"):
@@ -181,31 +181,31 @@ MISTAKES = [
     ("{user}:make('dict')", "{user}:tensor", "gave a dict, which cannot be called"),
     ("{user}:make('none such')", "{user}:tensor", "failed: KeyError: 'none such'"),
     ("{user}:make(wdth=3)", "{user}:tensor", "unexpected keyword argument 'wdth'"),
-    ("{user}:make(Block)", "{user}:tensor", "Block is no literal"),
-    ("{user}:make(__import__('os').getcwd())", "{user}:tensor", "is no literal"),
+    ("{user}:make(Block)", "{user}:tensor", "Block is not a literal"),
+    ("{user}:make(__import__('os').getcwd())", "{user}:tensor", "is not a literal"),
     ("{user}:make(**{{'width': 3}})", "{user}:tensor", "name each argument"),
-    ("{user}:make(", "{user}:tensor", "is not a call of one name"),
-    ("{user}:make()()", "{user}:tensor", "is not a call of one name"),
-    ("{user}:make() + 1", "{user}:tensor", "is not a call of one name"),
-    ("{user}:(3)", "{user}:tensor", "is not a call of one name"),
+    ("{user}:make(", "{user}:tensor", "is not a call of one function"),
+    ("{user}:make()()", "{user}:tensor", "is not a call of one function"),
+    ("{user}:make() + 1", "{user}:tensor", "is not a call of one function"),
+    ("{user}:(3)", "{user}:tensor", "is not a call of one function"),
     ("{user}:mke()", "{user}:tensor", "did you mean 'make'"),
-    ("{user}:number()", "{user}:tensor", "cannot be called; leave out the brackets"),
+    ("{user}:number()", "{user}:tensor", "cannot be called: leave out the parentheses"),
     ("{user}:make()", None, "needs --inputs"),
     ("{user}:Block", "{user}:rows()", "missing 1 required positional argument"),
-    ("{user}:Block", "{user}:rows(n)", "n is no literal"),
-    (":make()", "{user}:tensor", "not of the form"),
+    ("{user}:Block", "{user}:rows(n)", "n is not a literal"),
+    (":make()", "{user}:tensor", "must be package.module:callable"),
     ("layernorm", None, "did you mean 'layer_norm'"),
     ("layer_norm", "a:b", "brings its own"),
     ("{user}:Block", None, "needs --inputs"),
     ("{user}:Blok", "{user}:tensor", "did you mean 'Block'"),
     ("{user}:Block", "{user}:tensr", "did you mean 'tensor'"),
-    ("{user}:", "{user}:tensor", "not of the form"),
-    ("{user}:Block", "tensor", "not of the form"),
+    ("{user}:", "{user}:tensor", "must be package.module:callable"),
+    ("{user}:Block", "tensor", "must be package.module:callable"),
     ("no_such_package_x.y:f", "{user}:tensor", "no module 'no_such_package_x'"),
     ("{user}_bad:f", "{user}:tensor", "ModuleNotFoundError: No module named 'no_such_module_at_all'"),
     ("{user}:number", "{user}:tensor", "cannot be called"),
     ("{user}:Block", "{user}:nothing", "returned no tensors"),
-    ("{user}:Block", "{user}:wrong", "gave a int"),
+    ("{user}:Block", "{user}:wrong", "returned a int"),
     ("{user}:Block", "{user}:broken", "ZeroDivisionError"),
     ("{user}:frozen", "{user}:mismatched", "failed on its inputs"),
     ("{user}:nothing", "{user}:tensor", "where it makes the model, write '{user}:nothing()'"),

@@ -90,7 +90,7 @@ class Outer:
         if schedule.keep == "shared" and any(self.graph.values[i].dtype != "float32" for i in kept):
             raise Unsupported("keeping integers in shared memory")
         if schedule.held and not schedule.prefetch:
-            raise Unsupported("places held in registers beside copies that are not asynchronous")
+            raise Unsupported("indices in registers together with copies that are not asynchronous")
         if schedule.keep == "registers":
             values = max(1, *(len(pas.compute) for pas in self.program.passes), 1)
             if self.packs * self.lanes.vec * values > MAX_PACK_LANES:
