@@ -29,7 +29,7 @@ _OPTION = re.compile(
 )
 
 
-def veil(text: str) -> str:
+def mask_passwords(text: str) -> str:
     """``text`` without the passwords of the URLs and connection strings in it.
 
     Quotes stay, so that a shell still quotes the same words of ``text``.
@@ -46,23 +46,23 @@ def printable(text: str) -> str:
     return _CONTROL.sub(lambda m: " " if m[0] in "\n\t" else m[0].encode("unicode_escape").decode(), text)
 
 
-def told(text: object, longest: int = LONGEST) -> str:
+def safe_line(text: object, longest: int = LONGEST) -> str:
     """An error's text for printing: one line of at most ``longest`` characters, without passwords."""
-    line = printable(veil(str(text)))
+    line = printable(mask_passwords(str(text)))
     half = (longest - 5) // 2
     return line if len(line) <= longest else f"{line[:half]} ... {line[-half:]}"
 
 
-def pasted(*words: str) -> str:
+def quoted_command(*words: str) -> str:
     """A command for the user to paste into a shell: every word is quoted.
 
-    A word that is too long, or that :func:`told` would change, is replaced by "...".
+    A word that is too long, or that :func:`safe_line` would change, is replaced by "...".
     """
     quoted = [shlex.quote(word) for word in words]
-    return " ".join(word if len(word) <= _LONGEST_WORD and told(word) == word else "..." for word in quoted)
+    return " ".join(word if len(word) <= _LONGEST_WORD and safe_line(word) == word else "..." for word in quoted)
 
 
-def pasted_again(command: object) -> str:
+def requoted_command(command: object) -> str:
     """A stored command, perhaps of another user, for the user to paste: every word is quoted again.
 
     A line that does not begin with ``autotune`` or ``python`` becomes a single word.
@@ -72,7 +72,7 @@ def pasted_again(command: object) -> str:
         words = shlex.split(text)
     except ValueError:
         words = []
-    return pasted(*words) if words[:1] in (["autotune"], ["python"]) else pasted(text)
+    return quoted_command(*words) if words[:1] in (["autotune"], ["python"]) else quoted_command(text)
 
 
 def first_line(error: BaseException) -> str:
@@ -84,10 +84,10 @@ def first_line(error: BaseException) -> str:
     text = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     if not text:
         return type(error).__name__
-    told = " ".join(text[:2]) if text[0].endswith(":") else text[0]
+    summary = " ".join(text[:2]) if text[0].endswith(":") else text[0]
     _, met, cause = next((line for line in text[1:] if line.startswith("Explanation: ")), "").rpartition(": got ")
-    told += f": {cause}" if met else ""
-    return f"{type(error).__name__}: {told}"
+    summary += f": {cause}" if met else ""
+    return f"{type(error).__name__}: {summary}"
 
 
 class Unsupported(Exception):

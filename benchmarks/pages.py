@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.charts import Exhibit
-from autotune.errors import UserError, pasted_again
+from autotune.errors import UserError, requoted_command
 from autotune.report import plots
 from autotune.report.site import (
     Cell,
@@ -78,7 +78,7 @@ def _origin(data: Mapping[str, Any], source: str) -> list[tuple[str, str]]:
             "with",
             ", ".join(f"{name} {versions[name]}" for name in ("torch", "cuda", "driver", "nccl") if name in versions),
         ),
-        ("again by", pasted_again(data["command"])),
+        ("again by", requoted_command(data["command"])),
     ]
 
 

@@ -156,15 +156,15 @@ def templates_in_threads(wanted: bool = True) -> Iterator[None]:
             return begin(*args, **kwargs)
 
     # Not with config.patch, which is local to a thread: autograd's threads compile backward passes.
-    told = {name: getattr(config, name) for name in ("autotune_num_choices_displayed",) if hasattr(config, name)}
+    displays = {name: getattr(config, name) for name in ("autotune_num_choices_displayed",) if hasattr(config, name)}
     AlgorithmSelectorCache.make_precompile_fn = in_threads  # type: ignore[method-assign]
-    for name in told:
+    for name in displays:
         setattr(config, name, 0)  # suppresses a table for each product
     try:
         yield
     finally:
         AlgorithmSelectorCache.make_precompile_fn = begin  # type: ignore[method-assign]
-        for name, value in told.items():
+        for name, value in displays.items():
             setattr(config, name, value)
 
 

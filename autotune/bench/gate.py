@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.errors import UserError, pasted
+from autotune.errors import UserError, quoted_command
 
 ALPHA = 0.01
 """Share of false alarms, one-sided."""
@@ -153,7 +153,7 @@ def read(file: Path) -> dict[str, dict[str, Any]]:
             str(record["device"])
         return dict(data["steps"])
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file: write one with {pasted('--save', str(file))}") from None
+        raise UserError(f"{file}: no such file: write one with {quoted_command('--save', str(file))}") from None
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -32,7 +32,7 @@ from autotune.cli.commands import (
     workloads,
 )
 from autotune.cli.options import DEFAULT, every_domain, named_domain
-from autotune.errors import UserError, told
+from autotune.errors import UserError, safe_line
 
 COMMANDS = (
     search.add_parser,
@@ -97,7 +97,7 @@ class Parser(argparse.ArgumentParser):
             self._named += f" {name}" if name else ""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {told(message)} (see {self._named} --help)\n")
+        self.exit(2, f"{self.prog}: {safe_line(message)} (see {self._named} --help)\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None, parser: Callable[[], argparse.Argume
         sys.stdout.flush()
         return code
     except UserError as error:
-        print(f"autotune: {told(error)}", file=sys.stderr)
+        print(f"autotune: {safe_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         stored = "all measurements are stored: run the same command again to continue"

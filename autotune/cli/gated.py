@@ -11,7 +11,7 @@ from autotune import numerics
 from autotune.cli.decided import numerics_of, verdicts_of
 from autotune.cli.output import microseconds
 from autotune.device import DeviceIdentity
-from autotune.errors import UserError, pasted
+from autotune.errors import UserError, quoted_command
 from autotune.files import check_output, commit
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def recorded(args: argparse.Namespace, label: str, where: DeviceIdentity) -> Map
     name = gate.name_of(label, args.inputs or "", args.train)
     record = gate.read(Path(args.against)).get(name)
     if record is None:
-        add = pasted("--save", args.against)
+        add = quoted_command("--save", args.against)
         raise UserError(f"--against {args.against}: no record of step {name}: add one with {add}")
     if record["device"] != where.label:
         raise UserError(f"--against {args.against}: the record of {name} is of {record['device']}, not {where.label}")
@@ -104,7 +104,7 @@ def recorded(args: argparse.Namespace, label: str, where: DeviceIdentity) -> Map
         was, under = (numerics.text(found) or "torch's defaults" for found in (then, now))
         raise UserError(f"--against {args.against}: the record of {name} was timed with {was}, not with {under}")
     if not _timed_alike(record, where):
-        again = pasted("--save", args.against)
+        again = quoted_command("--save", args.against)
         raise UserError(f"--against {args.against}: the record of {name} was timed {_RESTED}: replace it with {again}")
     return record
 

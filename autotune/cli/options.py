@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from autotune.domain import Command, Domain, domain_of
-from autotune.errors import UserError, pasted, told
+from autotune.errors import UserError, quoted_command, safe_line
 from autotune.task import domains
 
 JSON_HELP = "print one JSON object on stdout and nothing else"
@@ -37,7 +37,7 @@ def command_of(name: str | None, command: str) -> Command | None:
     try:
         return domain_of(name).command(command)
     except ImportError as error:
-        raise UserError(f"cannot import the domain {name!r}: {told(error)}") from error
+        raise UserError(f"cannot import the domain {name!r}: {safe_line(error)}") from error
 
 
 def able(command: str) -> list[str]:
@@ -139,7 +139,7 @@ def command_line(command: str, args: argparse.Namespace) -> str:
     device = args.device.partition(",")[0]
     words += ["--device", device] if device != "auto" else []
     words += ["--db", for_command(args.db)] if args.db else []
-    return pasted(*words)
+    return quoted_command(*words)
 
 
 def add_device(parser: argparse.ArgumentParser, more: str = "") -> None:

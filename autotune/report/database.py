@@ -12,7 +12,7 @@ from autotune.bench.saved import Saved, saved
 from autotune.charts import Exhibit
 from autotune.device import DeviceIdentity
 from autotune.domain import Figure, figure_of, known_domain
-from autotune.errors import pasted_again, printable
+from autotune.errors import printable, requoted_command
 from autotune.report import plots
 from autotune.report.site import (
     KINDS,
@@ -286,7 +286,7 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
         ("speedup", ratio(speedup)),
         ("noise", percent(_number(record.get("noise")))),
         ("regions", f"{kept} of {len(every)} kept"),
-        ("command", pasted_again(record["command"]) if record.get("command") else "–"),
+        ("command", requoted_command(record["command"]) if record.get("command") else "–"),
     ]
     return Page(
         kind="model",

@@ -76,8 +76,12 @@ def history(
         "title": f"{unit} (log)",
         "scale": {"type": "log", "nice": False, "padding": 12},
     }
-    told = [{"field": "n", "title": "candidate"}, {"field": "status"}, {"field": "us", "format": ".4~g", "title": unit}]
-    told.append({"field": "configuration"})
+    tooltip = [
+        {"field": "n", "title": "candidate"},
+        {"field": "status"},
+        {"field": "us", "format": ".4~g", "title": unit},
+    ]
+    tooltip.append({"field": "configuration"})
     rows = [
         {**c, "us": None if c["us"] is None else _short(shown(c["us"])), "series": "candidate" if c["us"] else "failed"}
         for c in candidates
@@ -86,12 +90,12 @@ def history(
         {
             "data": {"values": [r for r in rows if r["us"] is not None]},
             "mark": {"type": "point", "filled": True, "size": 28, "opacity": 0.75},
-            "encoding": {"x": x, "y": y, "color": colour, "tooltip": told},
+            "encoding": {"x": x, "y": y, "color": colour, "tooltip": tooltip},
         },
         {
             "data": {"values": [r for r in rows if r["us"] is None]},
             "mark": {"type": "tick", "orient": "vertical", "size": 10, "thickness": 2},
-            "encoding": {"x": x, "y": {"value": 4}, "color": colour, "tooltip": told},
+            "encoding": {"x": x, "y": {"value": 4}, "color": colour, "tooltip": tooltip},
         },
         {
             "data": {"values": so_far},
@@ -131,13 +135,13 @@ def roofline(own: Mapping[str, tuple[int, float]], bandwidth_gbs: float, reach: 
         "scale": {"type": "log", "nice": False, "padding": 8},
         "axis": {"labelOverlap": True},
     }
-    told = [{"field": "name"}, {"field": "bytes", "format": ".4~s"}, {"field": "us", "format": ".4~g"}]
+    tooltip = [{"field": "name"}, {"field": "bytes", "format": ".4~s"}, {"field": "us", "format": ".4~g"}]
     names = list(own)
     layers: list[Chart] = [
         {
             "data": {"name": OTHERS, "values": []},
             "mark": {"type": "circle", "size": 18, "opacity": 0.45, "color": "#9ca3af", "clip": True},
-            "encoding": {"x": x, "y": y, "tooltip": told},
+            "encoding": {"x": x, "y": y, "tooltip": tooltip},
         },
         {
             "data": {"values": line},
@@ -155,7 +159,7 @@ def roofline(own: Mapping[str, tuple[int, float]], bandwidth_gbs: float, reach: 
                     "x": x,
                     "y": y,
                     "color": {"field": "name", "type": "nominal", "title": None, "scale": scale(names)},
-                    "tooltip": told,
+                    "tooltip": tooltip,
                 },
             }
         )

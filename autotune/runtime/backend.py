@@ -330,7 +330,7 @@ def aoti_load_package(
     return PackagedModel(loader)
 
 
-def _told(layout: Sequence[Any]) -> str:
+def _describe(layout: Sequence[Any]) -> str:
     dtype, device, sizes, strides = layout
     shape, steps = ("x".join("any" if n is None else str(n) for n in numbers) for numbers in (sizes, strides))
     return f"{dtype.removeprefix('torch.')} {shape or 'scalar'} (strides {steps or 'none'}) on {device}"
@@ -366,7 +366,9 @@ class PackagedModel:
         tensors = [x for x in flat if isinstance(x, torch.Tensor)]
         for k, (expected, x) in enumerate(zip(self._inputs or (), tensors, strict=False)):
             if _differ(expected, x):
-                raise UserError(f"tensor {k} must be {_told(expected)} for this package, not {_told(_layout(x))}")
+                raise UserError(
+                    f"tensor {k} must be {_describe(expected)} for this package, not {_describe(_layout(x))}"
+                )
         made = self._loader.boxed_run(tensors)
         return self._pytree.tree_unflatten(made, self._gives)
 

@@ -175,13 +175,17 @@ class Deployment:
         """Warn once if a schedule in use was tuned under other conditions."""
         if not found:
             return
-        told = ", ".join(map(str, found))
+        fields = ", ".join(map(str, found))
         if other_device:
             why = "`autotune search --missed` searches on this device; AUTOTUNE_OTHER_DEVICE=refuse disables this"
-            self.warn_once(f"differs {told}", f"autotune: schedules tuned on another device are used: {told} ({why})")
+            self.warn_once(
+                f"differs {fields}", f"autotune: schedules tuned on another device are used: {fields} ({why})"
+            )
         elif self.settings.environment == "loose":
             why = "AUTOTUNE_ENVIRONMENT=strict disables this, =ignore only the warning"
-            self.warn_once(f"differs {told}", f"autotune: schedules tuned with other software are used: {told} ({why})")
+            self.warn_once(
+                f"differs {fields}", f"autotune: schedules tuned with other software are used: {fields} ({why})"
+            )
 
     # What is deployed from
 

@@ -113,8 +113,8 @@ class LookupResult(Sequence[RegionMatch]):
 
     def __repr__(self) -> str:
         """The regions and their levels, without the schedules, which would be pages long."""
-        told = (f"{r.workload.label if r.workload else 'a region that cannot be tuned'}: {r.level}" for r in self)
-        return f"LookupResult({', '.join([self.device, *told])})"
+        levels = (f"{r.workload.label if r.workload else 'a region that cannot be tuned'}: {r.level}" for r in self)
+        return f"LookupResult({', '.join([self.device, *levels])})"
 
     def __len__(self) -> int:
         return len(self.regions)

@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from autotune.errors import UserError, pasted, printable
+from autotune.errors import UserError, printable, quoted_command
 from autotune.space import is_number
 from autotune.store import codec
 from autotune.store.damage import BROKEN, Damaged, cost, moment, why
@@ -123,7 +123,9 @@ def checked(file: str | Path, *, key: str | None = None) -> Incoming:
             " schedules.atdb` on the bundle's database, and import that file"
         )
     if kind == "database":
-        raise UserError(f"{path} is a database, not a snapshot: run `{pasted('autotune', 'db', 'merge', str(path))}`")
+        raise UserError(
+            f"{path} is a database, not a snapshot: run `{quoted_command('autotune', 'db', 'merge', str(path))}`"
+        )
     snapshot = Snapshot(path, key=key)
     try:
         snapshot.check()

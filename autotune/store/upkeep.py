@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 
-from autotune.errors import UserError, told
+from autotune.errors import UserError, safe_line
 from autotune.store import codec
 from autotune.store.damage import BROKEN, Damaged, moment, why
 from autotune.store.models import (
@@ -78,7 +78,7 @@ def checked_rows(store: Store, model: type[Base]) -> Iterator[tuple[Any, str]]:
 def line(model: type[Base], row: Any, text: str) -> str:
     """A line about a row, with the row's key."""
     name = " ".join(str(getattr(row, column.name))[:12] for column in sa.inspect(model).primary_key)
-    return told(f"{table_name(model)} {name}: {text}", 500)
+    return safe_line(f"{table_name(model)} {name}: {text}", 500)
 
 
 def _rows(store: Store, query: Any) -> Iterator[Any]:

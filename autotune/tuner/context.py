@@ -53,8 +53,8 @@ class Context:
         policy: the measurement policy, from the options or the domain.
         lent: worker and pools owned and closed by the caller.
         picked: the cost model's picks by workload and space.
-        told: workload to the fingerprints of its device (or devices) and their software, if they are another host's,
-            which has stored them.
+        stored_keys: workload to the fingerprints of its device (or devices) and their software, if another host has
+            stored them.
     """
 
     store: Store
@@ -67,7 +67,7 @@ class Context:
     owner: str = field(default_factory=owner_name)
     interrupt: Interrupt = field(default_factory=Interrupt)
     pace: Pace = field(default_factory=Pace)
-    told: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    stored_keys: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     _worker: Measurer | None = None
     _pool: CompilePool | None = None
     _baselines: BaselinePool | None = None
@@ -112,8 +112,8 @@ class Context:
 
     def _place(self, workload: Workload) -> tuple[str, str]:
         """Return the fingerprints of the device (or devices) and of the software; store them if they are new."""
-        if workload.fingerprint in self.told:
-            return self.told[workload.fingerprint]
+        if workload.fingerprint in self.stored_keys:
+            return self.stored_keys[workload.fingerprint]
         identity = place(workload, self.device)
         if identity not in self._places:
             environment = devices.environment(self.device)

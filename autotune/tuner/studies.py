@@ -47,7 +47,7 @@ class Studies(InMemoryStorage):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._store, self._looking, self._looked = store, threading.Lock(), 0.0
         self._keys: dict[Key, int] = {}
-        self._told: dict[int, set[str]] = {}
+        self._shown: dict[int, set[str]] = {}
         self._choices: dict[int, dict[str, dict[Any, None]]] = {}
 
     def get_all_studies(self) -> Any:
@@ -81,9 +81,9 @@ class Studies(InMemoryStorage):
                 self.set_study_user_attr(number, what, getattr(key, what))
 
     def _learn(self, number: int, key: Key) -> None:
-        told, choices = self._told.setdefault(number, set()), self._choices.setdefault(number, {})
+        shown, choices = self._shown.setdefault(number, set()), self._choices.setdefault(number, {})
         found = self._store.measurements(key.workload, key.device, key.environment, key.policy, "screen")
-        new = [m for m in found if config_key(m.config) not in told]
+        new = [m for m in found if config_key(m.config) not in shown]
         for m in new:
             for name, choice in m.config.items():
                 choices.setdefault(name, {})[choice] = None
@@ -91,7 +91,7 @@ class Studies(InMemoryStorage):
         workload = self._store.get_workload(key.workload) if new else None
         figure = figure_of(workload) if workload is not None else None
         for m in new:
-            told.add(config_key(m.config))
+            shown.add(config_key(m.config))
             us = m.latency_us if m.status is Status.OK else None
             value = us if us is None or figure is None else figure(us)[0]
             self.create_new_trial(number, _trial(m, value, distributions))

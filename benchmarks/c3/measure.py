@@ -13,7 +13,7 @@ from autotune.domains.c3.named import Entry
 from autotune.domains.c3.results import Isolated
 from autotune.domains.c3.scenario import Scenario
 from autotune.domains.c3.strategy import BASELINES, by_rule
-from autotune.errors import pasted
+from autotune.errors import quoted_command
 from autotune.measure.outcome import Outcome
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Contender, WorkerFault
@@ -127,7 +127,7 @@ class Case:
                 seed=self.means.seed,
                 policy=self.means.policy,
                 progress=progress,
-                command=pasted("python", "-m", "benchmarks.c3", "--cases", self.entry.name),
+                command=quoted_command("python", "-m", "benchmarks.c3", "--cases", self.entry.name),
                 seeds={self.workload.fingerprint: list(different.values())},
                 measurer=self.means.ranks,
                 pool=self.means.pool,

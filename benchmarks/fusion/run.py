@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.bench.contenders import Turns
-from autotune.errors import pasted
+from autotune.errors import quoted_command
 from autotune.measure.policy import Policy, default_policy
 from benchmarks import form
 from benchmarks.fusion import ablation, peers, report
@@ -197,7 +197,7 @@ def search(cases: Sequence[Case], settings: Settings, name: str, db: str | None)
                 seed=settings.seed,
                 weights=weights,
                 every=True,
-                command=pasted("python", "-m", f"benchmarks.{SUITE}", "--ablation", name),
+                command=quoted_command("python", "-m", f"benchmarks.{SUITE}", "--ablation", name),
                 progress=_progress,
                 **options,
             )

@@ -17,7 +17,7 @@ from autotune import device as devices
 from autotune.cli.options import add_db, add_device, natural_int
 from autotune.device import resolve_device
 from autotune.domain import domain_of, place, policy_for
-from autotune.errors import Unsupported, UserError, printable, told
+from autotune.errors import Unsupported, UserError, printable, safe_line
 from autotune.files import check_output
 from autotune.space import Space
 from autotune.store import Store
@@ -204,7 +204,7 @@ def _found(store: Store, name: str) -> Workload:
     if len(found) > 1:
         raise UserError(f"{name!r} is several workloads: name one by its id, {found[0].fingerprint[:12]} say")
     if why := domain_of(found[0].kind).damage(found[0]):
-        raise UserError(f"{found[0].fingerprint[:12]} may not be measured: {told(why, 500)}")
+        raise UserError(f"{found[0].fingerprint[:12]} may not be measured: {safe_line(why, 500)}")
     return found[0]
 
 

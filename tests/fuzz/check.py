@@ -33,7 +33,7 @@ from autotune.compiler.schedules.configurations import improper
 from autotune.device import environment, identify
 from autotune.domain import open_task
 from autotune.domains.fusion.task import FusionTask
-from autotune.errors import LONGEST, UserError, told
+from autotune.errors import LONGEST, UserError, safe_line
 from autotune.ir.graph import Graph
 from autotune.runtime.ladder import Level
 from autotune.runtime.match import match
@@ -192,7 +192,7 @@ class Fuzz:
                 outcome = self._kinds[name](chance)
         except UserError as e:
             outcome = "refused"
-            line = told(e)
+            line = safe_line(e)
             if "\n" in str(e) or len(line) > LONGEST or not line:
                 fault = f"more than a line: {line[:300]!r}"
         except AssertionError as e:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from autotune.domains.c3.cli import check_program
 from autotune.domains.c3.scenario import Program, Scenario
-from autotune.errors import UserError, pasted, pasted_again, told
+from autotune.errors import UserError, quoted_command, requoted_command, safe_line
 from autotune.report.database import pages
 from autotune.store import Store, Verdict
 from autotune.store.connection.faults import reason
@@ -38,22 +38,24 @@ def run(line: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("word", EVIL)
 def test_a_word_stays_one_word_or_is_left_out(word: str, tmp_path: Path) -> None:
-    line = told(f"search it by hand: {pasted('autotune', 'search', word, '--inputs', 'm:f')}").partition(": ")[2]
+    line = safe_line(f"search it by hand: {quoted_command('autotune', 'search', word, '--inputs', 'm:f')}").partition(
+        ": "
+    )[2]
     assert run(line, tmp_path) in (["autotune", "search", kept, "--inputs", "m:f"] for kept in (word, "..."))
 
 
 def test_what_is_printed_is_not_changed_on_the_way(tmp_path: Path) -> None:
     chance = random.Random(0)
     alphabet = ["'", '"', "$(touch X)", ":", "@", "=", " ", "password", "token", "secret=", "\\", "`touch X`", ";", "&"]
-    lines = [told(pasted("autotune", *("".join(chance.choices(alphabet, k=chance.randrange(1, 9))) for _ in "ab")))
-             for _ in range(2000)]  # fmt: skip
+    words = [["".join(chance.choices(alphabet, k=chance.randrange(1, 9))) for _ in "ab"] for _ in range(2000)]
+    lines = [safe_line(quoted_command("autotune", *pair)) for pair in words]
     assert sum("***" in line for line in lines) > 20, "words that become a password together"
     run("\n".join(lines), tmp_path)
 
 
 def command_in(text: str) -> str:
     """The command between backticks in an error's line; "" where a password ends in its place."""
-    shown = told(text)
+    shown = safe_line(text)
     return "autotune " + shown.rpartition("`autotune ")[2].rpartition("`")[0] if "`autotune " in shown else ""
 
 
@@ -62,7 +64,7 @@ def test_every_command_with_something_foreign_in_it_is_quoted(word: str, tmp_pat
     scenario = Scenario(Program(word, ()), "all_gather", 1 << 20, 2, "f32")
     with pytest.raises(UserError) as by_hand:
         check_program(scenario)
-    assert len(run(told(by_hand.value).partition("yours, run: ")[2], tmp_path)) == 15
+    assert len(run(safe_line(by_hand.value).partition("yours, run: ")[2], tmp_path)) == 15
     with pytest.raises(UserError) as no_snapshot:
         opened(Path("nowhere") / f"{word}.atdb")
     no_tables = reason(sa.URL.create("sqlite", database=word), Exception("no such table: x"))
@@ -81,6 +83,6 @@ def test_a_stored_command_is_quoted_again(tmp_path: Path) -> None:
     line = dict(page.facts)["command"]
     (tmp_path / "empty").mkdir()
     assert run(line, tmp_path / "empty") == ["autotune", "search", "fusion", "m:f;", "touch", "X", "$(touch", "X)"]
-    assert pasted_again("rm -rf /") == "'rm -rf /'"
-    assert pasted_again("autotune search 'a") == "'autotune search '\"'\"'a'"
-    assert pasted_again("autotune search fusion 'a b'") == "autotune search fusion 'a b'"
+    assert requoted_command("rm -rf /") == "'rm -rf /'"
+    assert requoted_command("autotune search 'a") == "'autotune search '\"'\"'a'"
+    assert requoted_command("autotune search fusion 'a b'") == "autotune search fusion 'a b'"

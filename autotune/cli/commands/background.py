@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.cli.options import add_db, add_device, seconds
 from autotune.device import DeviceIdentity
-from autotune.errors import UserError, told
+from autotune.errors import UserError, safe_line
 from autotune.words import plural
 
 _LOOK_S = 1.0
@@ -153,15 +153,15 @@ def _missed(db: str | None, device: str, wait: bool = True) -> frozenset[tuple[s
     return frozenset((m.workload, m.count) for m in found if names.get(m.workload, ("", ""))[1] == "fusion")
 
 
-_told: set[str] = set()
+_printed: set[str] = set()
 
 
 def _say(error: UserError | str) -> None:
     """Print an error once."""
-    text = told(error)
-    if text not in _told:
+    text = safe_line(error)
+    if text not in _printed:
         print(f"autotune: {text}", file=sys.stderr, flush=True)
-    _told.add(text)
+    _printed.add(text)
 
 
 def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) -> int:

@@ -118,8 +118,13 @@ def run(args: argparse.Namespace) -> int:
         print(f"{label}, {step} on {where.name}, {named_modes}")
         if under := numerics.read([device]):
             print(f"with {numerics.text(under)}")
-        told = [line for verdict in verdicts for line in decided.lines(verdict)]
-        below = [*notes(found, command_line("search", args)), *uncovered(found), *told, *gated.lines(args, judged)]
+        verdict_lines = [line for verdict in verdicts for line in decided.lines(verdict)]
+        below = [
+            *notes(found, command_line("search", args)),
+            *uncovered(found),
+            *verdict_lines,
+            *gated.lines(args, judged),
+        ]
         print("\n".join([*table(found), *below]))
     return 1 if found.fastest(AUTOTUNE) is None else (gated.SLOWER if any(change.slower for change in judged) else 0)
 

@@ -27,7 +27,7 @@ from autotune.cli.options import (
 from autotune.cli.output import machine_output, microseconds, print_table, total
 from autotune.cli.searching import Searched, add_ray, at, conclude, joined, nodes_told, not_begun, reason, tune, warn
 from autotune.domain import domain_of
-from autotune.errors import UserError, told
+from autotune.errors import UserError, safe_line
 from autotune.tuner.proposals.samplers import DEFAULT as SAMPLER
 from autotune.tuner.proposals.samplers import SAMPLERS
 from autotune.tuner.result import Result
@@ -375,7 +375,7 @@ def _missed(args: argparse.Namespace, device: str, store: Store) -> list[tuple[W
             continue
         if why := domain_of(workload.kind).damage(workload):
             hint = "run the model again to store an undamaged one"
-            warn(f"the missed workload {workload.fingerprint[:12]} is skipped: {told(why, 500)}; {hint}")
+            warn(f"the missed workload {workload.fingerprint[:12]} is skipped: {safe_line(why, 500)}; {hint}")
         else:
             found.append((workload, miss.count))
     return found

@@ -13,7 +13,7 @@ from autotune.cli.decided import table as table_of_steps
 from autotune.cli.options import add_db, add_json, natural_int
 from autotune.cli.output import BUSY_NOTE, console, figure_text, ratio
 from autotune.domain import Figure, figure_of, has_figures
-from autotune.errors import UserError, pasted
+from autotune.errors import UserError, quoted_command
 from autotune.store import named_snapshot
 from autotune.words import plural
 
@@ -77,8 +77,8 @@ def _show_saved(args: argparse.Namespace) -> int:
         devices = store.get_devices({one.device for one in found})
     labels = {key: device.label for key, device in devices.items()}
     if args.json:
-        told = [{**one.to_json(), "device_name": labels.get(one.device, "")} for one in found]
-        print(json.dumps({"database": name, "saved": told}))
+        entries = [{**one.to_json(), "device_name": labels.get(one.device, "")} for one in found]
+        print(json.dumps({"database": name, "saved": entries}))
         return 0
     from rich import box
     from rich.markup import escape
@@ -128,11 +128,11 @@ def _frozen(file: str, limit: int | None) -> Frozen:
             )
         )  # fmt: skip
     about = snapshot.about
-    told = ", ".join(f"{name} {about[name]}" for name in ("autotune", "torch", "cuda", "driver") if about.get(name))
+    software = ", ".join(f"{name} {about[name]}" for name in ("autotune", "torch", "cuda", "driver") if about.get(name))
     signed = ", signed" if snapshot.signed else ""
     units = _units(rows, snapshot)
     snapshot.close()
-    name = f"{snapshot.name} (snapshot of {about.get('created', '?')}, {told}{signed})"
+    name = f"{snapshot.name} (snapshot of {about.get('created', '?')}, {software}{signed})"
     return rows, len(every), name, [], {}, [], units
 
 
@@ -167,7 +167,7 @@ def _show(
 
     out = console()
     if not rows:
-        first = pasted("autotune", "search", "fusion", "layer_norm", *_db_words(args))
+        first = quoted_command("autotune", "search", "fusion", "layer_norm", *_db_words(args))
         out.print(f"{name} has no schedules yet: `{first}` makes one.", markup=False, highlight=False, soft_wrap=True)
     else:
         table = Table(
@@ -210,7 +210,7 @@ def _show(
     kinds = Counter(known.get(m.workload, ("", "fusion"))[1] for m in misses)
     for kind, count in sorted(kinds.items()):
         domain = [] if kind == "fusion" else [kind]
-        command = pasted("autotune", "search", *domain, "--missed", *_db_words(args))
+        command = quoted_command("autotune", "search", *domain, "--missed", *_db_words(args))
         line = f"{plural(count, 'missed workload')}: `{command}` searches {'it' if count == 1 else 'them'}."
         out.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0
@@ -225,10 +225,10 @@ def _db_words(args: argparse.Namespace) -> list[str]:
 
 def _to_json(row: Overview, unit: Figure | None) -> dict[str, Any]:
     """The JSON object of a row, with ``figure`` if the workload is measured in something other than time."""
-    told = row.to_json()
+    data = row.to_json()
     if unit is not None and row.best_us is not None:
-        told["figure"] = dict(zip(("value", "unit"), unit(row.best_us), strict=True))
-    return told
+        data["figure"] = dict(zip(("value", "unit"), unit(row.best_us), strict=True))
+    return data
 
 
 def _notes(row: Overview) -> list[str]:

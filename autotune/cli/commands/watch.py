@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from autotune.cli.options import add_db, seconds
 from autotune.cli.output import console, microseconds
-from autotune.errors import UserError, pasted_again, told
+from autotune.errors import UserError, requoted_command, safe_line
 from autotune.tuner.result import Progress as State
 from autotune.words import plural
 
@@ -201,7 +201,7 @@ def _looks(store: Store, interval: float, *, once: bool) -> Iterator[Sequence[Ac
         try:
             yield store.activity()
         except UserError as error:
-            print(f"autotune: {told(error)}; trying again", file=sys.stderr, flush=True)
+            print(f"autotune: {safe_line(error)}; trying again", file=sys.stderr, flush=True)
 
 
 def _print(name: str, looks: Iterator[Sequence[Activity]]) -> None:
@@ -233,7 +233,7 @@ def shown(name: str, runs: Sequence[Activity]) -> Group:
     parts: list[Any] = [] if runs else [Text(f"No search has run in {name}.")]
     for run in runs:
         parts.append(Text(line(run)))
-        parts.append(Text(f"  {pasted_again(run.command)}", style="dim"))
+        parts.append(Text(f"  {requoted_command(run.command)}", style="dim"))
         if not run.workloads:
             continue
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)

@@ -18,7 +18,7 @@ from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
 from autotune.domains.c3.named import find
 from autotune.domains.c3.scenario import KIND, Compute, Program, Scenario, parse_bytes, parse_gemm
 from autotune.domains.c3.strategy import KINDS
-from autotune.errors import UserError, pasted, printable, told
+from autotune.errors import UserError, printable, quoted_command, safe_line
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import text
 from autotune.space import load_space
@@ -159,9 +159,8 @@ def missed(store: Store, device: str) -> list[Scenario]:
             if place(workload, device).fingerprint != miss.device:
                 continue
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as error:
-            print(
-                f"scenario {workload.fingerprint[:12]} is skipped: it is damaged ({told(error, 200)})", file=sys.stderr
-            )
+            why = f"it is damaged ({safe_line(error, 200)})"
+            print(f"scenario {workload.fingerprint[:12]} is skipped: {why}", file=sys.stderr)
             continue
         try:
             check_program(scenario)
@@ -169,7 +168,7 @@ def missed(store: Store, device: str) -> list[Scenario]:
                 raise UserError(f"{scenario.ranks} ranks are more than {MOST_RANKS}")
             check_devices(scenario.ranks, device)
         except UserError as why:
-            print(f"{told(scenario.label, 200)} is skipped: {why}", file=sys.stderr)
+            print(f"{safe_line(scenario.label, 200)} is skipped: {why}", file=sys.stderr)
             continue
         found.append(scenario)
     return found
@@ -188,7 +187,7 @@ def check_program(scenario: Scenario) -> None:
         s = scenario
         given = ("--collective", s.collective, "--bytes", str(s.nbytes), "--dtype", s.dtype, "--ranks", str(s.ranks))
         name = compute.name if len(compute.name) <= 200 else "..."
-        command = pasted("autotune", "search", "c3", "--compute", name, "--inputs", "MODULE:CALLABLE", *given)
+        command = quoted_command("autotune", "search", "c3", "--compute", name, "--inputs", "MODULE:CALLABLE", *given)
         raise UserError(f"a search runs no program that a database names; if it is yours, run: {command}")
 
 

@@ -17,7 +17,7 @@ from autotune.cli.commands.search import search as search_with
 from autotune.cli.options import check_modes, command_line, positive_int
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output, microseconds
 from autotune.compiler.planner.methods import ABLATIONS, PLANS
-from autotune.errors import UserError, pasted
+from autotune.errors import UserError, quoted_command
 from autotune.ir.precision import PRECISIONS, asking
 from autotune.measure.policy import CACHES, default_policy
 from autotune.runtime.deployment import deployment
@@ -153,7 +153,7 @@ class FusionSteps(Steps):
         if args.missed or ":" not in args.target:
             return ""
         given = {"AUTOTUNE_DB": args.db and for_command(args.db), "AUTOTUNE_PRECISION": args.precision}
-        env = " ".join(f"{name}={pasted(value)}" for name, value in given.items() if value)
+        env = " ".join(f"{name}={quoted_command(value)}" for name, value in given.items() if value)
         use = f"{f'with {env}, ' if env else ''}torch.compile(model, backend='autotune') runs the stored kernels"
         return f"{use}; `{command_line('compare', args)}` times a step"
 
@@ -293,11 +293,11 @@ def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
         workers[0].open(task.workload)
         return workers[0]
 
-    def told(name: str, us: float | None) -> None:
+    def show(name: str, us: float | None) -> None:
         print(f"{name}: {microseconds(us) if us is not None else 'failed'}", file=sys.stderr, flush=True)
 
     try:
-        figures = calibrate(device, measurer, told)
+        figures = calibrate(device, measurer, show)
     finally:
         for worker in workers:
             worker.close()
@@ -326,15 +326,15 @@ def _lines(answer: Mapping[str, Any]) -> list[str]:
     state = "calibrated" if answer["calibrated"] else "not calibrated: built-in figures, `autotune calibrate fusion`"
     lines = [f"cost models are {state}"]
     latency, delta = answer["latency_spearman"], answer["delta_spearman"]
-    told = (
+    ranking = (
         "too few schedules measured" if latency is None else f"{latency:.2f}, the median of {len(answer['workloads'])}"
     )
     lines.append(
-        f"latency-evaluator, schedules of a workload: Spearman {told}{'' if latency is None else ' workloads'}"
+        f"latency-evaluator, schedules of a workload: Spearman {ranking}{'' if latency is None else ' workloads'}"
     )
     lines += [f"  {w['spearman']:5.2f}  {w['label']} ({w['schedules']} schedules)" for w in answer["workloads"]]
-    told = "too few workloads measured" if delta is None else f"{delta:.2f}"
-    lines.append(f"delta-evaluator, best of {answer['workloads_compared']} workloads: Spearman {told}")
+    ranking = "too few workloads measured" if delta is None else f"{delta:.2f}"
+    lines.append(f"delta-evaluator, best of {answer['workloads_compared']} workloads: Spearman {ranking}")
     if answer["plan_pairs"]:
         lines.append(f"  plans of one region: {answer['plan_pairs_right']} of {answer['plan_pairs']} pairs in order")
     return lines

@@ -154,14 +154,14 @@ def from_file(fn: Any, path: Path, given: Mapping[str, Any], name: str = "") -> 
         raise UserError(f"{where}: needs a table [{path_of(fn)}.space] of parameters, or a list configs = [...]")
     if twice := given.keys() & table.keys():
         raise UserError(f"{where}: {sorted(twice)[0]} is also declared in the code: declare it once")
-    told: dict[str, Any] = {k: v for k, v in table.items() if k not in ("space", "configs", "name")}
+    declared: dict[str, Any] = {k: v for k, v in table.items() if k not in ("space", "configs", "name")}
     for what in _CODE:
-        if what in told:
-            told[what] = _code(told[what], fn, f"{where}: {what}")
-    if "metrics" in told:
-        told["metrics"] = {n: _code(m, fn, f"{where}: metric {n}") for n, m in dict(told["metrics"]).items()}
+        if what in declared:
+            declared[what] = _code(declared[what], fn, f"{where}: {what}")
+    if "metrics" in declared:
+        declared["metrics"] = {n: _code(m, fn, f"{where}: metric {n}") for n, m in dict(declared["metrics"]).items()}
     space = table.get("space", table.get("configs"))
-    return make_kernel(fn, space=space, name=name or str(table.get("name", "")), **{**given, **told})
+    return make_kernel(fn, space=space, name=name or str(table.get("name", "")), **{**given, **declared})
 
 
 def narrow(kernel: Kernel, path: Path) -> Kernel:

@@ -37,12 +37,12 @@ class Kernels(Domain):
         from autotune.domains.kernel.task import kernel_of
 
         space = kernel_of(workload).space
-        told = [c.text for c in space.constraints]
-        return [space.space.fingerprint, space.default, list(space.points), told, workload.source.get("left")]
+        constraints = [c.text for c in space.constraints]
+        return [space.space.fingerprint, space.default, list(space.points), constraints, workload.source.get("left")]
 
     def figure(self, workload: Workload, cost: float) -> tuple[float, str] | None:
-        told = workload.spec.get("objective")
-        return (cost if told["direction"] == "min" else 1 / cost, str(told["unit"])) if told else None
+        objective = workload.spec.get("objective")
+        return (cost if objective["direction"] == "min" else 1 / cost, str(objective["unit"])) if objective else None
 
     def damage(self, workload: Workload) -> str | None:
         from autotune.domains.kernel.task import refused

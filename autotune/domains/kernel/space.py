@@ -224,19 +224,19 @@ def _points(given: Sequence[object], where: str) -> tuple[Config, ...]:
 def _default(given: object, space: Space, points: Sequence[Config], known: Mapping[str, Any], where: str) -> Config:
     if given is not None and not isinstance(given, Mapping):
         raise UserError(f"{where}: the default {given!r} is not a dict of parameter names to values")
-    told: dict[str, Any] = {**(points[0] if points else known), **(given or {})}
+    values: dict[str, Any] = {**(points[0] if points else known), **(given or {})}
     if extra := (given or {}).keys() - {p.name for p in space}:
         raise UserError(f"{where}: the default has {', '.join(sorted(extra))}, which the space does not have")
     whole: Config = {}
     for p in space:
-        if p.name not in told:
+        if p.name not in values:
             raise UserError(
                 f"{where}: {p.name} has no default: add it to default={{...}}, or give the function's parameter a value"
             )
-        index = p.index(told[p.name])
+        index = p.index(values[p.name])
         if index is None:
             raise UserError(
-                f"{where}: the default {p.name} = {told[p.name]!r} is not one of its choices {list(p.choices)}"
+                f"{where}: the default {p.name} = {values[p.name]!r} is not one of its choices {list(p.choices)}"
             )
         whole[p.name] = p.choices[index]
     return whole

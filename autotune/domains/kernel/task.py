@@ -64,8 +64,8 @@ class KernelTask(Task):
 
         A Triton kernel is compiled here into Triton's cache, from which the measuring process loads it.
         """
-        if told := self.workload.source.get("triton"):
-            compile_ahead(self.kernel, told, config)
+        if description := self.workload.source.get("triton"):
+            compile_ahead(self.kernel, description, config)
         return Artifact(self.device.partition(":")[0], (Launch(self.kernel.name),), generator="kernel-1")
 
 

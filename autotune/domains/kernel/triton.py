@@ -222,7 +222,7 @@ class _NoDevice:
         return 0
 
 
-def compile_ahead(kernel: Kernel, told: Mapping[str, Any], config: Config) -> None:
+def compile_ahead(kernel: Kernel, description: Mapping[str, Any], config: Config) -> None:
     """Compile a candidate into Triton's cache for the inputs of :func:`described`; ignores failures.
 
     Call it only in a process that uses no device: it replaces Triton's active driver.
@@ -232,13 +232,17 @@ def compile_ahead(kernel: Kernel, told: Mapping[str, Any], config: Config) -> No
         from triton.backends.compiler import GPUTarget
         from triton.runtime.driver import driver
 
-        driver.set_active(_NoDevice(GPUTarget(*told["target"])))
-        args = [_stand_in(one) for one in told["args"]]
-        kwargs = {name: _stand_in(one) for name, one in told["kwargs"].items()}
+        driver.set_active(_NoDevice(GPUTarget(*description["target"])))
+        args = [_stand_in(one) for one in description["args"]]
+        kwargs = {name: _stand_in(one) for name, one in description["kwargs"].items()}
         kernel.fn.run(*args, grid=None, warmup=True, **{**kwargs, **config})
 
 
-def _stand_in(told: Mapping[str, Any]) -> Any:
+def _stand_in(description: Mapping[str, Any]) -> Any:
     import torch
 
-    return told["value"] if "value" in told else _Tensor(getattr(torch, told["dtype"]), int(told["off"]))
+    return (
+        description["value"]
+        if "value" in description
+        else _Tensor(getattr(torch, description["dtype"]), int(description["off"]))
+    )

@@ -154,8 +154,8 @@ def _look(link: Link, message: Mapping[str, Any], arguments: Mapping[str, Any]) 
         import torch
 
         torch.cuda.set_device(message["device"])
-    told = ", ".join(f"{k}={v}" for k, v in arguments.items() if k)
-    link.send({"step": f"making inputs ({told})" if told else "making inputs"})
+    shape = ", ".join(f"{k}={v}" for k, v in arguments.items() if k)
+    link.send({"step": f"making inputs ({shape})" if shape else "making inputs"})
     made = make(kernel, arguments, message["device"], 0)
     seen: dict[str, Any] = {"key": kernel.reader.read(made.args, made.kwargs), "nbytes": made.nbytes}
     if message["device"].startswith("cuda"):
@@ -163,11 +163,11 @@ def _look(link: Link, message: Mapping[str, Any], arguments: Mapping[str, Any]) 
     if kernel.prune is not None:
         seen["left"] = [dict(p) for p in kernel.prune(made.named(kernel), [dict(p) for p in kernel.space.points])]
     if message["reference"] and kernel.reference is not None:
-        link.send({"step": f"the reference ({told})" if told else "the reference"})
+        link.send({"step": f"the reference ({shape})" if shape else "the reference"})
         try:
             kernel.reference(*made.args, **made.kwargs)
         except Exception as error:
-            raise UserError(f"{kernel.name}: the reference failed on inputs({told}): {first_line(error)}") from error
+            raise UserError(f"{kernel.name}: the reference failed on inputs({shape}): {first_line(error)}") from error
     return seen
 
 

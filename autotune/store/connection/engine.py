@@ -17,7 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
 
-from autotune.errors import UserError, told
+from autotune.errors import UserError, safe_line
 from autotune.store.connection.faults import LostConnection, Patience, first_line, user_errors, within
 from autotune.store.connection.sqlite import sqlite_engine
 from autotune.store.connection.urls import server_options, show_url
@@ -123,7 +123,7 @@ class Database:
         self.readonly = readonly
         self.problems: deque[str] = deque(maxlen=1000)
         """Reasons why stored rows were skipped (such as damaged code), newest last; each is logged as a warning."""
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self.lost = ""
         """The reason why the server was given up, or ""; a deployment then does not use it for a while."""
         _opened.add(self)
@@ -181,11 +181,11 @@ class Database:
 
     def problem(self, text: str) -> None:
         """Record that a stored row was skipped, and warn once."""
-        line = told(text, 500)
-        if line in self._told:
+        line = safe_line(text, 500)
+        if line in self._logged:
             return
-        if len(self._told) < 10_000:
-            self._told.add(line)
+        if len(self._logged) < 10_000:
+            self._logged.add(line)
         self.problems.append(line)
         log.warning("%s", line)
 

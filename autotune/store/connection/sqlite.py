@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.pool import QueuePool
 
-from autotune.errors import UserError, pasted
+from autotune.errors import UserError, quoted_command
 from autotune.store.connection.faults import reason
 from autotune.store.connection.urls import no_database
 from autotune.store.damage import from_json_text
@@ -34,7 +34,7 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
     if is_snapshot(path):
         raise UserError(
             f"{path} is a snapshot, which is read-only: name a database with --db"
-            f" (`{pasted('autotune', 'import', path)}` adds the snapshot to one)"
+            f" (`{quoted_command('autotune', 'import', path)}` adds the snapshot to one)"
         )
     shared = shared_type(path)
     uri = f"file:{quote(os.fsencode(path))}"

@@ -13,7 +13,7 @@ from urllib.parse import quote, quote_plus
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
-from autotune.errors import UserError, pasted, veil
+from autotune.errors import UserError, mask_passwords, quoted_command
 
 DATABASE_VARIABLE = "AUTOTUNE_DB"
 REPLICA_VARIABLE = "AUTOTUNE_DB_READ"
@@ -53,7 +53,7 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
     text = os.fspath(url) if url is not None else os.environ.get(DATABASE_VARIABLE) or str(default_path())
     if "://" not in text:
         if text.startswith("sqlite:") or text == ":memory:" or not text.strip():
-            raise UserError(f"{veil(text)!r} is not the name of a database: {EXAMPLES}")
+            raise UserError(f"{mask_passwords(text)!r} is not the name of a database: {EXAMPLES}")
         if (_SERVERS.match(text) or _CREDENTIAL.search(text)) and not os.path.lexists(text):
             raise UserError(f"the name of the database looks like a URL, but is not one: {EXAMPLES}")
         return _sqlite_url(text)
@@ -67,8 +67,8 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
     if backend == "sqlite":
         if parsed.query:
             raise UserError(
-                f"{veil(str(parsed.database))}: an SQLite URL takes no options ({'&'.join(_options(parsed))}): name"
-                " only the file, and remove its write permission if it must not be written"
+                f"{mask_passwords(str(parsed.database))}: an SQLite URL takes no options ({'&'.join(_options(parsed))})"
+                ": name only the file, and remove its write permission if it must not be written"
             )
         if not parsed.database or parsed.database == ":memory:" or parsed.database.startswith("file:"):
             raise UserError("the processes of a search cannot share an in-memory database: give a file name")
@@ -117,7 +117,7 @@ def show_url(url: sa.URL) -> str:
         return str(url.database)
     options = "&".join(_options(url))
     plain = url.set(query={}).render_as_string(hide_password=True)
-    return veil(plain) + (f"?{options}" if options else "")
+    return mask_passwords(plain) + (f"?{options}" if options else "")
 
 
 def for_command(db: str | os.PathLike[str]) -> str:
@@ -132,7 +132,7 @@ def for_command(db: str | os.PathLike[str]) -> str:
 def upgrade_command(url: sa.URL) -> str:
     """The command that upgrades a database to this version; a server's URL is a placeholder."""
     name = str(url.database) if url.get_backend_name() == "sqlite" else "URL"
-    return pasted("autotune", "db", "upgrade", "--db", name)
+    return quoted_command("autotune", "db", "upgrade", "--db", name)
 
 
 def without_secrets(text: str, url: sa.URL) -> str:
@@ -145,7 +145,7 @@ def without_secrets(text: str, url: sa.URL) -> str:
         for form in {secret, quote(secret, safe=""), quote_plus(secret)}:
             if len(form) > 2:
                 text = text.replace(form, "***")
-    return veil(text)
+    return mask_passwords(text)
 
 
 def server_options(url: sa.URL, defaults: dict[str, Any]) -> sa.URL:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
-from autotune.errors import UserError, pasted
+from autotune.errors import UserError, quoted_command
 
 SUFFIX = ".atdb"
 APPLICATION = 0x41544442  # "ATDB", SQLite's application_id
@@ -156,7 +156,7 @@ def opened(path: Path) -> tuple[IO[bytes], Seal]:
         file = _regular(path)
     except FileNotFoundError:
         raise UserError(
-            f"there is no snapshot {path}: `{pasted('autotune', 'export', str(path))}` writes one"
+            f"there is no snapshot {path}: `{quoted_command('autotune', 'export', str(path))}` writes one"
         ) from None
     except (OSError, ValueError) as e:
         raise UserError(f"cannot read the snapshot {path}: {getattr(e, 'strerror', None) or e}") from None

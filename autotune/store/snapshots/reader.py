@@ -17,7 +17,7 @@ from typing import IO, Any
 from urllib.parse import quote
 
 from autotune.device import DeviceIdentity, Environment
-from autotune.errors import UserError, printable, told
+from autotune.errors import UserError, printable, safe_line
 from autotune.store.codec import (
     artifact_from,
     calibration_from,
@@ -278,7 +278,7 @@ class Snapshot(Reader):
 
     def _condemn(self, error: BaseException) -> None:
         """Stop using the file, and warn once."""
-        text = told(f"the snapshot {self.name} is damaged ({why(error)}) and is not used", 500)
+        text = safe_line(f"the snapshot {self.name} is damaged ({why(error)}) and is not used", 500)
         if not self.lost:
             self.problems.append(text)
             log.warning("autotune: %s", text)

@@ -23,7 +23,7 @@ from typing import Any
 from autotune import __version__
 from autotune import task as tasks
 from autotune.domain import place
-from autotune.errors import UserError, first_line, told
+from autotune.errors import UserError, first_line, safe_line
 from autotune.measure.outcome import Blame
 from autotune.measure.pool import Built, CompilePool
 from autotune.task import Config
@@ -72,7 +72,7 @@ class Actor:
             try:
                 self._lane.handle(self._out, message, b"")
             except BaseException as error:
-                self._out.send({"died": told(first_line(error), 500)})
+                self._out.send({"died": safe_line(first_line(error), 500)})
                 return
 
 

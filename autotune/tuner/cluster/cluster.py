@@ -319,8 +319,8 @@ class Run:
     def _begun(self, lane: NodeLane, message: dict[str, Any]) -> Iterator[Result]:
         """Assign a lane to the group of its device."""
         lane.owner, lane.heard = message["owner"], time.monotonic()
-        told = {workload: (device, software) for workload, (device, software) in message["places"].items()}
-        kind = digest({"places": {workload: list(place) for workload, place in told.items()}})
+        stored = {workload: (device, software) for workload, (device, software) in message["places"].items()}
+        kind = digest({"places": {workload: list(place) for workload, place in stored.items()}})
         self._kind_of[lane.node.id] = kind
         if kind not in self._groups:
             label = message["label"]
@@ -328,7 +328,7 @@ class Run:
                 label = f"{label}, {message['software']}"
             if self._groups:
                 log.warning("%s has another device or software, %s: it gets a separate search", lane.node.host, label)
-            context = replace(self._context, told=told)
+            context = replace(self._context, stored_keys=stored)
             inorder = [i for i in order(context, self._turns) if i in self._todo]
             self._groups[kind] = Group(label, context, self._turns, lane, inorder, self._lost)
         self._looked = -1e9  # the node may have room for more lanes

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune import task as tasks
-from autotune.errors import UserError, first_line, told
+from autotune.errors import UserError, first_line, safe_line
 from autotune.measure.child import ChildDied
 from autotune.measure.outcome import Blame
 from autotune.measure.pool import Built
@@ -68,7 +68,7 @@ class Engine:
             try:
                 ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
             except Exception as error:  # a wrong token, another version of Ray or Python
-                raise UserError(f"--ray {address}: {told(first_line(error), 300)}") from None
+                raise UserError(f"--ray {address}: {safe_line(first_line(error), 300)}") from None
         self.address = address
         self._search = secrets.token_hex(16)
 
@@ -274,9 +274,11 @@ def why(error: BaseException) -> str:
     text = str(error)
     if "ModuleNotFoundError" in text or "ImportError" in text:
         lines = [line for line in text.splitlines() if "ModuleNotFoundError" in line or "ImportError" in line]
-        return f"a node cannot import what it needs: {told(lines[-1].strip(), 200)}; install the same on every node"
+        return (
+            f"a node cannot import what it needs: {safe_line(lines[-1].strip(), 200)}; install the same on every node"
+        )
     if isinstance(cause := getattr(error, "cause", None), Exception):
-        return f"on a node: {told(first_line(cause), 300)}"
+        return f"on a node: {safe_line(first_line(cause), 300)}"
     names = {
         "node": "its node has gone",
         "Unavailable": "its node does not answer",
@@ -307,7 +309,7 @@ def _check(address: str) -> None:
         try:
             socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
         except (OSError, OverflowError) as error:
-            raise UserError(f"--ray {address}: nothing answers there ({told(error, 100)}); {hint}") from None
+            raise UserError(f"--ray {address}: nothing answers there ({safe_line(error, 100)}); {hint}") from None
     # Run in a child process: Ray's attempts take minutes, print messages, and end the process that makes them.
     command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "health-check"]
     command += [] if address == "auto" else ["--address", address]

@@ -58,7 +58,7 @@ class Group(Dealing):
     @property
     def device(self) -> str:
         """Fingerprint of the device."""
-        return next(iter(self._context.told.values()))[0]
+        return next(iter(self._context.stored_keys.values()))[0]
 
     @property
     def busy(self) -> bool:
@@ -79,24 +79,24 @@ class Group(Dealing):
             lane.clock = self._clock.beside()
             self._lanes.append(lane)
             self.nodes[lane.node.id] = lane.node
-        yield from self._told(self._next(lane))
+        yield from self._labelled(self._next(lane))
 
     def hear(self, lane: Lane) -> Iterator[Result]:
         """Process a lane's new messages."""
-        yield from self._told(self._hear(lane))
+        yield from self._labelled(self._hear(lane))
 
     def give_up(self, lane: Lane, why: Exception) -> Iterator[Result]:
         """Drop a lane that has been silent for too long."""
-        yield from self._told(self._lose(lane, why))
+        yield from self._labelled(self._lose(lane, why))
 
     def rest(self) -> Iterator[Result]:
         """Yield results for the workloads not begun before the time was up or the last lane ended."""
         for i in self._left():
-            yield from self._told(
+            yield from self._labelled(
                 self._turns.known(self._context, self._clock, i) if self._late else iter([self._failed(i)])
             )
 
-    def _told(self, results: Iterator[Result]) -> Iterator[Result]:
+    def _labelled(self, results: Iterator[Result]) -> Iterator[Result]:
         return (replace(result, device=self.label) for result in results)
 
     def _options(self, turn: int) -> SearchOptions:

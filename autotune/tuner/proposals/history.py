@@ -42,7 +42,7 @@ class History:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.space = space
         self._distributions: dict[str, BaseDistribution] = {p.name: CategoricalDistribution(p.choices) for p in space}
-        self._told: set[str] = set()
+        self._known: set[str] = set()
         self._slowest = 0.0
         trials = self._trials(known)
         # The same seed would propose the same points again, all of them known.
@@ -58,12 +58,12 @@ class History:
 
     def tell(self, trial: Trial, m: Measurement) -> None:
         """Finish a trial with its measurement."""
-        self._told.add(config_key(m.config))
+        self._known.add(config_key(m.config))
         self._finish(trial, *self._value(m))
 
     def skip(self, trial: Trial, config: Config, expected_us: float) -> None:
         """Finish a pruned trial with the cost model's expected latency."""
-        self._told.add(config_key(config))
+        self._known.add(config_key(config))
         self._finish(trial, expected_us, 0.0)
 
     def drop(self, trial: Trial) -> None:
@@ -83,11 +83,11 @@ class History:
         new: dict[str, Measurement] = {}
         for m in measurements:
             key = config_key(m.config)
-            if key not in self._told and self.space.contains(m.config):
+            if key not in self._known and self.space.contains(m.config):
                 new.setdefault(key, m)
         kept = set(sorted(new, key=lambda key: new[key].latency_us or float("inf"))[:_WARM])
         chosen = [m for key, m in new.items() if key in kept]
-        self._told |= kept
+        self._known |= kept
         self._slowest = max([self._slowest, *(m.latency_us for m in chosen if m.latency_us is not None)])
         trials = []
         for m in chosen:

@@ -14,7 +14,7 @@ import benchmarks.c3.__main__ as c3_suite
 import benchmarks.fusion.__main__ as fusion_suite
 from autotune.cli import app
 from autotune.device import DeviceIdentity, Environment
-from autotune.errors import LONGEST, UserError, told, veil
+from autotune.errors import LONGEST, UserError, mask_passwords, safe_line
 from autotune.store import Key, Schedule, Store
 from autotune.store.connection.urls import for_command, parse_url, show_url
 from autotune.store.opening import attach
@@ -82,7 +82,7 @@ def test_what_is_shown_of_a_url() -> None:
     for text in (f"postgresql://h/x?password={SECRET}", f"postgresql:/u:{SECRET}@h/db"):
         assert for_command(text) == "URL"
     assert for_command("a b.db") == "a b.db"
-    assert veil(f'cannot connect to postgresql://u:{SECRET}@h/x: password = "{SECRET}"').count("***") == 2
+    assert mask_passwords(f'cannot connect to postgresql://u:{SECRET}@h/x: password = "{SECRET}"').count("***") == 2
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_paths_that_cannot_be(path: str, words: str, tmp_path: Path, monkeypatch
 
 
 def test_an_errors_line_is_of_a_sane_length() -> None:
-    line = told("begin\n" + "x" * 100_000 + "\x1b[31m end")
+    line = safe_line("begin\n" + "x" * 100_000 + "\x1b[31m end")
     assert len(line) <= LONGEST
     assert line.startswith("begin x")
     assert line.endswith("\\x1b[31m end")
