@@ -103,7 +103,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     fastest = {who: compared.fastest(kind) for who, kind in zip(CONTENDERS, step.CONTENDERS, strict=True)}
     if missing := [who for who, contender in fastest.items() if contender is None]:
         raise SystemExit(f"{name}: no figures of {', '.join(missing)}")
-    with Turns(args.device, base.lock_s).mine():
+    with Turns(args.device, base.lock_s).exclusive():
         bandwidth = copy_bandwidth(dataclasses.replace(base, final_rounds=10, final_s=5.0), args.device)
     steps = {who: compared.steps[contender] for who, contender in fastest.items() if contender is not None}
     modes = {

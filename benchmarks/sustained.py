@@ -70,7 +70,7 @@ def measure(name: str, device: str, leads: list[float], seconds: float) -> dict[
     policy = dataclasses.replace(default_policy(device), final_s=seconds)
     sensor = Sensor("GPU-" + str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-"))
     case: dict[str, Any] = {"name": name, "limit_w": sensor.limit_w, "leads": {}, "alone": {}}
-    with Turns(device, policy.lock_s).mine():
+    with Turns(device, policy.lock_s).exclusive():
         for lead in leads:
             samples = interleave(ready, policy, device, one_memory=True, lead_s=lead)
             case["leads"][str(lead)] = _row({who: statistics.median(taken) for who, taken in samples.items()})

@@ -48,7 +48,7 @@ class Turns:
         self.waited_s = 0.0
 
     @contextlib.contextmanager
-    def mine(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Return a context in which no other process measures on the device."""
         with self._counting:
             if self._depth == 0:
@@ -88,7 +88,7 @@ def inductor_takes_turns(turns: Turns) -> Iterator[None]:
 def _in_turn(method: Callable[..., Any], turns: Turns) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with turns.mine():
+        with turns.exclusive():
             return method(*args, **kwargs)
 
     return call
@@ -106,7 +106,7 @@ def room_for(contenders: int) -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
-def compiled_anew() -> Iterator[None]:
+def without_graph_caches() -> Iterator[None]:
     """Return a context in which Inductor uses no cached graphs, since cached ones do not count missed regions."""
     from torch._functorch import config as aot_config
     from torch._inductor import config

@@ -219,7 +219,7 @@ def decide_and_store(
             say(f"WARNING: step, mode {mode}: {disturbed}search again on a quiet machine")
         found.append(decision)
     if searched is not None:
-        others = lying_otherwise(found, searched)
+        others = regions_in_other_layout(found, searched)
         for where, workload in others.values():
             store.add_miss(workload, store.put_device(identify(where)), "has another memory layout in the step")
         if others:
@@ -228,7 +228,7 @@ def decide_and_store(
     return found
 
 
-def lying_otherwise(found: Sequence[Decision], searched: Collection[str]) -> dict[str, tuple[str, Workload]]:
+def regions_in_other_layout(found: Sequence[Decision], searched: Collection[str]) -> dict[str, tuple[str, Workload]]:
     """Return the steps' missed workloads outside ``searched``: by fingerprint, the device and the workload."""
     return {name: miss for decision in found for name, miss in decision.missed.items() if name not in searched}
 
@@ -311,7 +311,7 @@ class _Steps:
 
     def times(self, steps: Mapping[str, Callable[[], object]]) -> Mapping[str, Sequence[float]]:
         """Return samples in microseconds, one per step and round. Raises UserError if a step cannot be timed."""
-        with self.turns.mine():
+        with self.turns.exclusive():
             found = timed(steps, self.policy, self.device)
         for name, why in found.failed.items():
             raise UserError(f"{name} failed: {why}")

@@ -24,12 +24,12 @@ from torch.utils import _pytree as pytree
 from autotune.bench.contenders import (
     Turns,
     Watched,
-    compiled_anew,
     difference,
     inductor_takes_turns,
     largest,
     room_for,
     templates_in_threads,
+    without_graph_caches,
 )
 from autotune.bench.kernels import Call, kernels_of
 from autotune.errors import UserError, first_line
@@ -257,7 +257,7 @@ def compare(
     torch._dynamo.reset()
     with (
         room_for(len(makers) + len(more)),
-        compiled_anew(),
+        without_graph_caches(),
         inductor_takes_turns(turns),
         templates_in_threads(cuda and any("max-autotune" in m for m in modes)),
         deployment().unrecorded() as missed,
@@ -265,7 +265,7 @@ def compare(
         eager = step_of(fn, args, given, wanted)
         try:
             want = ready.first_call(EAGER, eager)
-            with turns.mine():
+            with turns.exclusive():
                 repeat, random = _repeated(eager, want, device)
             ready.weigh(EAGER)
         except UserError:
@@ -280,7 +280,7 @@ def compare(
                 counted = {k: v for k, v in dict(autotune.counters()).items() if v}
                 covered = autotune.coverage()
         del want  # free the reference, which has every gradient of a training step, before the timing
-        with turns.mine():
+        with turns.exclusive():
             with ready.stage("timing"):
                 times = timed(ready.left, policy, device)
             if cuda:
@@ -296,7 +296,7 @@ def compare(
         if late := [name for name in more if name not in ready.failed]:
             begin = time.monotonic()
             try:
-                with turns.mine():
+                with turns.exclusive():
                     again = timed(ready.left, policy, device, plain)
                 if lost := [again.failed[name] for name in times.samples if name in again.failed]:
                     raise NotCompared(lost[0])

@@ -40,7 +40,7 @@ def command_of(name: str | None, command: str) -> Command | None:
         raise UserError(f"cannot import the domain {name!r}: {safe_line(error)}") from error
 
 
-def able(command: str) -> list[str]:
+def domains_with(command: str) -> list[str]:
     """The domains with their own version of a command."""
     return [name for name, domain in every_domain().items() if domain.command(command) is not None]
 

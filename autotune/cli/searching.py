@@ -148,7 +148,7 @@ def add_ray(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def joined(args: argparse.Namespace) -> Iterator[Cluster | None]:
+def joined_cluster(args: argparse.Namespace) -> Iterator[Cluster | None]:
     """The cluster that the command names, or None.
 
     Raises:
@@ -168,7 +168,7 @@ def joined(args: argparse.Namespace) -> Iterator[Cluster | None]:
             engine.close()
 
 
-def at(
+def call_on_node(
     cluster: Cluster | None,
     function: Any,
     args: argparse.Namespace,
@@ -192,7 +192,7 @@ def at(
     return cluster.call(function, sent, store, *more, kind=kind, gpus=gpus)
 
 
-def nodes_told(cluster: Cluster) -> str:
+def describe_nodes(cluster: Cluster) -> str:
     """Description of the cluster."""
     nodes = cluster.nodes()
     gpus = f", {sum(node.gpus for node in nodes)} GPUs" if cluster.device != "cpu" else ""

@@ -140,7 +140,7 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
                 errors[name] = str(error)
             except Exception as error:
                 errors[name] = first_line(error)
-    with turns.mine():
+    with turns.exclusive():
         try:
             times = kernel_times(calls)
         except TraceError:

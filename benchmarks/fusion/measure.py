@@ -104,14 +104,14 @@ def measure(
             figures.failed[name] = first_line(error)
     if device.startswith("cuda"):
         watched = {name: Watched(call) for name, call in calls.items()}
-        with turns.mine():
+        with turns.exclusive():
             samples = interleave(watched, policy, device)
         figures.uncaptured = [name for name, w in watched.items() if w.refused]
         del watched
     else:
         copies = input_sets(args, figures.bytes, policy)
         figures.input_sets = len(copies)
-        with turns.mine():
+        with turns.exclusive():
             wait_for_quiet(policy.quiet_s)
             meter = Meter()
             samples = rotate(calls, copies, policy)

@@ -145,7 +145,7 @@ def _prepare(settings: Settings) -> tuple[Policy, float]:
         policy = dataclasses.replace(policy, final_rounds=100, final_s=30.0)
     else:
         policy = dataclasses.replace(policy, final_rounds=60, final_s=15.0)
-    with Turns(settings.device, policy.lock_s).mine():
+    with Turns(settings.device, policy.lock_s).exclusive():
         bandwidth = copy_bandwidth(policy, settings.device)
     if not settings.device.startswith("cuda"):
         policy = dataclasses.replace(policy, final_rounds=200)  # no sweeps from here on: rounds are cheap

@@ -226,7 +226,7 @@ def _turn(options: Options) -> AbstractContextManager[object]:
     """While open, no other process measures on the device."""
     from autotune.bench.contenders import Turns
 
-    return Turns(options.device, _policy(options).lock_s).mine()
+    return Turns(options.device, _policy(options).lock_s).exclusive()
 
 
 def _drop_cached(device: str) -> None:

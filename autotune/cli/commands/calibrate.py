@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from autotune.cli.options import able, add_db, add_device, add_json, command_of, every_domain
+from autotune.cli.options import add_db, add_device, add_json, command_of, domains_with, every_domain
 from autotune.errors import UserError
 
 
@@ -19,7 +19,8 @@ def add_parser(subparsers: Any) -> None:
         "under a minute, and store them for later searches. With --report, measure nothing, and compare the models' "
         "ranking with the stored measurements of the device.",
     )
-    parser.add_argument("domain", metavar="DOMAIN", choices=list(every_domain()), help=", ".join(able("calibrate")))
+    able = ", ".join(domains_with("calibrate"))
+    parser.add_argument("domain", metavar="DOMAIN", choices=list(every_domain()), help=able)
     add_device(parser)
     add_db(parser)
     parser.add_argument(
@@ -33,6 +34,6 @@ def run(args: argparse.Namespace) -> int:
     """Calibrate or report; returns 0, or 1 if nothing could be measured."""
     own = command_of(args.domain, "calibrate")
     if own is None:
-        takes = ", ".join(able("calibrate"))
+        takes = ", ".join(domains_with("calibrate"))
         raise UserError(f"{args.domain} has no cost model to calibrate; `autotune calibrate` takes {takes}")
     return own(args)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune import numerics
-from autotune.cli import gated
+from autotune.cli import regression
 from autotune.cli.options import (
     add_db,
     add_device,
@@ -66,7 +66,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--mode", default=["default"], type=modes, metavar="M,...", help=about)
     about = "timed runs of each (default: 40 on a GPU and 25 on a CPU, or as many as ten seconds allow)"
     parser.add_argument("--rounds", type=positive_int, metavar="N", help=about)
-    gated.add_arguments(parser)
+    regression.add_arguments(parser)
     add_device(parser)
     add_db(parser)
     add_replica(parser)
@@ -77,7 +77,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare; returns 0, 1 if the step fails in eager mode or with autotune, or 3 if it became slower."""
     with machine_output(args.json) as emit:
-        from autotune.cli import decided
+        from autotune.cli import step_verdicts
 
         with attached(args.db, args.db_read):  # raises UserError first if the database cannot be used
             pass
@@ -87,10 +87,10 @@ def run(args: argparse.Namespace) -> int:
 
         device = resolve_device(args.device)
         check_modes(args.mode)
-        gated.check(args)
+        regression.check(args)
         fn, (inputs, kwargs), label = resolve(args.target, args.inputs, device, args.matmul_precision)
         where = identify(device)
-        record = gated.recorded(args, label, where)
+        record = regression.recorded(args, label, where)
         given = training(fn, inputs, kwargs, label, train=args.train)
         try:
             with deployment().deploying_from(args.db, args.db_read), asking(args.precision), given as (inputs, named):
@@ -107,26 +107,28 @@ def run(args: argparse.Namespace) -> int:
         except NotCompared as error:
             print(f"autotune: {label} fails in eager mode: {error}", file=sys.stderr)
             return 1
-        verdicts = decided.verdicts_on(args, label, device, found.modes)
+        verdicts = step_verdicts.verdicts_on(args, label, device, found.modes)
         answer = _answer(args, label, device, where.label, found)
-        judged = gated.judged(args, label, where, found, record)
+        judged = regression.judged(args, label, where, found, record)
         against = {"against": [change.to_json() for change in judged]} if judged else {}
-        emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts], **against})
+        emit({**answer, "verdicts": [step_verdicts.to_json(verdict) for verdict in verdicts], **against})
     if not args.json:
         step = "a training step" if args.train else "a forward step"
         named_modes = f"mode{'s' if len(args.mode) > 1 else ''} {', '.join(args.mode)}"
         print(f"{label}, {step} on {where.name}, {named_modes}")
         if under := numerics.read([device]):
             print(f"with {numerics.text(under)}")
-        verdict_lines = [line for verdict in verdicts for line in decided.lines(verdict)]
+        verdict_lines = [line for verdict in verdicts for line in step_verdicts.lines(verdict)]
         below = [
             *notes(found, command_line("search", args)),
             *uncovered(found),
             *verdict_lines,
-            *gated.lines(args, judged),
+            *regression.lines(args, judged),
         ]
         print("\n".join([*table(found), *below]))
-    return 1 if found.fastest(AUTOTUNE) is None else (gated.SLOWER if any(change.slower for change in judged) else 0)
+    return (
+        1 if found.fastest(AUTOTUNE) is None else (regression.SLOWER if any(change.slower for change in judged) else 0)
+    )
 
 
 def _policy(rounds: int | None, device: str) -> Any:

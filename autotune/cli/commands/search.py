@@ -25,7 +25,18 @@ from autotune.cli.options import (
     seconds,
 )
 from autotune.cli.output import machine_output, microseconds, print_table, total
-from autotune.cli.searching import Searched, add_ray, at, conclude, joined, nodes_told, not_begun, reason, tune, warn
+from autotune.cli.searching import (
+    Searched,
+    add_ray,
+    call_on_node,
+    conclude,
+    describe_nodes,
+    joined_cluster,
+    not_begun,
+    reason,
+    tune,
+    warn,
+)
 from autotune.domain import domain_of
 from autotune.errors import UserError, safe_line
 from autotune.tuner.proposals.samplers import DEFAULT as SAMPLER
@@ -142,7 +153,7 @@ def search(args: argparse.Namespace, steps: Steps) -> int:
     if not args.missed and not args.target:
         raise UserError("name a target: autotune search DOMAIN TARGET (`autotune workloads` lists built-in targets)")
     domain = args.domain or (DEFAULT if steps.confines(args) else None)
-    with machine_output(args.json) as emit, joined(args) as cluster:
+    with machine_output(args.json) as emit, joined_cluster(args) as cluster:
         from autotune.device import resolve_devices
         from autotune.store import Store
 
@@ -181,7 +192,7 @@ class Search:
         notes: list[Mapping[str, Any]] = []
         for name, of in each.items():
             given = (of, self.devices[0], self.store)
-            captured[name], noted, self.args.space = at(self.cluster, self.steps.captured, *given)
+            captured[name], noted, self.args.space = call_on_node(self.cluster, self.steps.captured, *given)
             notes.append(noted)
         counts: Counter[str] = Counter()
         workloads: dict[str, Workload] = {}
@@ -217,7 +228,7 @@ class Search:
         """The result of a target on a kind of device, after :meth:`Steps.finish` on such a device."""
         given = (self.steps.finish, args, self.devices[0], self.store, searched, _command(args, self.steps))
         try:
-            found: Searched = at(self.cluster, *given, kind=kind)
+            found: Searched = call_on_node(self.cluster, *given, kind=kind)
         except UserError as error:
             if self.cluster is None:
                 raise
@@ -228,7 +239,7 @@ class Search:
     def missed(self, domain: str | None) -> dict[str, Searched]:
         """Search missed workloads of ``domain``, or of all; domains with their own search of misses come last."""
         begin, device, args = time.monotonic(), self.devices[0], self.args
-        counted = at(self.cluster, _missed, args, device, self.store)
+        counted = call_on_node(self.cluster, _missed, args, device, self.store)
         own = every_domain() if domain is None and self.cluster is None else {}
         others = {name: found for name, other in own.items() if (found := other.missed(self.store, device))}
         if not counted and not others:
@@ -293,7 +304,7 @@ class Search:
         args, cluster, devices = self.args, self.cluster, self.devices[: len(counted)]
         many, kind = plural(len(counted), "workload"), args.domain or DEFAULT
         if cluster:
-            label = nodes_told(cluster)
+            label = describe_nodes(cluster)
         else:
             where = identify(devices[0])
             label = replace(where, count=len(devices)).label

@@ -8,10 +8,10 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.decided import STEP_BUSY_NOTE, steps, to_json
-from autotune.cli.decided import table as table_of_steps
 from autotune.cli.options import add_db, add_json, natural_int
 from autotune.cli.output import BUSY_NOTE, console, figure_text, ratio
+from autotune.cli.step_verdicts import STEP_BUSY_NOTE, steps, to_json
+from autotune.cli.step_verdicts import table as table_of_steps
 from autotune.domain import Figure, figure_of, has_figures
 from autotune.errors import UserError, quoted_command
 from autotune.store import named_snapshot

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import positive_int
 from autotune.cli.output import machine_output
-from autotune.cli.searching import Searched, at, conclude, joined, nodes_told, not_begun, reason, tune
+from autotune.cli.searching import (
+    Searched,
+    call_on_node,
+    conclude,
+    describe_nodes,
+    joined_cluster,
+    not_begun,
+    reason,
+    tune,
+)
 from autotune.domain import place
 from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
 from autotune.domains.c3.named import find
@@ -38,7 +47,7 @@ SCENARIO = ("gemm", "compute", "collective", "bytes", "dtype", "layout")
 def search(args: argparse.Namespace) -> int:
     """Search strategies for a computation that overlaps a collective, with one process per rank."""
     _check(args)
-    with machine_output(args.json) as emit, joined(args) as cluster:
+    with machine_output(args.json) as emit, joined_cluster(args) as cluster:
         from autotune.device import resolve_device
         from autotune.store import Store
 
@@ -51,7 +60,7 @@ def search(args: argparse.Namespace) -> int:
         with Store.open(args.db, existing=bool(args.missed and args.db)) as store:
             if cluster:
                 gpus = _gpus(args, cluster)
-                scenarios, name = at(cluster, _described, args, device, store, gpus=gpus)
+                scenarios, name = call_on_node(cluster, _described, args, device, store, gpus=gpus)
             else:
                 scenarios = missed(store, device) if described is None else [described[0]]
                 name = "missed scenarios" if described is None else described[1]
@@ -103,7 +112,7 @@ def search_scenarios(
     workloads = [scenario.workload() for scenario in scenarios]
     many = f"{name}: {len(scenarios)} scenarios" if len(scenarios) > 1 else scenarios[0].label
     if cluster:
-        label = nodes_told(cluster)
+        label = describe_nodes(cluster)
     else:
         label = place(workloads[0], device).label
     print(f"{many} on {label}, stored in {store.name}", file=sys.stderr)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autotune import numerics
-from autotune.cli import decided
+from autotune.cli import step_verdicts
 from autotune.cli.commands.lookup import answer_of, check_target, print_ladders
 from autotune.cli.commands.search import Search, Steps
 from autotune.cli.commands.search import search as search_with
@@ -79,7 +79,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--caches", choices=CACHES, default="cold", help=about)
     about = "disable a part of the search, for experiments: %(choices)s"
     parser.add_argument("--ablation", choices=ABLATIONS, default="full", metavar="NAME", help=about)
-    decided.add_step(parser)
+    step_verdicts.add_step(parser)
 
 
 def _rows(text: str) -> list[int]:
@@ -128,20 +128,20 @@ class FusionSteps(Steps):
         return {"plans": args.plans, "ablation": args.ablation, "policy": policy}
 
     def reserved_s(self, args: argparse.Namespace) -> float:
-        return decided.reserved_s(args) if _has_step(args) else 0.0
+        return step_verdicts.reserved_s(args) if _has_step(args) else 0.0
 
     def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
         if not _has_step(args):
             return searched
-        from autotune.bench.decide import lying_otherwise
+        from autotune.bench.decide import regions_in_other_layout
 
-        steps = decided.decide_step(args, device, store, searched, command)
-        missed = lying_otherwise(steps, searched.captured)
+        steps = step_verdicts.decide_step(args, device, store, searched, command)
+        missed = regions_in_other_layout(steps, searched.captured)
         others = [workload for where, workload in missed.values() if where == device]
         results = Search(args, [device], store, self).in_step(searched, others) if others else []
         if any(result.winner == "autotune" for result in results):
             searched = replace(searched, captured=searched.captured | missed.keys())
-            steps = decided.decide_step(args, device, store, searched, command) or steps
+            steps = step_verdicts.decide_step(args, device, store, searched, command) or steps
         answer = {
             **searched.answer,
             "in_step": [result.to_json() for result in results],
@@ -231,15 +231,15 @@ def lookup(args: argparse.Namespace) -> int:
                 found = lookup(
                     fn, positional, kwargs=named, device=device, strict=args.strict, explain=args.explain, label=label
                 )
-            verdicts = decided.verdicts_on(args, label, device)
+            verdicts = step_verdicts.verdicts_on(args, label, device)
         answer = answer_of(label, device, found)
-        emit({**answer, "verdicts": [decided.to_json(verdict) for verdict in verdicts]})
+        emit({**answer, "verdicts": [step_verdicts.to_json(verdict) for verdict in verdicts]})
         if not args.json:
             if answer["workloads"]:
                 print_table(answer)
                 print_ladders(found)
                 for verdict in verdicts:
-                    print(*decided.lines(verdict), sep="\n")
+                    print(*step_verdicts.lines(verdict), sep="\n")
                 if (missing := sum(region.level is Level.NONE for region in found if region.workload)) and not by_id:
                     has = f"{plural(missing, 'region')} of {len(answer['workloads'])} ha{'s' if missing == 1 else 've'}"
                     print(f"{has} no schedule: `{command_line('search', args)}` searches")

@@ -17,8 +17,8 @@ from autotune import numerics
 from autotune.bench import decide
 from autotune.bench.decide import Decision
 from autotune.cli.app import main
-from autotune.cli.decided import lines
 from autotune.cli.searching import tune
+from autotune.cli.step_verdicts import lines
 from autotune.device import identify
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.errors import UserError

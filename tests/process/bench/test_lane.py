@@ -59,8 +59,8 @@ def free(device: str = "cpu") -> bool:
 
 def test_who_has_a_turn_may_ask_again_and_others_wait() -> None:
     turns = Turns("cpu", 1e6)  # so long would who asks again wait for itself
-    with turns.mine():
-        with turns.mine():
+    with turns.exclusive():
+        with turns.exclusive():
             assert not free()
         assert not free()
         assert free("cuda:0")
@@ -69,7 +69,7 @@ def test_who_has_a_turn_may_ask_again_and_others_wait() -> None:
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
-        with turns.mine():
+        with turns.exclusive():
             got = time.monotonic()
             assert not free()
         released = float(other.stdout.readline())
@@ -83,12 +83,12 @@ def test_threads_of_a_process_share_its_turn() -> None:
     inside, ended = threading.Event(), threading.Event()
 
     def backward() -> None:
-        with turns.mine():
+        with turns.exclusive():
             inside.set()
             may_end.wait(250)
         ended.set()
 
-    with turns.mine():
+    with turns.exclusive():
         thread = threading.Thread(target=backward, daemon=True)
         thread.start()
         assert inside.wait(250)
@@ -120,7 +120,7 @@ def test_a_backward_pass_that_is_compiled_while_a_step_is_timed_takes_no_turn_of
         benchmarker.benchmark(lambda v: seen.append(free()), (torch.ones(4),), {}, warmup=1, rep=1)
 
     x = torch.ones(3, requires_grad=True)
-    with inductor_takes_turns(turns), turns.mine():
+    with inductor_takes_turns(turns), turns.exclusive():
         Timed.apply(x).sum().backward()  # type: ignore[no-untyped-call]
     assert seen
     assert not any(seen)
@@ -138,10 +138,10 @@ def test_a_lane_that_does_not_take_its_case_is_told() -> None:
 
 def test_an_error_ends_a_turn() -> None:
     turns = Turns("cpu", 5)
-    with pytest.raises(ZeroDivisionError), turns.mine():
+    with pytest.raises(ZeroDivisionError), turns.exclusive():
         _ = 1 / 0
     assert free()
-    with turns.mine():
+    with turns.exclusive():
         assert not free()
 
 

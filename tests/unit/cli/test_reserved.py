@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.decided import LIMIT_S, STEP_SHARE, reserved_s
+from autotune.cli.step_verdicts import LIMIT_S, STEP_SHARE, reserved_s
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import numerics
-from autotune.cli.decided import numerics_of, verdicts_of
 from autotune.cli.output import microseconds
+from autotune.cli.step_verdicts import numerics_of, verdicts_of
 from autotune.device import DeviceIdentity
 from autotune.errors import UserError, quoted_command
 from autotune.files import check_output, commit
