@@ -420,7 +420,7 @@ class Session:
             self.artifacts[config_key(config)] = built.artifact
         return built
 
-    def tell(self, phase: str, note: str = "") -> None:
+    def report(self, phase: str, note: str = "") -> None:
         """Report progress; a part's progress is reported under its whole."""
         if self.context.report is None:
             return

@@ -1,4 +1,4 @@
-"""Cache of values shared by the search's thread and that of :mod:`autotune.tuner.ahead`; one of them computes each."""
+"""Cache of values shared by the threads of the search and of :mod:`autotune.tuner.prefetch`; one computes each."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         error = f"no candidate of {s.narrowed.source} {'works' if s.tried else 'was tried'}"
     if not error and stop:
         context.note(s, stop, settled(stop, budget, granted), granted)
-    s.tell("done", stop)
+    s.report("done", stop)
     found = result(s, final, stop, error)
     return replace(found, fault=broken, restarts=s.worker.restarts - restarts, restart_s=s.worker.restart_s - restart_s)
 

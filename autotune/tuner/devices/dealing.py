@@ -25,10 +25,10 @@ from autotune import task as tasks
 from autotune.errors import UserError
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.measure.pool import compile_threads, default_processes
-from autotune.tuner.ahead import WORKLOADS
 from autotune.tuner.context import Context
 from autotune.tuner.devices.turns import Clock, Turns
 from autotune.tuner.options import SearchOptions
+from autotune.tuner.prefetch import WORKLOADS
 from autotune.tuner.result import Progress, Result
 from autotune.tuner.study import FAULT, recalled
 

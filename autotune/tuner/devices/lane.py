@@ -19,10 +19,10 @@ from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
 from autotune.measure.wire import serve
 from autotune.store.store import Store
-from autotune.tuner.ahead import Ahead
 from autotune.tuner.context import Context
 from autotune.tuner.ending import Lease
 from autotune.tuner.options import Budget, SearchOptions
+from autotune.tuner.prefetch import Prefetcher
 from autotune.tuner.study import tune
 from autotune.workload import Workload
 
@@ -89,7 +89,7 @@ class Lane:
         self._open.enter_context(closing(context))
         self._open.enter_context(context.interrupt)  # SIGINT was ignored until here
         self._open.enter_context(Lease(context.store, context.owner))
-        ahead = Ahead(context, self._workloads, lambda i: chosen.budget(granted[i]))
+        ahead = Prefetcher(context, self._workloads, lambda i: chosen.budget(granted[i]))
         self._ahead = self._open.enter_context(ahead)
         return context.owner
 
@@ -102,7 +102,7 @@ class Lane:
         Args:
             then: numbers of the workloads that probably follow.
         """
-        self._ahead.reach(turn, then)
+        self._ahead.advance(turn, then)
         own, granted = Budget(**budget), self._granted[turn]
         if granted is not None and own.timeout is not None:
             granted = min(granted, 2 * own.timeout)  # a late turn has less time, and its effort records that

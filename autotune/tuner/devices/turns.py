@@ -7,10 +7,10 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.tuner.ahead import Ahead
 from autotune.tuner.context import Context
 from autotune.tuner.ending import Lease
 from autotune.tuner.options import FINAL_SHARE, Budget, SearchOptions
+from autotune.tuner.prefetch import Prefetcher
 from autotune.tuner.result import Result
 from autotune.tuner.study import known, tune
 from autotune.workload import Workload
@@ -124,13 +124,13 @@ def alone(context: Context, turns: Turns) -> Generator[Result, None, None]:
     clock, begun = turns.clock(), False
     with (
         Lease(context.store, context.owner),
-        Ahead(context, turns.workloads, lambda i: turns.expected(clock, i)) as ahead,
+        Prefetcher(context, turns.workloads, lambda i: turns.expected(clock, i)) as ahead,
     ):
         for i, workload in enumerate(turns.workloads):
             if clock.up and begun and not turns.options.every:  # each run begins at least one
                 yield from turns.known(context, clock, i)
                 continue
-            ahead.reach(i)
+            ahead.advance(i)
             result = tune(context, workload, clock.budget(i, turns.options), clock.granted(i))
             clock.done(result.seconds, result.search_s)
             begun = begun or result.seconds > 0

@@ -120,7 +120,7 @@ def _followed(s: Session, compositions: Sequence[Composition], n: int, parts: Pa
     return parts.affordable(promising, means, first=not any(parts.complete(c) for c in compositions))
 
 
-def begun_with(
+def first_compositions(
     context: Context, workload: Workload, compositions: Sequence[Composition], budget: Budget
 ) -> list[Composition]:
     """Return the compositions that a search of ``workload`` begins with before any part is measured."""

@@ -320,7 +320,7 @@ class Explorer:
         self._count(m)
         self._answer(candidate, m)
         what = f"{m.latency_us:.1f} us" if m.latency_us is not None else f"{m.status}: {m.reason}"
-        self.s.tell("search", what)
+        self.s.report("search", what)
 
     def _count(self, m: Measurement) -> None:
         """Count measured candidates since the last gain."""

@@ -54,7 +54,7 @@ def refine(s: Session) -> None:
             s.learn(stored)
         elif s.context.store.claim(s.key, m.config, "repeat", s.context.owner, LEASE_S):
             again = s.measure(m.config, s.artifact(m.config), "repeat")
-            s.tell("repeat", f"{again.latency_us:.1f} us" if again.latency_us is not None else again.reason)
+            s.report("repeat", f"{again.latency_us:.1f} us" if again.latency_us is not None else again.reason)
 
 
 def near_best(s: Session) -> list[Measurement]:
@@ -78,7 +78,7 @@ def compare(s: Session) -> Final:
             return Final()
         if stored is not None and _decided(s, stored, finalists):
             return _from_store(s, stored)
-        s.tell("final", f"{len(finalists)} candidates against the baselines")
+        s.report("final", f"{len(finalists)} candidates against the baselines")
         outcomes = _run(s, finalists, again=stored is not None and stored.busy)
         if any(outcomes[config_key(m.config)].ok for m in finalists if s.allows(m.config)):
             return _decide(s, finalists, outcomes)

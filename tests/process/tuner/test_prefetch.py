@@ -17,9 +17,9 @@ from autotune.measure.pool import Built, CompilePool
 from autotune.store import Store
 from autotune.task import Config
 from autotune.tuner import ahead
-from autotune.tuner.ahead import WORKLOADS, Ahead, first
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget, SearchOptions
+from autotune.tuner.prefetch import WORKLOADS, Prefetcher, first
 from autotune.workload import Workload
 from tests.support.toy import pair_domain
 from tests.support.toy.toy_domain import ToyTask
@@ -58,7 +58,7 @@ def with_options(context: Context, **options: Any) -> Context:
     return replace(context, options=SearchOptions(**options))
 
 
-def settle(waiting: Ahead) -> None:
+def settle(waiting: Prefetcher) -> None:
     while not waiting.idle:
         time.sleep(0.01)
 
@@ -73,8 +73,8 @@ def noted(context: Context) -> list[tuple[str, Config]]:
     return pool_of(context).noted
 
 
-def ahead_of(context: Context, works: list[Workload], budget: Budget = ENDLESS) -> Ahead:
-    return Ahead(context, works, lambda i: budget)
+def ahead_of(context: Context, works: list[Workload], budget: Budget = ENDLESS) -> Prefetcher:
+    return Prefetcher(context, works, lambda i: budget)
 
 
 def test_a_workload_begins_with_the_default_and_what_the_heuristics_suggest(context: Context) -> None:
@@ -110,14 +110,14 @@ def test_a_few_workloads_ahead_and_none_that_is_known(context: Context, monkeypa
 
     monkeypatch.setattr("autotune.tuner.context.open_task", refused)
     with ahead_of(context, works) as waiting:
-        waiting.reach(0)
+        waiting.advance(0)
         settle(waiting)
         before = [f for f, _ in noted(context)]
-        waiting.reach(1)
-        waiting.reach(1)
+        waiting.advance(1)
+        waiting.advance(1)
         settle(waiting)
         after = [f for f, _ in noted(context)]
-        waiting.reach(5)
+        waiting.advance(5)
         settle(waiting)
     names = [w.fingerprint for w in works]
     assert before == [names[0], names[3]]
@@ -130,13 +130,13 @@ def test_what_comes_next_may_be_told(context: Context) -> None:
     works = [toy(rows=r) for r in (2, 3, 4, 5)]
     names = [w.fingerprint for w in works]
     with ahead_of(context, works) as waiting:
-        waiting.reach(0, [3, 1])
+        waiting.advance(0, [3, 1])
         settle(waiting)
         assert [f for f, _ in noted(context)] == [names[0], names[3], names[1]]
-        waiting.reach(3, [])
+        waiting.advance(3, [])
         settle(waiting)
         assert pool_of(context).forgotten == [{names[0], names[1]}]
-        waiting.reach(2, [])
+        waiting.advance(2, [])
         settle(waiting)
     assert [f for f, _ in noted(context)][3:] == [names[2]]
 
@@ -152,7 +152,7 @@ def test_a_mistake_is_left_to_the_search(context: Context, monkeypatch: pytest.M
 
     monkeypatch.setattr(ToyTask, "seeds", broken)
     with ahead_of(context, works) as waiting:
-        waiting.reach(0)
+        waiting.advance(0)
         settle(waiting)
     assert [f for f, _ in noted(context)] == [works[1].fingerprint]
 
@@ -196,11 +196,11 @@ def test_what_was_built_in_vain_is_dropped_when_the_next_begins(context: Context
     names = [{toy(**w.spec[k]).fingerprint for k in "ab"} | {w.fingerprint} for w in works[:2]]
     names.append({works[2].fingerprint})
     with ahead_of(context, works) as waiting:
-        waiting.reach(0)
+        waiting.advance(0)
         settle(waiting)
         assert pool_of(context).forgotten == []
-        waiting.reach(1)
-        waiting.reach(1)
+        waiting.advance(1)
+        waiting.advance(1)
         assert pool_of(context).forgotten == [names[0] - names[1]]
     assert pool_of(context).forgotten[1:] == [names[1] | names[2]]
 
@@ -219,10 +219,10 @@ def test_nothing_is_handed_over_that_nobody_will_ask_for(
 
     monkeypatch.setattr(ToyTask, "seeds", slow)
     with ahead_of(context, works) as waiting:
-        waiting.reach(0)
+        waiting.advance(0)
         assert thinking.wait(250)
         if how == "late":
-            waiting.reach(2)
+            waiting.advance(2)
         else:
             context.interrupt.requested = True
         go_on.set()
@@ -241,14 +241,14 @@ def test_a_run_does_not_wait_for_what_is_thought_of_ahead(context: Context, monk
     monkeypatch.setattr(ToyTask, "seeds", endless)
     monkeypatch.setattr(ahead, "_JOIN_S", 0.1)
     with ahead_of(context, [toy(rows=2)]) as waiting:
-        waiting.reach(0)
+        waiting.advance(0)
     ended.set()  # not before
 
 
 def test_nothing_is_built_ahead_where_the_model_alone_decides(context: Context) -> None:
     context = with_options(context, sampler="model")
     with ahead_of(context, [toy(rows=2)]) as waiting:
-        waiting.reach(0)
+        waiting.advance(0)
         settle(waiting)
     assert noted(context) == []
 

@@ -33,7 +33,7 @@ _SWITCH_S = 0.0005
 the default interval it would wait 5 ms more for this thread each time: claiming a candidate took 15 ms instead of 6."""
 
 
-class Ahead:
+class Prefetcher:
     """Keeps a run's compile pool busy with candidates that the search will need. A context manager.
 
     It is inactive on a CPU, where compiling disturbs measurements, and when the cost model alone decides, which needs
@@ -53,10 +53,10 @@ class Ahead:
         self._handed: dict[int, set[str]] = {}
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="autotune-ahead", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="autotune-prefetch", daemon=True)
         self._interval = sys.getswitchinterval()
 
-    def __enter__(self) -> Ahead:
+    def __enter__(self) -> Prefetcher:
         if self._active:
             self._pool = self._context.pool
             sys.setswitchinterval(min(_SWITCH_S, self._interval))
@@ -70,7 +70,7 @@ class Ahead:
             self._waiting.put(None)
             self._thread.join(timeout=_JOIN_S)  # it may still compute compositions, which are not needed
 
-    def reach(self, i: int, then: Sequence[int] | None = None) -> None:
+    def advance(self, i: int, then: Sequence[int] | None = None) -> None:
         """Prefetch for workload ``i``, searched now, and for ``then``, the next ones (None: all that follow)."""
         if not self._active:
             return
@@ -131,22 +131,22 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
         Unsupported: the workload cannot be searched.
     """
     task = context.task(workload)
-    compositions = compose.begun_with(context, workload, context.compositions(task), budget)
+    compositions = compose.first_compositions(context, workload, context.compositions(task), budget)
     parts = {p.fingerprint: p for c in compositions[:_COMPOSITIONS] for p in c.parts}
     if not parts or workload.fingerprint in parts:
-        yield from ((workload, config) for config in beginnings(context, task))
+        yield from ((workload, config) for config in first_candidates(context, task))
     for fingerprint, part in parts.items():
         if fingerprint == workload.fingerprint or context.measured(part):
             continue
         try:
-            yield from ((part, config) for config in beginnings(context, context.task(part, task)))
+            yield from ((part, config) for config in first_candidates(context, context.task(part, task)))
         except Unsupported:
             continue
     if parts and workload.fingerprint not in parts:
         yield workload, task.normalize(task.default())
 
 
-def beginnings(context: Context, task: Task) -> Iterator[Config]:
+def first_candidates(context: Context, task: Task) -> Iterator[Config]:
     """Yield the first candidates of a search that are not rejected, without those of neighbouring workloads.
 
     The default, seeds and heuristics come first, then the cost model's picks.
