@@ -76,7 +76,7 @@ class Match:
 def relatives(workload: Workload, store: Reader, device: DeviceIdentity) -> list[DeviceIdentity]:
     """Other devices that a workload was tuned on and whose kernels run on ``device``: the same architecture, number and
     links. Devices with the fewest different fields come first."""
-    names = {name for name, _ in store.places(workload.fingerprint)} - {device.fingerprint}
+    names = {name for name, _ in store.tuned_under(workload.fingerprint)} - {device.fingerprint}
     found = [d for d in map(store.get_device, sorted(names)) if d is not None and related(d, device)]
     return sorted(found, key=lambda d: (len(differences(d, device)), d.label))
 
@@ -142,7 +142,7 @@ class Step:
 
 def on_this_device(workload: Workload, store: Reader, device: DeviceIdentity, env: Environment, why: str) -> Step:
     """The step of level ``exact`` without a match, with the differences of the software tuned with on this device."""
-    found = [store.get_environment(e) for d, e in store.places(workload.fingerprint) if d == device.fingerprint]
+    found = [store.get_environment(e) for d, e in store.tuned_under(workload.fingerprint) if d == device.fingerprint]
     near = sorted((differences(e, env) for e in found if e is not None), key=len)
     if not near or not near[0]:
         return Step("exact", Outcome.REFUSED if near else Outcome.EMPTY, why)
@@ -151,7 +151,7 @@ def on_this_device(workload: Workload, store: Reader, device: DeviceIdentity, en
 
 def on_other_devices(workload: Workload, store: Reader, device: DeviceIdentity, taken: bool, policy: str) -> Step:
     """The step of level ``other_device``: schedules of other devices for this workload, and their permission here."""
-    names = {name for name, _ in store.places(workload.fingerprint)} - {device.fingerprint}
+    names = {name for name, _ in store.tuned_under(workload.fingerprint)} - {device.fingerprint}
     found = [d for d in map(store.get_device, sorted(names)) if d is not None]
     if not found:
         return Step("other_device", Outcome.EMPTY, "no other device has it")

@@ -284,5 +284,5 @@ def _any_software(rules: Settings) -> Settings:
 
 def _decided(store: Reader | None, device: DeviceIdentity, *workloads: Workload) -> bool:
     """True if the user's database has any schedule on this device for one of these workloads."""
-    places = () if store is None else [place for w in workloads for place, _ in store.places(w.fingerprint)]
+    places = () if store is None else [place for w in workloads for place, _ in store.tuned_under(w.fingerprint)]
     return device.fingerprint in places

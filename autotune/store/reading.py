@@ -55,7 +55,7 @@ class Reader(ABC):
         """The name for messages."""
 
     @abstractmethod
-    def places(self, workload: str) -> list[tuple[str, str]]:
+    def tuned_under(self, workload: str) -> list[tuple[str, str]]:
         """Device and (strict) environment of every schedule of a workload, unordered."""
 
     @abstractmethod

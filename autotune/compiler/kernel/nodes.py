@@ -334,10 +334,10 @@ def when(test: Expr, then: Iterable[Stmt], other: Iterable[Stmt] = ()) -> If:
 
 
 @overload
-def both(first: Expr, /, *tests: Expr | None) -> Expr: ...
+def conjunction(first: Expr, /, *tests: Expr | None) -> Expr: ...
 @overload
-def both(*tests: Expr | None) -> Expr | None: ...
-def both(*tests: Expr | None) -> Expr | None:
+def conjunction(*tests: Expr | None) -> Expr | None: ...
+def conjunction(*tests: Expr | None) -> Expr | None:
     """The conjunction of the tests that are not None, evaluated from the left until one is false."""
     there = [t for t in tests if t is not None]
     if not there:

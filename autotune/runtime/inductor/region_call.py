@@ -32,7 +32,7 @@ from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
-from autotune.runtime.launch.verify import Check, WrongResult, kept, wanted
+from autotune.runtime.launch.verify import Check, WrongResult, checked_calls, copies_of_overwritten
 from autotune.runtime.match import deployed, deployed_from_package, from_package, match
 from autotune.store.snapshots.packaged import files_for
 from autotune.task import Artifact, Status
@@ -266,7 +266,7 @@ def _ready(call: RegionCall) -> Call:
         executor = load_executor(
             graph, found.schedule, call.slots, call.results, call.inputs, call.outputs, where, tuned
         )
-        always = wanted(found.proven and exact, call.verify)
+        always = checked_calls(found.proven and exact, call.verify)
         check = None
         if always is not None:
             check = Check(graph, call.slots, call.results, operators.results, always=always)
@@ -283,7 +283,7 @@ def _apart(run: Call, inputs: int, outputs: int) -> Call:
     """Wrap kernels that do not permit a call's overwriting of inputs, since their schedule is newer than the call."""
 
     def call(*tensors: Any) -> None:
-        run(*kept(tensors[:inputs], tensors[inputs : inputs + outputs]), *tensors[inputs:])
+        run(*copies_of_overwritten(tensors[:inputs], tensors[inputs : inputs + outputs]), *tensors[inputs:])
 
     return call
 
@@ -325,7 +325,7 @@ class Operators:
         n, m = len(self._call.inputs), len(self._call.outputs)
         outputs = tensors[n : n + m]
         # An operator may return a view of its input.
-        inputs = kept(tensors[:n], outputs) if self._call.overwrites else tensors[:n]
+        inputs = copies_of_overwritten(tensors[:n], outputs) if self._call.overwrites else tensors[:n]
         for out, value in zip(outputs, self.results(*inputs), strict=True):
             out.copy_(value)
 

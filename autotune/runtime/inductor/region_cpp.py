@@ -17,7 +17,7 @@ from autotune.ir.graph import Graph
 from autotune.runtime.inductor.region_call import RegionCall, found_for
 from autotune.runtime.launch.cuda import asks_for_shared
 from autotune.runtime.launch.prepared import CudaLaunch, Prepared, prepare
-from autotune.runtime.launch.verify import wanted
+from autotune.runtime.launch.verify import checked_calls
 from autotune.workload import Workload
 
 MOST_ARGUMENTS = 64
@@ -133,7 +133,7 @@ def prepared(call: RegionCall) -> Prepared:
     found = found_for(call)
     assert found.schedule is not None
     exact = Workload("fusion", call.spec).fingerprint == call.tuned
-    if wanted(found.proven and exact, call.verify) is not None:
+    if checked_calls(found.proven and exact, call.verify) is not None:
         raise Unsupported("the settings require verified results, which Python alone supports")
     graph = Graph.from_json(call.spec)
     made = prepare(graph, found.schedule, call.slots, call.results, call.inputs, call.outputs, "cuda")

@@ -18,7 +18,7 @@ from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
 from autotune.runtime.launch.cuda import REFUSED, Launch, make_launch
 from autotune.runtime.launch.prepared import TensorSpec, prepare
-from autotune.runtime.launch.verify import Check, WrongResult, kept
+from autotune.runtime.launch.verify import Check, WrongResult, copies_of_overwritten
 from autotune.store.records import Schedule
 
 _EMPTY = {
@@ -195,7 +195,7 @@ class Executor:
         def run(*tensors: torch.Tensor) -> None:
             inputs, outputs = tensors[: self._takes], tensors[self._takes :]
             expected = check.expected(inputs)
-            inputs = inputs if expected is None else kept(inputs, outputs)
+            inputs = inputs if expected is None else copies_of_overwritten(inputs, outputs)
             names["given_up"] = None
             made(*tensors, *([self._stream(self._index)] if self._is_cuda else []))
             if names["given_up"] is not None:

@@ -111,13 +111,13 @@ class _Oracle:
         return conditioning.slack(self._graph, self._flat, self.want, self._flat[0].device)
 
 
-def kept(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def copies_of_overwritten(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The inputs, with copies of those at the address of an output."""
     written = {t.data_ptr() for t in outputs}
     return tuple(t.clone() if t.data_ptr() in written else t for t in inputs)
 
 
-def wanted(proven: bool, how: str = "") -> bool | None:
+def checked_calls(proven: bool, how: str = "") -> bool | None:
     """The calls that check a kernel: the first for False, every call for True, no call for None.
 
     Args:

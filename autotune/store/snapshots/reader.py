@@ -167,7 +167,7 @@ class Snapshot(Reader):
         with self._lock:
             self._sqlite.close()
 
-    def places(self, workload: str) -> list[tuple[str, str]]:
+    def tuned_under(self, workload: str) -> list[tuple[str, str]]:
         rows = self._rows("SELECT DISTINCT device, environment FROM schedules WHERE workload = ?", (workload,))
         return [(self._devices[d].fingerprint, self._environments[e].strict) for d, e in rows]
 
@@ -302,7 +302,7 @@ def _guarded(method: Callable[..., Any], nothing: Callable[[], Any] | None) -> C
 
 
 _ASKED: dict[str, Callable[[], Any] | None] = {
-    "get_schedule": NoneType, "family_schedules": list, "nearest": list, "places": list, "get_workloads": dict,
+    "get_schedule": NoneType, "family_schedules": list, "nearest": list, "tuned_under": list, "get_workloads": dict,
     "fingerprints": list, "get_verdict": NoneType,
     "schedules": None, "verdicts": None, "calibrations": None, "check": None,
 }  # fmt: skip

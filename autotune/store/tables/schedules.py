@@ -160,7 +160,7 @@ class Schedules(Database, Reader):
                 values = verdict_values(v, time.time())
                 c.execute(self.upsert(_V, values, ("graph", "device", "environment", "mode")).values(**values))
 
-    def places(self, workload: str) -> list[tuple[str, str]]:
+    def tuned_under(self, workload: str) -> list[tuple[str, str]]:
         query = sa.select(_S.device, _S.environment).where(_S.workload == workload).distinct()
         with self.reading() as c:
             return [(str(device), str(environment)) for device, environment in c.execute(query)]

@@ -22,7 +22,7 @@ from autotune.runtime.inductor import region_call, region_op, region_pass
 from autotune.runtime.inductor.region_call import Pairs
 from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import load_executor
-from autotune.runtime.launch.verify import Check, kept
+from autotune.runtime.launch.verify import Check, copies_of_overwritten
 from autotune.store.records import Schedule
 from autotune.task import Artifact
 from autotune.workload import Workload
@@ -294,7 +294,7 @@ def test_what_has_to_read_its_inputs_once_more(tune: Tune, monkeypatch: pytest.M
 
     def copied(*tensors: Any) -> Any:
         again.append(trouble)
-        made = kept(*tensors)
+        made = copies_of_overwritten(*tensors)
         assert not {t.data_ptr() for t in made} & {t.data_ptr() for t in tensors[1]}
         return made
 

@@ -40,7 +40,7 @@ def test_it_answers_as_its_database(store: Store, file: Path, env: object, match
             verdict = reader.get_verdict("g" * 64, device.fingerprint, env, "default", match=match)  # type: ignore[arg-type]
             found.append(verdict and (verdict.left, verdict.when))
             found.append(reader.get_device(device.fingerprint))
-        found.append(sorted(reader.places(workload(32).fingerprint)))
+        found.append(sorted(reader.tuned_under(workload(32).fingerprint)))
         found += [reader.fingerprints(workload(32).fingerprint[:n], 9) for n in (0, 8, 64)]
         found += [reader.fingerprints("", 2), reader.fingerprints("x%", 2)]
         found.append({w.label for w in reader.get_workloads([workload(32).fingerprint, "x"]).values()})

@@ -40,7 +40,7 @@ def everything(path: Path) -> list[Schedule | None]:
             snapshot.nearest("f" * 64, device.fingerprint, env, 40, limit=4)
             snapshot.family_schedules("f" * 64, device.fingerprint, env)
             snapshot.get_verdict("g" * 64, device.fingerprint, env, "default")
-    snapshot.places(workload(32).fingerprint)
+    snapshot.tuned_under(workload(32).fingerprint)
     snapshot.close()
     return found
 

@@ -19,7 +19,7 @@ from autotune.compiler.kernel.nodes import (
     Stmt,
     Unary,
     Var,
-    both,
+    conjunction,
     expr,
     loop,
     sum_of,
@@ -147,7 +147,7 @@ class Builder:
         if not guards and not outside:
             return [fetched]
         cleared = Assign(self.variable(i), number(f"ZERO_{v.dtype}", 0, v.dtype))
-        return [cleared] if outside else [cleared, when(both(*guards), [fetched])]
+        return [cleared] if outside else [cleared, when(conjunction(*guards), [fetched])]
 
     def _index(self, i: int) -> Expr:
         """Index of a load or gather in its slot: the row's offset plus that of the columns."""

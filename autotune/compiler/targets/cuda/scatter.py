@@ -37,7 +37,7 @@ from autotune.compiler.kernel.nodes import (
     Unary,
     Unpack,
     Var,
-    both,
+    conjunction,
     expr,
     loop,
     when,
@@ -347,7 +347,7 @@ class ScatterKernel:
             left = [Assign(self.lane_sums[Cast("uint32", at[e])], _Adder.accumulated[e]) for e in range(self.vec)]
             others = [self.lane_sums[Cast("uint32", at[e] + step * self.lanes)] for e in range(self.vec)]
             sums = Tuple(tuple(_Adder.accumulated[e] + x for e, x in enumerate(others)))
-            out += [when(both(step <= self.grid.line, 2 * step > self.grid.line), left), BARRIER]
+            out += [when(conjunction(step <= self.grid.line, 2 * step > self.grid.line), left), BARRIER]
             out.append(when(step > self.grid.line, [Assign(_Adder.accumulated, sums)]))
             step //= 2
         return [*out, BARRIER] if out else []

@@ -21,7 +21,7 @@ from autotune.compiler.kernel.nodes import (
     Tuple,
     Unpack,
     Var,
-    both,
+    conjunction,
     sum_of,
     when,
 )
@@ -175,7 +175,7 @@ class Tensors:
         out: list[Stmt] = []
         for lane, x in enumerate(self.variables(i)):
             index = self.name(v.args[0], lane)
-            inside = both(index >= 0, index < v.bound, self.guard(v, lane))
+            inside = conjunction(index >= 0, index < v.bound, self.guard(v, lane))
             at = self.access[i].at(self.base(i), lane) + Cast("int64", index) * v.index_stride
             load = Load(self.storage(i), 1, "default", Pointer(v.slot), at, "fixed")
             out += [Assign(x, Const(0, v.dtype)), when(inside, [Assign(x, load)])]
@@ -243,7 +243,7 @@ def within(
     for axis, low, high in guards:
         tests += [index(axis) >= low] if low > 0 else []
         tests += [index(axis) < high] if high < extents[axis] or axis == open_axis else []
-    return both(*tests)
+    return conjunction(*tests)
 
 
 def taken_apart(

@@ -23,7 +23,7 @@ from autotune.compiler.kernel.nodes import (
     Select,
     Stmt,
     Var,
-    both,
+    conjunction,
     expr,
     loop,
     when,
@@ -201,7 +201,7 @@ class Outer:
             threads.in_rows if threads.partial else None,
             threads.rank.equals(0) if threads.cluster > 1 else None,
         )
-        return both(*tests) or Const(True, "bool")
+        return conjunction(*tests) or Const(True, "bool")
 
     def indices(self) -> list[Stmt]:
         """The index of a pack along each kept axis, and the bases of all tensors there."""

@@ -26,7 +26,7 @@ from autotune.compiler.kernel.nodes import (
     Store,
     Tuple,
     Var,
-    both,
+    conjunction,
     loop,
     when,
 )
@@ -160,7 +160,7 @@ class Accumulators:
         if self.moments:
             out += [BARRIER] if groups > 1 else []
             rows = reduce(add, [self.group_rows[group] for group in range(groups)]) if groups > 1 else seen
-            first = both(THREAD.equals(0), threads.first_tile)
+            first = conjunction(THREAD.equals(0), threads.first_tile)
             store = Store("float32", "default", Pointer(self.first), Cast("int64", threads.chunk), (total,))
             out += [Assign(total, rows), when(first, [store])]
         return out
@@ -214,10 +214,14 @@ class Accumulators:
         """Stores a unit in this block's row of partials."""
         threads, column = self.threads, Var("cp")
         if unit.pack is None:
-            return [when(both(THREAD.equals(0), threads.first_tile), self._stores(unit, Cast("int64", threads.chunk)))]
+            return [
+                when(
+                    conjunction(THREAD.equals(0), threads.first_tile), self._stores(unit, Cast("int64", threads.chunk))
+                )
+            ]
         here: Expr = column < threads.columns
         if threads.rows_per_block > 1:
-            here = both(threads.row_group.equals(0), here)
+            here = conjunction(threads.row_group.equals(0), here)
         at = Cast("int64", threads.chunk) * threads.columns + column
         first = threads.number(threads.own_column(unit.pack) + threads.first_column)
         return [Assign(column, first), when(here, self._stores(unit, at))]

@@ -27,7 +27,7 @@ from autotune.compiler.kernel.nodes import (
     Stmt,
     Store,
     Var,
-    both,
+    conjunction,
     when,
 )
 from autotune.compiler.kernel.rewrite import closed
@@ -249,7 +249,7 @@ class CudaEmitter(RowTensors):
             if v.op == "gather":
                 index = self.name(v.args[0], 0)
                 at = at + Cast("int64", index) * v.index_stride
-                guard = both(index >= 0, index < v.bound, guard)
+                guard = conjunction(index >= 0, index < v.bound, guard)
             form = "plain" if guard is None else "fixed"
             load = Assign(target, Load(self.storage(i), 1, "default", Pointer(v.slot), at, form))
             return [load] if guard is None else [Assign(target, Const(0, v.dtype)), when(guard, [load])]

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autotune.compiler.kernel.nodes import Assign, Const, Do, Expr, Function, Intrinsic, Stmt, Var, both, loop, when
+from autotune.compiler.kernel.nodes import (
+    Assign,
+    Const,
+    Do,
+    Expr,
+    Function,
+    Intrinsic,
+    Stmt,
+    Var,
+    conjunction,
+    loop,
+    when,
+)
 from autotune.compiler.program.in_place import overwritable
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import narrowest, open_row
@@ -159,7 +171,7 @@ class FlatKernel:
         return [
             Assign(e.column, self.total * e.vec + THREAD),
             Assign(inside, Intrinsic("least64", (e.column, EXTENT - 1), "int64")),
-            when(both(BLOCK.equals(BLOCKS - 1), e.column < EXTENT), work),
+            when(conjunction(BLOCK.equals(BLOCKS - 1), e.column < EXTENT), work),
         ]
 
 
