@@ -102,7 +102,8 @@ def dashboard(args: argparse.Namespace) -> int:
         try:
             from optuna_dashboard import wsgi
         except ImportError:
-            raise UserError("the dashboard needs optuna-dashboard: run `pip install 'autotune-torch[dashboard]'`") from None
+            install = "pip install 'autotune-torch[dashboard]'"
+            raise UserError(f"the dashboard needs optuna-dashboard: run `{install}`") from None
         from autotune.tuner.studies import Studies
 
         application = local_only(wsgi(Studies(store)))

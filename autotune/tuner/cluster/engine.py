@@ -60,7 +60,8 @@ class Engine:
         try:
             import ray
         except ImportError:
-            raise UserError("--ray needs Ray, which is not installed: run `pip install 'autotune-torch[ray]'`") from None
+            install = "pip install 'autotune-torch[ray]'"
+            raise UserError(f"--ray needs Ray, which is not installed: run `{install}`") from None
         self._ray: Any = ray
         self._own = not ray.is_initialized()
         if self._own:
