@@ -18,6 +18,7 @@ from autotune.store.damage import (
     Damaged,
     cost,
     figures,
+    integer,
     latencies,
     left_of,
     mapping,
@@ -25,7 +26,6 @@ from autotune.store.damage import (
     number,
     step_record,
     text,
-    whole,
 )
 from autotune.store.records import Calibration, Key, Measurement, Schedule, Verdict
 from autotune.task import Artifact, Config, Kernel, Status, config_key
@@ -198,7 +198,7 @@ def workload_from(row: Any) -> Workload:
         kind=str(row.w_kind),
         spec=mapping(row.w_spec, "spec"),
         family=str(row.w_family),
-        extent=whole(row.w_extent, "number of rows"),
+        extent=integer(row.w_extent, "number of rows"),
         label=printable(str(row.w_label)),
         source=mapping(row.w_source, "source"),
     )
@@ -267,7 +267,7 @@ def schedule_from(row: Any, artifact: Artifact | None = None) -> Schedule:
         artifact=artifact,
         winner=printable(str(row.winner)),
         family=str(row.family),
-        extent=whole(row.extent, "number of rows"),
+        extent=integer(row.extent, "number of rows"),
         when=moment(row.created),
         others=None if row.others is None else number(row.others, "number of busy processors"),
         space=str(row.space),

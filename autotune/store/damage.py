@@ -98,7 +98,7 @@ def unpaired(value: str) -> bool:
     return not value.isascii() and any("\ud800" <= ch <= "\udfff" for ch in value)
 
 
-def whole(value: Any, what: str, least: int = -(2**63)) -> int:
+def integer(value: Any, what: str, least: int = -(2**63)) -> int:
     """``value`` as an integer within a column's range; raises Damaged."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise Damaged(f"its {what} is {_short(value)}")
@@ -175,7 +175,7 @@ def _checked(values: Mapping[str, Any], checks: Mapping[str, Check], of: str) ->
 
 
 Check = Callable[[Any, str], object]
-_share, _count = functools.partial(number, least=0.0), functools.partial(whole, least=0)
+_share, _count = functools.partial(number, least=0.0), functools.partial(integer, least=0)
 _FAMILY: Mapping[str, Check] = {
     **dict.fromkeys(("workload", "label", "gain_of"), text),
     "count": _count,

@@ -27,7 +27,7 @@ from autotune.store.codec import (
     verdict_from,
     workload_from,
 )
-from autotune.store.damage import BROKEN, Damaged, from_json_text, mapping, text, whole, why
+from autotune.store.damage import BROKEN, Damaged, from_json_text, integer, mapping, text, why
 from autotune.store.reading import Listed, Reader, Where
 from autotune.store.records import Calibration, Schedule, Verdict
 from autotune.store.snapshots.form import KEYS, LARGEST_VALUE, TABLES, Seal, checksum, opened
@@ -268,7 +268,7 @@ class Snapshot(Reader):
         above = self._rows(f"{query} >= ? ORDER BY extent, workload LIMIT ?", (*values, extent, limit))
         down = f"{query} < ? ORDER BY extent DESC, workload DESC LIMIT ?"
         below = self._rows(down, (*values, extent, limit))
-        return [(whole(rows, "number of rows"), str(workload)) for rows, workload in (*above, *below)]
+        return [(integer(rows, "number of rows"), str(workload)) for rows, workload in (*above, *below)]
 
     def _decided(self, workloads: Sequence[str]) -> Mapping[str, float]:
         return dict.fromkeys(workloads, float(int(self._seal.checksum.hex()[:12], 16)))

@@ -183,7 +183,7 @@ class Measurements(Database):
             found.sort(key=lambda f: (f[2], _distance(f[0].extent, extent)))
         return [(workload, measurement) for workload, measurement, _ in found[:limit]]
 
-    def elsewhere(self, key: Key, best: int) -> list[Measurement]:
+    def under_other_keys(self, key: Key, best: int) -> list[Measurement]:
         """The best few of a workload's candidates under each other key: another device, other software, or another
         policy. The best ones of all keys come first, then the second best. Candidates that failed at any stage under
         the key are excluded."""

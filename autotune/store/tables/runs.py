@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from autotune.errors import UserError, printable
 from autotune.store.codec import calibration_from, calibration_values, finite_json, key_from, key_values
-from autotune.store.damage import mapping, moment, number, whole
+from autotune.store.damage import integer, mapping, moment, number
 from autotune.store.models import CalibrationRow, ClaimRow, EffortRow, MissRow, RunRow
 from autotune.store.records import Calibration, Effort, Key, Miss, Run
 from autotune.store.tables.measurements import dated, owner_is_dead, owner_name
@@ -168,7 +168,7 @@ def run_from(row: Any) -> Run:
 def miss_from(row: Any) -> Miss:
     """A miss from its row, whose count is ``times``; raises Damaged."""
     reason = printable(str(row.reason))
-    return Miss(str(row.workload), str(row.device), whole(row.times, "count"), reason, moment(row.created))
+    return Miss(str(row.workload), str(row.device), integer(row.times, "count"), reason, moment(row.created))
 
 
 def effort_from(row: Any) -> Effort:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from autotune.errors import printable
 from autotune.store.connection.engine import Database
-from autotune.store.damage import Damaged, moment, number, whole
+from autotune.store.damage import Damaged, integer, moment, number
 from autotune.store.models import SavingRow
 from autotune.store.records import Saving
 
@@ -51,6 +51,6 @@ def saving_from(row: Any) -> Saving:
     return Saving(
         **{name: str(getattr(row, name)) for name in _KEY},
         program=printable(str(row.program)),
-        steps=whole(row.steps, "number of steps", 0),
+        steps=integer(row.steps, "number of steps", 0),
         alone_us=number(row.alone_us, "time saved"),
     )

@@ -150,7 +150,7 @@ def winners(store: Store, key: Key) -> list[Config]:
     Those of this device with other software come first, then those of the same architecture, then those of the same
     kind. A GPU's candidates are not used on a CPU.
     """
-    measured = store.elsewhere(key, BEST)
+    measured = store.under_other_keys(key, BEST)
     devices = store.get_devices({key.device, *(m.key.device for m in measured)})
     here = devices.get(key.device)
     if here is None:

@@ -213,7 +213,7 @@ def test_the_best_of_other_places(store: Store) -> None:
     store.add_measurement(ok(there, {"there": 2}, 0.5, "final"))
     store.add_measurement(ok(there, {"lucky": 1}, 0.2))
     store.add_measurement(failed(there, {"lucky": 1}, Status.WRONG_RESULT, "final"))
-    found = [m.config for m in store.elsewhere(here, 1)]
+    found = [m.config for m in store.under_other_keys(here, 1)]
     assert sorted(found[:2], key=str) == [{"newer": 0}, {"there": 2}]
     assert {"lucky": 1} not in found
     assert {"own": 1} not in found

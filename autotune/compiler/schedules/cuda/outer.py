@@ -61,7 +61,7 @@ def lanes(program: Program, vector_bytes: int) -> int:
     return vector_along(program.graph, unit_axis(program.graph), vector_bytes)
 
 
-def kept(program: Program) -> int:
+def kept_elements(program: Program) -> int:
     """Elements along the axes that packs cover: the kept ones, and in a tile the unit-stride one."""
     x = unit_axis(program.graph)
     return program.n_rows * (1 if x in program.rows else program.graph.extents[x])
@@ -88,7 +88,7 @@ def vectors(program: Program) -> list[int]:
 
 def crowded(program: Program) -> bool:
     """True if values kept for later passes take most of a large device's shared memory, or more."""
-    return 4 * kept_words(program, 1) * kept(program) * program.n_cols > MOST.shared * SMS / 2
+    return 4 * kept_words(program, 1) * kept_elements(program) * program.n_cols > MOST.shared * SMS / 2
 
 
 def may_copy(program: Program, config: Config) -> bool:
@@ -155,7 +155,7 @@ class OuterScheme(Scheme):
         program = self.program(graph)
         usable = vectors(program)
         vec = lanes(program, usable[-1])
-        least, most = min(across(program, b) for b in usable), min(256, power_of_two(kept(program) // vec))
+        least, most = min(across(program, b) for b in usable), min(256, power_of_two(kept_elements(program) // vec))
         counts, deepest = (1, 2, 4, 8, 16, 32, 64, 128, 256), _deepest(program)
         threads, rows = [t for t in counts if least <= t <= most], [r for r in counts if r <= deepest]
         space = narrow(having(space, OuterSchedule), vector_bytes=usable, threads_per_row=threads, rows_per_block=rows)
@@ -166,7 +166,7 @@ class OuterScheme(Scheme):
             space = narrow(space, prefetch=[False], keep=["registers", "reload"])
         if len(space["prefetch"].choices) < 2 or not crowded(program):
             space = narrow(space, held=[0])
-        if kept(program) * program.n_cols < 1 << 20:
+        if kept_elements(program) * program.n_cols < 1 << 20:
             space = narrow(space, blocks_per_sm=[0], store_hint=["default"])
         return space
 
@@ -209,8 +209,8 @@ class OuterScheme(Scheme):
         usable = vectors(program)
         # The widest vectors of up to 16 bytes that leave enough strips of a 32-byte sector for all multiprocessors.
         fits = [b for b in usable if b <= 16] or usable[-1:]
-        bytes_ = next((b for b in fits if kept(program) * b >= lanes(program, b) * 32 * SMS), fits[-1])
-        packs = kept(program) // lanes(program, bytes_)
+        bytes_ = next((b for b in fits if kept_elements(program) * b >= lanes(program, b) * 32 * SMS), fits[-1])
+        packs = kept_elements(program) // lanes(program, bytes_)
         config: Config = PLAIN_CUDA | {"vector_bytes": bytes_}
         least = max(1, 32 // bytes_, across(program, bytes_))  # a sector, or a tile
         threads = least
@@ -242,7 +242,7 @@ class OuterScheme(Scheme):
         program, default = self.program(graph), self.default(graph)
         threads, deep = int(default["threads_per_row"]), int(default["rows_per_block"])
         out: list[Config] = []
-        if kept(program) * program.n_cols >= 1 << 20:
+        if kept_elements(program) * program.n_cols >= 1 << 20:
             out += self._copied(graph, default)
         for a, b in ((1, 2.0), (1, 0.5), (2, 0.5), (0.5, 2), (2, 1), (0.5, 1), (4, 0.25)):
             n, m = int(threads * a), int(deep * b)
@@ -265,7 +265,7 @@ class OuterScheme(Scheme):
                 if half < wide:
                     strip = {"threads_per_row": half, "rows_per_block": max(1, 512 // half), "max_registers": 64}
                     out.append(held | strip)
-        if kept(program) * program.n_cols >= 1 << 20:
+        if kept_elements(program) * program.n_cols >= 1 << 20:
             out += [default | {"load_hint": "no_allocate"}, default | {"store_hint": "evict_last"}]
             out.append(default | {"blocks_per_sm": 2})
         made = [self.normalize(graph, c) for c in out]
@@ -339,7 +339,7 @@ class OuterScheme(Scheme):
         program = self.program(graph, True, bool(config["online"]))
         vec = lanes(program, int(config["vector_bytes"]))
         threads = int(config["threads_per_row"]) * int(config["rows_per_block"])
-        blocks = -(-(kept(program) // vec) // int(config["threads_per_row"])) * int(config["cluster"])
+        blocks = -(-(kept_elements(program) // vec) // int(config["threads_per_row"])) * int(config["cluster"])
         each = -(-blocks // (SMS * waves))  # blocks an SM
         if not 1024 <= each * threads <= MOST.threads or each > MOST.blocks or 10 * blocks < 7 * each * SMS * waves:
             return None

@@ -246,11 +246,13 @@ def within(
     return conjunction(*tests)
 
 
-def taken_apart(
+def unravel_index(
     number: Expr, axes: Sequence[int], extents: Sequence[int], counts: Counts, index: Callable[[int], Var]
 ) -> list[Stmt]:
-    """Sets ``index(axis)`` for each axis from one number; that of the first axis is what is left: its extent may be
-    open."""
+    """Set ``index(axis)`` of each axis from a flat index, as ``numpy.unravel_index`` does.
+
+    The first axis gets the last quotient, since its extent may be open.
+    """
     out: list[Stmt] = []
     for a in reversed(axes[1:]):
         rest = Var(f"rest_{index(a).name}", counts.type)

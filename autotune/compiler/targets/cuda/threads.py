@@ -349,7 +349,7 @@ class Reductions(ABC, Generic[Carried]):
         """Reduce over the group, with results in every thread: statements up to the block's barrier, and the rest."""
         before, after = self.in_warp(carried), list[Stmt]()
         if self.group.parts > 1:
-            before += [*self.leave(carried), BARRIER]
+            before += [*self.store_parts(carried), BARRIER]
             after += self.collect(carried)
         if self.group.cluster > 1:
             sends, combined = self.in_cluster(carried)
@@ -363,8 +363,8 @@ class Reductions(ABC, Generic[Carried]):
         """Combine the threads of the group that a warp has."""
 
     @abstractmethod
-    def leave(self, carried: Carried) -> list[Stmt]:
-        """Leave the part of each warp in shared memory."""
+    def store_parts(self, carried: Carried) -> list[Stmt]:
+        """Store the part of each warp in shared memory."""
 
     @abstractmethod
     def collect(self, carried: Carried) -> list[Stmt]:

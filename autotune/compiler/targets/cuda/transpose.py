@@ -41,7 +41,7 @@ from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions
 from autotune.compiler.targets.cuda.rows.prefetch import held, issuable, load_function
 from autotune.compiler.targets.cuda.source import CudaSource, TransposeSchedule
-from autotune.compiler.targets.cuda.tensors import taken_apart, within
+from autotune.compiler.targets.cuda.tensors import unravel_index, within
 from autotune.compiler.targets.cuda.threads import ThreadGrid, each_unit
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, compute_type
@@ -225,7 +225,7 @@ class TransposeKernel:
             out.append(Assign(down, count.quotient(self.in_plane, e.lines[x])))
             out.append(Assign(self.first(x), count.number((self.in_plane - down * e.lines[x]) * self.tile)))
             out.append(Assign(self.first(y), count.number(down * self.tile)))
-        return [*out, *taken_apart(rest, e.batch, e.graph.extents, count, e.along)]
+        return [*out, *unravel_index(rest, e.batch, e.graph.extents, count, e.along)]
 
     def pair(self) -> list[Stmt]:
         """Compute the position of tile number ``place`` if tiles are paired with their mirror images.

@@ -35,7 +35,7 @@ from autotune.compiler.targets.cuda.outer.lanes import Lanes
 from autotune.compiler.targets.cuda.outer.reduction import StripReductions
 from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES
 from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
-from autotune.compiler.targets.cuda.tensors import fixed_index, taken_apart
+from autotune.compiler.targets.cuda.tensors import fixed_index, unravel_index
 from autotune.compiler.targets.cuda.threads import StripThreads, each_unit
 from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import REDUCTIONS
@@ -212,7 +212,7 @@ class Outer:
             out.append(Assign(self.line, count.quotient(self.pack, self.line_packs)))
             in_line = self.pack - self.line * self.line_packs
         out.append(Assign(own, Cast("int64", in_line * lanes.vec)))
-        out += taken_apart(self.line, self.outer, self.graph.extents, count, fixed_index)
+        out += unravel_index(self.line, self.outer, self.graph.extents, count, fixed_index)
         begins = [(lanes.base(i), access) for i, access in lanes.access.items() if i in live]
         begins += [(lanes.out_base(k), access) for k, access in enumerate(lanes.out_access)]
         return [*out, *(Assign(base, Cast("int64", access.base())) for base, access in begins)]

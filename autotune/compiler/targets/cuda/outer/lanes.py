@@ -37,7 +37,7 @@ from autotune.compiler.targets.cuda.device import shuffle
 from autotune.compiler.targets.cuda.outer.reduction import StripPass
 from autotune.compiler.targets.cuda.printer import computed
 from autotune.compiler.targets.cuda.source import OuterSchedule
-from autotune.compiler.targets.cuda.tensors import Tensors, fixed_index, moving_index, taken_apart, within
+from autotune.compiler.targets.cuda.tensors import Tensors, fixed_index, moving_index, unravel_index, within
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Value
 from autotune.ir.ops import POINTWISE
@@ -246,7 +246,7 @@ class Lanes(Tensors):
 
     def place_indices(self) -> list[Stmt]:
         """Takes the number of a place apart into the index along each reduced axis."""
-        return taken_apart(self.place, self.program.cols, self.graph.extents, self.count, moving_index)
+        return unravel_index(self.place, self.program.cols, self.graph.extents, self.count, moving_index)
 
     # ---- after a walk -----------------------------------------------------------------------------------------------
 

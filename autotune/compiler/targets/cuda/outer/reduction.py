@@ -83,7 +83,7 @@ class StripReductions(Reductions[StripPass]):
     def in_warp(self, carried: StripPass) -> list[Stmt]:
         return exchange(carried, self.group.distances)
 
-    def leave(self, carried: StripPass) -> list[Stmt]:
+    def store_parts(self, carried: StripPass) -> list[Stmt]:
         writes = [Assign(self.part_of(carried, f, self.threads.part), f) for f in carried.fields]
         return [when(self.threads.within.equals(0), writes)] if self.group.within > 1 else [*writes]
 

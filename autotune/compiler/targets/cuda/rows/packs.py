@@ -11,7 +11,7 @@ from autotune.compiler.program.vectors import vector_length
 from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.rows.select_load import find_selected_loads
 from autotune.compiler.targets.cuda.source import CudaSchedule
-from autotune.compiler.targets.cuda.tensors import Tensors, fixed_index, items, moving_index, taken_apart, within
+from autotune.compiler.targets.cuda.tensors import Tensors, fixed_index, items, moving_index, unravel_index, within
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Value
 
@@ -118,7 +118,7 @@ class RowTensors(Tensors):
 
     def row_indices(self) -> list[Stmt]:
         """Takes the number ``row`` apart into the index along each row axis."""
-        return taken_apart(self.row, self.program.rows, self.graph.extents, self.count, fixed_index)
+        return unravel_index(self.row, self.program.rows, self.graph.extents, self.count, fixed_index)
 
     def bases(self, loads: Collection[int] | None = None, stores: Collection[int] | None = None) -> list[Stmt]:
         """Sets the offset of this row in every tensor that a walk touches, or in those of ``loads`` and ``stores``."""
@@ -130,7 +130,7 @@ class RowTensors(Tensors):
 
     def column_indices(self) -> list[Stmt]:
         """Takes the column number ``c`` apart into the index along each column axis."""
-        return taken_apart(self.column, self.program.cols, self.graph.extents, self.count, moving_index)
+        return unravel_index(self.column, self.program.cols, self.graph.extents, self.count, moving_index)
 
     # ---- loads, gathers, stores of one pack -------------------------------------------------------------------------
 

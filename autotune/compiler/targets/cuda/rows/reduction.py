@@ -147,8 +147,8 @@ class RowReductions(Reductions[RowPass]):
             out += carried.shuffles([n])
         return out
 
-    def leave(self, carried: RowPass) -> list[Stmt]:
-        """Lane 0 of each warp leaves its part; of a pair, the first lane of each half."""
+    def store_parts(self, carried: RowPass) -> list[Stmt]:
+        """Lane 0 of each warp stores its part; of a pair, the first lane of each half."""
         self.barriers += 1
         threads = self.threads
         half = ((threads.lane >> 4) * self.elements, threads.warp)
