@@ -18,7 +18,7 @@ DEMO_DB := build/demo.db
 DEMO := fusion examples.residual_norms:Training --inputs examples.residual_norms:inputs --train --device cpu --db $(DEMO_DB)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo quick test test-all lint cycles types format wheel docs clean
+.PHONY: help venv demo quick test test-all lint cycles types format wheel docs figures clean
 
 help:
 	@echo "make demo    tune a training step on this CPU, time it, run it from the database (under 10 minutes)"
@@ -31,6 +31,7 @@ help:
 	@echo "make format  let ruff format what it may"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make docs    build/docs: the documentation as a site, every link checked"
+	@echo "make figures  the tables and the picture of documents, from benchmarks/results"
 	@echo "make clean   remove what these targets made"
 
 venv: $(READY)
@@ -122,6 +123,11 @@ wheel: $(READY)
 
 docs: $(READY)
 	$(BIN)/python -m mkdocs build --strict --quiet
+
+# After a new result file: its tables and its picture.
+figures: $(READY)
+	$(BIN)/python -m benchmarks.table --update README.md --update docs/explanation/benchmarks.md
+	$(BIN)/python -m benchmarks.pictures
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -5,7 +5,8 @@
 Actors on a Ray cluster of this machine do what a lane does with the database for each candidate (a claim and the
 measurement), and nothing else; none imports torch. They begin together and write for a while, which tells candidates a
 second by the number of actors. Beside that: how long actors take to be ready, tasks a second as
-compiling takes them, and frames a second through one driver. ``docs/ray.md`` works out 1000 GPUs by these figures.
+compiling takes them, and frames a second through one driver. ``docs/explanation/ray-scale.md`` works out 1000 GPUs by
+these figures.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ A document marks a table with the file it comes from, relative to ``benchmarks/r
     ...
     <!-- end results -->
 
-and one of the ablations in a file with ``ablations: h200/fusion.json`` in place of ``results: ...``.
+and one of the ablations in a file with ``ablations: h200/fusion.json`` in place of ``results: ...``. ``summary:
+h200/user_programs.json`` is the README's short table of users' programs.
 
 ``python -m benchmarks.table FILE...`` prints tables of result files, and ``--update README.md`` renders a document's
 marked tables anew. A test does the same and fails if a document differs.
@@ -28,9 +29,9 @@ from benchmarks.fusion import report
 from benchmarks.fusion.ablation import ABLATIONS
 from benchmarks.fusion.report import geometric_mean
 from benchmarks.real import table as real_table
-from benchmarks.user_programs import step_table
+from benchmarks.user_programs import step_table, summary
 
-MARKED = re.compile(r"(<!-- (results|ablations): (\S+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- (results|ablations|summary): (\S+) -->\n)(.*?)(<!-- end \2 -->)", re.DOTALL)
 COLUMNS = (
     ("floor", "floor_us"),
     ("eager", "eager_us"),
@@ -99,9 +100,9 @@ def refresh(text: str, results: Path = RESULTS) -> str:
         ValueError: a marker has no end, or its file is not of the form.
         FileNotFoundError: a marker names a file that is not there.
     """
-    if text.count("<!-- results:") + text.count("<!-- ablations:") != len(MARKED.findall(text)):
+    if sum(text.count(f"<!-- {kind}:") for kind in ("results", "ablations", "summary")) != len(MARKED.findall(text)):
         raise ValueError("a `<!-- results: FILE -->` has no `<!-- end results -->`, or no file (or one of ablations)")
-    made = {"results": render, "ablations": render_ablations}
+    made = {"results": render, "ablations": render_ablations, "summary": summary.markdown}
     return MARKED.sub(lambda m: m[1] + made[m[2]](read(results / m[3])) + m[5], text)
 
 

@@ -4,7 +4,7 @@ A GPU host without a network usually has an image with PyTorch and the CUDA libr
 adds. This downloads those additions: the dependencies of ``pyproject.toml`` (with the extra ``cuda-host``), followed
 through the metadata of the installed packages and pinned to their versions, without PyTorch, its own dependencies
 and NVIDIA's libraries. Run it where there is a network and an environment made by ``make venv``; see
-docs/offline-gpu-host.md.
+docs/how-to/offline-gpu-host.md.
 
     python scripts/build_wheelhouse.py --python 3.12 --out .wheelhouse
 """

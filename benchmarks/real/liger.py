@@ -63,8 +63,8 @@ def compiled(module: nn.Module) -> Callable[..., Any]:
 def keep_the_loss_out() -> None:
     """Have Dynamo call Liger's fused loss instead of tracing it, as trainers that use Liger do.
 
-    Traced by torch 2.11, the loss of Liger 0.8.5 reads memory that nothing wrote (``docs/benchmarks.md``, "Models of
-    other libraries").
+    Traced by torch 2.11, the loss of Liger 0.8.5 reads memory that nothing wrote ("Models of other libraries" in
+    ``docs/explanation/benchmarks.md``).
     """
     with contextlib.suppress(ImportError):
         from liger_kernel.transformers import functional

@@ -326,7 +326,7 @@ def llama_generate(setup: Setup) -> Program:
 LANGUAGE = named(
     [
         Known("gpt_train", "GPT of 124M in plain torch, bf16 autocast, 16 x 1024", gpt),
-        Known("gpt_optimizer_train", "the same, the optimizer's step compiled as well", gpt_and_optimizer),
+        Known("gpt_optimizer_train", "GPT of 124M, its optimizer's step compiled as well", gpt_and_optimizer),
         Known("bert_ones_train", "BERT-large MLM, mask of ones, 16 x 512", bert_ones, "transformers"),
         Known("bert_padded_train", "BERT-large MLM, right-padded, 16 x 512", bert_padded, "transformers"),
         Known("t5_train", "T5 base, right-padded, 16 x 512 to 128", t5, "transformers"),

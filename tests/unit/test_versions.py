@@ -40,12 +40,14 @@ def test_the_hosted_workflow_runs_each_minor_version(name: str, versions: list[s
     assert sorted(set(ran), key=lambda v: int(v.partition(".")[2])) == versions
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/tutorial.md", "CONTRIBUTING.md", "docs/compatibility.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/tutorials/cpu.md", "CONTRIBUTING.md", "docs/reference/compatibility.md"]
+)
 def test_the_documents_say_so(document: str) -> None:
     assert f"Python {PYTHONS[0]} to {PYTHONS[-1]}" in text(document)
-    if document != "docs/tutorial.md":
+    if document != "docs/tutorials/cpu.md":
         assert f"{TORCHES[0]} to {TORCHES[-1]}" in text(document)
-    wanted = [f"'torch{torch}'" for torch in re.findall(r"'torch([<>=.,\d]+)'", text("docs/deploy.md"))]
+    wanted = [f"'torch{torch}'" for torch in re.findall(r"'torch([<>=.,\d]+)'", text("docs/how-to/deploy.md"))]
     assert [SpecifierSet(w.strip("'").removeprefix("torch")) for w in wanted] == [DEPENDENCIES["torch"]]
 
 

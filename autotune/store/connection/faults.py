@@ -174,7 +174,7 @@ def reason(url: sa.URL, error: BaseException | None) -> str:
     if "readonly" in first or "read-only" in first:
         return f"the database {where} cannot be written ({first}): give another with --db"
     if "permission denied" in first:
-        return f"the database {where} does not let its user do this ({first}): docs/fleet.md lists the rights to grant"
+        return f"the database {where} does not let its user do this ({first}): rights to grant: docs/how-to/fleet.md"
     if "no such table" in first or ("relation" in first and "does not exist" in first):
         return f"the database {where} lacks autotune's tables: run `{upgrade_command(url)}`"
     return f"cannot use the database {where}: {first}"

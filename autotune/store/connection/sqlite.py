@@ -34,7 +34,7 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
     if is_snapshot(path):
         raise UserError(
             f"{path} is a snapshot, which is read-only: name a database with --db"
-            f" (`{quoted_command('autotune', 'import', path)}` adds the snapshot to one)"
+            f" (`{quoted_command('autotune', 'import', str(path))}` adds the snapshot to one)"
         )
     shared = shared_type(path)
     uri = f"file:{quote(os.fsencode(path))}"

@@ -1,4 +1,4 @@
-"""docs/own-kernels.md is run as it is written; the examples it names are tuned, stored and looked up."""
+"""docs/how-to/own-kernels.md is run as it is written; the examples it names are tuned, stored and looked up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import ROOT
 
-PAGE = ROOT / "docs" / "own-kernels.md"
+PAGE = ROOT / "docs" / "how-to" / "own-kernels.md"
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 

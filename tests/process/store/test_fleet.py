@@ -33,8 +33,8 @@ def fresh() -> Iterator[None]:
 
 
 def statements() -> list[str]:
-    """What docs/fleet.md tells the owner to run."""
-    (text,) = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "fleet.md").read_text(), re.DOTALL)
+    """What docs/how-to/fleet.md tells the owner to run."""
+    (text,) = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "how-to" / "fleet.md").read_text(), re.DOTALL)
     return [s.strip() for s in text.split(";") if s.strip()]
 
 
@@ -96,7 +96,7 @@ def test_a_reader_needs_select_only(
         assert app.main([*command, "--db", url]) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1
-        assert "docs/fleet.md lists the rights to grant" in err
+        assert "rights to grant: docs/how-to/fleet.md" in err
 
 
 def test_a_deployer_notes_misses_and_nothing_else(served: tuple[str, Key], roles: Callable[[str, str], str]) -> None:

@@ -57,7 +57,7 @@ def test_the_documents_have_its_figures() -> None:
     said = (
         f"{len(schedules)} schedules of {regions} regions are in it: {kernels} are kernels, {len(schedules) - kernels}"
     )
-    assert said in (ROOT / "docs" / "deploy.md").read_text()
+    assert said in (ROOT / "docs" / "how-to" / "deploy.md").read_text()
 
 
 def test_it_is_named_wherever_a_snapshot_is(

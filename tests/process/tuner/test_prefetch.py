@@ -16,7 +16,7 @@ from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
 from autotune.store import Store
 from autotune.task import Config
-from autotune.tuner import ahead
+from autotune.tuner import prefetch
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.prefetch import WORKLOADS, Prefetcher, first
@@ -85,7 +85,7 @@ def test_a_workload_begins_with_the_default_and_what_the_heuristics_suggest(cont
 
 
 def test_no_more_than_is_likely_to_be_asked_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "FIRST", 2)
+    monkeypatch.setattr(prefetch, "FIRST", 2)
     assert len(list(first(context, toy(seeds=SEEDS), ENDLESS))) == 2
 
 
@@ -158,7 +158,7 @@ def test_a_mistake_is_left_to_the_search(context: Context, monkeypatch: pytest.M
 
 
 def test_parts_are_those_that_there_is_time_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_COMPOSITIONS", 3)
+    monkeypatch.setattr(prefetch, "_COMPOSITIONS", 3)
     monkeypatch.setattr("autotune.tuner.context.PLANS", 3)
     rival = {"rows": 128, "slow_us": 1}
     work = pair_domain.workload({"rows": 8, "slow_us": 1}, {"rows": 4, "slow_us": 2}, rival=rival)
@@ -239,7 +239,7 @@ def test_a_run_does_not_wait_for_what_is_thought_of_ahead(context: Context, monk
             yield self.default()
 
     monkeypatch.setattr(ToyTask, "seeds", endless)
-    monkeypatch.setattr(ahead, "_JOIN_S", 0.1)
+    monkeypatch.setattr(prefetch, "_JOIN_S", 0.1)
     with ahead_of(context, [toy(rows=2)]) as waiting:
         waiting.advance(0)
     ended.set()  # not before
@@ -267,7 +267,7 @@ def test_a_search_takes_what_was_built_ahead(
 
     monkeypatch.setattr(CompilePool, "_build", build)
     if active:
-        monkeypatch.setattr(ahead, "_overlaps", lambda device: True)
+        monkeypatch.setattr(prefetch, "_overlaps", lambda device: True)
     works = [toy(rows=r, seeds=SEEDS) for r in (16, 32)]
     results = api.tune_workloads(works, "cpu", store, policy=policy, trials=4, sampler="random")
     assert [r.measured for r in results] == [4, 4]

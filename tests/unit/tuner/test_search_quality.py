@@ -1,7 +1,8 @@
 """Searches in benchmarks/recordings come as near to the best there is as they did: what makes them worse fails here.
 
 A figure is the mean of ln(best found / best there is) over recordings and 16 seeds. A limit is that mean and three of
-its standard errors, so that other random numbers pass. docs/testing.md tells which changes for the worse were tried.
+its standard errors, so that other random numbers pass. docs/explanation/testing.md lists
+the changes for the worse that were tried.
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""The README's table and picture of :mod:`benchmarks.user_programs`: steps and gains alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.fusion.report import geometric_mean
+from benchmarks.user_programs.step_table import Case, gain
+
+SEARCHED, LATER = "process that searched", "later process"
+
+
+def later_gain(case: Case) -> float | None:
+    """Return the gain of a later process over torch.compile, in a later process too if one was measured."""
+    theirs = case.get("compile_again_ms") or case["compile_ms"]
+    return theirs / case["again_ms"] if theirs and case.get("again_ms") else None
+
+
+def gains(data: Mapping[str, Any]) -> list[tuple[str, str, float | None]]:
+    """Program, kind of process and gain over torch.compile, for each program that ran to its end."""
+    return [
+        (case["about"], kind, value)
+        for case in data["cases"]
+        for kind, value in ((SEARCHED, gain(case)), (LATER, later_gain(case)))
+    ]
+
+
+def markdown(data: Mapping[str, Any]) -> str:
+    """Return the table: times of a step in ms, and gains over torch.compile."""
+    lines = ["| program | torch.compile | autotune | gain | later process |", "|---|---:|---:|---:|---:|"]
+    for case in data["cases"]:
+        times = [_number(case[key]) for key in ("compile_ms", "search_ms")]
+        lines.append(f"| {case['about']} | {' | '.join(times)} | {_times(gain(case))} | {_times(later_gain(case))} |")
+    means = [_mean([gain(case) for case in data["cases"]]), _mean([later_gain(case) for case in data["cases"]])]
+    lines.append(f"| geometric mean of {len(data['cases'])} | | | {' | '.join(means)} |")
+    seconds = next((case["search_s"] for case in data["cases"] if case.get("search_s")), 0)
+    about = f"{data['device']}, torch {data['versions']['torch']}, {data['when'][:10]}; searches of {seconds:.0f} s."
+    return "\n".join([*lines, "", about]) + "\n"
+
+
+def chart(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return bars of the gains over torch.compile, as Vega-Lite."""
+    values = [{"program": p, "process": k, "gain": g} for p, k, g in gains(data) if g]
+    least = min([1.0, *(v["gain"] for v in values)])
+    shared = {
+        "y": {"field": "program", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 420}},
+        "yOffset": {"field": "process", "sort": [SEARCHED, LATER]},
+    }
+    axis = {"title": "speed of a step, torch.compile = 1", "format": ".2f"}
+    scale = {"domainMin": round(least - 0.05, 2), "zero": False}
+    bar = {
+        "mark": {"type": "bar"},
+        "encoding": {
+            **shared,
+            "x": {"field": "gain", "type": "quantitative", "scale": scale, "axis": axis},
+            "x2": {"datum": 1},
+            "color": {
+                "field": "process",
+                "title": None,
+                "scale": {"domain": [SEARCHED, LATER], "range": ["#86efac", "#16a34a"]},
+            },
+        },
+    }
+    label = {
+        "mark": {"type": "text", "align": "left", "dx": 4, "fontSize": 10},
+        "encoding": {
+            **shared,
+            "x": {"field": "gain", "type": "quantitative"},
+            "text": {"field": "gain", "type": "quantitative", "format": ".2f"},
+        },
+    }
+    one = {"mark": {"type": "rule"}, "encoding": {"x": {"datum": 1, "type": "quantitative"}}}
+    return {"data": {"values": values}, "width": 420, "height": {"step": 13}, "layer": [bar, label, one]}
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}x"
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    found = [value for value in values if value]
+    return f"{geometric_mean(found):.2f}x" if found else "–"
