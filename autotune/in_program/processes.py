@@ -17,7 +17,6 @@ from autotune.runtime.inductor.survey import Surveyed, lacking
 
 if TYPE_CHECKING:
     from autotune.measure.baselines import BaselinePool
-    from autotune.measure.policy import Policy
     from autotune.measure.pool import CompilePool
     from autotune.measure.worker import Worker
     from autotune.task import Task
@@ -26,7 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("autotune")
 
 _SEED = 0
-_SUGGESTED, _SEEDS = 4, 6
+_KIND = "fusion"
+"""Kind of the workloads of a program; its domain has the policy. Products use the same."""
+_SUGGESTED, _SEEDS = 4, 3
 """Number of a graph's workloads whose heuristic candidates are compiled too, and of candidates of each."""
 
 
@@ -44,6 +45,7 @@ class Processes:
     def __init__(self, device: str) -> None:
         self.device = device
         self._graphs: queue.Queue[Surveyed | None] = queue.Queue()
+        self._worked = False
         self._thread: threading.Thread | None = None
         self.worker: Worker | None = None
         self.pool: CompilePool | None = None
@@ -63,14 +65,17 @@ class Processes:
                 own.close()
         self.pool = self.baselines = self.worker = None
 
-    def begin(self, graph: Surveyed) -> None:
-        """Begin to compile for the regions of a graph without schedules."""
-        if not any(device == self.device for device, _ in graph.regions):
-            return
+    def start(self) -> None:
+        """Start the processes, which import what they need while AOTAutograd traces and Inductor compiles."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="autotune-processes", daemon=True)
             self._thread.start()
-        self._graphs.put(graph)
+
+    def begin(self, graph: Surveyed) -> None:
+        """Begin to compile for the regions of a graph without schedules."""
+        if any(device == self.device for device, _ in graph.regions):
+            self.start()
+            self._graphs.put(graph)
 
     def ready(self) -> None:
         """Wait until all processes have finished their first work."""
@@ -78,45 +83,56 @@ class Processes:
 
     def _run(self) -> None:
         """Handle each graph. The thread must live as long as the worker, which Linux kills with it."""
+        try:
+            self._start()
+        except Exception as error:  # the search then starts its own processes, and reports a failure
+            log.debug("the processes of a search were not started ahead: %s", error)
         while (graph := self._graphs.get()) is not None:
             try:
                 if regions := lacking([graph]).get(self.device, ()):
                     self._first_work(regions)
-            except Exception as error:  # the search then starts its own processes, and reports a failure
-                log.debug("the processes of a search were not started ahead: %s", error)
+            except Exception as error:  # the search does this work again, and reports a failure
+                log.debug("the first work of a search failed: %s", error)
             self._graphs.task_done()
 
     def _first_work(self, counted: Sequence[tuple[Workload, int]]) -> None:
-        """Start the processes if necessary, and queue workloads in the order of the search."""
-        from autotune.domain import open_task, policy_for
+        """Queue the workloads of a graph in the order of the search; measure the first one that has a kernel.
 
+        Opening all tasks takes seconds beside Inductor, so that the first one is queued before the others are opened.
+        """
+        from autotune.domain import open_task
+
+        if self.worker is None or self.pool is None:
+            return
         weights = shares(counted)
-        workloads = sorted((workload for workload, _ in counted), key=lambda workload: -weights[workload.fingerprint])
-        tasks = [open_task(workload, self.device) for workload in workloads]
-        starts = self.pool is None
-        if starts:
-            self._start(workloads[0], policy_for(workloads[0], self.device))
-        assert self.pool is not None
-        for task in tasks:
-            self.pool.ahead(task.workload, self.device, task.normalize(task.default()))
+        tasks = []
+        for workload in sorted((w for w, _ in counted), key=lambda workload: -weights[workload.fingerprint]):
+            task = open_task(workload, self.device)
+            tasks.append(task)
+            self.pool.ahead(workload, self.device, task.normalize(task.default()))
             if self.baselines is not None:
-                self.baselines.begin(task.workload, self.device)
+                self.baselines.begin(workload, self.device)
         for task in tasks[:_SUGGESTED] if self.baselines is not None else ():
             for config in task.seeds()[:_SEEDS]:
                 self.pool.ahead(task.workload, self.device, task.normalize(config))
-        for task in tasks if starts else ():
+        for task in tasks if not self._worked else ():
+            self._worked = True
             if self._measured(task):
                 break
 
-    def _start(self, workload: Workload, policy: Policy) -> None:
+    def _start(self) -> None:
+        from autotune.domain import domain_of
         from autotune.measure.baselines import BaselinePool
         from autotune.measure.pool import CompilePool
         from autotune.measure.worker import Worker
 
-        self.worker = Worker(workload, self.device, policy)
+        policy = domain_of(_KIND).policy(self.device)
+        self.worker = Worker(None, self.device, policy)
         self.pool = CompilePool(timeout_s=policy.build_s)
+        self.pool.start()
         if self.device.startswith("cuda"):  # on a CPU, compiling disturbs measurements
             self.baselines = BaselinePool(timeout_s=policy.baseline_s)
+            self.baselines.start()
 
     def _measured(self, task: Task) -> bool:
         """Measure a default, on a GPU with its baselines, so that the worker finishes all of its imports."""

@@ -50,8 +50,11 @@ LEAST_S = 5.0
 """Minimum seconds for a search: its worker takes most of them to start."""
 _AGAIN = 0.5
 """The second compilation's share of the first one's time: most kernels come from Inductor's caches."""
-_FIRST = 8
-"""Candidates of every region, before any of them gets more."""
+_FIRST, _FEWEST = 8, 4
+"""Most and fewest candidates of every region before any of them gets more. After five candidates a region is 2 to 3%
+slower than after ten (benchmarks/notes/search-quality.md); a region that is not reached is 10 to 40% slower."""
+_CANDIDATE_S, _FIXED_S = 0.12, 0.6
+"""Seconds of a candidate, and of a region beside them: its inputs, its oracle and the final comparison."""
 COMMAND = "search in the program"
 """The command of runs and of verdicts' records."""
 _REGION_S = 4.0
@@ -86,6 +89,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
         if not mine.mine:
             mine.wait()
             return compile_once(gm, inputs)
+        processes.start()
         begin = time.monotonic()
         before, surveyed, apart = compile_surveyed(gm, inputs, compile_once, processes.begin, bare=not mine.alone)
         compile_s = time.monotonic() - begin
@@ -253,7 +257,7 @@ def _passes(
         baselines=processes.baselines if own else None,
     )
     every = [workload for workload, _ in counted]
-    results = tune(every, weights=shares(counted), trials=_FIRST, timeout=seconds)
+    results = tune(every, weights=shares(counted), trials=first_candidates(seconds, len(every)), timeout=seconds)
     again = gains_left(counted, results)
     while (more := end - time.monotonic()) >= LEAST_S and again:
         if any(result.interrupted or result.fault for result in results):
@@ -263,6 +267,12 @@ def _passes(
         results += tune([workload for workload, _ in now], weights=weights, timeout=more)
         again = again[len(now) :]
     return results
+
+
+def first_candidates(seconds: float, regions: int) -> int:
+    """Candidates that each region gets in the first pass, so that the pass reaches all regions if it can."""
+    each = seconds / max(regions, 1) - _FIXED_S
+    return max(_FEWEST, min(_FIRST, int(each / _CANDIDATE_S)))
 
 
 def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result]) -> list[tuple[Workload, float]]:
@@ -382,4 +392,4 @@ def _stored(store: Store, device: str) -> tuple[str, str]:
     return store.put_device(identify(device)), store.put_environment(environment(device))
 
 
-__all__ = ["LEAST_S", "compiled", "gains_left"]
+__all__ = ["LEAST_S", "compiled", "first_candidates", "gains_left"]

@@ -27,8 +27,8 @@ class Policy:
             (cold data, warm code: copies of the inputs in turn, if the bench has them) or "cpu" (swept caches).
         version: increased when timing or verification changes, so that old latencies are not reused.
         warmup: calls before the first sample.
-        wake_s: on a GPU, seconds of other work before the first sample: an idle GPU clocks down while it waits for the
-            next candidate, and takes milliseconds to recover.
+        wake_s: on a GPU, seconds of other work before the first sample, a verification just before included: an idle
+            GPU clocks down while it waits for the next candidate, and takes milliseconds to recover.
         screen_repeats: samples of the first, cheap timing; fewer when one call is slow (see ``screen_s``).
         screen_s: a first timing stops after about this many seconds, with at least three samples.
         hopeless: a candidate slower than this many times the best known gets three samples and no more.

@@ -5,6 +5,7 @@ Such a process is ``python -m autotune.measure.pool``, and runs a :class:`Builde
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import queue
@@ -157,16 +158,27 @@ class CompilePool:
         for future in dropped:
             future.cancel()
 
+    def start(self) -> None:
+        """Start all processes before their first jobs."""
+        with self._lock:
+            while len(self._threads) < self.processes:
+                self._add(spawn=True)
+
     def _put(self, urgency: int, workload: Workload, device: str, config: Config) -> Future[Built]:
         """Queue a build; the caller has the lock."""
         future: Future[Built] = Future()
         self._jobs.put(_Job(urgency, next(self._numbers), (workload, device, config), future))
         if len(self._threads) < self.processes:
-            number = len(self._threads)
-            thread = threading.Thread(target=self._run, args=(number,), name=f"autotune-build-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+            self._add()
         return future
+
+    def _add(self, spawn: bool = False) -> None:
+        """Add a thread, which starts its process for its first job, or at once; the caller has the lock."""
+        number = len(self._threads)
+        name = f"autotune-build-{number}"
+        thread = threading.Thread(target=self._run, args=(number, spawn), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def close(self) -> None:
         """Stop at once; builds in progress are dropped, and their futures cancelled or failed."""
@@ -184,8 +196,11 @@ class CompilePool:
         if self._own is not None:
             self._own.cleanup()
 
-    def _run(self, number: int) -> None:
+    def _run(self, number: int, spawn: bool) -> None:
         opened: tuple[Workload, str] | None = None
+        if spawn:
+            with contextlib.suppress(ChildDied, OSError):  # the first job starts it again, and reports a failure
+                self._child(number)
         while True:
             _, _, subject, future = self._jobs.get()
             if subject is None or future is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,6 +31,9 @@ _STICKY = re.compile(
     re.IGNORECASE,
 )
 """Errors after which every call in a CUDA context returns the same error."""
+
+_STILL_AWAKE_S = 0.005
+"""Seconds after a verification within which a GPU has kept the clocks of a busy one."""
 
 _MEMORY = re.compile(r"out of memory|OutOfMemory|CUDA_ERROR_OUT_OF_MEMORY|cannot allocate memory", re.IGNORECASE)
 
@@ -63,6 +67,7 @@ class Server:
         self.device = "cpu"
         self.moved = 0  # bytes of the bench's inputs and results
         self.sets: Sequence[Any] | None = None  # copies of the bench's inputs, made for the first timing
+        self._verified = (0.0, 0.0)  # begin and end of the last verification
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
         def phase(name: str, who: str = "") -> None:
@@ -167,12 +172,16 @@ class Server:
             screens = stage == "screen"
             repeats, budget_s = (p.screen_repeats, p.screen_s) if screens else (p.repeat_repeats, p.final_s)
             return timer.sampled(lambda: figure(run), repeats, budget_s)
-        time: Callable[..., list[float]] = timer.time_cuda if self.device.startswith("cuda") else timer.time_cpu
+        timed: Callable[..., list[float]] = timer.time_cpu
+        if self.device.startswith("cuda"):
+            begin, end = self._verified
+            busy_s = end - begin if time.monotonic() - end < _STILL_AWAKE_S else 0.0
+            timed = functools.partial(timer.time_cuda, busy_s=busy_s)
         if self.sets is not None:
-            time = functools.partial(rotate.time_rotating, self.sets)
+            timed = functools.partial(rotate.time_rotating, self.sets)
         if stage == "screen":
-            return time(run, p, repeats=p.screen_repeats, budget_s=p.screen_s, limit_us=limit_us or math.inf)
-        return time(run, p, repeats=p.repeat_repeats, budget_s=p.final_s)
+            return timed(run, p, repeats=p.screen_repeats, budget_s=p.screen_s, limit_us=limit_us or math.inf)
+        return timed(run, p, repeats=p.repeat_repeats, budget_s=p.final_s)
 
     def _prepare(
         self, who: str, config: Any, head: Any, blob: bytes, seed: int, phase: Callable[..., None]
@@ -183,7 +192,9 @@ class Server:
             phase("load", who)
             run = self.bench.load(config, artifact_from_wire(head, blob))
             phase("verify", who)
+            begin = time.monotonic()
             verdict = self.bench.verify(run, seed)
+            self._verified = begin, time.monotonic()
         except Exception as problem:
             return None, _failed(problem)
         if not verdict.ok:

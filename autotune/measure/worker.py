@@ -129,7 +129,7 @@ class Worker:
     matching status. The process and its descendants are then replaced.
 
     Args:
-        workload: the first workload; :meth:`open` switches to another without a new process.
+        workload: the first workload, or None; :meth:`open` switches to another without a new process.
         device: "cpu" or "cuda:N".
         policy: the measurement policy; its deadlines apply to each step of a job.
 
@@ -140,7 +140,7 @@ class Worker:
         bytes_moved: bytes that a perfect implementation of the open workload moves; 0 until the first job.
     """
 
-    def __init__(self, workload: Workload, device: str, policy: Policy) -> None:
+    def __init__(self, workload: Workload | None, device: str, policy: Policy) -> None:
         self._workload = workload
         self._device = device
         self._policy = policy
@@ -306,6 +306,7 @@ class Worker:
         raise WorkerFault(f"the measuring worker on {self._device} does not start: {problem}")
 
     def _open(self, child: Child, deadline: float) -> None:
+        assert self._workload is not None, "a job needs a workload"
         child.send(
             {
                 "job": "open",

@@ -39,6 +39,8 @@ from autotune.workload import Workload, digest
 PLANS = 6
 """Maximum number of compositions per workload."""
 _REMEMBERED = 12  # workloads whose compositions and picks are remembered
+_TASKS = 48
+"""Remembered tasks, of workloads and of parts. A task remembers what it has computed, and prefetching computes it."""
 _ENOUGH = 0.5  # a workload searched with this share of its present time is not searched again
 _SPARED = 3
 """Consecutive candidates out of memory or killed, after which the machine counts as faulty."""
@@ -74,6 +76,7 @@ class Context:
     _places: dict[DeviceIdentity, tuple[str, str]] = field(default_factory=dict)
     _figures: dict[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
     _confined: dict[str, Any] = field(default_factory=dict)
+    _tasks: Memory[tuple[str, bool], Task] = field(default_factory=lambda: Memory(_TASKS))
     _planned: Memory[str, Sequence[Composition]] = field(default_factory=lambda: Memory(_REMEMBERED))
     picked: Memory[tuple[str, str], Sequence[Config]] = field(default_factory=lambda: Memory(_REMEMBERED))
 
@@ -139,6 +142,8 @@ class Context:
     def task(self, workload: Workload, whole: Task | None = None) -> Task:
         """Return the workload's task, with this run's method and the device's calibration if one is stored.
 
+        The search and its prefetching thread share it.
+
         Args:
             whole: the task that contains the workload as a part. The run's method belongs to the whole's domain.
 
@@ -154,7 +159,10 @@ class Context:
             found = self.store.get_calibration(*where)
             self._figures[where] = found.figures if found else {}
         own = whole is None or whole.workload.kind == workload.kind
-        return open_task(workload, self.device).under(self.options.method if own else "", self._figures[where])
+        method = self.options.method if own else ""
+        return self._tasks.get(
+            (workload.fingerprint, own), lambda: open_task(workload, self.device).under(method, self._figures[where])
+        )
 
     def compositions(self, task: Task) -> Sequence[Composition]:
         """Return the compositions of the task's workload, the most promising first; empty if it has no parts.

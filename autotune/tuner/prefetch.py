@@ -6,7 +6,6 @@ prefetching, a search of many short workloads would mostly wait for first candid
 
 from __future__ import annotations
 
-import itertools
 import queue
 import sys
 import threading
@@ -19,13 +18,13 @@ from autotune.tuner.context import Context
 from autotune.tuner.options import Budget
 from autotune.tuner.phases import compose
 from autotune.tuner.proposals.samplers import NONE
-from autotune.tuner.proposals.seeds import remembered, suggested, winners
+from autotune.tuner.proposals.seeds import planned, remembered, winners
 from autotune.workload import Workload
 
 WORKLOADS = 4
 """Workloads, the current one included, whose candidates are prefetched."""
-FIRST = 8
-"""Candidates in addition to the cost model's, for each workload and each part of its most promising compositions."""
+FIRST = 14
+"""Most candidates of a workload and of each part of its most promising compositions, in searches without a limit."""
 _COMPOSITIONS = 2
 _JOIN_S = 2.0
 _SWITCH_S = 0.0005
@@ -134,30 +133,35 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
     compositions = compose.first_compositions(context, workload, context.compositions(task), budget)
     parts = {p.fingerprint: p for c in compositions[:_COMPOSITIONS] for p in c.parts}
     if not parts or workload.fingerprint in parts:
-        yield from ((workload, config) for config in first_candidates(context, task))
+        yield from ((workload, config) for config in first_candidates(context, task, budget.trials))
     for fingerprint, part in parts.items():
         if fingerprint == workload.fingerprint or context.measured(part):
             continue
         try:
-            yield from ((part, config) for config in first_candidates(context, context.task(part, task)))
+            share = compose.Parts().share(part, compositions)
+            own = context.task(part, task)
+            yield from ((part, config) for config in first_candidates(context, own, budget.part(share, None).trials))
         except Unsupported:
             continue
     if parts and workload.fingerprint not in parts:
         yield workload, task.normalize(task.default())
 
 
-def first_candidates(context: Context, task: Task) -> Iterator[Config]:
+def first_candidates(context: Context, task: Task, trials: int | None) -> Iterator[Config]:
     """Yield the first candidates of a search that are not rejected, without those of neighbouring workloads.
 
-    The default, seeds and heuristics come first, then the cost model's picks.
+    Args:
+        trials: candidates that the search measures; None for no limit.
     """
     asked = context.options.seeds.get(task.workload.fingerprint, ())
     elsewhere = winners(context.store, context.key(task.workload))
     space = task.space(context.options.space_file)
-    known = itertools.islice(suggested(task, space, asked, elsewhere), FIRST)
+    seed, liked = context.options.seed, _liked(context, task, space)
     found = set[str]()
-    for config in itertools.chain((seed.config for seed in known), _liked(context, task, space)):
-        config = task.normalize(config)
+    for proposal in planned(task, space, (), seed, asked=asked, elsewhere=elsewhere, liked=liked):
+        if len(found) >= (FIRST if trials is None else trials):
+            return
+        config = task.normalize(proposal.config)
         key = config_key(config)
         # The default is first, and is always measured.
         if key not in found and (not found or task.reject(config) is None):
@@ -166,4 +170,4 @@ def first_candidates(context: Context, task: Task) -> Iterator[Config]:
 
 
 def _liked(context: Context, task: Task, space: Space) -> Iterator[Config]:
-    yield from (fitted for config in remembered(context, task, space) if (fitted := space.project(config)) is not None)
+    yield from remembered(context, task, space)

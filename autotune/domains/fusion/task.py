@@ -29,7 +29,7 @@ from autotune.errors import BuildError, Unsupported
 from autotune.ir.forms.canonical import to_workload
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.space import Parameter, Space, load_space
-from autotune.task import Artifact, Composition, Config, Kernel, Ranked, Task
+from autotune.task import Artifact, Composition, Config, Kernel, Ranked, Task, config_key
 from autotune.workload import Workload
 
 _TRIES = 48  # combinations of the groups' candidates to consider
@@ -59,13 +59,15 @@ class FusionTask(Task):
         self.method: Method = METHODS[FULL]
         self.figures: Mapping[str, float] = {}
         self.plan: Plan = make_plan(self.graph, self.side)
+        self._rejected: dict[str, str | None] = {}
 
     def under(self, method: str, figures: Mapping[str, float]) -> FusionTask:
         """Return a copy of this task, restricted to a method of :mod:`autotune.compiler.planner.methods`."""
         from autotune.compiler.planner.beam import confined
 
         made = copy.copy(self)
-        made.__dict__.pop("estimates", None)
+        for name in ("estimates", "_seeds"):
+            made.__dict__.pop(name, None)
         made.method, made.figures = ablation.method(method), dict(figures)
         shape = confined(self.plan.shape, made.method)
         if shape != self.plan.shape:
@@ -191,6 +193,10 @@ class FusionTask(Task):
         return self._planned(self.plan, [on.default(g.graph) for on, g in self.sides(self.plan)])
 
     def seeds(self) -> Sequence[Config]:
+        return self._seeds
+
+    @cached_property
+    def _seeds(self) -> Sequence[Config]:
         sides = self.sides(self.plan)
         found = [on.seeds(g.graph) for on, g in sides]
         base = [on.default(g.graph) for on, g in sides]
@@ -222,6 +228,13 @@ class FusionTask(Task):
         return join_configs(parts, plan.leaders)
 
     def reject(self, config: Config) -> str | None:
+        """See ``autotune.task.Task``. The kernel's text is built for it, so that the reason is remembered."""
+        key = config_key(config)
+        if key not in self._rejected:
+            self._rejected[key] = self._why_not(config)
+        return self._rejected[key]
+
+    def _why_not(self, config: Config) -> str | None:
         try:
             plan = self.plan_of(config)
         except Unsupported as error:

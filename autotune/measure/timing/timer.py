@@ -237,20 +237,29 @@ def _capture_stream(device: int) -> torch.cuda.Stream:
 
 
 def time_cuda(
-    fn: Runnable, policy: Policy, *, repeats: int, budget_s: float = math.inf, limit_us: float = math.inf
+    fn: Runnable,
+    policy: Policy,
+    *,
+    repeats: int,
+    budget_s: float = math.inf,
+    limit_us: float = math.inf,
+    busy_s: float = 0.0,
 ) -> Samples:
     """Time ``fn``, which enqueues work on the current stream, on the current CUDA device.
 
     A CUDA graph captures the work, which removes launch overhead of Python. Before every replay the L2 is swept. The
     sweep also keeps the device busy while the events and the replay are enqueued.
 
-    Args and returns: as for :func:`time_cpu`.
+    Args:
+        repeats, budget_s, limit_us: as of :func:`time_cpu`, and the samples too.
+        busy_s: seconds for which the device has been at work until now, such as for a verification. They count as
+            ``policy.wake_s``.
     """
     for _ in range(max(policy.warmup, 1)):
         fn()
     run = capture(fn)
     cold = _cold_cache(policy, "cuda")
-    _wake(cold, policy.wake_s)
+    _wake(cold, policy.wake_s - busy_s)
     estimate = _batch_cuda(run, cold, 1)[0]
     if estimate > limit_us:
         repeats = MIN_SAMPLES

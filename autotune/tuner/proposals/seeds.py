@@ -12,6 +12,7 @@ import random
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autotune.device import DeviceIdentity
 from autotune.space import Space
@@ -46,7 +47,12 @@ class Seed:
     origin: str
 
 
-def plan(
+def plan(task: Task, space: Space, neighbours: Iterable[Config], seed: int = 0, **options: Any) -> list[Seed]:
+    """Return the configurations of :func:`planned`."""
+    return list(planned(task, space, neighbours, seed, **options))
+
+
+def planned(
     task: Task,
     space: Space,
     neighbours: Iterable[Config],
@@ -54,9 +60,9 @@ def plan(
     *,
     asked: Iterable[Config] = (),
     elsewhere: Iterable[Config] = (),
-    liked: Sequence[Config] | None = None,
-) -> list[Seed]:
-    """Return the configurations to begin with, in order, each once.
+    liked: Iterable[Config] | None = None,
+) -> Iterator[Seed]:
+    """Yield the configurations to begin with, in order, each once. Each is computed when it is needed.
 
     The default is first and is kept even if a user's narrowed space excludes it, since it is the reference. ``asked``,
     ``elsewhere`` and the nearest neighbour's configuration follow. Picks of the cost model and suggestions of
@@ -70,15 +76,14 @@ def plan(
         elsewhere: configurations that were best for this workload on other devices or with other software.
         liked: the result of :func:`picks`, if already computed.
     """
-    modelled = (("model", config) for config in (picks(task, space, seed) if liked is None else liked))
+    modelled = (("model", config) for config in _picked(task, space, seed, liked))
     adapted = (("neighbour", task.adapt(config)) for config in neighbours)
     first = itertools.chain(_known(asked, elsewhere), itertools.islice(adapted, 1))
-    return list(_distinct(task, space, itertools.chain(first, _in_turn(modelled, _heuristic(task)), adapted)))
+    return _distinct(task, space, itertools.chain(first, _in_turn(modelled, _heuristic(task)), adapted))
 
 
-def suggested(task: Task, space: Space, asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[Seed]:
-    """Yield the candidates of :func:`plan` without neighbours and the cost model."""
-    return _distinct(task, space, itertools.chain(_known(asked, elsewhere), _heuristic(task)))
+def _picked(task: Task, space: Space, seed: int, liked: Iterable[Config] | None) -> Iterator[Config]:
+    yield from picks(task, space, seed) if liked is None else liked
 
 
 def _known(asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[_Proposal]:
@@ -86,7 +91,8 @@ def _known(asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[_Pr
 
 
 def _heuristic(task: Task) -> Iterator[_Proposal]:
-    return (("heuristic", config) for config in itertools.chain([task.default()], task.seeds()))
+    for config in itertools.chain([task.default()], task.seeds()):
+        yield "heuristic", config
 
 
 def _in_turn(first: Iterable[_Proposal], second: Iterable[_Proposal]) -> Iterator[_Proposal]:

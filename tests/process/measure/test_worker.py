@@ -212,6 +212,17 @@ def test_pool_tells_a_fault_from_a_bad_candidate() -> None:
     assert "no_such_module" in built.reason
 
 
+def test_pool_starts_its_processes_before_their_first_jobs(patience: Patience) -> None:
+    with patience.endless(), CompilePool(2, timeout_s=60) as pool:
+        pool.start()
+        pool.start()
+        while len(pool._children) < 2:
+            time.sleep(0.01)
+        before = {child.pid for child in pool._children.values()}
+        assert pool.submit(workload(), "cpu", GOOD).result().artifact is not None
+        assert {child.pid for child in pool._children.values()} == before
+
+
 def test_closing_the_pool_drops_what_is_under_way(patience: Patience) -> None:
     with patience.endless(), CompilePool(1, timeout_s=60) as pool:
         hanging = pool.submit(workload(bad=True), "cpu", {"how": "build_hang", "block": 4})

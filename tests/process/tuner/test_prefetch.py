@@ -20,6 +20,7 @@ from autotune.tuner import prefetch
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.prefetch import WORKLOADS, Prefetcher, first
+from autotune.tuner.proposals import seeds
 from autotune.workload import Workload
 from tests.support.toy import pair_domain
 from tests.support.toy.toy_domain import ToyTask
@@ -89,6 +90,17 @@ def test_no_more_than_is_likely_to_be_asked_for(context: Context, monkeypatch: p
     assert len(list(first(context, toy(seeds=SEEDS), ENDLESS))) == 2
 
 
+def test_no_more_than_the_search_measures(context: Context) -> None:
+    work = toy(rows=4, seeds=SEEDS)
+    task = context.task(work)
+    assert context.task(work) is task  # the search finds what was computed ahead of it
+    begin = [task.normalize(seed.config) for seed in seeds.plan(task, task.space(), ())]
+    for trials in (1, 2, 3):
+        assert [config for _, config in first(context, work, Budget(trials=trials))] == begin[:trials]
+    parts = pair_domain.workload({"rows": 8, "slow_us": 1, "seeds": SEEDS}, {"rows": 4, "slow_us": 2, "seeds": SEEDS})
+    assert len(list(first(context, parts, Budget(trials=4)))) == 1 + 3 + 1  # the slower part, two thirds of the trials
+
+
 def test_parts_come_before_the_whole(context: Context) -> None:
     work = pair_domain.workload({"rows": 8, "slow_us": 1}, {"rows": 4, "slow_us": 2, "seeds": SEEDS})
     found = [(w.fingerprint, config) for w, config in first(context, work, ENDLESS)]
@@ -154,7 +166,7 @@ def test_a_mistake_is_left_to_the_search(context: Context, monkeypatch: pytest.M
     with ahead_of(context, works) as waiting:
         waiting.advance(0)
         settle(waiting)
-    assert [f for f, _ in noted(context)] == [works[1].fingerprint]
+    assert [f for f, _ in noted(context)] == [w.fingerprint for w in works]  # the default of both, at least
 
 
 def test_parts_are_those_that_there_is_time_for(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +240,8 @@ def test_nothing_is_handed_over_that_nobody_will_ask_for(
         go_on.set()
         settle(waiting)
         found = {f for f, _ in noted(context)}
-    assert found == ({works[2].fingerprint} if how == "late" else set())
+    default = {works[0].fingerprint}  # it was handed over before there were suggestions
+    assert found == (default | {works[2].fingerprint} if how == "late" else default)
 
 
 def test_a_run_does_not_wait_for_what_is_thought_of_ahead(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.in_program.search import gains_left
+from autotune.in_program.search import first_candidates, gains_left
 from autotune.tuner.result import Result
 from autotune.workload import Workload
 
@@ -25,3 +25,7 @@ def test_the_region_goes_first_that_a_step_may_gain_most_of() -> None:
 
 def test_nothing_may_be_gained_where_nothing_was_timed() -> None:
     assert gains_left([(workload("a"), 1)], []) == []
+
+
+def test_the_first_pass_reaches_as_many_regions_as_it_can() -> None:
+    assert [first_candidates(40.0, n) for n in (1, 20, 26, 41, 184)] == [8, 8, 7, 4, 4]
