@@ -299,7 +299,7 @@ def test_what_has_to_read_its_inputs_once_more(tune: Tune, monkeypatch: pytest.M
         return made
 
     monkeypatch.setattr(Check, "wrong", wrong)
-    monkeypatch.setattr(region_call, "kept", copied)
+    monkeypatch.setattr(region_call, "copies_of_overwritten", copied)
     if trouble == "fails":
         monkeypatch.setattr(region_call, "load_executor", failing)
     if trouble == "stored anew":
