@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autotune.tuner.result import Progress
 
 _PLAIN_S, _REDRAWN_S = 10.0, 0.2
-_PHASES = {"search": "candidates", "repeat": "candidates again", "final": "beside Inductor", "done": "done"}
+_PHASES = {"search": "candidates", "repeat": "candidates again", "final": "against Inductor", "done": "done"}
 
 
 def tell(text: str) -> None:

@@ -55,14 +55,14 @@ def print_scenario(answer: Mapping[str, Any]) -> None:
         ("scenario", answer["label"]),
         ("computation alone", microseconds(answer["t_compute_us"])),
         ("collective alone", f"{microseconds(answer['t_comm_us'])}{f' ({engines})' if engines else ''}"),
-        ("longer is", answer["kind"] or "–"),
+        ("longer operation", answer["kind"] or "–"),
         ("ideal speedup", ratio(answer["ideal"])),
         ("sequential", microseconds(answer["sequential_us"])),
         ("naive overlap", microseconds(answer["naive_us"])),
         ("tuned", f"{microseconds(answer['deployed_us'])}{' (busy)' if is_busy(answer) else ''}"),
-        ("over both alone", ratio(answer["speedup"])),
-        ("of the ideal", _percent(answer["fraction"])),
-        ("over the longer", ratio(answer["t_over_max"])),
+        ("speedup over both alone", ratio(answer["speedup"])),
+        ("share of the ideal", _percent(answer["fraction"])),
+        ("time over the longer", ratio(answer["t_over_max"])),
         ("match", _match(answer)),
         ("strategy", answer["strategy_label"] or "–"),
     ]
@@ -81,4 +81,4 @@ def _match(answer: Mapping[str, Any]) -> str:
     level = str(answer["match"])
     if level != "nearest":
         return level
-    return f"{level}: {answer['tuned_label']}, {2 ** answer['distance']:.3g} times as large or small at most"
+    return f"{level}: {answer['tuned_label']}, sizes differ by a factor of at most {2 ** answer['distance']:.3g}"

@@ -62,7 +62,7 @@ class KernelSpace:
                     f" parameter ({', '.join(self.names)}) and not in the key ({', '.join(key) or 'empty'})"
                 )
             if not c.holds(values):
-                return f"it breaks the constraint {c.text}"
+                return f"it violates the constraint {c.text}"
         return None
 
     @cached_property
@@ -104,7 +104,7 @@ class KernelSpace:
             raise UserError(
                 f"{self.space.source}: no configuration satisfies the constraints ({texts}): relax one of them"
             )
-        hint = f"; {config_words(some)} would do" if some is not None else ""
+        hint = f"; {config_words(some)} is possible" if some is not None else ""
         raise UserError(f"{self.space.source}: the default {config_words(self.default)} is invalid: {why}{hint}")
 
 

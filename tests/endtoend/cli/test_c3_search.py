@@ -82,7 +82,7 @@ def test_others_find_the_nearest_or_the_default(user: User, searched: dict[str, 
 def test_the_same_search_again_measures_little(user: User, searched: dict[str, Any]) -> None:
     again = user.run("search", "c3", *SCENARIO, "--trials", "1")
     scenario = "256x256x256 f32 | all_gather 256KiB x2"
-    for words in (scenario, "ideal speedup", "over both alone", "of the ideal", "strategy"):
+    for words in (scenario, "ideal speedup", "speedup over both alone", "share of the ideal", "strategy"):
         assert words in again.stdout
     with Store.open(user.db) as store:
         commands = [run.command for run in store.runs()]

@@ -39,7 +39,7 @@ def test_what_is_won_counts_as_often_as_a_step_has_the_region(
         "1.5 ms of the step won",
         "1.5 ms of the step won",
     ]
-    assert "region 2 of 3 (beside Inductor)" in lines[2]
+    assert "region 2 of 3 (against Inductor)" in lines[2]
 
 
 class Terminal(io.StringIO):
@@ -57,5 +57,5 @@ def test_a_terminal_has_one_line_that_goes_at_the_end(monkeypatch: pytest.Monkey
         told(moment("norm", "final"))
     text = shown.getvalue()
     assert "(candidates)" in text
-    assert "(beside Inductor)" in text
+    assert "(against Inductor)" in text
     assert text.rstrip().endswith("\x1b[2K"), "the line is erased"

@@ -121,7 +121,7 @@ def test_a_list_is_no_product() -> None:
 
 def test_a_constraint_may_read_the_key() -> None:
     space = autotune.tunable(space=SPACE, key=["n"], constraints=["block <= 16 * n"])(kernel).kernel.space
-    assert space.reject({"block": 128, "mode": "a"}, {"n": 4}) == "it breaks the constraint block <= 16 * n"
+    assert space.reject({"block": 128, "mode": "a"}, {"n": 4}) == "it violates the constraint block <= 16 * n"
     assert space.reject({"block": 64, "mode": "a"}, {"n": 4}) is None
     with pytest.raises(UserError, match="reads n, which is not a parameter"):
         space.reject({"block": 64, "mode": "a"}, {"m": 4})
@@ -146,7 +146,7 @@ def test_a_file_says_the_same(tmp_path: Path) -> None:
     path.write_text(FILE)
     made = from_file(kernels.plain, path, {})
     assert (made.reference, made.inputs, made.shapes) == (kernels.doubled, kernels.make, [{"n": 4}])
-    assert made.space.reject({"block": 8}) == "it breaks the constraint block < 8"
+    assert made.space.reject({"block": 8}) == "it violates the constraint block < 8"
     decorated = autotune.tunable(space=str(path))(kernels.plain)
     assert decorated.kernel.space.default == {"block": 1}
     assert decorated(np.ones(2), block=2).sum() == 2
