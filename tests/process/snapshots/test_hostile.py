@@ -223,9 +223,9 @@ def test_versions_and_ends(file: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=text):
             Snapshot(bad)
 
-    refused(data[:60] + (4).to_bytes(4, "big") + data[64:], "form 4.*upgrade autotune")
+    refused(data[:60] + (4).to_bytes(4, "big") + data[64:], "format 4.*upgrade autotune")
     refused(data[:60] + (2).to_bytes(4, "big") + data[64:], "damaged or cut short")
-    refused(data[:60] + (1).to_bytes(4, "big") + data[64:], "form 1.*export it again")
+    refused(data[:60] + (1).to_bytes(4, "big") + data[64:], "format 1.*export it again")
     refused(data[:-SEAL_BYTES], "cut short")
     refused(data[:4096], "cut short")
     refused(data[:50], "no snapshot")

@@ -92,7 +92,7 @@ def test_a_log_that_another_machine_writes_is_refused(
         mount(monkeypatch, tmp_path, f"server:/x {tmp_path} nfs")
         assert os.path.getsize(f"{sqlite_file}-wal") > 0
         for options in ({"timeout_s": 0.1}, {"readonly": True}):
-            with pytest.raises(UserError, match="lies on nfs, and a process writes it with a write-ahead log") as e:
+            with pytest.raises(UserError, match="is on nfs, and a process writes it with a write-ahead log") as e:
                 Store.open(sqlite_file, **options)
             assert "\n" not in str(e.value)
     with Store.open(sqlite_file, readonly=True) as store:

@@ -173,9 +173,9 @@ def test_files_of_other_forms_are_one_line(store: Store, tmp_path: Path, file: P
     for name, words in (
         ("bundle.zip", "is a bundle of an earlier version, which this version cannot read: run `autotune export"),
         ("other.db", "is a database, not a snapshot: run `autotune db merge"),
-        ("text", "is no snapshot"),
-        ("sparse", "is no snapshot"),
-        ("nothing", "there is no snapshot"),
+        ("text", "is not a snapshot"),
+        ("sparse", "is not a snapshot"),
+        ("nothing", "there is not a snapshot"),
         (".", "is not a file"),
         ("/dev/zero", "is not a file"),
     ):
