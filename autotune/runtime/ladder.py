@@ -134,7 +134,8 @@ class Step:
 
     def lines(self) -> list[str]:
         """Lines of text for printing."""
-        own = [f"  {self.rung:13s} {self.outcome}{f': {self.why}' if self.why else ''}"]
+        state = "not looked up" if self.outcome is Outcome.NOT_ASKED else str(self.outcome)
+        own = [f"  {self.rung:13s} {state}{f': {self.why}' if self.why else ''}"]
         return own + [
             f"  {'':13s}   {d.field}: tuned {d.tuned or 'none'}, here {d.here or 'none'}" for d in self.differences
         ]

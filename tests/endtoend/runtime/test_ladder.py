@@ -249,7 +249,7 @@ def test_the_command_line(tune: Tune, db: str, tmp_path: Path, capsys: pytest.Ca
     assert app.main(["lookup", *target, "--db", file, "--explain"]) == 0
     out = capsys.readouterr().out
     assert "exact         taken: tuned for it on this device" in out
-    assert "other_rows    not asked" in out
+    assert "other_rows    not looked up" in out
     assert app.main(["lookup", *target, "--db", file, "--explain", "--json"]) == 0
     assert '"outcome": "taken"' in capsys.readouterr().out
     for more, found in (((), 1), (("--train",), 2)):  # the inputs require no gradient by themselves
