@@ -24,7 +24,6 @@ from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import Level
 from autotune.space import load_space
 from autotune.store import attached
-from autotune.store.connection.urls import for_command
 from autotune.words import plural
 from autotune.workload import Workload
 
@@ -152,6 +151,8 @@ class FusionSteps(Steps):
     def advice(self, args: argparse.Namespace) -> str:
         if args.missed or ":" not in args.target:
             return ""
+        from autotune.store.connection.urls import for_command
+
         given = {"AUTOTUNE_DB": args.db and for_command(args.db), "AUTOTUNE_PRECISION": args.precision}
         env = " ".join(f"{name}={quoted_command(value)}" for name, value in given.items() if value)
         use = f"{f'with {env}, ' if env else ''}torch.compile(model, backend='autotune') runs the stored kernels"

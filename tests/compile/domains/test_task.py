@@ -144,7 +144,7 @@ def test_too_much_shared_memory_is_a_build_error() -> None:
 def test_a_space_that_would_keep_rows_in_shared_memory_alone_is_refused_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text('domain = "fusion"\nversion = 1\n[cuda.keep]\nchoices = ["shared"]\n')
-    with pytest.raises(UserError, match=r"^keep = \\[shared\\] is not possible: rows need keep = registers or reload"):
+    with pytest.raises(UserError, match=r"^keep = \[shared\] is not possible: rows need keep = registers or reload"):
         cuda(workload("ln_f32")).space(str(file))
     assert cuda(LONG_STRIPS).space(str(file))["keep"].choices == ("shared",)
     file.write_text(file.read_text().replace('"shared"', '"shared", "reload"'))

@@ -188,7 +188,7 @@ def test_rounds_are_run_however_long_they_take(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("target", "more", "said"),
     [
-        ("Block", ["--mode", "max-atuotune"], "no mode 'max-atuotune'; there are default, "),
+        ("Block", ["--mode", "max-atuotune"], "no mode 'max-atuotune'; its modes are default, "),
         ("Block", ["--rounds", "0"], "'0' is not a whole number of 1 or more"),
         ("Blok", [], "did you mean 'Block'"),
         ("Block", ["--db", "no_such.db"], "there is no database"),
@@ -367,7 +367,7 @@ def test_attention_that_was_rewritten_is_told() -> None:
 
 def test_a_slower_step_is_told_plainly() -> None:
     slow = on_a_gpu(1620.0 / 0.925)
-    assert "autotune is SLOWER than torch.compile, 0.93x: give `autotune search this` more --timeout" in notes(slow)
+    assert "autotune is SLOWER than torch.compile, 0.93x: run `autotune search this` with more --timeout" in notes(slow)
     left = dataclasses.replace(slow, counters={"hits": 23, "misses": 19})
     assert "0.93x: search the other regions, or do without autotune in this step" in notes(left)
     assert "SLOWER" not in notes(on_a_gpu(1630.0)), "a tie"
