@@ -122,7 +122,7 @@ wheel: $(READY)
 	$(BIN)/python -m build --wheel --no-isolation
 
 docs: $(READY)
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # After a new result file: its tables and its picture.
 figures: $(READY)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 COMMANDS, DECISIONS = "reference/commands.md", "decisions/index.md"
+NO_BREAK = "\N{NON-BREAKING HYPHEN}"
 _OF_DOMAINS = ("search", "lookup", "compare", "calibrate")
 """The commands to which a domain may add options."""
 
@@ -40,8 +41,8 @@ def _decisions(folder: Path) -> str:
     rows = []
     for file in sorted(folder.glob("[0-9]*.md")):
         title, date, status = decision(file.read_text())
-        rows.append(f"| {file.name[:3]} | [{title}]({file.name}) | {date} | {status} |")
-    return "\n".join(["| | decision | date | status |", "|---|---|---|---|", *rows]) + "\n"
+        rows.append(f"| [{file.name[:3]}: {title}]({file.name}) | {date.replace('-', NO_BREAK)} | {status} |")
+    return "\n".join(["| decision | date | status |", "|---|---|---|", *rows]) + "\n"
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -101,4 +102,5 @@ def _table(command: argparse.ArgumentParser, actions: Sequence[argparse.Action])
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    parts = " ".join(text.split()).split("`")  # a pipe in code ends no cell
+    return "`".join(part if k % 2 else part.replace("|", "\\|") for k, part in enumerate(parts))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
@@ -105,6 +106,17 @@ def test_public_names_exist(document: Path) -> None:
     """Calls of ``autotune.name(...)``, and options in them that are settings."""
     named = set(re.findall(r"\bautotune\.(\w+)\(", document.read_text()))
     assert named - {*autotune.__all__} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_counters_and_settings_exist(document: Path) -> None:
+    text = document.read_text()
+    counted = set(re.findall(r"autotune\.counters\(\)\.(\w+)", text))
+    assert counted - {*autotune.counters()} == set()
+    given = {
+        name for call in re.findall(r"autotune\.configure\(([^)]*)\)", text) for name in re.findall(r"(\w+)=", call)
+    }
+    assert given - {*inspect.signature(autotune.configure).parameters} == set()
 
 
 def _variables(text: str) -> set[str]:

@@ -21,6 +21,7 @@ EVERY = sorted(p for folder in ("", "docs", "benchmarks/notes", "benchmarks/reco
 DOCUMENTS = sorted(p for p in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if not {*p.parts} & {*_HISTORY})
 _FILE = re.compile(r"`((?:[\w.]+/)+[\w.]+\.(?:py|toml|sh))(?:::\w+)?`(?:,? `(\w+)`)?")
 _FOLDER = re.compile(r"`((?:\w+/){2,})`")
+_NAME = re.compile(r"`(\w+\.(?:py|toml|sh|cu))`")
 _LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)|(?:src|srcset)=\"([^\"]+)\"")
 _TEST = re.compile(r"`(?:[\w/]*/)?(test_\w+)(?:\.py)?::(test_\w+)`")
 
@@ -42,6 +43,9 @@ def _stale(text: str) -> list[str]:
         texts = [path.read_text() for path in _ending(file)]
         if not any(re.search(rf"^\s*(?:(?:def|class) )?{function}\b", t, re.MULTILINE) for t in texts):
             stale.append(f"{file} {function}".strip())
+    blocks = "".join(re.findall(r"```.*?```", text, re.DOTALL))  # a name in a block may be the reader's own file
+    own = {name for name in _NAME.findall(text) if name in blocks or (ROOT / name).exists()}
+    stale += [name for name in _NAME.findall(text) if name not in own and not _ending(name)]
     for folder in _FOLDER.findall(text):
         if not any(f"/{folder}" in path for path in _files()) and not (ROOT / folder).is_dir():
             stale.append(folder)

@@ -1,0 +1,76 @@
+"""Counts and figures that documents state in sentences; tables have a test of their own."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from autotune.domains.c3 import named
+from benchmarks.form import RESULTS, read
+from benchmarks.fusion.suite import CASES
+from benchmarks.user_programs.known import PROGRAMS
+from tests.support import ROOT
+
+
+def _text(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def _lines(*names: str) -> int:
+    files = [
+        file for name in names for file in ([ROOT / name] if (ROOT / name).is_file() else (ROOT / name).glob("*.py"))
+    ]
+    return sum(file.read_text().count("\n") for file in files)
+
+
+SCENARIOS = len(named.load())
+MODELS = len(read(RESULTS / "h200/real_models.json")["cases"])
+
+
+@pytest.mark.parametrize(
+    ("document", "pattern", "count"),
+    [
+        ("docs/explanation/benchmarks.md", r"The suite has (\d+) cases", len(CASES)),
+        ("docs/how-to/search.md", r"a suite of (\d+) cases", len(CASES)),
+        ("docs/explanation/benchmarks.md", r"The suite has (\d+) scenarios", SCENARIOS),
+        ("docs/how-to/overlap.md", r"--list +# (\d+) scenarios", SCENARIOS),
+        ("ARCHITECTURE.md", r"`benchmarks/c3_scenarios.toml` \((\d+) scenarios\)", SCENARIOS),
+        ("docs/explanation/benchmarks.md", r"measures (\d+) programs as their users", len(PROGRAMS)),
+        ("docs/explanation/benchmarks.md", r"The benchmark's (\d+) models", MODELS),
+        ("README.md", r"(\d+) models of transformers and timm", MODELS),
+    ],
+)
+def test_counts(document: str, pattern: str, count: int) -> None:
+    assert [int(n) for n in re.findall(pattern, _text(document))] == [count]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "lines"),
+    [
+        (r"whole kernel in (\d+) lines", _lines("autotune/compiler/targets/cuda/rows/flat.py")),
+        (r"is a domain in (\d+) lines", _lines("examples/blocked_gelu")),
+        (r"is an example in (\d+) lines", _lines("examples/triton_target")),
+    ],
+)
+def test_sizes_of_examples_are_about_right(pattern: str, lines: int) -> None:
+    (said,) = re.findall(pattern, _text("docs/how-to/extending.md"))
+    assert int(said) == pytest.approx(lines, rel=0.1)
+
+
+def test_figures_of_the_readme_are_those_of_the_files() -> None:
+    readme = _text("README.md")
+    masks = {case["name"]: case["launched_ratio"] for case in read(RESULTS / "h200/masks.json")["cases"]}
+    qwen, llama = (f"{masks[f'{name} right']:.2f}x" for name in ("qwen3_0.6b", "llama_1b"))
+    assert f"Qwen 3 of 0.6B {qwen}, Llama of 1B {llama}" in readme
+    bert = sorted(masks[f"bert_large {kind}"] for kind in ("ones", "right"))
+    assert f"BERT-large by lengths was {bert[0]:.2f} to {bert[1]:.2f} times as fast" in readme
+    (layers,) = (case for case in read(RESULTS / "h200x4/fsdp.json")["cases"] if case["name"] == "70b 2048")
+    assert f"on four H200s: {layers['stock_us'] / layers['autotune_us']:.2f}x" in readme
+    means = re.findall(
+        r"over torch.compile(?:, default| with attention rewritten): (\d\.\d+)x",
+        _text("docs/explanation/benchmarks.md"),
+    )
+    whole, kernels = (f"{float(mean):.2f}x" for mean in means)
+    assert f"{whole} in the geometric mean" in readme
+    assert re.search(rf"kernels and convolutions\s+are {kernels}", readme)
