@@ -91,6 +91,10 @@ class Domain:
         """Bytes that a perfect implementation moves, which divide a search's time among workloads; 0 if unknown."""
         return 0
 
+    def bytes_saved(self, workload: Workload) -> float:
+        """Bytes whose time a search usually saves in one call, which order a short search's workloads."""
+        return float(self.bytes_moved(workload))
+
     def bytes_held(self, workload: Workload) -> int:
         """Least bytes of device memory that the workload's tensors need."""
         return 0

@@ -155,16 +155,16 @@ class Processes:
 
 
 def shares(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
-    """Each workload's weight in a step by fingerprint: its mebibytes, at least one, times its occurrences.
+    """Each workload's weight in a step by fingerprint: the mebibytes whose time it may save, times its occurrences.
 
     The first pass measures a fixed number of candidates of each, so the weight determines their order, not their time.
     """
     from autotune.domain import domain_of
 
-    def moved(workload: Workload) -> float:
-        return max(1.0, domain_of(workload.kind).bytes_moved(workload) / 2**20)
+    def saved(workload: Workload) -> float:
+        return max(0.1, domain_of(workload.kind).bytes_saved(workload) / 2**20)
 
-    return {workload.fingerprint: count * moved(workload) for workload, count in counted}
+    return {workload.fingerprint: count * saved(workload) for workload, count in counted}
 
 
 __all__ = ["Processes", "shares"]

@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from autotune.domains.fusion.task import FusionTask
 
 
+_SAVED = (0.2, 0.35, 1.0)
+_COMPUTED = 0.35
+_GATHERED = 0.6
+"""Time that winners save relative to a copy of the region's bytes, by the number of sets of reduced axes (the last for
+two and more); at least ``_COMPUTED`` with a function such as ``exp``, ``_GATHERED`` with a sum over gathered elements.
+Medians and means of 427 regions of models on an H200, torch 2.11 (the packaged schedules)."""
+_FUNCTIONS = frozenset({"erf", "exp", "log", "tanh", "sin", "cos", "sigmoid", "xor"})
+"""``xor`` is of random numbers."""
+
+
 class Fusion(Domain):
     """See :class:`autotune.domain.Domain`."""
 
@@ -38,6 +48,19 @@ class Fusion(Domain):
         from autotune.ir.graph import Graph
 
         return Graph.from_json(workload.spec).bytes_moved
+
+    def bytes_saved(self, workload: Workload) -> float:
+        from autotune.ir.graph import REDUCTIONS, Graph
+
+        graph = Graph.from_json(workload.spec)
+        ops = {v.op for v in graph.values}
+        overs = len({v.over for v in graph.values if v.op in REDUCTIONS})
+        share = _SAVED[min(overs, len(_SAVED) - 1)]
+        if ops & _FUNCTIONS:
+            share = max(share, _COMPUTED)
+        if overs and "gather" in ops:
+            share = max(share, _GATHERED)
+        return share * graph.bytes_moved
 
     def bytes_held(self, workload: Workload) -> int:
         from autotune.ir.graph import Graph

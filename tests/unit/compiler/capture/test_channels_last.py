@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch._inductor import config
 from torch.utils import _pytree as pytree
 
 from autotune.compiler.capture import joint
-from autotune.compiler.capture.channels_last import inductor_wants, put_channels_last
+from autotune.compiler.capture.channels_last import cudnn_converts, inductor_wants, put_channels_last
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import find_regions
 from tests.support.node_strides import checking_backend, strides_apart
@@ -32,7 +33,10 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         asked.append(inference)
         return True
 
-    made = functools.partial(put_channels_last, wanted=always, devices=("cpu",))
+    def every(volumes: Any) -> bool:
+        return always(volumes[0].graph.owning_module, not joint._is_joint(volumes[0].graph))
+
+    made = functools.partial(put_channels_last, wanted=always, devices=("cpu",), converts=every)
     monkeypatch.setattr(joint, "put_channels_last", made)
     yield asked
     torch._dynamo.reset()
@@ -115,6 +119,30 @@ def spatial() -> Tensor:
     return torch.randn(2, 4, 10, 12)
 
 
+def volume() -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(2, 4, 6, 4, 8)
+
+
+class Volumes(nn.Module):
+    """A 3D U-Net of two levels, with instance norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = self.double(1, 6), self.double(6, 8, 2)
+        self.across, self.up, self.head = nn.ConvTranspose3d(8, 6, 2, 2), self.double(12, 6), nn.Conv3d(6, 3, 1)
+
+    @staticmethod
+    def double(given: int, made: int, stride: int = 1) -> nn.Sequential:
+        first = [nn.Conv3d(given, made, 3, stride, 1), nn.InstanceNorm3d(made, affine=True), nn.LeakyReLU(0.01)]
+        return nn.Sequential(*first, nn.Conv3d(made, made, 3, 1, 1), nn.InstanceNorm3d(made), nn.LeakyReLU(0.01))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.down(x)
+        y: Tensor = self.head(self.up(torch.cat([self.across(self.deep(x)), x], dim=1)))
+        return y
+
+
 MODULES: dict[str, tuple[Callable[[], Callable[..., Any]], Callable[[], Tensor]]] = {
     "residual": (Residual, spatial),
     "one channel": (lambda: nn.Sequential(conv(1, 6), nn.ReLU(), conv(6, 5)), lambda: spatial()[:, :1]),
@@ -138,6 +166,11 @@ MODULES: dict[str, tuple[Callable[[], Callable[..., Any]], Callable[[], Tensor]]
     "instance norm": (lambda: nn.Sequential(nn.InstanceNorm2d(4, affine=True), conv(4, 6)), lambda: spatial()[:1]),
     "hard": (lambda: nn.Sequential(nn.ReLU6(), conv(4, 6)), spatial),
     "one row, flat": (lambda: nn.Sequential(conv(4, 6), nn.Flatten(), nn.Linear(72, 3)), lambda: spatial()[:, :, :1]),
+    "volumes": (Volumes, lambda: volume()[:, :1]),
+    "batch norm of volumes": (
+        lambda: nn.Sequential(nn.Conv3d(4, 6, 3), nn.BatchNorm3d(6), nn.ReLU(), nn.MaxPool3d(2), nn.Conv3d(6, 4, 1)),
+        volume,
+    ),
     "weight norm": (lambda: nn.utils.parametrizations.weight_norm(conv(4, 6)), spatial),
 }
 
@@ -177,7 +210,8 @@ def test_inference_is_that_of_eager_mode(name: str, forced: list[bool]) -> None:
     with torch.no_grad():
         agree(run_graphs(module, seen)(x), module(x))
     for node in (n for gm in seen for n in convolutions(gm)):
-        assert node.meta["val"].is_contiguous(memory_format=LAST), node.format_node()
+        form = LAST if node.meta["val"].ndim == 4 else torch.channels_last_3d
+        assert node.meta["val"].is_contiguous(memory_format=form), node.format_node()
     assert forced == [True]
 
 
@@ -254,6 +288,30 @@ def test_of_one_dimension_or_symbolic_shapes_it_stays_as_it_is(forced: list[bool
         run(spatial())
     assert seen
     assert not forced
+
+
+def test_volumes_are_converted_in_half_precision_on_gpus() -> None:
+    def wanted(
+        *kernels: tuple[int, int], dtype: torch.dtype = torch.float16, cuda: bool = True, groups: int = 1
+    ) -> bool:
+        graph, nodes = fx.Graph(), list[fx.Node]()
+        for made, given in kernels:
+            x, weight = graph.placeholder("x"), graph.placeholder("weight")
+            weight.meta["val"] = SimpleNamespace(is_cuda=cuda, dtype=dtype, shape=(made, given, 3, 3, 3))
+            ones = [1, 1, 1]
+            args = (x, weight, None, ones, ones, ones, False, [0, 0, 0], groups)
+            nodes.append(graph.call_function(aten.convolution.default, args))
+        return cudnn_converts(nodes)
+
+    unet = ((32, 1), (32, 32), (64, 32))
+    assert wanted(*unet)
+    assert wanted(*unet, dtype=torch.bfloat16)
+    assert not wanted(*unet, dtype=torch.float32)
+    assert not wanted(*unet, cuda=False)
+    assert not wanted((32, 1))
+    assert not wanted((32, 32), groups=2)
+    with config.patch(layout_optimization=False):
+        assert not wanted(*unet)
 
 
 def test_torch_is_asked_and_not_relied_on(monkeypatch: pytest.MonkeyPatch) -> None:
