@@ -208,6 +208,8 @@ class Traffic:
         for collective in opened:
             larger = collective.output if kind.op == "all_gather" else collective.input
             self._by_address[larger.data_ptr()] = collective
+            if kind.op == "reduce_scatter":
+                collective.output = larger.new_empty(0)  # each call has FSDP2's tensor
         return ""
 
     def release(self, kind: Kind) -> None:
