@@ -99,8 +99,11 @@ def side_of(device: str) -> str:
     return device.partition(":")[0]
 
 
-def build(scenario: Scenario, config: Config, device: str) -> Artifact:
+def build(scenario: Scenario, config: Config, device: str, *, mean: bool = False) -> Artifact:
     """Build the kernel that a strategy needs, if any.
+
+    Args:
+        mean: of a reduce_scatter that makes means.
 
     Raises:
         BuildError: it does not compile, or the strategy, which may come from a database, is invalid.
@@ -115,7 +118,8 @@ def build(scenario: Scenario, config: Config, device: str) -> Artifact:
     from autotune.domains.c3.collectives.sm import build_sum
 
     try:
-        kernel = build_sum(scenario.ranks, scenario.dtype, target, resident=config.get("adds") == "resident")
+        resident = config.get("adds") == "resident"
+        kernel = build_sum(scenario.ranks, scenario.dtype, target, resident=resident, mean=mean)
     except Unsupported as error:
         raise BuildError(str(error)) from error
     return Artifact(target, (kernel,), generator=_GENERATOR)

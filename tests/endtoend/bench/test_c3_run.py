@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.domains.c3.task import policy
-from benchmarks import form
+from benchmarks import c3_timeline, form
 from benchmarks.c3.__main__ import main
 from benchmarks.c3.case import FAMILIES
 
@@ -71,3 +71,17 @@ def test_scenarios_are_searched_compared_and_resumed(tmp_path: Path, capsys: pyt
 
     assert main([*common, *db, "--resume", "--ranks", "3", "--cases", "gather"]) == 2
     assert "are not divisible among 3 ranks" in capsys.readouterr().err
+
+
+def test_strategies_are_timed_in_turn_and_shown_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "lines.json"
+    words = ["--device", "cpu", "--ranks", "2", "--gemm", "128x128x128", "--bytes", "64KiB", "--rounds", "5"]
+    assert c3_timeline.main([*words, "--seconds", "1", "--out", str(out), "copy comm_first", "gloo comm_first"]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads(out.read_text())
+    assert set(found["us"]) == {*c3_timeline.ALONE, "copy comm_first", "gloo comm_first"}
+    assert found["failed"] == {}
+    assert set(found["lines"]) == {"copy comm_first", "gloo comm_first"}
+    assert re.search(r"us  copy comm_first .* of the longer", shown)
+    assert "copy: reduce_scatter" in shown
+    assert "compute: the computation" in shown

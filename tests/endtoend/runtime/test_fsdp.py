@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from autotune.store import Store
 from autotune.store.records import Schedule
+from tests.support.runtime.fsdp_soak import soaked
 from tests.support.runtime.ranks import Ranks
 
 CHECKS = "tests.support.runtime.fsdp_checks"
@@ -33,7 +35,7 @@ def stored(db: str) -> list[Schedule]:
         return list(store.schedules())
 
 
-@pytest.mark.parametrize("way", ["", "accumulated", "evaluated", "mixed", "kept", "checkpointed"])
+@pytest.mark.parametrize("way", ["", "accumulated", "evaluated", "mixed", "kept", "checkpointed", "compiled"])
 def test_engines_that_win_are_stored_and_train_as_stock_does(ranks: Ranks, db: str, way: str) -> None:
     for answer in ranks.run(CHECKS, "searched", db, 0.1, way):
         assert answer["ours"] == pytest.approx(answer["stock"], rel=2e-2 if way == "mixed" else 1e-5)
@@ -86,6 +88,31 @@ def test_collectives_that_the_program_set_stay(ranks: Ranks, db: str) -> None:
 
 def test_results_are_never_shared(ranks: Ranks) -> None:
     assert ranks.run(CHECKS, "shared") == [True, True]
+
+
+def test_checkpoints_load_with_and_without_engines(ranks: Ranks, db: str) -> None:
+    for answer in ranks.run(CHECKS, "reloaded", db):
+        went_on, stock, again = answer["losses"]
+        assert stock == pytest.approx(went_on, rel=1e-5)
+        assert again == pytest.approx(went_on, rel=1e-5)
+        assert answer["engines"] == ["copy"]
+
+
+@pytest.mark.parametrize(
+    ("when", "words"), [("search", "closed|reset|ended"), ("training", "the process of rank 1 has ended")]
+)
+def test_a_rank_that_dies_ends_the_others(tmp_path: Path, db: str, when: str, words: str) -> None:
+    """As with stock FSDP2 on gloo: an error, within seconds."""
+    with Ranks(tmp_path) as two:
+        (answer,) = two.run(CHECKS, "bereft", db, when, lost=1)
+    assert re.search(words, answer["error"])
+    assert answer["seconds"] < 30
+    assert when == "search" or answer["engines"] == ["copy"]
+
+
+def test_a_rank_that_is_stopped_and_goes_on(tmp_path: Path, db: str) -> None:
+    with Ranks(tmp_path) as two:
+        assert soaked(two, db, steps=150, stops=2, stopped_s=1.5) < 1e-5
 
 
 def test_hybrid_sharding(tmp_path: Path, db: str) -> None:

@@ -144,7 +144,9 @@ def test_a_resident_kernel_waits_for_each_peer_of_each_chunk(dtype: str, n: int,
     assert {index for index, _ in waits} == {3 * c + r for c in range(chunks) for r in (0, 2)}
 
 
-def check_reduce(ranks: int, dtype: str, n: int, offsets: Sequence[int], grid: int, in_place: bool = False) -> None:
+def check_reduce(
+    ranks: int, dtype: str, n: int, offsets: Sequence[int], grid: int, in_place: bool = False, mean: bool = False
+) -> None:
     memory = Memory()
     terms = [numbers(dtype, n, seed) for seed in range(ranks)]
     places = [memory.place(o, stored(t), read=True) for o, t in zip(offsets, terms, strict=False)]
@@ -153,11 +155,18 @@ def check_reduce(ranks: int, dtype: str, n: int, offsets: Sequence[int], grid: i
         memory.writable[target : target + n * BYTES[dtype]] = True
     else:
         target = memory.place(offsets[ranks], stored(terms[0]), write=True)
-    run(emit_sum(ranks, dtype, BLOCK, UNROLL), memory, grid, [*places, target], n)
+    run(emit_sum(ranks, dtype, BLOCK, UNROLL, mean=mean), memory, grid, [*places, target], n)
     total = terms[0].float()
     for t in terms[1:]:
         total = total + t.float()
+    total = total * (1 / ranks) if mean else total
     assert memory.elements(target, n, dtype) == total.to(TORCH[dtype]).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_means_are_rounded_once(dtype: str, ranks: int) -> None:
+    check_reduce(ranks, dtype, 515, [4] * (ranks + 1), grid=2, mean=True)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])

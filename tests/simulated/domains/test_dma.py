@@ -57,6 +57,13 @@ def test_a_resident_kernel_adds_chunks_as_they_come(device: Device, ranks: int) 
         party.close()
 
 
+@pytest.mark.parametrize("strategy", [{"engine": "sm"}, {"engine": "copy"}, {"engine": "copy", "adds": "resident"}])
+def test_means_over_ranks(device: Device, strategy: dict[str, Any]) -> None:
+    for seed, ranks in enumerate((2, 4, 8)):
+        world = device.open(ranks, seed)
+        play(world, Party(world, "reduce_scatter", 200, "bf16", mean=True, **strategy))
+
+
 @pytest.mark.parametrize("order", ["gemm_first", "comm_first"])
 def test_what_stays_on_the_device_goes_first_or_last(device: Device, order: str) -> None:
     for seed in range(4):

@@ -15,17 +15,17 @@ import torch
 from autotune.domains.c3.collectives import sm as sm_module
 from autotune.domains.c3.collectives import symmetric as symmetric_module
 from autotune.domains.c3.collectives.dma import cuts
-from autotune.domains.c3.collectives.sm import RESIDENT, emit_sum
+from autotune.domains.c3.collectives.sm import emit_sum
 from autotune.domains.c3.strategy import Strategy, kernel_of
 from autotune.task import Artifact, Kernel
 from tests.support.c3.fake_device import World
 from tests.support.c3.fake_streams import Event, Graph, Stream
 
 
-def kernels(strategy: Strategy, op: str, ranks: int, dtype: str) -> Artifact:
+def kernels(strategy: Strategy, op: str, ranks: int, dtype: str, mean: bool = False) -> Artifact:
     """The kernel of a strategy, without code: what it would do is read off what is told to launch it."""
     resident = strategy.adds == "resident" and op == "reduce_scatter"
-    made = [emit_sum(ranks, dtype, resident=resident).launch] if kernel_of(strategy.config(), op) else []
+    made = [emit_sum(ranks, dtype, resident=resident, mean=mean).launch] if kernel_of(strategy.config(), op) else []
     return Artifact("sm_90", tuple(Kernel(f"{op}_reduce", b"", {**told, "dtype": dtype}) for told in made))
 
 
@@ -112,7 +112,7 @@ class Device:
 
         def run(handle: int, pointers: list[int]) -> None:
             stream = self.world.streams[handle]
-            if kernel.launch["op"] == RESIDENT:
+            if "resident" in kernel.launch["op"]:
                 waiting(stream, pointers)
                 return
             for begin, end in ((0, count // 2), (count // 2, count)):
@@ -132,6 +132,7 @@ class Device:
         def add(pointers: list[int], begin: int, end: int) -> None:
             size = dtype.itemsize
             views = [self.world.bytes_at(p + begin * size, (end - begin) * size).view(dtype) for p in pointers]
-            views[-1].copy_(torch.stack([v.float() for v in views[:-1]]).sum(0))
+            terms = torch.stack([v.float() for v in views[:-1]])
+            views[-1].copy_(terms.mean(0) if kernel.launch["op"].endswith("_mean") else terms.sum(0))
 
         return run

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import signal
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -45,10 +48,19 @@ def fresh() -> Iterator[None]:
         use(before)
 
 
+class Compiled(Model):
+    """Each block is compiled, as training recipes do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.compile(backend="aot_eager")
+
+
 def made(way: str = "") -> Any:
     """A model of the same weights each time, sharded in one of several ways."""
     torch.manual_seed(0)
-    model = Model(way == "checkpointed")
+    model = Compiled() if way == "compiled" else Model(way == "checkpointed")
     options: dict[str, Any] = {}
     if way == "mixed":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -130,6 +142,76 @@ def searched(rank: int, db: str, gain: float, way: str = "", steps: int = 30) ->
         patched.time = real
 
 
+def bereft(rank: int, db: str, when: str) -> dict[str, Any]:
+    """Rank 1 dies in the search or after it; what the other one gets, and after how many seconds."""
+    clock = Clock(0.1)
+    patched: Any = api
+    steps = 24
+    last = {"search": 7, "training": steps + 3}[when]
+    real, patched.time = patched.time, clock
+    try:
+        with fresh():
+            model = made()
+            handle = clock.handle = autotune.fsdp(model, steps=steps, db=db)
+            train(rank, model, handle, last)
+            engines = {engine for _, engine in plain(handle.chosen)}
+    finally:
+        patched.time = real
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    try:
+        train(rank, model, handle, 5)
+    except (RuntimeError, ConnectionError) as error:
+        return {"error": str(error), "seconds": time.monotonic() - begin, "engines": sorted(map(str, engines))}
+    return {"error": "", "seconds": time.monotonic() - begin, "engines": sorted(map(str, engines))}
+
+
+def soak(rank: int, db: str, steps: int) -> dict[str, Any]:
+    """Losses of many steps on copies beside stock's, on data that recur."""
+    clock = Clock(0.1)
+    patched: Any = api
+    real, patched.time = patched.time, clock
+    try:
+        with fresh():
+            model, plainly = made(), made()
+            handle = clock.handle = autotune.fsdp(model, steps=24, db=db)
+            ours = train(rank, model, handle, steps)
+            engines = {engine for _, engine in plain(handle.chosen)}
+            stock = train(rank, plainly, None, steps)
+            handle.close()
+    finally:
+        patched.time = real
+    worst = max(abs(a - b) / max(abs(b), 1e-6) for a, b in zip(ours, stock, strict=True))
+    return {"worst": worst, "engines": sorted(map(str, engines)), "last": ours[-1]}
+
+
+def reloaded(rank: int, db: str) -> dict[str, Any]:
+    """A checkpoint of a model on copies, loaded into a stock model and into one with a handle."""
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+
+    clock = Clock(0.1)
+    patched: Any = api
+    real, patched.time = patched.time, clock
+    try:
+        with fresh():
+            model = made()
+            handle = clock.handle = autotune.fsdp(model, steps=24, db=db)
+            train(rank, model, handle, 27)
+            values: dict[str, Any] = get_model_state_dict(model)
+            saved = {name: value.clone() for name, value in values.items()}
+            losses = [train(rank, model, handle, 3)]
+            for again in (None, handle):
+                target = made() if again is None else model
+                set_model_state_dict(target, saved)
+                losses.append(train(rank, target, again, 3))
+            engines = {engine for _, engine in plain(handle.chosen)}
+            handle.close()
+            return {"losses": losses, "engines": sorted(map(str, engines))}
+    finally:
+        patched.time = real
+
+
 def stopped(rank: int, db: str, where: str) -> dict[str, Any]:
     """A choice for copies is stored, and then copies cannot run: on all ranks, or for want of memory on one."""
 
@@ -191,6 +273,7 @@ def shared(rank: int) -> bool:
 
     everyone = deploy_group(None, cpu)
     config = SimpleNamespace(order="gemm_first", engine="copy", threads=0, copies=1).__dict__
+    lines.seen[kind].mean = True
     assert not lines.use(kind, config, None, everyone, everyone)
     results = []
     for turn in range(3):

@@ -35,13 +35,25 @@ class Ranks:
                     self._processes.append(subprocess.Popen([sys.executable, "-m", __name__, *words], cwd=ROOT))
                 self._pipes.append(listener.accept())
 
-    def run(self, module: str, function: str, *args: Any) -> list[Any]:
-        """``module.function(rank, *args)`` on every rank; their answers, or a failure with a rank's traceback."""
+    @property
+    def pids(self) -> list[int]:
+        """The processes, by rank."""
+        return [process.pid for process in self._processes]
+
+    def run(self, module: str, function: str, *args: Any, lost: int | None = None, timeout_s: float = 200) -> list[Any]:
+        """``module.function(rank, *args)`` on every rank; their answers, or a failure with a rank's traceback.
+
+        Args:
+            lost: a rank that dies, of which no answer is expected.
+            timeout_s: the most that an answer may take.
+        """
         for pipe in self._pipes:
             pipe.send((module, function, args))
         answers = []
         for rank, pipe in enumerate(self._pipes):
-            assert pipe.poll(200), f"rank {rank} does not answer: {function}"
+            if rank == lost:
+                continue
+            assert pipe.poll(timeout_s), f"rank {rank} does not answer: {function}"
             answers.append(pipe.recv())
         for rank, (ok, answer) in enumerate(answers):
             assert ok, f"rank {rank}:\n{answer}"

@@ -41,11 +41,13 @@ class Spec:
         op: one of :data:`autotune.domains.c3.scenario.COLLECTIVES`.
         numel: elements of the larger buffer; divisible by the number of ranks, except for all_reduce.
         dtype: "bf16", "f16" or "f32".
+        mean: a reduce_scatter makes means over ranks in place of sums.
     """
 
     op: str
     numel: int
     dtype: str
+    mean: bool = False
 
     def part(self, ranks: int) -> int:
         """Elements of one rank's shard (all_reduce: rounded up)."""
@@ -61,7 +63,8 @@ class Collective(Protocol):
     be written. Calls of one collective never overlap each other; calls of two collectives may.
 
     Attributes:
-        input, output: see the module's table. Only :meth:`enqueue` reads the input and writes the output.
+        input, output: see the module's table. Only :meth:`enqueue` reads the input and writes the output. A
+            reduce_scatter by copies or a kernel takes another tensor as its output for one call.
         engine: name of the engine that moves the data; see :class:`autotune.domains.c3.strategy.Strategy`.
         met: an event between the handshake and the kernel; None if no kernel follows the handshake. A persistent GEMM
             that starts before that kernel keeps it from every SM until the GEMM ends.

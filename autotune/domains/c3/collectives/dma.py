@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from autotune.domains.c3.collectives.base import DTYPES, Spec
-from autotune.domains.c3.collectives.sm import LINE, REDUCE, RESIDENT, launch
+from autotune.domains.c3.collectives.sm import LINE, kind_of, launch
 from autotune.domains.c3.collectives.symmetric import Copies, Copy, Flags, give_all, new_event, new_stream, take
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
@@ -51,7 +51,7 @@ class CopyCollective:
         self._part = spec.part(ranks)
         self._bytes = self._part * ITEMSIZE[spec.dtype]
         self._resident = strategy.adds == "resident" and spec.op == "reduce_scatter"
-        wanted = RESIDENT if self._resident else REDUCE
+        wanted = kind_of(resident=self._resident, mean=spec.mean)
         self._kernels = [k for k in (artifact.kernels if artifact else ()) if k.launch.get("op") == wanted]
         if reducing and not self._kernels:
             raise Unsupported(f"the kernel of {spec.op} is not there")

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,8 @@ class GlooCollective:
         else:
             move = {"all_gather": all_gather, "reduce_scatter": reduce_scatter}
             move.get(self.spec.op, dist.all_to_all_single)(self.output, self.input, group=comm)
+            if self.spec.mean:
+                self.output.div_(self.group.ranks)
 
     def close(self) -> None:
         """Return the process group for reuse. A collective call."""
@@ -88,6 +91,8 @@ class HostCopy:
 
     Raises:
         Unsupported: the ranks do not share memory, or there is too little of it.
+        RuntimeError: in a call, if a peer's process has ended.
+        TimeoutError: in a call, if a peer does not come.
 
     """
 
@@ -103,6 +108,7 @@ class HostCopy:
         inputs = 0 if spec.op == "all_gather" else spec.numel
         begin = _PAGE + _pages(outputs * size)
         windows = share(group, begin + _pages(inputs * size))
+        self._processes = [int(pid) for pid in group.gather(os.getpid())]
 
         def view(window: mmap.mmap, offset: int, numel: int) -> Tensor:
             return torch.frombuffer(window, dtype=dtype, count=numel, offset=offset)
@@ -161,6 +167,8 @@ class HostCopy:
             block.copy_(self._inputs[0][lo:hi])
             for other in self._inputs[1:]:
                 block.add_(other[lo:hi])
+            if self.spec.mean:
+                block.div_(self.group.ranks)
             at = lo - first if scatter else lo
             for target in targets:
                 target[at : at + hi - lo].copy_(block)
@@ -174,6 +182,8 @@ class HostCopy:
         while flags[word] < value:
             spins += 1
             time.sleep(0 if spins < _SPINS else 2e-5 if spins < 20 * _SPINS else 1e-3)  # releases the GIL
+            if spins % _SPINS == 0 and spins > 20 * _SPINS and _ended(self._processes[peer]):
+                raise RuntimeError(f"{self.spec.op}: the process of rank {peer} has ended")
             if spins > _SPINS and time.monotonic() > end:
                 raise TimeoutError(f"{self.spec.op}: rank {peer} did not come within {self.timeout_s:g} s")
         _fence()
@@ -245,6 +255,14 @@ def _host() -> str:
 
 def _pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
+
+
+def _ended(pid: int) -> bool:
+    """True if a process of this host has ended, also if its parent has not noticed; False without /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return Path("/proc/self/stat").exists()
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -64,7 +64,8 @@ class NcclCollective:
             elif self.spec.op == "all_to_all":
                 dist.all_to_all_single(self.output, self.input, group=self._comm)
             elif self.spec.op == "reduce_scatter":
-                dist.reduce_scatter_tensor(self.output, self.input, group=self._comm)
+                op = dist.ReduceOp.AVG if self.spec.mean else dist.ReduceOp.SUM
+                dist.reduce_scatter_tensor(self.output, self.input, op=op, group=self._comm)
             else:
                 dist.all_reduce(self.output, group=self._comm)
 

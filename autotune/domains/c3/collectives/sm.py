@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 GENERATOR = "comm-2"
 """Version of the emitted code's semantics; part of an artifact."""
-REDUCE, RESIDENT = "reduce", "reduce_resident"
-"""Kinds of the kernel: one sum of complete sources, and sums of chunks that it waits for."""
 LINE = 128
 """Alignment of chunks in bytes: a cache line, which also satisfies vectorised accesses."""
 MOST = 16
@@ -49,7 +47,7 @@ class SmCollective:
     """A reduce-scatter or an all-reduce by the reduction kernel.
 
     Args:
-        artifact: contains the kernel ("op" in its ``launch`` is :data:`REDUCE`).
+        artifact: contains the kernel (see :func:`kind_of`).
 
     Raises:
         Superseded: the collective only moves data, which kernels of earlier versions also did.
@@ -62,7 +60,8 @@ class SmCollective:
     def __init__(self, spec: Spec, group: Group, strategy: Strategy, artifact: Artifact | None = None) -> None:
         if spec.op not in REDUCING:
             raise Superseded(f"{spec.op} by kernels that only move data, which this autotune lacks")
-        found = [k for k in (artifact.kernels if artifact else ()) if k.launch.get("op") == REDUCE]
+        kind = kind_of(resident=False, mean=spec.mean)
+        found = [k for k in (artifact.kernels if artifact else ()) if k.launch.get("op") == kind]
         if not found:
             raise Unsupported(f"the kernel of {spec.op} is missing")
         self.spec, self.group, self.strategy, self._kernel = spec, group, strategy, found[0]
@@ -130,7 +129,12 @@ def launch(kernel: Kernel, device: int, grid: int, pointers: Sequence[int], coun
     found[0](stream, pointers)
 
 
-def build_sum(ranks: int, dtype: str, target: str, *, resident: bool = False) -> Kernel:
+def kind_of(*, resident: bool, mean: bool) -> str:
+    """The kind of a kernel, "op" in its launch data."""
+    return "reduce" + ("_resident" if resident else "") + ("_mean" if mean else "")
+
+
+def build_sum(ranks: int, dtype: str, target: str, *, resident: bool = False, mean: bool = False) -> Kernel:
     """Compile the reduction kernel for ``target`` ("sm_90"), without a GPU.
 
     The kernel takes pointers, in the order of ``launch["args"]``: ``ranks`` sources and the destination, which may be
@@ -148,6 +152,7 @@ def build_sum(ranks: int, dtype: str, target: str, *, resident: bool = False) ->
     Args:
         dtype: dtype of the elements: "bf16", "f16" or "f32".
         resident: the kernel waits for chunks.
+        mean: it divides sums by the number of ranks before it rounds them.
 
     Raises:
         Unsupported: there is no kernel for these arguments.
@@ -155,10 +160,12 @@ def build_sum(ranks: int, dtype: str, target: str, *, resident: bool = False) ->
     """
     from autotune.compiler.targets.cuda.compile import build
 
-    return build(emit_sum(ranks, dtype, resident=resident), target)
+    return build(emit_sum(ranks, dtype, resident=resident, mean=mean), target)
 
 
-def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0, *, resident: bool = False) -> Listing:
+def emit_sum(
+    ranks: int, dtype: str, threads: int = 512, unroll: int = 0, *, resident: bool = False, mean: bool = False
+) -> Listing:
     """The source code that :func:`build_sum` compiles.
 
     Args:
@@ -182,7 +189,7 @@ def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0, *, res
         text = terms[0]
         for term in terms[1:]:
             text = f"add_rn({text}, {term})"
-        return text
+        return f"{text} * float32({1 / ranks!r})" if mean else text
 
     def through(total: str, vec: int, base: str, loaded: str, added: str) -> list[str]:
         """Lines that sum ``total`` packs of ``vec`` elements, starting at element ``base``."""
@@ -240,7 +247,7 @@ def emit_sum(ranks: int, dtype: str, threads: int = 512, unroll: int = 0, *, res
     between: list[tuple[str, int]] = [("flags", 0), ("chunks", 0), ("rank", 0)] if resident else []
     args = [("source", r) for r in range(ranks)] + between + [("destination", 0)]
     told = {
-        "op": RESIDENT if resident else REDUCE,
+        "op": kind_of(resident=resident, mean=mean),
         "args": [list(a) for a in args],
         "align": [size] * ranks + ([4, 1, 1] if resident else []) + [size],
         "dynamic": True,  # the number of elements follows the pointers

@@ -125,7 +125,8 @@ class Sharded:
             kinds = self._kinds()
             if not kinds:
                 return
-            self._name = f"fsdp:{digest({'kinds': [_words(kind) for kind in kinds], 'inputs': self._inputs})[:16]}"
+            words = [[*_words(kind), self._traffic.seen[kind].mean] for kind in kinds]
+            self._name = f"fsdp:{digest({'kinds': words, 'inputs': self._inputs})[:16]}"
             self._name = self._everyone.gather(self._name)[0]
             missing = self._look_up(kinds)
             if not missing or not self._steps:
@@ -240,14 +241,15 @@ class Sharded:
         """Compile the kernels that candidates need, on each rank; one serves all sizes of a type."""
         from autotune.domains.c3.task import build
 
-        made: dict[tuple[str, str, int], Artifact] = {}
+        made: dict[tuple[str, str, int, bool], Artifact] = {}
         artifacts: dict[Kind, Artifact] = {}
         for kind in kinds:
             needed = {c["adds"]: c for c in candidates(kind, side) if kernel_of(c, kind.op)}
             if needed:
-                key = (kind.op, kind.dtype, kind.ranks)
+                key = (kind.op, kind.dtype, kind.ranks, self._traffic.seen[kind].mean)
                 if key not in made:
-                    parts = [build(self._scenario(kind), config, str(self._device)) for config in needed.values()]
+                    scenario, mean = self._scenario(kind), self._traffic.seen[kind].mean
+                    parts = [build(scenario, config, str(self._device), mean=mean) for config in needed.values()]
                     made[key] = replace(parts[0], kernels=tuple(k for part in parts for k in part.kernels))
                 artifacts[kind] = made[key]
         return artifacts

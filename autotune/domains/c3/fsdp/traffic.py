@@ -64,11 +64,13 @@ class Seen:
         group: the process group that FSDP2 passes.
         calls: calls per step.
         alive: maximum number of buffers in use at the same time.
+        mean: a reduce-scatter makes means over ranks, not sums.
     """
 
     group: dist.ProcessGroup
     calls: int = 0
     alive: int = 1
+    mean: bool = False
 
 
 @dataclass
@@ -139,12 +141,12 @@ class Traffic:
             return self._rings[kind].next("output" if op == "all_gather" else "input").view(shape)
         return torch.empty(shape, dtype=dtype, device=device)
 
-    def note(self, op: str, larger: Tensor, group: dist.ProcessGroup) -> Kind | None:
+    def note(self, op: str, larger: Tensor, group: dist.ProcessGroup, mean: bool = False) -> Kind | None:
         """Count a call; None if no engine could run it."""
         kind = _kind(op, larger.numel(), larger.dtype, group)
         if kind is None or kind.ranks < 2:
             return None
-        found = self.seen.setdefault(kind, Seen(group))
+        found = self.seen.setdefault(kind, Seen(group, mean=mean))
         self._counts[kind] += 1
         live = self._live[kind] = [ref for ref in self._live.get(kind, []) if ref() is not None]
         live.append(weakref.ref(larger))
@@ -190,7 +192,7 @@ class Traffic:
         opened: list[Collective] = []
         if not why:
             try:
-                spec = Spec(kind.op, kind.numel, kind.dtype)
+                spec = Spec(kind.op, kind.numel, kind.dtype, self.seen[kind].mean)
                 opened = [open_collective(spec, group, config, artifact) for _ in range(depth)]
             except Unsupported as error:
                 why = str(error)
@@ -206,6 +208,8 @@ class Traffic:
         for collective in opened:
             larger = collective.output if kind.op == "all_gather" else collective.input
             self._by_address[larger.data_ptr()] = collective
+            if kind.op == "reduce_scatter":
+                collective.output = larger.new_empty(0)  # each call has FSDP2's tensor
         return ""
 
     def release(self, kind: Kind) -> None:
@@ -287,16 +291,16 @@ class Scatter(ReduceScatter):
         traffic, self._group = self._traffic, group
         self._inputs = True
         traffic.scattered += 1
-        kind = traffic.note("reduce_scatter", input_tensor, group)
-        collective = traffic.engine(input_tensor)
         mean = op == dist.ReduceOp.AVG
-        if collective is None or not (mean or op == dist.ReduceOp.SUM):
+        kind = traffic.note("reduce_scatter", input_tensor, group, mean)
+        collective: Any = traffic.engine(input_tensor)
+        if collective is None or op != (dist.ReduceOp.AVG if collective.spec.mean else dist.ReduceOp.SUM):
             return reduce_scatter(
                 output_tensor, input_tensor, op=op, group=traffic.group(kind, group), async_op=async_op
             )
-        collective.enqueue()
-        if mean:
-            torch.div(collective.output.view_as(output_tensor), dist.get_world_size(group), out=output_tensor)
-        else:
-            output_tensor.copy_(collective.output.view_as(output_tensor))
+        own, collective.output = collective.output, output_tensor.view(-1)
+        try:
+            collective.enqueue()
+        finally:
+            collective.output = own
         return None

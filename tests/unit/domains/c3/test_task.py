@@ -122,8 +122,8 @@ def test_cpu_strategies_need_no_kernels() -> None:
 def test_strategies_have_the_kernels_they_need(
     op: str, engine: str, ops: list[str], h200: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build_sum(ranks: int, dtype: str, target: str, *, resident: bool) -> tasks.Kernel:
-        assert (ranks, dtype, target, resident) == (4, "bf16", "sm_90", False)
+    def build_sum(ranks: int, dtype: str, target: str, *, resident: bool, mean: bool) -> tasks.Kernel:
+        assert (ranks, dtype, target, resident, mean) == (4, "bf16", "sm_90", False, False)
         return tasks.Kernel("sum", launch={"op": "reduce"})
 
     monkeypatch.setattr("autotune.domains.c3.collectives.sm.build_sum", build_sum)

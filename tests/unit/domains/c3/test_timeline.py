@@ -82,3 +82,17 @@ def test_only_what_the_device_did_is_taken_of_a_trace(monkeypatch: pytest.Monkey
     assert run.calls == 3  # prepared, once for the profiler's sake, and once for the record
     timeline._profiled(group, run)  # type: ignore[arg-type]
     assert run.calls == 5
+
+
+def test_shares_of_a_step() -> None:
+    """A product until 10, NCCL from 5 to 20, a copy to a peer from 18 to 22, and one within a device from 30 to 31."""
+    events = [
+        {"cat": "kernel", "name": "nvjet_tst", "ts": 100.0, "dur": 10e3},
+        {"cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL", "ts": 5100.0, "dur": 15e3},
+        {"cat": "gpu_memcpy", "name": "Memcpy PtoP (Device -> Device)", "ts": 18100.0, "dur": 4e3},
+        {"cat": "gpu_memcpy", "name": "Memcpy DtoD (Device -> Device)", "ts": 30100.0, "dur": 1e3},
+    ]
+    assert timeline.shares(events) == {
+        "span": 31.0, "compute": 11.0, "exposed": 12.0, "idle": 8.0,
+        "row compute": 11.0, "row nccl": 15.0, "row copies": 4.0,
+    }  # fmt: skip
