@@ -8,7 +8,6 @@ first steps select one of both codes (:mod:`autotune.in_program.contest`).
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import logging
 import sys
@@ -29,6 +28,7 @@ from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
 from autotune.in_program.processes import Processes, shares
 from autotune.in_program.ranks import Turn, name_of, turn
 from autotune.in_program.telling import Teller, tell
+from autotune.in_program.traced import Traced, copied, uncollected
 from autotune.runtime.deployment import Counted, deployment
 from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveying
 from autotune.runtime.inductor.verdict import stored_verdict
@@ -91,7 +91,10 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
             return compile_once(gm, inputs)
         processes.start()
         begin = time.monotonic()
-        before, surveyed, apart = compile_surveyed(gm, inputs, compile_once, processes.begin, bare=not mine.alone)
+        traced = Traced()
+        before, surveyed, apart = compile_surveyed(
+            gm, inputs, compile_once, processes.begin, traced, bare=not mine.alone
+        )
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
         granted = _SHARE * left_s(seconds) - _AGAIN * compile_s
@@ -102,7 +105,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
                 if not found and mine.alone:
                     deployment().count_again(apart)
                     return before
-                after = compile_once(gm, inputs)
+                after = compile_again(gm, inputs, compile_once, traced)
             except Exception as error:
                 why = str(error) if isinstance(error, UserError) else first_line(error)
                 deployment().warn_once("search in the program", f"autotune: the search in the program failed: {why}")
@@ -117,13 +120,20 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
 
 
 def compile_surveyed(
-    gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compile, take: Callable[[Surveyed], object], *, bare: bool
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    compile_once: Compile,
+    take: Callable[[Surveyed], object],
+    traced: Traced,
+    *,
+    bare: bool,
 ) -> tuple[Any, list[Surveyed], Counted]:
     """Compile a copy of a graph, and hand each graph of it to ``take`` before Inductor lowers it.
 
     Its misses are not recorded, since other code may replace it.
 
     Args:
+        traced: keeps the graphs for :func:`compile_again`.
         bare: as of :func:`autotune.runtime.backend.compile_graph`.
 
     Returns:
@@ -135,12 +145,18 @@ def compile_surveyed(
         surveyed.append(graph)
         take(graph)
 
-    copied = _copied(gm)
     # The backward graph's regions belong to the forward graph's, and must not wait for the first backward pass.
     eager = functorch.patch(force_non_lazy_backward_lowering=True)
-    with surveying(both), deployment().unrecorded(), deployment().counting_apart() as apart, eager:
-        code = compile_once(copied, inputs, bare=bare, cached=False)
+    counting = deployment().counting_apart()
+    with surveying(both), deployment().unrecorded(), counting as apart, eager, traced.kept(), uncollected():
+        code = compile_once(copied(gm), inputs, bare=bare, cached=False)
     return code, surveyed, apart
+
+
+def compile_again(gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compile, traced: Traced) -> Any:
+    """Compile a graph with the new schedules, from the graphs that the first compilation traced."""
+    with traced.given(), uncollected():
+        return compile_once(gm, inputs)
 
 
 def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
@@ -198,14 +214,6 @@ def _storing() -> bool:
         )
         return False
     return True
-
-
-def _copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy for a compilation, which changes it; parameters and buffers are shared."""
-    copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-    for name, value in vars(gm).items():
-        vars(copied).setdefault(name, value)
-    return copied
 
 
 def _search(missed: Lacking, seconds: float, mine: Turn, processes: Processes) -> list[Result]:
