@@ -48,8 +48,10 @@ _MORE_S = 1.5
 """A graph is searched again with a budget that is larger by this factor."""
 LEAST_S = 5.0
 """Minimum seconds for a search: its worker takes most of them to start."""
-_AGAIN = 0.5
-"""The second compilation's share of the first one's time: most kernels come from Inductor's caches."""
+_LEAST_SHARE = 0.5
+"""Share of the remaining budget that a search gets even if the second compilation then ends after the budget."""
+_AGAIN = 0.4
+"""The second compilation's share of the first one's time: it traces nothing, and finds most kernels in caches."""
 _FIRST, _FEWEST = 8, 4
 """Most and fewest candidates of every region before any of them gets more. After five candidates a region is 2 to 3%
 slower than after ten (benchmarks/notes/search-quality.md); a region that is not reached is 10 to 40% slower."""
@@ -73,7 +75,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     finished is compiled once.
 
     Args:
-        seconds: the budget of the process; this graph's search takes at most nine tenths of the rest.
+        seconds: the budget of the process; of its rest, this graph's search takes what :func:`granted_s` returns.
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
 
     Raises:
@@ -97,11 +99,18 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
         )
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
-        granted = _SHARE * left_s(seconds) - _AGAIN * compile_s
+        again_s = _AGAIN * compile_s
+        granted = granted_s(left_s(seconds), again_s)
         with spending():
             try:
-                found = _searched(graphs, granted, seconds, mine, processes)
+                found = _searched(graphs, granted, again_s, seconds, mine, processes)
                 mine.end()  # compiling graphs with collectives needs the other ranks
+                if found and mine.alone and again_s > seconds:
+                    tell(
+                        f"compiling again would take about {again_s:.0f} s, more than the budget of {seconds:.0f} s:"
+                        " this process runs without the new kernels, the next one with them"
+                    )
+                    found = False
                 if not found and mine.alone:
                     deployment().count_again(apart)
                     return before
@@ -159,6 +168,16 @@ def compile_again(gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compi
         return compile_once(gm, inputs)
 
 
+def granted_s(left: float, again_s: float) -> float:
+    """The seconds of a graph's search.
+
+    Args:
+        left: seconds of the budget.
+        again_s: estimate for the second compilation, which is a part of the budget.
+    """
+    return max(_SHARE * left - again_s, _LEAST_SHARE * left, LEAST_S)
+
+
 def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
     """True if a search of the graph has ended, with a budget of about as many seconds."""
     try:
@@ -170,24 +189,26 @@ def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
     return isinstance(budget, (int, float)) and _MORE_S * budget >= seconds
 
 
-def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine: Turn, processes: Processes) -> bool:
+def _searched(
+    graphs: Sequence[Surveyed], granted: float, again_s: float, budget_s: float, mine: Turn, processes: Processes
+) -> bool:
     """Search the graphs' regions without schedules for ``granted`` seconds; True if it found kernels.
+
+    Args:
+        again_s: estimate for the second compilation.
+        budget_s: of the process.
 
     Raises:
         KeyboardInterrupt: the user interrupted the search.
     """
     missed = lacking(graphs)
-    count = sum(map(len, missed.values()))
     found: list[Result] = []
-    if count and granted >= LEAST_S:
+    if missed:
+        if granted + again_s > left_s(budget_s) and again_s <= budget_s:
+            tell(f"compiling again takes about {again_s:.0f} s after the search, more than the budget leaves")
         found = _search(missed, granted, mine, processes)
         if any(result.interrupted for result in found):
             raise KeyboardInterrupt
-    elif count:
-        tell(
-            f"{plural(count, 'region')} not searched: compilation used the budget of {budget_s:.0f} s; give more"
-            " seconds"
-        )
     left = lacking(graphs) if found else missed
     for device, regions in left.items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
@@ -348,6 +369,8 @@ class _Decided:
     def __call__(self, outcome: Outcome) -> None:
         before, after = microseconds(outcome.before_us), microseconds(outcome.after_us)
         what = "they are used" if outcome.kept else "they are not used"
+        if outcome.kept and outcome.ratio < 1.0:
+            what = "they are used, since the difference is within the noise"
         tell(f"the step takes {after} with the new kernels, {before} without ({outcome.ratio:.3f}x): {what}")
         record = {
             **self._record,
@@ -400,4 +423,4 @@ def _stored(store: Store, device: str) -> tuple[str, str]:
     return store.put_device(identify(device)), store.put_environment(environment(device))
 
 
-__all__ = ["LEAST_S", "compiled", "first_candidates", "gains_left"]
+__all__ = ["LEAST_S", "compiled", "first_candidates", "gains_left", "granted_s"]

@@ -1,8 +1,10 @@
-"""Which regions a search in the program goes on with, after a few candidates of each."""
+"""The seconds of a search in the program, and the regions that it goes on with after a few candidates of each."""
 
 from __future__ import annotations
 
-from autotune.in_program.search import first_candidates, gains_left
+import pytest
+
+from autotune.in_program.search import LEAST_S, first_candidates, gains_left, granted_s
 from autotune.tuner.result import Result
 from autotune.workload import Workload
 
@@ -29,3 +31,13 @@ def test_nothing_may_be_gained_where_nothing_was_timed() -> None:
 
 def test_the_first_pass_reaches_as_many_regions_as_it_can() -> None:
     assert [first_candidates(40.0, n) for n in (1, 20, 26, 41, 184)] == [8, 8, 7, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("left", "again_s", "granted"),
+    [(60.0, 10.0, 44.0), (60.0, 24.0, 30.0), (60.0, 90.0, 30.0), (6.0, 90.0, LEAST_S)],
+)
+def test_a_search_gets_half_of_the_budget_however_long_compiling_takes(
+    left: float, again_s: float, granted: float
+) -> None:
+    assert granted_s(left, again_s) == pytest.approx(granted)
