@@ -1,11 +1,13 @@
 """Comparison of a program's code before and after a search, in the program's own first steps.
 
-Both are compiled. Steps run in blocks of alternating code, timed by device events, without synchronization before the
-end of the last block. A step ends with the optimizer's step, or with the next call in a program without optimizer.
+Both are compiled. Steps run in blocks of alternating code, timed by device events, without synchronization between the
+first block and the end of the last one. A step ends with the optimizer's step, or with the next call in a program
+without optimizer. In a program without gradients only the calls are timed, not the work between them.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,11 +22,15 @@ from autotune.measure.outcome import spread
 Compiled = Callable[..., Any]
 
 WARM = 3
-"""Warm-up steps of each code, not timed: allocations, Inductor's CUDA graphs."""
-BLOCK = 6
+"""Warm-up steps of each code, not in the comparison: allocations, Inductor's CUDA graphs."""
+BLOCK = 4
 """Steps of a block; the first one, which follows the other code, is not timed."""
-ROUNDS = 4
-"""Blocks of each code."""
+ROUNDS = 8
+"""Blocks of each code. A round has one of each; every second round begins with the code after the search."""
+LEAST_US, MOST_STEPS = 10_000.0, 16
+"""Shorter steps are timed together, at most so many: the host's noise is a few milliseconds."""
+_OTHERS = 1
+"""The code after the search is given up if it is slower in all rounds but so many, as 4% of equal codes would be."""
 
 
 class Timer(Protocol):
@@ -62,7 +68,7 @@ class Outcome:
     Attributes:
         ratio: median over rounds of the time before over the time after.
         noise: interquartile range over median of the steps' times, the larger of both codes.
-        kept: True to keep the code after the search.
+        kept: True to keep the code after the search: it is as fast, or not slower beyond the noise.
     """
 
     before_us: float
@@ -82,7 +88,8 @@ def judge(before: Sequence[Sequence[float]], after: Sequence[Sequence[float]]) -
     ratio = statistics.median(ratios)
     every = [[us for block in blocks for us in block] for blocks in (before, after)]
     middle = [statistics.median(times) for times in every]
-    return Outcome(middle[0], middle[1], ratio, max(map(spread, every)), ratio >= 1.0)
+    slower = ratio < 1.0 and sum(one < 1.0 for one in ratios) >= len(ratios) - _OTHERS
+    return Outcome(middle[0], middle[1], ratio, max(map(spread, every)), not slower)
 
 
 class Frame:
@@ -99,7 +106,7 @@ class Frame:
 
     def __call__(self, *args: Any) -> Any:
         if self._contest is not None:
-            return self._contest.code_of(self)(*args)
+            return self._contest.run(self, args)
         return self.after(*args)
 
     def settle(self, *, kept: bool) -> None:
@@ -123,49 +130,79 @@ class Contest:
     ended: Callable[[Outcome], object]
     frames: list[Frame] = field(default_factory=list)
     _leader: Frame | None = None
-    _step: int = -1
     _optimized: bool | None = None
     """None before the first step of an optimizer; then True if it has run since the step began."""
     _hook: Any = None
-    _marks: list[Any] = field(default_factory=list)
+    _begun: Any = None
+    """The mark at the begin of the current step; None in a program without gradients."""
+    _calls: list[tuple[Any, Any]] = field(default_factory=list)
+    """Begin and end of the current step's calls, in a program without gradients."""
+    _steps: list[list[tuple[Any, Any]]] = field(default_factory=list)
+    """Begins and ends of what is timed of each step that has ended."""
+    _together: int = 1
+    """Steps that are timed as one."""
 
-    def code_of(self, frame: Frame) -> Compiled:
-        """The code that a call of ``frame`` runs."""
+    def run(self, frame: Frame, args: Sequence[Any]) -> Any:
+        """Run the current step's code for a call of ``frame``."""
         if _capturing():  # replays repeat the captured code, and would include an event
-            return frame.after
+            return frame.after(*args)
         if self._leader is None:
             self._leader = frame
             self._hook = register_optimizer_step_post_hook(self._optimizer_ran)
+        begin = None
         if frame is self._leader and self._optimized is not False:
             self._optimized = None if self._optimized is None else False
-            self._begin_step()
+            begin = self.timer.mark()
+            self._end_step(begin)
         if frame._contest is None:  # the last step has ended with this call
-            return frame.after
-        return frame.after if self._after(self._step) else frame.before
+            return frame.after(*args)
+        code = frame.after if self._after() else frame.before
+        if self._begun is not None:
+            return code(*args)
+        begin = self.timer.mark() if begin is None else begin
+        found = code(*args)
+        self._calls.append((begin, self.timer.mark()))
+        return found
 
     def _optimizer_ran(self, *_: Any) -> None:
         self._optimized = True
 
-    def _begin_step(self) -> None:
-        self._step += 1
-        if self._step >= 2 * WARM:
-            self._marks.append(self.timer.mark())
-        if len(self._marks) > 2 * BLOCK * ROUNDS:
+    def _end_step(self, now: Any) -> None:
+        """End the current step, if there is one, and begin the next one."""
+        marks = self._calls if self._begun is None else [(self._begun, now)]
+        if marks:
+            self._add(marks)
+        self._begun, self._calls = now if torch.is_grad_enabled() else None, []
+
+    def _after(self) -> bool:
+        """True if the current step runs the code after the search."""
+        step = len(self._steps)
+        if step < 2 * WARM:
+            return step >= WARM
+        return (step - 2 * WARM) // (BLOCK * self._together) % 4 in (1, 2)
+
+    def _add(self, marks: list[tuple[Any, Any]]) -> None:
+        """Add a step that has ended; the last one ends the contest."""
+        self._steps.append(marks)
+        if len(self._steps) == 2 * WARM:
+            self._together = min(max(math.ceil(LEAST_US / max(self._us(marks), 1.0)), 1), MOST_STEPS)
+        if len(self._steps) == 2 * (WARM + BLOCK * ROUNDS * self._together):
             self._end()
 
-    @staticmethod
-    def _after(step: int) -> bool:
-        """True for steps that run the code after the search."""
-        return step >= WARM if step < 2 * WARM else (step - 2 * WARM) // BLOCK % 2 == 1
+    def _us(self, marks: Sequence[tuple[Any, Any]]) -> float:
+        return sum(self.timer.between_us(begin, end) for begin, end in marks)
 
     def _end(self) -> None:
         self._hook.remove()
-        times = [self.timer.between_us(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
-        blocks = [times[k : k + BLOCK][1:] for k in range(0, len(times), BLOCK)]
-        outcome = judge(blocks[0::2], blocks[1::2])
+        size = self._together
+        times = list(map(self._us, self._steps[2 * WARM :]))
+        steps = [sum(times[k : k + size]) / size for k in range(0, len(times), size)]
+        blocks = [steps[k : k + BLOCK][1:] for k in range(0, len(steps), BLOCK)]
+        pairs = [blocks[k : k + 2][:: -1 if k % 4 else 1] for k in range(0, len(blocks), 2)]
+        outcome = judge([before for before, _ in pairs], [after for _, after in pairs])
         for frame in self.frames:
             frame.settle(kept=outcome.kept)
-        self._marks.clear()
+        self._steps.clear()
         self.ended(outcome)
 
     @property

@@ -8,7 +8,6 @@ first steps select one of both codes (:mod:`autotune.in_program.contest`).
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import logging
 import sys
@@ -29,6 +28,7 @@ from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
 from autotune.in_program.processes import Processes, shares
 from autotune.in_program.ranks import Turn, name_of, turn
 from autotune.in_program.telling import Teller, tell
+from autotune.in_program.traced import Traced, copied, uncollected
 from autotune.runtime.deployment import Counted, deployment
 from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveying
 from autotune.runtime.inductor.verdict import stored_verdict
@@ -48,8 +48,10 @@ _MORE_S = 1.5
 """A graph is searched again with a budget that is larger by this factor."""
 LEAST_S = 5.0
 """Minimum seconds for a search: its worker takes most of them to start."""
-_AGAIN = 0.5
-"""The second compilation's share of the first one's time: most kernels come from Inductor's caches."""
+_LEAST_SHARE = 0.5
+"""Share of the remaining budget that a search gets even if the second compilation then ends after the budget."""
+_AGAIN = 0.4
+"""The second compilation's share of the first one's time: it traces nothing, and finds most kernels in caches."""
 _FIRST, _FEWEST = 8, 4
 """Most and fewest candidates of every region before any of them gets more. After five candidates a region is 2 to 3%
 slower than after ten (benchmarks/notes/search-quality.md); a region that is not reached is 10 to 40% slower."""
@@ -73,7 +75,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     finished is compiled once.
 
     Args:
-        seconds: the budget of the process; this graph's search takes at most nine tenths of the rest.
+        seconds: the budget of the process; of its rest, this graph's search takes what :func:`granted_s` returns.
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
 
     Raises:
@@ -91,18 +93,28 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
             return compile_once(gm, inputs)
         processes.start()
         begin = time.monotonic()
-        before, surveyed, apart = compile_surveyed(gm, inputs, compile_once, processes.begin, bare=not mine.alone)
+        traced = Traced()
+        before, surveyed, apart = compile_surveyed(
+            gm, inputs, compile_once, processes.begin, traced, bare=not mine.alone
+        )
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
-        granted = _SHARE * left_s(seconds) - _AGAIN * compile_s
+        again_s = _AGAIN * compile_s
+        granted = granted_s(left_s(seconds), again_s)
         with spending():
             try:
-                found = _searched(graphs, granted, seconds, mine, processes)
+                found = _searched(graphs, granted, again_s, seconds, mine, processes)
                 mine.end()  # compiling graphs with collectives needs the other ranks
+                if found and mine.alone and again_s > seconds:
+                    tell(
+                        f"compiling again would take about {again_s:.0f} s, more than the budget of {seconds:.0f} s:"
+                        " this process runs without the new kernels, the next one with them"
+                    )
+                    found = False
                 if not found and mine.alone:
                     deployment().count_again(apart)
                     return before
-                after = compile_once(gm, inputs)
+                after = compile_again(gm, inputs, compile_once, traced)
             except Exception as error:
                 why = str(error) if isinstance(error, UserError) else first_line(error)
                 deployment().warn_once("search in the program", f"autotune: the search in the program failed: {why}")
@@ -117,13 +129,20 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
 
 
 def compile_surveyed(
-    gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compile, take: Callable[[Surveyed], object], *, bare: bool
+    gm: fx.GraphModule,
+    inputs: Sequence[Any],
+    compile_once: Compile,
+    take: Callable[[Surveyed], object],
+    traced: Traced,
+    *,
+    bare: bool,
 ) -> tuple[Any, list[Surveyed], Counted]:
     """Compile a copy of a graph, and hand each graph of it to ``take`` before Inductor lowers it.
 
     Its misses are not recorded, since other code may replace it.
 
     Args:
+        traced: keeps the graphs for :func:`compile_again`.
         bare: as of :func:`autotune.runtime.backend.compile_graph`.
 
     Returns:
@@ -135,12 +154,28 @@ def compile_surveyed(
         surveyed.append(graph)
         take(graph)
 
-    copied = _copied(gm)
     # The backward graph's regions belong to the forward graph's, and must not wait for the first backward pass.
     eager = functorch.patch(force_non_lazy_backward_lowering=True)
-    with surveying(both), deployment().unrecorded(), deployment().counting_apart() as apart, eager:
-        code = compile_once(copied, inputs, bare=bare, cached=False)
+    counting = deployment().counting_apart()
+    with surveying(both), deployment().unrecorded(), counting as apart, eager, traced.kept(), uncollected():
+        code = compile_once(copied(gm), inputs, bare=bare, cached=False)
     return code, surveyed, apart
+
+
+def compile_again(gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compile, traced: Traced) -> Any:
+    """Compile a graph with the new schedules, from the graphs that the first compilation traced."""
+    with traced.given(), uncollected():
+        return compile_once(gm, inputs)
+
+
+def granted_s(left: float, again_s: float) -> float:
+    """The seconds of a graph's search.
+
+    Args:
+        left: seconds of the budget.
+        again_s: estimate for the second compilation, which is a part of the budget.
+    """
+    return max(_SHARE * left - again_s, _LEAST_SHARE * left, LEAST_S)
 
 
 def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
@@ -154,24 +189,26 @@ def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
     return isinstance(budget, (int, float)) and _MORE_S * budget >= seconds
 
 
-def _searched(graphs: Sequence[Surveyed], granted: float, budget_s: float, mine: Turn, processes: Processes) -> bool:
+def _searched(
+    graphs: Sequence[Surveyed], granted: float, again_s: float, budget_s: float, mine: Turn, processes: Processes
+) -> bool:
     """Search the graphs' regions without schedules for ``granted`` seconds; True if it found kernels.
+
+    Args:
+        again_s: estimate for the second compilation.
+        budget_s: of the process.
 
     Raises:
         KeyboardInterrupt: the user interrupted the search.
     """
     missed = lacking(graphs)
-    count = sum(map(len, missed.values()))
     found: list[Result] = []
-    if count and granted >= LEAST_S:
+    if missed:
+        if granted + again_s > left_s(budget_s) and again_s <= budget_s:
+            tell(f"compiling again takes about {again_s:.0f} s after the search, more than the budget leaves")
         found = _search(missed, granted, mine, processes)
         if any(result.interrupted for result in found):
             raise KeyboardInterrupt
-    elif count:
-        tell(
-            f"{plural(count, 'region')} not searched: compilation used the budget of {budget_s:.0f} s; give more"
-            " seconds"
-        )
     left = lacking(graphs) if found else missed
     for device, regions in left.items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
@@ -198,14 +235,6 @@ def _storing() -> bool:
         )
         return False
     return True
-
-
-def _copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy for a compilation, which changes it; parameters and buffers are shared."""
-    copied = fx.GraphModule(gm, copy.deepcopy(gm.graph))
-    for name, value in vars(gm).items():
-        vars(copied).setdefault(name, value)
-    return copied
 
 
 def _search(missed: Lacking, seconds: float, mine: Turn, processes: Processes) -> list[Result]:
@@ -340,6 +369,8 @@ class _Decided:
     def __call__(self, outcome: Outcome) -> None:
         before, after = microseconds(outcome.before_us), microseconds(outcome.after_us)
         what = "they are used" if outcome.kept else "they are not used"
+        if outcome.kept and outcome.ratio < 1.0:
+            what = "they are used, since the difference is within the noise"
         tell(f"the step takes {after} with the new kernels, {before} without ({outcome.ratio:.3f}x): {what}")
         record = {
             **self._record,
@@ -392,4 +423,4 @@ def _stored(store: Store, device: str) -> tuple[str, str]:
     return store.put_device(identify(device)), store.put_environment(environment(device))
 
 
-__all__ = ["LEAST_S", "compiled", "first_candidates", "gains_left"]
+__all__ = ["LEAST_S", "compiled", "first_candidates", "gains_left", "granted_s"]

@@ -22,6 +22,7 @@ from autotune.in_program import search
 from autotune.in_program.contest import Frame
 from autotune.in_program.ranks import name_of, turn
 from autotune.in_program.telling import tell
+from autotune.in_program.traced import Traced
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.region_call import look_up
@@ -77,7 +78,10 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             mine.wait()
             return compile_once(gm, inputs)
         begin = time.monotonic()
-        before, surveyed, apart = search.compile_surveyed(gm, inputs, compile_once, trying.add, bare=not mine.alone)
+        traced = Traced()
+        before, surveyed, apart = search.compile_surveyed(
+            gm, inputs, compile_once, trying.add, traced, bare=not mine.alone
+        )
         compile_s = time.monotonic() - begin
         graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
         try:
@@ -93,7 +97,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
                 for of, missed in lacking(graphs).items():  # the compilation that recorded nothing stays
                     deployment().record_misses([(workload, "not searched") for workload, _ in missed], of)
                 return before
-            after = compile_once(gm, inputs)
+            after = search.compile_again(gm, inputs, compile_once, traced)
         except Exception as error:
             why = str(error) if isinstance(error, UserError) else first_line(error)
             deployment().warn_once(UNSEARCHED, f"autotune: schedules were not predicted: {why}")

@@ -28,9 +28,9 @@ from autotune.measure.timing.quiet import device_lock
 from autotune.measure.wire import prepare
 
 WARM_STEPS = 10
-CONTEST_STEPS = 64
-"""Warm-up of a contender that searches: its contest between two codes takes about 56 steps."""
-MOST_STEPS = 400
+CONTEST_STEPS = 80
+"""Warm-up of a contender that searches: its contest between two codes takes 70 steps, or more of steps below 10 ms."""
+MOST_STEPS = 1100
 _COMPILING_STEPS = 5
 """Steps that may compile something: a search among them needs the lock of the device."""
 _WAKE_STEPS = 3

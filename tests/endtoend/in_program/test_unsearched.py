@@ -137,8 +137,8 @@ def test_wrong_predictions_are_counted_and_compile_nothing_again(
 ) -> None:
     process.wins = False
     compiled: list[bool] = []
-    real = search._copied
-    monkeypatch.setattr(search, "_copied", lambda gm: (compiled.append(True), real(gm))[1])
+    real = search.copied
+    monkeypatch.setattr(search, "copied", lambda gm: (compiled.append(True), real(gm))[1])
     train(2, **DEFAULT)
     counted = autotune.counters()
     assert (counted.predicted, counted.predicted_wrong, counted.hits) == (0, len(process.labels), 0)

@@ -1,14 +1,16 @@
-"""A contest of two codes in a program's steps, with a device whose time the test sets."""
+"""A contest of two codes in a program's steps, with a device whose time the test sets. Times are in us."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from autotune.in_program import contest as module
-from autotune.in_program.contest import BLOCK, ROUNDS, WARM, Contest, Frame, Outcome, judge
+from autotune.in_program.contest import BLOCK, LEAST_US, ROUNDS, WARM, Contest, Frame, Outcome, judge
 
 STEPS = 2 * WARM + 2 * ROUNDS * BLOCK
 
@@ -41,21 +43,83 @@ def made(before: float, after: float) -> tuple[Contest, Frame, list[str], list[O
     return contest, frame, ran, ended
 
 
-@pytest.mark.parametrize(("after", "kept"), [(80.0, True), (100.0, True), (101.0, False)])
+@pytest.mark.parametrize(("after", "kept"), [(80e3, True), (100e3, True), (101e3, False)])
 def test_the_faster_code_stays(after: float, kept: bool) -> None:
-    contest, frame, ran, ended = made(100.0, after)
+    contest, frame, ran, ended = made(100e3, after)
     for _ in range(STEPS + 1):
         frame()
     (outcome,) = ended
-    assert (outcome.before_us, outcome.after_us, outcome.kept) == (100.0, after, kept)
-    assert outcome.ratio == pytest.approx(100.0 / after)
+    assert (outcome.before_us, outcome.after_us, outcome.kept) == (100e3, after, kept)
+    assert outcome.ratio == pytest.approx(100e3 / after)
     assert not contest.running
     assert frame() == ("after" if kept else "before")
     assert ran[:STEPS].count("before") == ran[:STEPS].count("after") == STEPS // 2
 
 
+def noisy(before: float, after: float, noise: Callable[[int], float]) -> Outcome:
+    """The outcome of a contest in whose step ``k`` something else takes ``noise(k)``."""
+    device, ended = Device(), list[Outcome]()
+    frame = Frame(device.code("before", before, []), device.code("after", after, []), Contest(device, ended.append))
+    for k in range(STEPS + 1):
+        frame()
+        device.us += noise(k)
+    return ended[0]
+
+
+def test_another_program_on_the_device_does_not_decide() -> None:
+    for seed in range(20):
+        chance = random.Random(seed)
+        bursts = [chance.choice((0.0, 0.0, 9e3)) for _ in range(STEPS // 8 + 1)]
+        outcome = noisy(26e3, 24.8e3, lambda k, bursts=bursts: bursts[k // 8])  # type: ignore[misc]
+        assert outcome.kept, seed
+
+
+def test_equal_codes_are_seldom_given_up() -> None:
+    kept = 0
+    for seed in range(200):
+        chance = random.Random(seed)
+        kept += noisy(26e3, 26e3, lambda k, chance=chance: chance.expovariate(1e-3)).kept  # type: ignore[misc]
+    assert kept > 180
+
+
+def test_a_slow_drift_of_the_clock_does_not_decide() -> None:
+    assert noisy(26e3, 25.9e3, lambda k: 20.0 * k).kept
+    assert not noisy(26e3, 26.2e3, lambda k: -20.0 * k).kept
+
+
+def test_short_steps_are_timed_together() -> None:
+    _, frame, ran, ended = made(2e3, 2.1e3)
+    for _ in range(STEPS + 1):
+        frame()
+    assert ended == []
+    together = round(LEAST_US / 2.1e3 + 0.5)
+    while not ended:
+        frame()
+    assert len(ran) - 1 == 2 * (WARM + BLOCK * ROUNDS * together)
+    assert (ended[0].before_us, ended[0].after_us) == (pytest.approx(2e3), pytest.approx(2.1e3))
+
+
+def test_without_gradients_only_calls_are_timed() -> None:
+    device, ran, ended = Device(), list[str](), list[Outcome]()
+    contest = Contest(device, ended.append)
+    first, second = (
+        Frame(device.code("before", us, ran), device.code("after", us / 2, ran), contest) for us in (20e3, 80e3)
+    )
+    chance = random.Random(0)
+    with torch.no_grad():
+        for _ in range(STEPS + 1):
+            first()
+            device.us += chance.uniform(0.0, 500e3)  # sampling, another model
+            second()
+            device.us += chance.uniform(0.0, 500e3)
+    (outcome,) = ended
+    assert (outcome.before_us, outcome.after_us) == (pytest.approx(100e3), pytest.approx(50e3))
+    assert outcome.kept
+    assert ran[: 2 * STEPS].count("before") == ran[: 2 * STEPS].count("after")
+
+
 def test_nothing_is_decided_before_the_last_block() -> None:
-    contest, frame, _, ended = made(100.0, 50.0)
+    contest, frame, _, ended = made(100e3, 50e3)
     for _ in range(STEPS):
         frame()
     assert contest.running
@@ -65,14 +129,14 @@ def test_nothing_is_decided_before_the_last_block() -> None:
 def test_frames_change_together_at_the_ends_of_steps() -> None:
     device, ran = Device(), list[str]()
     contest = Contest(device, lambda outcome: None)
-    frames = [Frame(device.code("before", 1.0, ran), device.code("after", 1.0, ran), contest) for _ in range(3)]
+    frames = [Frame(device.code("before", 50e3, ran), device.code("after", 50e3, ran), contest) for _ in range(3)]
     for _ in range(STEPS):
         step = [frame() for frame in frames]
         assert len(set(step)) == 1
 
 
 def test_a_step_of_several_calls_ends_with_its_optimizer() -> None:
-    _, frame, ran, ended = made(100.0, 80.0)
+    _, frame, ran, ended = made(100e3, 80e3)
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], 0.1)
     lengths = []
@@ -86,11 +150,11 @@ def test_a_step_of_several_calls_ends_with_its_optimizer() -> None:
         if ended:
             break
     assert all(len(set(step)) == 1 for step in lengths[1:-1]), "no code changes within a step"
-    assert ended[0].before_us == 400.0
+    assert ended[0].before_us == 400e3
 
 
 def test_a_captured_call_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, frame, ran, ended = made(100.0, 200.0)
+    _, frame, ran, ended = made(100e3, 200e3)
     monkeypatch.setattr(module, "_capturing", lambda: True)
     for _ in range(2 * STEPS):
         frame()
@@ -99,7 +163,7 @@ def test_a_captured_call_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_other_code_is_released() -> None:
-    _, frame, _, _ = made(100.0, 80.0)
+    _, frame, _, _ = made(100e3, 80e3)
     for _ in range(STEPS + 1):
         frame()
     assert frame.before is frame.after

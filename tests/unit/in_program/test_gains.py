@@ -1,4 +1,4 @@
-"""Which regions a search in the program goes on with, after a few candidates of each."""
+"""The seconds of a search in the program, and the regions that it goes on with after a few candidates of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from autotune.domain import domain_of
 from autotune.in_program.processes import shares
-from autotune.in_program.search import first_candidates, gains_left
+from autotune.in_program.search import LEAST_S, first_candidates, gains_left, granted_s
 from autotune.tuner.result import Result
 from autotune.workload import Workload
 from tests.support import zoo
@@ -45,3 +45,13 @@ def test_a_short_search_begins_with_what_usually_saves_most() -> None:
     assert len(set(shared)) == 3
     one, several = shares([(found[0], 1)]), shares([(found[0], 7)])
     assert several == pytest.approx({name: 7 * share for name, share in one.items()})
+
+
+@pytest.mark.parametrize(
+    ("left", "again_s", "granted"),
+    [(60.0, 10.0, 44.0), (60.0, 24.0, 30.0), (60.0, 90.0, 30.0), (6.0, 90.0, LEAST_S)],
+)
+def test_a_search_gets_half_of_the_budget_however_long_compiling_takes(
+    left: float, again_s: float, granted: float
+) -> None:
+    assert granted_s(left, again_s) == pytest.approx(granted)

@@ -1,0 +1,110 @@
+"""A second compilation from the first one's traced graphs computes what a compilation of its own does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import compilation_time_metrics
+
+from autotune.in_program.traced import Traced, copied, uncollected
+from autotune.runtime.backend import compile_graph
+
+TRACING = ("aot_trace_joint_graph", "min_cut_rematerialization_partition")
+
+
+class Model(nn.Module):
+    """Statistics that a step updates, random numbers, a head that shares the embedding's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(16, 8), nn.BatchNorm1d(8)
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.drop(self.norm(nn.functional.gelu(self.embedding(ids))))
+        logits = self.head(x)
+        return logits, nn.functional.cross_entropy(logits, ids)
+
+
+class Compilations:
+    """A backend that compiles each graph as often as a search does.
+
+    Attributes:
+        traced: number of traces and partitions in the second compilations.
+    """
+
+    def __init__(self, *, again: bool) -> None:
+        self._again, self.traced = again, 0
+
+    def __call__(self, gm: Any, inputs: Any, **options: Any) -> Any:
+        if not self._again:
+            return compile_graph(gm, inputs, options, cached=False)
+        traced = Traced()
+        with traced.kept(), uncollected():
+            compile_graph(copied(gm), inputs, options, bare=True, cached=False)
+        before = self._count()
+        with traced.given(), uncollected():
+            code = compile_graph(gm, inputs, options, cached=False)
+        self.traced += self._count() - before
+        return code
+
+    @staticmethod
+    def _count() -> int:
+        return sum(len(compilation_time_metrics.get(name, ())) for name in TRACING)
+
+
+@pytest.fixture(autouse=True)
+def _no_graphs_of_others(db: str) -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def steps(again: bool, *, train: bool, dynamic: bool) -> tuple[list[Tensor], Compilations]:
+    """Results and gradients of some steps, by one or by two compilations."""
+    torch.manual_seed(0)
+    model, backend = Model().train(train), Compilations(again=again)
+    run, found = torch.compile(model, backend=backend, dynamic=dynamic), []
+    for k in range(3):
+        ids = torch.randint(0, 16, (24 + (8 * k if dynamic else 0),))
+        if not train:
+            with torch.no_grad():
+                found += [*run(ids)]
+            continue
+        logits, loss = run(ids)
+        loss.backward()
+        found += [logits.detach(), loss.detach(), model.embedding.weight.grad.clone(), model.norm.running_var.clone()]
+    return found, backend
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("train", [True, False])
+def test_the_second_compilation_traces_nothing(train: bool, dynamic: bool) -> None:
+    found, backend = steps(True, train=train, dynamic=dynamic)
+    assert backend.traced == 0
+    torch._dynamo.reset()
+    wanted, _ = steps(False, train=train, dynamic=dynamic)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_other_inputs_are_traced() -> None:
+    traced, counted = Traced(), []
+
+    def compile_twice(gm: Any, inputs: Any, **options: Any) -> Any:
+        with traced.kept():
+            compile_graph(copied(gm), inputs, options, bare=True, cached=False)
+        others = [torch.empty_like(x) if isinstance(x, Tensor) else x for x in inputs]
+        before = Compilations._count()
+        with traced.given():
+            code = compile_graph(gm, others, options, cached=False)
+        counted.append(Compilations._count() - before)
+        return code
+
+    x = torch.randn(8, 16, requires_grad=True)
+    torch.compile(lambda x: nn.functional.gelu(x).sum(), backend=compile_twice)(x).backward()
+    assert counted[0] > 0
