@@ -286,15 +286,6 @@ def _make_store(kind: str, short: str, n: int, hint: str) -> Any:
     return made(3 + (kind == "sg"), typed)
 
 
-def _make_touch(short: str, n: int, hint: str) -> Any:
-    """``touch_<type>_<n>_<hint>(pointer, index)``: at most four bytes of ``n`` elements that are loaded later."""
-
-    def write(context: Any, b: Any, sig: Any, args: Any) -> Any:
-        return load_words(b, pointer_to(b, args), min(4, n * SIZE[short]), hint)[0]
-
-    return made(2, lambda ptr, idx: (types.int32(ptr, idx), write))
-
-
 def _to_l2(context: Any, b: Any, sig: Any, args: Any) -> None:
     asm(b, ir.VoidType(), [pointer_to(b, args)], "prefetch.global.L2 [$0];", "l", True)
 
@@ -384,7 +375,6 @@ _AWAIT = "await_copies_"
 _MAKERS: dict[str, Any] = {
     **{kind: partial(_make_load, kind) for kind in ("ld", "lk", "lr", "lg", "lw")},
     **{kind: partial(_make_store, kind) for kind in ("st", "sg")},
-    "touch": _make_touch,
     "un": _make_unpack,
     "copy": _make_copy,
     "take": _make_take,
