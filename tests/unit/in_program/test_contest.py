@@ -54,6 +54,25 @@ def test_the_faster_code_stays(after: float, kept: bool) -> None:
     assert ran[:STEPS].count("before") == ran[:STEPS].count("after") == STEPS // 2
 
 
+def test_the_first_step_after_the_other_code_is_not_timed() -> None:
+    device, ran, ended = Device(), list[str](), list[Outcome]()
+    contest = Contest(device, ended.append)
+
+    def cold(name: str, us: float) -> Any:
+        code = device.code(name, us, ran)
+
+        def run(*args: Any) -> Any:
+            device.us += 1000.0 * (not ran or ran[-1] != name)
+            return code(*args)
+
+        return run
+
+    frame = Frame(cold("before", 100.0), cold("after", 80.0), contest)
+    for _ in range(STEPS + 1):
+        frame()
+    assert ended == [Outcome(100.0, 80.0, 1.25, 0.0, True)]
+
+
 def test_nothing_is_decided_before_the_last_block() -> None:
     contest, frame, _, ended = made(100.0, 50.0)
     for _ in range(STEPS):
