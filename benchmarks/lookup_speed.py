@@ -113,9 +113,8 @@ def timed(action: Callable[[], object]) -> float:
 def lookups(plain: Path, signed: Path, public: Path, known: list[Any]) -> dict[str, float]:
     """Medians of what look-ups cost in this process, in microseconds."""
     import autotune
-    from autotune.runtime.inductor.region_call import look_up
     from autotune.runtime.ladder import Level
-    from autotune.runtime.match import match
+    from autotune.runtime.match import look_up, match
     from autotune.store import Snapshot
 
     gpu, env, first, *sampled = known

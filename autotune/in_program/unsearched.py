@@ -25,10 +25,10 @@ from autotune.in_program.telling import tell
 from autotune.in_program.traced import Traced
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
-from autotune.runtime.inductor.region_call import look_up
 from autotune.runtime.inductor.survey import Surveyed, lacking
 from autotune.runtime.inductor.verdict import UNSEARCHED, stored_verdict
 from autotune.runtime.ladder import Level
+from autotune.runtime.match import look_up
 from autotune.words import plural
 from autotune.workload import Workload
 

@@ -29,11 +29,12 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.device import DeviceIdentity, Environment
-from autotune.errors import Unsupported
+from autotune.device import DeviceIdentity, Environment, environment, identify
+from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
 from autotune.runtime.fitting import foreign, old_generator, unfit_for, unusable
+from autotune.runtime.inductor import product_call
 from autotune.runtime.ladder import (
     Level,
     Match,
@@ -51,11 +52,52 @@ from autotune.store.reading import Reader
 from autotune.store.records import Schedule
 from autotune.store.snapshots.packaged import files_for
 from autotune.store.snapshots.reader import Snapshot
-from autotune.workload import Workload
+from autotune.workload import PRODUCT, Workload
 
 PREDICTED = "predicted and timed once, not searched"
 TRIED = 16
 """Maximum number of schedules for other rows that a look-up tries, nearest first; planning each takes milliseconds."""
+
+
+def look_up(workload: Workload, device: str, *, rows: float | None = None, packaged: bool = True) -> Match:
+    """Look up a workload on "cpu" or "cuda:N". Never raises: an error logs one warning.
+
+    Matches from a snapshot opened by :func:`autotune.load` are cached.
+
+    Args:
+        rows: the largest ratio of rows, in place of the setting.
+        packaged: look in the shipped snapshots if the database has no match.
+    """
+    if workload.kind == PRODUCT:
+        return product_call.look_up(workload, device)
+    own, key = deployment(), (workload.fingerprint, device, packaged)
+    changes = own.changes
+    if rows is not None:
+        return _look_up(workload, device, rows, packaged)
+    found = own.cached_match(key)
+    if found is None:
+        found = _look_up(workload, device, None, packaged)
+        own.cache_match(key, found, changes)
+    return found
+
+
+def _look_up(workload: Workload, device: str, rows: float | None, packaged: bool) -> Match:
+    try:
+        own = deployment()
+        rules = own.settings if rows is None else replace(own.settings, rows=rows)
+        store, place, env = own.store(), identify(device), environment(device)
+        found = match(workload, store, place, env, rules=rules)
+        if found.level is Level.NONE and packaged and files_for(place) and not (store is None and own.is_shut()):
+            found, _ = from_package(workload, found, store, place, env, rules=rules)
+        own.warn_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
+        return found
+    except UserError as e:
+        deployment().warn_once("match", f"autotune: {e}; no schedule is looked up")
+    except Exception as e:
+        deployment().warn_once(
+            f"match {workload.fingerprint}", f"autotune: the look-up of {workload.label} failed: {e!r}"
+        )
+    return Match(Level.NONE, reason="the look-up failed")
 
 
 def match(

@@ -203,9 +203,9 @@ class Load(Expr):
         hint: the cache hint, by its name in ``search_spaces``; "default" for none.
         pointer: a :class:`Pointer`, or a variable that holds a selected one.
         index: the index of the first element.
-        form: One of ``plain``, ``words`` (raw, 32 bits a word), ``fixed`` (never moved out of its branch), ``touch``
-            (some of the bytes, for the cache) and ``partial``. A ``partial`` load is an aligned vector of at most 16
-            bytes, whose elements beyond the tensor are undefined.
+        form: One of ``plain``, ``words`` (raw, 32 bits a word), ``fixed`` (never moved out of its branch)
+            and ``partial``. A ``partial`` load is an aligned vector of at most 16 bytes, whose elements beyond the
+            tensor are undefined.
         guard: a condition; if it is false, the result is zeros and memory is not accessed.
     """
 

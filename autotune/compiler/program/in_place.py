@@ -42,7 +42,7 @@ def overwritable_rows(program: Program) -> tuple[tuple[int, int], ...]:
     the load's pass stores, else through one of the pass's reductions. It does not for a load of a later pass.
     """
     graph = program.graph
-    passes = (*program.passes, *([program.early] if program.early else []))
+    passes = program.passes
     written = {} if program.columns else {k: q for q, p in enumerate(program.passes) for k in p.stores}
 
     def straight(q: int, roots: Iterable[int]) -> list[int]:

@@ -16,8 +16,6 @@ from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value, has_sum_at
 from autotune.ir.ops import LIGHT, POINTWISE
 
-MASK_OPERATORS = 6
-"""Least integer operators for which a mask is kept in a register from the first pass to its use."""
 Kept = list[set[int]]
 """For each pass, the values that it takes from earlier ones."""
 
@@ -30,7 +28,6 @@ def build_program(
     split: tuple[tuple[int, ...], tuple[int, ...]] | None = None,
     columns: tuple[Column, ...] = (),
     moments: bool = False,
-    early: bool = False,
 ) -> Program:
     """Arrange a group into passes.
 
@@ -41,7 +38,6 @@ def build_program(
         split: (rows, cols), if they do not follow from the reductions.
         columns: accumulators over all rows.
         moments: True to compute a mean and its variance in one pass.
-        early: True to compute random masks of later passes, which depend on no reduction, in the first one.
 
     Raises:
         Unsupported: the group is not row-wise.
@@ -62,9 +58,6 @@ def build_program(
         program = replace(program, dynamic=0)
     if not keep:
         return with_kept(program, [set() for _ in program.passes])
-    if early and (masks := _masks(program)):
-        beside = Pass(compute=tuple(program.elementwise(masks)), kept_out=tuple(masks))
-        program = replace(program, early=beside)
     return with_kept(program, _without_light(program, _prefer_packed(program, _taken(program))))
 
 
@@ -77,14 +70,13 @@ def with_kept(
         order: sorts the values that a pass computes.
     """
     last = {i: p for p, taken in enumerate(kept) for i in taken}  # the last pass that takes a value
-    made = set(program.early.kept_out) if program.early else set[int]()
+    made: set[int] = set()
     rows_done: set[int] = set()
     passes = []
     for p, pas in enumerate(program.passes):
         roots = program.roots(pas)
         compute = tuple(order(program.elementwise(roots, kept[p])))
-        beside = program.early.compute if program.early and p == 0 else ()
-        read = [a for i in (*compute, *beside) for a in program.graph.values[i].args] + roots
+        read = [a for i in compute for a in program.graph.values[i].args] + roots
         read += [program.graph.outputs[k].value for k in pas.row_stores]
         read += [program.columns[n].value for n in pas.row_columns]
         row_values = [i for i in program.row_values(read) if i not in rows_done]
@@ -227,8 +219,8 @@ def _levels(graph: Graph, one_pass: Mapping[int, int]) -> list[int]:
 
 
 def _taken(program: Program) -> Kept:
-    """For each pass, the full values that it needs and that an earlier pass, or the early one, has computed."""
-    made_at: dict[int, int] = dict.fromkeys(program.early.kept_out if program.early else (), -1)
+    """For each pass, the full values that it needs and that an earlier pass has computed."""
+    made_at: dict[int, int] = {}
     taken: Kept = []
     for p, pas in enumerate(program.passes):
 
@@ -240,27 +232,6 @@ def _taken(program: Program) -> Kept:
         for i in needs:
             made_at.setdefault(i, p)
     return taken
-
-
-def _masks(program: Program) -> list[int]:
-    """Full booleans of later passes that many operators compute from indices and row values, but not from reductions.
-
-    An example is a dropout's hash.
-    """
-    values = program.graph.values
-    first, *others = (program.elementwise(program.roots(pas)) for pas in program.passes)
-    found = []
-    for i in sorted({i for later in others for i in later} - set(first)):
-        if values[i].dtype != "bool" or program.domain(i) != "full":
-            continue
-        made = program.elementwise([i])
-        reads = {a for j in made for a in values[j].args}
-        reads |= {a for j in (*reads, *program.row_values(reads)) for a in values[j].args}
-        if any(values[a].op in REDUCTIONS for a in reads):
-            continue
-        if len(made) >= MASK_OPERATORS and all(values[j].op == "index" or values[j].op in POINTWISE for j in made):
-            found.append(i)
-    return found
 
 
 def _prefer_packed(program: Program, wanted: Kept) -> Kept:

@@ -133,10 +133,6 @@ class Program:
     dynamic: int = -1
     columns: tuple[Column, ...] = ()
     """Accumulators over all rows; see ``autotune.compiler.program.columns``."""
-    early: Pass | None = None
-    """Random masks of later passes, computed together with the first one; see
-    ``autotune.compiler.targets.cuda.rows.prefetch``.
-    """
 
     @cached_property
     def n_rows(self) -> int:

@@ -24,7 +24,7 @@ from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import at_sizes
 from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.device import environment, identify
-from autotune.errors import Unsupported, UserError
+from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor import product_call
@@ -33,10 +33,9 @@ from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.launch.verify import Check, WrongResult, checked_calls, copies_of_overwritten
-from autotune.runtime.match import deployed, deployed_from_package, from_package, match
-from autotune.store.snapshots.packaged import files_for
+from autotune.runtime.match import deployed, deployed_from_package, look_up
 from autotune.task import Artifact, Status
-from autotune.workload import PRODUCT, Workload
+from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
@@ -181,47 +180,6 @@ class _BySizes:
             operators.warn(f"is not used for sizes {dict(sizes)}: {e!r}")
             return operators
         return _ready(replace(call, inputs=inputs, outputs=outputs))
-
-
-def look_up(workload: Workload, device: str, *, rows: float | None = None, packaged: bool = True) -> Match:
-    """Look up a workload on "cpu" or "cuda:N". Never raises: an error logs one warning.
-
-    Matches from a snapshot opened by :func:`autotune.load` are cached.
-
-    Args:
-        rows: the largest ratio of rows, in place of the setting.
-        packaged: look in the shipped snapshots if the database has no match.
-    """
-    if workload.kind == PRODUCT:
-        return product_call.look_up(workload, device)
-    own, key = deployment(), (workload.fingerprint, device, packaged)
-    changes = own.changes
-    if rows is not None:
-        return _look_up(workload, device, rows, packaged)
-    found = own.cached_match(key)
-    if found is None:
-        found = _look_up(workload, device, None, packaged)
-        own.cache_match(key, found, changes)
-    return found
-
-
-def _look_up(workload: Workload, device: str, rows: float | None, packaged: bool) -> Match:
-    try:
-        own = deployment()
-        rules = own.settings if rows is None else replace(own.settings, rows=rows)
-        store, place, env = own.store(), identify(device), environment(device)
-        found = match(workload, store, place, env, rules=rules)
-        if found.level is Level.NONE and packaged and files_for(place) and not (store is None and own.is_shut()):
-            found, _ = from_package(workload, found, store, place, env, rules=rules)
-        own.warn_differences(found.differences, other_device=found.level is Level.OTHER_DEVICE)
-        return found
-    except UserError as e:
-        deployment().warn_once("match", f"autotune: {e}; no schedule is looked up")
-    except Exception as e:
-        deployment().warn_once(
-            f"match {workload.fingerprint}", f"autotune: the look-up of {workload.label} failed: {e!r}"
-        )
-    return Match(Level.NONE, reason="the look-up failed")
 
 
 def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -> RegionCall:

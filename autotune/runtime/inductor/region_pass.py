@@ -33,7 +33,7 @@ from autotune.errors import Unsupported, UserError
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.index_check import add_check, indices_of
 from autotune.runtime.inductor.product_call import ProductCall, is_faster
-from autotune.runtime.inductor.region_call import RegionCall, at_these, look_up, permitted
+from autotune.runtime.inductor.region_call import RegionCall, at_these, permitted
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import memory_of, readers, region_node
 from autotune.runtime.inductor.survey import Surveyed, covered, note
@@ -41,6 +41,7 @@ from autotune.runtime.inductor.verdict import Left, Trial, graph_fingerprint, ra
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch import cublaslt
 from autotune.runtime.launch.prepared import TensorSpec
+from autotune.runtime.match import look_up
 from autotune.store.records import Schedule
 from autotune.workload import Workload
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from autotune.runtime.coverage import Row
-from autotune.runtime.inductor.region_call import look_up
+from autotune.runtime.match import look_up
 from autotune.workload import Workload
 
 if TYPE_CHECKING:

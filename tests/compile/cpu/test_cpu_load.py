@@ -108,7 +108,7 @@ def test_launches_from_several_python_threads() -> None:
 
 @pytest.mark.parametrize("fallback", [False, True])
 def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, fallback: bool) -> None:
-    """With OpenMP and with the fallback pool: every row once, whatever the number of threads."""
+    """With OpenMP and without it: every row once, whatever the number of threads."""
     if fallback:
         monkeypatch.setattr(cpu_load, "_gomp_parallel", lambda: None)
     monkeypatch.setattr(cpu_load, "_most_threads", lambda: 3)

@@ -125,6 +125,8 @@ def test_what_they_cannot_run_is_refused(store: Store) -> None:
         return replace(tuned(), artifact=replace(tuned().artifact, kernels=kernels))  # type: ignore[type-var]
 
     assert "one number of rows" in misfit(here, there, changed(dynamic=False))
+    assert misfit(here, there, changed(multiple=4)) == ""
+    assert "a multiple of 7 rows" in misfit(here, there, changed(multiple=7))
     for damage in ({"grid": None}, {"tiles": 0}, {"grid": blocks + 1, "tiles": 2}, {"grid": 0}):
         assert "damaged" in misfit(here, there, changed(**damage))
     assert "one number of rows" in misfit(here, there, changed(group=None))

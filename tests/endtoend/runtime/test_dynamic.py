@@ -119,8 +119,8 @@ def test_the_size_that_was_tuned_is_met_exactly(tune: Tune, monkeypatch: pytest.
 
     model = Batched().eval()
     levels = []
-    found = region_call.match
-    monkeypatch.setattr(region_call, "match", lambda *a, **k: levels.append(m := found(*a, **k)) or m)
+    found = region_call.look_up
+    monkeypatch.setattr(region_call, "look_up", lambda *a, **k: levels.append(m := found(*a, **k)) or m)
     with torch.no_grad():
         for rows in (16, 24):
             tune(model, (torch.randn(4, rows, WIDTH),))

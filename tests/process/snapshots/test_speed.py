@@ -13,8 +13,8 @@ import pytest
 
 import autotune
 from autotune.device import environment, identify
-from autotune.runtime.inductor.region_call import look_up
 from autotune.runtime.ladder import Level
+from autotune.runtime.match import look_up
 from autotune.store import Key, Schedule, Snapshot
 from autotune.store.snapshots.writer import Contents, write_snapshot
 from tests.support import ROOT

@@ -19,6 +19,7 @@ from autotune.errors import UserError
 from autotune.store import Calibration, Effort, Measurement, Store, Verdict
 from autotune.store import merge as merging
 from autotune.store.merge import merge
+from autotune.store.records import PREDICTED
 from autotune.store.snapshots.reader import packed
 from autotune.store.snapshots.writer import export_snapshot
 from autotune.store.upkeep import damage
@@ -190,6 +191,17 @@ def test_an_import_clears_the_misses_that_asked_for_it(store: Store, file: Path)
         store.add_miss(workload(rows), GPU.fingerprint, "why")
     import_file(store, file)
     assert [m.workload for m in store.misses()] == [workload(99).fingerprint]
+
+
+def test_a_predicted_schedule_leaves_its_miss_and_a_searched_one_clears_it(store: Store, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "from.db") as source:
+        source.put_schedule(schedule(put_key(source, workload(2)), space=PREDICTED))
+        source.put_schedule(schedule(put_key(source, workload(3))))
+        for rows in (2, 3):
+            store.add_miss(workload(rows), GPU.fingerprint, "why")
+        merge(store, source)
+    assert len(store.schedules()) == 2
+    assert [m.workload for m in store.misses()] == [workload(2).fingerprint]
 
 
 def test_what_is_exported_can_be_imported(tmp_path: Path, store: Store) -> None:

@@ -142,3 +142,8 @@ def test_errors_are_told_apart(error: Exception, fault: Blame) -> None:
     outer = RuntimeError("it does not compile")
     outer.__cause__ = error
     assert blame(outer) == (fault, error if fault else outer)
+    outer = RuntimeError("it does not compile")
+    outer.__context__ = error
+    assert blame(outer) == (fault, error if fault else outer)
+    outer.__suppress_context__ = True  # raised ``from None``
+    assert blame(outer) == (Blame.CANDIDATE, outer)

@@ -17,6 +17,7 @@ from autotune import api
 from autotune.domain import open_task
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
+from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Worker, WorkerFault
 from autotune.store import Store
 from autotune.store.models import TABLE_PREFIX
@@ -112,6 +113,15 @@ def test_a_decision_of_a_busy_machine_is_made_again(tune: Search, store: Store, 
     busy.others = 3.0
     last = tune(spec, trials=100, patience=0)
     assert last.others == 0.25  # nothing new to compare: the quiet decision stays
+
+
+def test_patience_ends_no_search_before_what_was_suggested(tune: Search) -> None:
+    blocks = (32, 16, 8, 2, 1)
+    seeds = [{"how": "rows" if block != 8 else "vector", "block": block} for block in blocks]
+    with CompilePool(processes=1) as pool:
+        found = tune({"slow_us": 500, "seeds": seeds}, trials=100, patience=1, pool=pool)
+    assert found.best == {"how": "vector", "block": 8}
+    assert found.stop == "no gain of 1% in 1 candidates"
 
 
 def test_every_bad_candidate_is_survived_and_named(tune: Search, store: Store) -> None:

@@ -133,6 +133,14 @@ def test_only_where_each_element_is_read_where_it_is_written(
     assert set(overwritable(Graph.from_json(task.workload.spec))) == pairs
 
 
+def test_one_row_is_overwritten_only_where_more_rows_could_be() -> None:
+    """Kernels for one row may run other numbers of rows, whose distances then matter."""
+    graph = group_of(gelu, half(5, 128)[:, :64])
+    one = replace(graph, extents=(1, *graph.extents[1:]))
+    assert len(graph.extents) == 2
+    assert overwritable(graph) == overwritable(one) == ()
+
+
 def test_the_simulator_sees_what_another_thread_overwrote() -> None:
     graph = group_of(shifted, half(8, 64))
     with pytest.raises(KernelError):

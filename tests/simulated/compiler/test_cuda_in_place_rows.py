@@ -77,7 +77,7 @@ CONFIGS = [
     {"threads_per_row": 32, "rows_per_block": 2, "keep": "reload", "unroll": 2, "vector_bytes": 4},
     {"threads_per_row": 64, "rows_per_block": 1, "keep": "registers", "blocks_per_sm": 1, "vector_bytes": 4},
     {"threads_per_row": 8, "rows_per_block": 4, "keep": "registers", "blocks_per_sm": 1, "prefetch": True},
-    {"threads_per_row": 64, "rows_per_block": 1, "keep": "registers", "prefetch": True, "vector_bytes": 4},
+    {"threads_per_row": 64, "rows_per_block": 1, "keep": "registers", "vector_bytes": 4},
 ]
 
 
@@ -145,15 +145,6 @@ def test_a_load_beside_what_was_kept_goes_into_nothing() -> None:
     assert overwritable_rows(program) == ((0, 0),)
     again = replace(program, passes=(first, replace(last, compute=(load, *last.compute))))
     assert overwritable_rows(again) == ()
-
-
-def test_what_is_touched_early_is_no_read_only_data() -> None:
-    graph = group_of(gated, torch.randn(4, 4096), torch.randn(4, 4096))
-    made = emitted(graph, prefetch=True, blocks_per_sm=0)
-    assert len(made.sources[0].launch[OVERWRITES]) == 2
-    ptx, _ = compile_ptx(made.sources[0], "sm_90")
-    assert "touch_" in made.sources[0].text
-    assert "ld.global.nc" not in ptx
 
 
 def test_the_simulator_sees_what_a_later_pass_reads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,8 +141,8 @@ def load(storage: str, n: int, form: str, coherent: bool, guarded: bool) -> Func
         coherent: it sees what the same launch wrote.
     """
     short = SHORT[storage]
-    if form in ("words", "touch"):
-        plain, zeros = _words(short, n, coherent, form == "touch"), _as_words(np.zeros(n, STORAGE[short]))
+    if form == "words":
+        plain, zeros = _words(short, n, coherent), _as_words(np.zeros(n, STORAGE[short]))
     else:
         assert form in ("plain", "fixed", "partial"), f"a load of form {form}"
         make = _partial if form == "partial" else _elements
@@ -181,11 +181,10 @@ def _partial(short: str, n: int, coherent: bool) -> Function:
     return elements
 
 
-def _words(short: str, n: int, coherent: bool, first: bool) -> Function:
+def _words(short: str, n: int, coherent: bool) -> Function:
     def words(p: Pointer, at: int) -> Any:
         p.check_access(at, n, short)
-        found = _as_words(p.load(at, n, coherent))
-        return found[0] if first else found
+        return _as_words(p.load(at, n, coherent))
 
     return words
 

@@ -31,7 +31,7 @@ KERNELS = {
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int64": "i64", "int32": "i32", "bool": "b1"}
 HINT = {"default": "d", "coherent": "c", "streaming": "s", "no_allocate": "n", "evict_first": "e", "evict_last": "l"}
 LOAD = {
-    ("plain", False): "ld", ("fixed", False): "lk", ("words", False): "lr", ("touch", False): "touch",
+    ("plain", False): "ld", ("fixed", False): "lk", ("words", False): "lr",
     ("plain", True): "lg", ("words", True): "lw",
 }  # fmt: skip
 
@@ -112,7 +112,7 @@ def test_text_is_read_as_the_nodes_it_was_printed_from(name: str) -> None:
 
 def test_these_kernels_have_every_form_of_access() -> None:
     text = "\n".join(s.text for name in KERNELS for s in sources(name))
-    found = set(re.findall(r"\b(l[a-z]|touch|s[gt]|un)_[a-z]+\d+_\d+", text))
+    found = set(re.findall(r"\b(l[a-z]|s[gt]|un)_[a-z]+\d+_\d+", text))
     assert found >= {"ld", "lg", "lk", "lr", "st", "sg", "un"}
 
 
@@ -135,7 +135,6 @@ A, B, C = (Var(name, "float32") for name in "abc")
         (Op("sub", (A, Op("mul", (B, C), "float32", "float32")), "float32", "float32"), "(a - (b * c))"),
         (Load("bfloat16", 8, "streaming", A, B, "words", C), "lw_bf16_8_s(a, b, c)"),
         (Load("bool", 1, "default", A, Const(0), "fixed"), "lk_b1_1_d(a, 0)"),
-        (Load("float16", 2, "default", A, B, "touch"), "touch_f16_2_d(a, b)"),
         (copy_ahead("float32", 4, "prefetch", (A, B, Const(8)), C, A + B).value, "copy_f32_4_p(a, b, 8, c, a + b)"),
         (await_copies(3).value, "await_copies_3()"),
         (take("bfloat16", 4, (A, B, Const(8))), "take_bf16_4(a, b, 8)"),

@@ -75,4 +75,10 @@ def test_a_context_has_a_purse_of_its_own(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(budget, "_spent_s", 80.0)
     with tuning(seconds=90):
         assert left_s(90.0) == 90.0
-    assert left_s(90.0) == 10.0
+        now = iter([0.0, 4.0])
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "monotonic", lambda: next(now))
+            with spending():
+                pass
+        assert left_s(90.0) == 86.0
+    assert left_s(90.0) == 6.0, "what it spent counts outside, too"

@@ -118,6 +118,26 @@ def test_without_gradients_only_calls_are_timed() -> None:
     assert ran[: 2 * STEPS].count("before") == ran[: 2 * STEPS].count("after")
 
 
+def test_the_first_step_after_the_other_code_is_not_timed() -> None:
+    device, ran, ended = Device(), list[str](), list[Outcome]()
+    contest = Contest(device, ended.append)
+
+    def cold(name: str, us: float) -> Any:
+        code = device.code(name, us, ran)
+
+        def run(*args: Any) -> Any:
+            device.us += 1000.0 * (not ran or ran[-1] != name)
+            return code(*args)
+
+        return run
+
+    frame = Frame(cold("before", 20e3), cold("after", 16e3), contest)
+    for _ in range(STEPS + 1):
+        frame()
+    (outcome,) = ended
+    assert (outcome.before_us, outcome.after_us) == (pytest.approx(20e3), pytest.approx(16e3))
+
+
 def test_nothing_is_decided_before_the_last_block() -> None:
     contest, frame, _, ended = made(100e3, 50e3)
     for _ in range(STEPS):

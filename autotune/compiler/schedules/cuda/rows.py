@@ -15,7 +15,7 @@ from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, h
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme, block_of
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.kernel import RowKernel
-from autotune.compiler.targets.cuda.rows.prefetch import issuable, touched
+from autotune.compiler.targets.cuda.rows.prefetch import issuable
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
@@ -28,10 +28,8 @@ REGISTERS_KEPT = 160  # 32-bit words of kept values a thread may hold; beyond it
 
 
 def _built(graph: Graph, schedule: CudaSchedule) -> Program:
-    early = schedule.prefetch and not schedule.blocks_per_sm
-    return build_program(
-        widened(graph), keep=schedule.keep != "reload", online=schedule.online, moments=schedule.online, early=early
-    )
+    online = schedule.online
+    return build_program(widened(graph), keep=schedule.keep != "reload", online=online, moments=online)
 
 
 @lru_cache(maxsize=512)
@@ -51,18 +49,10 @@ def large(program: Program) -> bool:
 
 
 def may_prefetch(program: Program, config: Config) -> bool:
-    """True if prefetching is possible at this vector size.
-
-    In a persistent grid, the kernel must have loads that it can issue a row ahead. In another grid, it must be able to
-    do a part of later passes before the first reduction.
-    """
-    if not vector_length(program, int(config["vector_bytes"])):
+    """True if a persistent grid has loads that it can issue a row ahead at this vector size."""
+    if not config["blocks_per_sm"] or not vector_length(program, int(config["vector_bytes"])):
         return False
-    schedule = CudaSchedule.from_config(config)
-    if schedule.blocks_per_sm:
-        return bool(issuable(CudaEmitter(program, schedule)))
-    e = CudaEmitter(build_program(program.graph, early=True), schedule)
-    return bool(e.masks or touched(e))
+    return bool(issuable(CudaEmitter(program, CudaSchedule.from_config(config))))
 
 
 def clustered(program: Program) -> bool:
@@ -163,7 +153,7 @@ class RowsScheme(Scheme):
         if not one_pass(program):
             space = narrow(space, online=[False])
         if not large(program):
-            space = narrow(space, blocks_per_sm=[0], store_hint=["default"])
+            space = narrow(space, blocks_per_sm=[0], store_hint=["default"], prefetch=[False])
         return space
 
     def normalize(self, graph: Graph, config: Config) -> Config:
@@ -222,16 +212,15 @@ class RowsScheme(Scheme):
         t = int(d["threads_per_row"])
         vec = vector_length(program, int(d["vector_bytes"]))
         odd = t & (t - 1)
-        early = [d | {"prefetch": True}]
         if odd:  # no power of two suits the row: first the numbers that do
             warps = _warps(program, d)
             cap = {"max_registers": _cap(vec * kept_words(program) + 24)}
-            out += [*early, *warps[:1], early[0] | cap, *warps[1:]]
+            out += [*warps[:1], d | cap, *warps[1:]]
         for factor in (2, 0.5, 4, 0.25):
             n = int(power_of_two(t) * factor)
             if 1 <= n <= 1024:
                 out.append(d | {"threads_per_row": n, "rows_per_block": max(1, 128 // n)})
-        out += [d | {"threads_per_row": power_of_two(t)}] if odd else early
+        out += [d | {"threads_per_row": power_of_two(t)}] if odd else []
         for n in _even(program, vec, 1024):
             even = d | {"threads_per_row": n, "rows_per_block": 1, "keep": "registers"}
             out.append(even)

@@ -3,8 +3,7 @@
 Threads are those of the OpenMP runtime that PyTorch has loaded already (``GOMP_parallel``, which GNU's, LLVM's and
 Intel's runtimes all export): its workers are warm after any torch operator, nothing is oversubscribed, and any number
 of Python threads may launch at once, each with its own team. Numba's own threading layers are not used: the default
-one aborts the process when entered from two threads. Without such a runtime, threads of a Python pool run the same
-kernel.
+one aborts the process when entered from two threads. Without such a runtime, the calling thread does all the work.
 
 The folder of compiled kernels has a source file for each, and Numba's cache of pickles and machine code. A user with
 write access to the folder can run code as every user who loads a kernel from it. So only the owner has access to a new
@@ -25,7 +24,6 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -79,7 +77,6 @@ class CpuKernel:
         form = ctypes.c_int64 * (count + TAIL)
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         gomp = _gomp_parallel() if n > 1 else None
-        start = starter(address, n)
 
         def alone(nothing: int, addresses: Sequence[int]) -> None:
             run(form(*addresses, n0, 1, 0))
@@ -87,13 +84,10 @@ class CpuKernel:
         def together(nothing: int, addresses: Sequence[int]) -> None:
             if _forked:
                 alone(nothing, addresses)
-            elif gomp is not None:
-                gomp(address, form(*addresses, n0, n, 0), n, 0)
             else:
-                block = form(*addresses, n0, n, 0)
-                start(ctypes.addressof(block), n)
+                gomp(address, form(*addresses, n0, n, 0), n, 0)
 
-        return alone if n == 1 else together
+        return alone if gomp is None else together
 
 
 def starter(address: int, threads: int) -> Callable[[int, int], None]:
@@ -106,15 +100,10 @@ def starter(address: int, threads: int) -> Callable[[int, int], None]:
     gomp = _gomp_parallel() if threads > 1 else None
 
     def start(at: int, n: int) -> None:
-        if n == 1 or _forked:
+        if n == 1 or gomp is None or _forked:
             run(at)
-        elif gomp is not None:
-            gomp(address, at, n, 0)
         else:
-            others = [_pool().submit(run, at) for _ in range(n - 1)]
-            run(at)
-            for o in others:
-                o.result()
+            gomp(address, at, n, 0)
 
     return start
 
@@ -184,13 +173,8 @@ def _gomp_parallel() -> Any:
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=_most_threads(), thread_name_prefix="autotune-cpu")
-
-
-@cache
 def _most_threads() -> int:
-    """The number of processors available when the process loads its first kernel, and of threads in the pool."""
+    """The number of processors available when the process loads its first kernel."""
     return usable_processors()
 
 

@@ -120,7 +120,7 @@ def computed(v: Value, args: Sequence[Expr]) -> Expr:
     return lower.pointwise(v, args)
 
 
-_LOADS = {"plain": "ld", "words": "lr", "fixed": "lk", "touch": "touch", "partial": "ld"}
+_LOADS = {"plain": "ld", "words": "lr", "fixed": "lk", "partial": "ld"}
 _GUARDED = {"plain": "lg", "words": "lw", "partial": "lg"}
 
 

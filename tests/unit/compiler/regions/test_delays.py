@@ -73,15 +73,16 @@ def test_waiting_never_makes_a_cycle() -> None:
         before = {i: sorted(rng.sample(range(i), min(i, rng.randint(0, 3)))) for i in order}
         members = {i for i in order if rng.random() < 0.7}
         read = {p for i in order if i not in members for p in before[i]}
-        movable = {i for i in members - read if any(i in before[u] for u in order)}
+        stored = {i: {p for p in before[i] if rng.random() < 0.5} for i in members if rng.random() < 0.3}
+        movable = {i for i in members - read - stored.keys() if any(i in before[u] for u in order)}
         size = {i: rng.choice([1, 10, 100]) for i in order}
-        flow = Flow(order, before, members)
+        flow = Flow(order, before, members, stored)
         level, late = flow.levels(), delays(flow, movable, size)
         moved += len(late)
         raised = flow.levels(late)
         for i in order:
             assert raised[i] == late.get(i, level[i])  # nothing else is put off
-            assert all(raised[p] <= raised[i] for p in before[i])
+            assert all(raised[p] + (p in stored.get(i, ())) <= raised[i] for p in before[i])
         groups = merge_groups(flow, late)
         owner = {i: k for k, g in enumerate(groups) for i in g}
         needs: dict[object, set[object]] = {}

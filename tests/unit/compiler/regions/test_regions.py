@@ -237,6 +237,18 @@ def test_random_numbers_and_mutation_are_opaque() -> None:
     assert {"add", "mul"} <= set(names)
 
 
+def test_joined_regions_keep_the_order_of_random_draws() -> None:
+    """As one region, ``relu`` and ``add`` would have the second draw run before the first."""
+
+    def f(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a = torch.relu(x @ w)
+        first = torch.poisson(a)
+        return a, first, torch.poisson(y) + 1
+
+    regions = regions_of(f, t(8, 8), t(8, 8).abs(), t(8, 8))
+    assert [[op_name(n) for n in r.nodes] for r in regions] == [["relu"], ["add"]]
+
+
 def test_a_region_that_reads_nothing_is_not_lowered() -> None:
     regions = regions_of(lambda x: torch.ones_like(x).sum(-1), t(4, 4))
     assert [r.workload for r in regions] == [None]

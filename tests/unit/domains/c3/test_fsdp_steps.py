@@ -47,6 +47,18 @@ def test_each_kind_gets_its_own_choice() -> None:
     assert taken <= 120
 
 
+def test_an_earlier_choice_is_made_again_beside_the_later_ones() -> None:
+    """Without "sm" for the sums, "nccl" is the best for the gathers; with it, "copy" is."""
+    times = {("nccl", "copy"): 90.0, ("copy", "copy"): 95.0, ("nccl", "sm"): 85.0, ("copy", "sm"): 80.0}
+
+    def cost(plan: Any) -> float:
+        return times.get((engines(plan)[BIG], engines(plan)[SUMS]), 100.0)
+
+    found, _ = run(200, cost)
+    assert engines(found.plan) == {BIG: "copy", SUMS: "sm", SMALL: None}
+    assert found.step_ms == 80.0
+
+
 @pytest.mark.parametrize("steps", [LEAST, 30, 60, 200])
 def test_no_search_takes_more_steps_than_it_was_given(steps: int) -> None:
     assert run(steps, lambda plan: 100.0 - sum(c is not None for c in plan.values()))[1] <= steps

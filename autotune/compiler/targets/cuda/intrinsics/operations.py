@@ -51,13 +51,6 @@ _ONE = "mov.u32 $0, %nctaid.y;"
 """The grid's second extent, which is always 1, but opaque to compilers."""
 
 
-@written(types.float32, types.float32, types.int32)
-def tied(b: Any, x: Any, word: Any) -> Any:
-    """``x`` combined with zero bits of ``word``, so that it depends on the word."""
-    none = b.and_(word, b.sub(asm(b, I32, [], _ONE, "=r"), ir.Constant(I32, 1)))
-    return b.bitcast(b.or_(b.bitcast(x, I32), none), F32)
-
-
 @written(types.int32, types.int32)
 def rounds(b: Any, n: Any) -> Any:
     """``n``, hidden from compilers, so that a loop of ``n`` iterations is not unrolled."""
@@ -151,7 +144,6 @@ PLAIN: dict[str, Any] = {
     "urem64": written(types.int64, types.int64, types.int64)(lambda b, x, y: b.urem(x, y)),
     # Its argument, as something the compiler does not look into: bits packed into it stay packed.
     "pin": instruction("mov.b32 $0, $1;", types.int32, types.int32),
-    "tied": tied,
     # Its argument. Loads whose addresses depend on it stay behind the barriers before it.
     "settled": written(types.int64, types.int64)(
         lambda b, x: asm(b, I64, [x], "mov.b64 $0, $1;", "=l,l,~{memory}", True)

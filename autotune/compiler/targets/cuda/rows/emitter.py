@@ -7,8 +7,6 @@ to registers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
-from operator import or_
 
 from autotune.compiler.kernel import lower
 from autotune.compiler.kernel.lower import ONE, ZERO, reciprocal, reducers_of
@@ -61,17 +59,7 @@ class CudaEmitter(RowTensors):
 
     def __init__(self, program: Program, schedule: CudaSchedule, options: RowOptions | None = None) -> None:
         super().__init__(program, schedule, options)
-        self.masks = frozenset(program.early.kept_out if program.early else ())  # kept as bits of a word
-        self.where_kept = {i: q for q, pas in enumerate(self.all_passes) for i in pas.kept_out}
-
-    @property
-    def all_passes(self) -> tuple[Pass, ...]:
-        """The program's passes by number, then the one computed with the first."""
-        early = self.program.early
-        return (*self.program.passes, early) if early else self.program.passes
-
-    def kept_words(self, i: int) -> int:
-        return 1 if i in self.masks else super().kept_words(i)
+        self.where_kept = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_out}
 
     def kept(self, q: int, pack: str = "") -> Var:
         """The tuple that pass ``q`` returned for a pack, in later passes; that of one of a thread's packs by name."""
@@ -104,14 +92,8 @@ class CudaEmitter(RowTensors):
             body += self.emit_store(k)
         columns = self._add_columns(q, pas, body)
         returns: list[Expr] = list(reducers.fields)
-        for i in self.all_passes[q].kept_out:
-            if i in self.masks:
-                ones = [Select(x, Const(1 << e, "int32"), Const(0, "int32")) for e, x in enumerate(self.variables(i))]
-                packed = Intrinsic("pin", (Cast("int32", reduce(or_, ones)),), "int32")
-                body.append(Assign(self.bits(i), packed))
-                returns.append(self.bits(i))
-            else:
-                returns += self.left(i)
+        for i in pas.kept_out:
+            returns += self.left(i)
         returns += columns
         if returns:
             body.append(Return(tuple(returns)))
@@ -133,17 +115,9 @@ class CudaEmitter(RowTensors):
         """Value ``i`` in every lane, as others take it."""
         return [self.name(i, e) for e in range(self.vec)]
 
-    def bits(self, i: int) -> Var:
-        """The word that has the booleans of value ``i``."""
-        return Var(f"m{i}", "int32")
-
     def taken(self, i: int) -> list[Stmt]:
         """A value that an earlier pass kept."""
-        z, at = self.kept(self.where_kept[i]), self.kept_offset(self.where_kept[i], i)
-        if i not in self.masks:
-            return self.taken_up(i, z, at)
-        bits = [Cast("int32", z[at] & Const(1 << e, "int32")) for e in range(self.vec)]
-        return self.assigned(i, [bit.differs(Const(0, "int32")) for bit in bits])
+        return self.taken_up(i, self.kept(self.where_kept[i]), self.kept_offset(self.where_kept[i], i))
 
     def value(self, i: int, issued: Sequence[int]) -> list[Stmt]:
         """Value ``i`` of one pack; ``issued`` as of :meth:`pass_function`."""
@@ -184,7 +158,7 @@ class CudaEmitter(RowTensors):
     def column_lanes(self, q: int) -> list[tuple[int, str, int]]:
         """The accumulators of pass ``q`` in the order of their tuple: (column, "" or "m" or "s", lane)."""
         out = []
-        for n in self.all_passes[q].columns:
+        for n in self.program.passes[q].columns:
             out += [(n, part, lane) for part in parts_of(self.program.columns[n]) for lane in range(self.vec)]
         return out
 
@@ -222,7 +196,7 @@ class CudaEmitter(RowTensors):
 
     def kept_offset(self, q: int, i: int) -> int:
         """The first item of value ``i`` in the tuple that pass ``q`` returns."""
-        pas = self.all_passes[q]
+        pas = self.program.passes[q]
         at = len(pas.reduce) + 2 * len(pas.online) + 2 * len(pas.moments)  # these come first
         for j in pas.kept_out:
             if j == i:
@@ -233,8 +207,8 @@ class CudaEmitter(RowTensors):
     def empty_function(self, q: int, accumulators: list[Var]) -> Function:
         """A function with the results of pass ``q`` for a pack outside the row."""
         zeros: list[Expr] = []
-        for i in self.all_passes[q].kept_out:
-            kind = "int32" if i in self.masks else "uint32" if self.packed(i) else self.graph.values[i].dtype
+        for i in self.program.passes[q].kept_out:
+            kind = "uint32" if self.packed(i) else self.graph.values[i].dtype
             zeros += [Const(0, kind)] * self.kept_words(i)
         return closed([Return((*accumulators, *zeros, *self.beginnings(q)))])
 

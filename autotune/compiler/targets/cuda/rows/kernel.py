@@ -27,7 +27,7 @@ from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, THREAD, ThreadI
 from autotune.compiler.targets.cuda.rows.columns import Accumulators
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import RowOptions, counts_of, vector_of
-from autotune.compiler.targets.cuda.rows.prefetch import LaterPasses, NextRow, held, issuable, load_function, no_words
+from autotune.compiler.targets.cuda.rows.prefetch import NextRow, held, issuable, load_function, no_words
 from autotune.compiler.targets.cuda.rows.reduction import RowReductions
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, overwrite_launch
 from autotune.compiler.targets.cuda.threads import RowThreads, each_unit
@@ -62,14 +62,12 @@ class RowKernel:
         self.persistent = self.schedule.blocks_per_sm > 0 or self.accumulators is not None
         self.step: Expr = Var("step") if self.accumulators else BLOCKS  # from one row set of a block to the next
         self.next_row: NextRow | None = None
-        self.later: LaterPasses | None = None
         if self.schedule.prefetch:
             if not self.accumulators and self.schedule.keep != "registers":
                 raise Unsupported("loading ahead is for kernels that keep rows in registers")
-            if self.persistent:
-                self.next_row = NextRow(emitter, self.threads)
-            else:
-                self.later = LaterPasses(emitter, self.threads)
+            if not self.persistent:
+                raise Superseded("loads of later passes before the first reduction, which this autotune lacks")
+            self.next_row = NextRow(emitter, self.threads)
         self.reductions = RowReductions(self.threads)
         self.done = set(self.next_row.row_loads) if self.next_row else set[int]()  # row values that are computed
 
@@ -108,7 +106,6 @@ class RowKernel:
             out += [Assign(e.ok, e.row < threads.rows), Assign(e.row, Select(e.ok, e.row, last))]
         out += self.accumulators.each_row() if self.accumulators else []
         out += [*e.row_indices(), *e.bases()]
-        out += self.later.begin() if self.later else []
         out += self.next_row.take() if self.next_row else []
         for q in range(len(self.program.passes)):
             out += self.stage(q)
@@ -131,7 +128,6 @@ class RowKernel:
             out += self.next_row.issue(self.step)
         reducers = reducers_of(emitter.graph, pas)
         if reducers.all:
-            out += self.later.end(self.walk) if self.later and q == self.later.number else []
             out += self.reductions.statements(reducers)
         for o, online in zip(pas.online, reducers.online, strict=True):
             peak, total = Var(f"v{o.peak}", "float32"), Var(f"v{o.total}", "float32")
@@ -212,10 +208,10 @@ class RowKernel:
             given[e.column.name] = clamped
         if pas.moments:
             out += e.pack_weights(pack)
-        for n in range(len(e.all_passes)):
+        for n in range(len(self.program.passes)):
             given |= {f"z{n}": e.kept(n, name), f"g{n}": Var(f"g{n}_{name}")}
         fields, carried, result = reducers_of(e.graph, pas).fields, len(e.beginnings(q)), e.kept(q, name)
-        first = len(fields) + sum(map(e.kept_words, e.all_passes[q].kept_out))
+        first = len(fields) + sum(map(e.kept_words, pas.kept_out))
         returns = first + carried > 0
         take: list[Stmt] = [Assign(f, result[n]) for n, f in enumerate(fields)]
         hold: list[Stmt] = []

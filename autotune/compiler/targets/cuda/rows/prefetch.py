@@ -1,35 +1,19 @@
-"""Prefetched loads and early random masks of a row-wise kernel.
+"""Prefetched loads of a row-wise kernel with a persistent grid.
 
 A block that walks row after row loads, reduces, waits for its other threads and stores in sequence, and memory is idle
 meanwhile. With ``prefetch`` the first pass's loads of the next row are issued right after those of the current row have
 been used, before its reductions (:class:`NextRow`). The loaded words are kept in registers.
-
-All blocks of a small tensor run at the same time, so that no other block hides the latencies of one. A kernel with one
-set of rows per block does the following before its first reduction (:class:`LaterPasses`):
-
-* It touches the loads of later passes (mostly weights): it reads a word of each vector, so that the vector's sectors
-  are in the L1 at its load. With a cold cache there would else be another wait for memory. ``prefetch`` instructions
-  and loads that are merely earlier in the source do not help, because ptxas moves them down again.
-* It computes random masks of later passes while the first loads are in flight, and keeps one word per pack: a dropout's
-  hash is 12 instructions per element.
-
-The compiler would move both down as well, so the first sum that threads exchange depends on their words (``tied``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import reduce
-from operator import or_
+from collections.abc import Iterable, Sequence
 
-from autotune.compiler.kernel.lower import reducers_of
 from autotune.compiler.kernel.nodes import (
     Assign,
-    Cast,
     Const,
     Expr,
     Function,
-    Intrinsic,
     Load,
     Pointer,
     Return,
@@ -152,72 +136,4 @@ class NextRow:
             at = names.expression(emitter.access[i].base())
             slot = Pointer(emitter.graph.values[i].slot)
             out.append(Assign(self._number(i, "n"), Load(emitter.storage(i), 1, "default", slot, at)))
-        return out
-
-
-def touched(e: CudaEmitter) -> tuple[list[int], list[int]] | None:
-    """Loads of later passes that are not in the first one: numbers of a row, and whole vectors; None without any."""
-    walks = [q for q in e.program.passes if q.walks]
-    if len(walks) < 2:
-        return None
-    first, *later = walks
-
-    def plain(i: int) -> bool:
-        return e.graph.values[i].op == "load" and not e.graph.values[i].guards
-
-    def source(i: int) -> tuple[int, int]:
-        return e.graph.values[i].slot, e.graph.values[i].offset
-
-    known = {source(i) for i in (*first.compute, *first.row_values) if plain(i)}
-    numbers = sorted({i for q in later for i in q.row_values if plain(i) and source(i) not in known})
-    packs = {i for q in later for i in q.compute if plain(i) and e.access[i].vector and source(i) not in known}
-    return (numbers, sorted(packs)) if numbers or packs else None
-
-
-class LaterPasses:
-    """The part of later passes that one kernel does before its first reduction.
-
-    Attributes:
-        number: the number of the first pass that walks.
-    """
-
-    def __init__(self, emitter: CudaEmitter, threads: RowThreads) -> None:
-        self.emitter, self.threads = emitter, threads
-        self.number = next(q for q, p in enumerate(emitter.program.passes) if p.walks)
-        self.words: list[Expr] = []  # that the first exchanged sum takes up
-
-    def begin(self) -> list[Stmt]:
-        """Before the first pass. Packs outside the row read the last one, without a branch."""
-        emitter, threads = self.emitter, self.threads
-        numbers, packs = touched(emitter) or ([], [])
-        out: list[Stmt] = []
-        for pack in range(threads.packs if packs else 0):
-            at = threads.column(pack)
-            out.append(Assign(emitter.column, at if pack < threads.full else threads.clamped(at)))
-            out += emitter.column_indices()
-            for i in packs:
-                out.append(self._touch(i, emitter.access[i].at(emitter.base(i)), threads.vec, pack))
-        return out + [self._touch(i, emitter.access[i].base(), 1, 0) for i in numbers]
-
-    def _touch(self, i: int, at: Expr, lanes: int, pack: int) -> Stmt:
-        slot, word = self.emitter.graph.values[i].slot, Var(f"t{i}_{pack}")
-        self.words.append(word)
-        hint = "coherent" if slot in self.emitter.overwritten else "default"
-        return Assign(word, Load(self.emitter.storage(i), lanes, hint, Pointer(slot), at, "touch"))
-
-    def end(self, walk: Callable[[int, Pass], list[Stmt]]) -> list[Stmt]:
-        """After the first walk: the masks, and the sum that depends on them and on touched words."""
-        emitter, program = self.emitter, self.emitter.program
-        reducers = reducers_of(emitter.graph, program.passes[self.number])
-        sums = [r.total for r in reducers.online] + [r.total for r in reducers.moments]
-        sums += [r.carried for r in reducers.plain.values() if r.dtype == "float32"]
-        out: list[Stmt] = []
-        if program.early:
-            q = len(program.passes)
-            out += walk(q, program.early)
-            items = [emitter.kept_offset(q, i) for i in program.early.kept_out]
-            self.words += [emitter.kept(q, str(p))[n] for p in range(self.threads.packs) for n in items]
-        if self.words and sums:
-            words = Cast("int32", reduce(or_, self.words))
-            out.append(Assign(sums[-1], Intrinsic("tied", (sums[-1], words), "float32")))
         return out
