@@ -72,7 +72,7 @@ class Traced:
                     graph.parts = tuple(map(copied, parts))
             return parts
 
-        own = getattr(compile_fx, _PARTITION, None)
+        own: Any = getattr(compile_fx, _PARTITION, None)
         with (
             _replaced(graph_compile, _JOINT, lambda real: keep(real, joint=True)),
             _replaced(graph_compile, _ALONE, lambda real: keep(real, joint=False)),
@@ -104,7 +104,7 @@ class Traced:
             self._graphs.remove(graph)
             return graph.parts
 
-        own = getattr(compile_fx, _PARTITION, None)
+        own: Any = getattr(compile_fx, _PARTITION, None)
         with (
             _replaced(graph_compile, _JOINT, give),
             _replaced(graph_compile, _ALONE, give),

@@ -82,7 +82,7 @@ class CpuKernel:
             run(form(*addresses, n0, 1, 0))
 
         def together(nothing: int, addresses: Sequence[int]) -> None:
-            if _forked:
+            if _forked or gomp is None:
                 alone(nothing, addresses)
             else:
                 gomp(address, form(*addresses, n0, n, 0), n, 0)
