@@ -28,7 +28,7 @@ from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
 from autotune.in_program.processes import Processes, shares
 from autotune.in_program.ranks import Turn, name_of, turn
 from autotune.in_program.telling import Teller, tell
-from autotune.in_program.traced import Traced, copied, uncollected
+from autotune.in_program.traced import Traced, copied
 from autotune.runtime.deployment import Counted, deployment
 from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveying
 from autotune.runtime.inductor.verdict import stored_verdict
@@ -50,7 +50,7 @@ LEAST_S = 5.0
 """Minimum seconds for a search: its worker takes most of them to start."""
 _LEAST_SHARE = 0.5
 """Share of the remaining budget that a search gets even if the second compilation then ends after the budget."""
-_AGAIN = 0.4
+_AGAIN = 0.5
 """The second compilation's share of the first one's time: it traces nothing, and finds most kernels in caches."""
 _FIRST, _FEWEST = 8, 4
 """Most and fewest candidates of every region before any of them gets more. After five candidates a region is 2 to 3%
@@ -157,14 +157,14 @@ def compile_surveyed(
     # The backward graph's regions belong to the forward graph's, and must not wait for the first backward pass.
     eager = functorch.patch(force_non_lazy_backward_lowering=True)
     counting = deployment().counting_apart()
-    with surveying(both), deployment().unrecorded(), counting as apart, eager, traced.kept(), uncollected():
+    with surveying(both), deployment().unrecorded(), counting as apart, eager, traced.kept():
         code = compile_once(copied(gm), inputs, bare=bare, cached=False)
     return code, surveyed, apart
 
 
 def compile_again(gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compile, traced: Traced) -> Any:
     """Compile a graph with the new schedules, from the graphs that the first compilation traced."""
-    with traced.given(), uncollected():
+    with traced.given():
         return compile_once(gm, inputs)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,18 +64,20 @@ class Traced:
 
             return tracing
 
-        def partition(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-            parts = own(gm, *args, **kwargs)
-            for graph in self._graphs:
-                if graph.found[0] is gm:
-                    graph.parts = tuple(map(copied, parts))
-            return parts
+        def keep_parts(partition: Callable[..., Any]) -> Callable[..., Any]:
+            def partitioning(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+                parts = partition(gm, *args, **kwargs)
+                for graph in self._graphs:
+                    if graph.found[0] is gm:
+                        graph.parts = tuple(map(copied, parts))
+                return parts
 
-        own: Any = getattr(compile_fx, _PARTITION, None)
+            return partitioning
+
         with (
             _replaced(graph_compile, _JOINT, lambda real: keep(real, joint=True)),
             _replaced(graph_compile, _ALONE, lambda real: keep(real, joint=False)),
-            _replaced(compile_fx, _PARTITION, lambda real: partition),
+            _replaced(compile_fx, _PARTITION, keep_parts),
         ):
             yield
 
@@ -97,18 +98,20 @@ class Traced:
 
             return tracing
 
-        def partition(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-            graph = next((one for one in self._graphs if one.found[0] is gm), None)
-            if graph is None:
-                return own(gm, *args, **kwargs)
-            self._graphs.remove(graph)
-            return graph.parts
+        def give_parts(partition: Callable[..., Any]) -> Callable[..., Any]:
+            def partitioning(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+                graph = next((one for one in self._graphs if one.found[0] is gm), None)
+                if graph is None:
+                    return partition(gm, *args, **kwargs)
+                self._graphs.remove(graph)
+                return graph.parts
 
-        own: Any = getattr(compile_fx, _PARTITION, None)
+            return partitioning
+
         with (
             _replaced(graph_compile, _JOINT, give),
             _replaced(graph_compile, _ALONE, give),
-            _replaced(compile_fx, _PARTITION, lambda real: partition),
+            _replaced(compile_fx, _PARTITION, give_parts),
         ):
             yield
         self._graphs.clear()
@@ -140,19 +143,4 @@ def _same(one: Any, other: Any) -> bool:
     return one is other or (not isinstance(one, torch.Tensor) and type(one) is type(other) and bool(one == other))
 
 
-@contextlib.contextmanager
-def uncollected() -> Iterator[None]:
-    """Context manager without collections of reference cycles, which take a fifth of a compilation's time.
-
-    Graphs are many small objects that live until the end of the compilation.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-__all__ = ["Traced", "copied", "uncollected"]
+__all__ = ["Traced", "copied"]

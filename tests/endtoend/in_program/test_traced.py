@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.utils import compilation_time_metrics
 
-from autotune.in_program.traced import Traced, copied, uncollected
+from autotune.in_program.traced import Traced, copied
 from autotune.runtime.backend import compile_graph
 
 TRACING = ("aot_trace_joint_graph", "min_cut_rematerialization_partition")
@@ -45,10 +45,10 @@ class Compilations:
         if not self._again:
             return compile_graph(gm, inputs, options, cached=False)
         traced = Traced()
-        with traced.kept(), uncollected():
+        with traced.kept():
             compile_graph(copied(gm), inputs, options, bare=True, cached=False)
         before = self._count()
-        with traced.given(), uncollected():
+        with traced.given():
             code = compile_graph(gm, inputs, options, cached=False)
         self.traced += self._count() - before
         return code
