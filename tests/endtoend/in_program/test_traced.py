@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import compilation_time_metrics
+from torch._dynamo.utils import compilation_time_metrics, counters
+from torch._functorch import config as functorch
 
 from autotune.in_program.traced import Traced, copied
 from autotune.runtime.backend import compile_graph
+from autotune.store import Store
 
 TRACING = ("aot_trace_joint_graph", "min_cut_rematerialization_partition")
 
@@ -38,18 +41,18 @@ class Compilations:
         traced: number of traces and partitions in the second compilations.
     """
 
-    def __init__(self, *, again: bool) -> None:
-        self._again, self.traced = again, 0
+    def __init__(self, *, again: bool, cached: bool = False) -> None:
+        self._again, self._cached, self.traced = again, cached, 0
 
     def __call__(self, gm: Any, inputs: Any, **options: Any) -> Any:
         if not self._again:
-            return compile_graph(gm, inputs, options, cached=False)
+            return compile_graph(gm, inputs, options, cached=self._cached)
         traced = Traced()
         with traced.kept():
             compile_graph(copied(gm), inputs, options, bare=True, cached=False)
         before = self._count()
         with traced.given():
-            code = compile_graph(gm, inputs, options, cached=False)
+            code = compile_graph(gm, inputs, options, cached=self._cached)
         self.traced += self._count() - before
         return code
 
@@ -65,10 +68,12 @@ def _no_graphs_of_others(db: str) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def steps(again: bool, *, train: bool, dynamic: bool) -> tuple[list[Tensor], Compilations]:
+def steps(
+    again: bool, *, train: bool, dynamic: bool = False, cached: bool = False
+) -> tuple[list[Tensor], Compilations]:
     """Results and gradients of some steps, by one or by two compilations."""
     torch.manual_seed(0)
-    model, backend = Model().train(train), Compilations(again=again)
+    model, backend = Model().train(train), Compilations(again=again, cached=cached)
     run, found = torch.compile(model, backend=backend, dynamic=dynamic), []
     for k in range(3):
         ids = torch.randint(0, 16, (24 + (8 * k if dynamic else 0),))
@@ -108,3 +113,19 @@ def test_other_inputs_are_traced() -> None:
     x = torch.randn(8, 16, requires_grad=True)
     torch.compile(lambda x: nn.functional.gelu(x).sum(), backend=compile_twice)(x).backward()
     assert counted[0] > 0
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_the_next_process_finds_the_code_in_the_caches(
+    train: bool, db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with Store.open(db):  # a search creates it
+        pass
+    with torch._inductor.config.patch(fx_graph_cache=True), functorch.patch(enable_autograd_cache=True):
+        found, _ = steps(True, train=train, cached=True)
+        torch._dynamo.reset()
+        counters.clear()
+        again, _ = steps(False, train=train, cached=True)
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+    torch.testing.assert_close(found, again)
