@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import compilation_time_metrics, counters
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch
+from torch._functorch._aot_autograd import graph_compile
+from torch._inductor import compile_fx
 
 from autotune.in_program.traced import Traced, copied
 from autotune.runtime.backend import compile_graph
 from autotune.store import Store
 
-TRACING = ("aot_trace_joint_graph", "min_cut_rematerialization_partition")
+TRACING = (
+    (graph_compile, "aot_dispatch_autograd_graph"),
+    (graph_compile, "aot_dispatch_base_graph"),
+    (compile_fx, "partition_fn"),
+)
 
 
 class Model(nn.Module):
@@ -50,15 +58,17 @@ class Compilations:
         traced = Traced()
         with traced.kept():
             compile_graph(copied(gm), inputs, options, bare=True, cached=False)
-        before = self._count()
-        with traced.given():
+        with counting() as calls, traced.given():
             code = compile_graph(gm, inputs, options, cached=self._cached)
-        self.traced += self._count() - before
+        self.traced += sum(call.call_count for call in calls)
         return code
 
-    @staticmethod
-    def _count() -> int:
-        return sum(len(compilation_time_metrics.get(name, ())) for name in TRACING)
+
+@contextlib.contextmanager
+def counting() -> Iterator[list[mock.Mock]]:
+    """Context manager that counts the calls of torch's functions."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(mock.patch.object(of, name, wraps=getattr(of, name))) for of, name in TRACING]
 
 
 @pytest.fixture(autouse=True)
@@ -104,10 +114,9 @@ def test_other_inputs_are_traced() -> None:
         with traced.kept():
             compile_graph(copied(gm), inputs, options, bare=True, cached=False)
         others = [torch.empty_like(x) if isinstance(x, Tensor) else x for x in inputs]
-        before = Compilations._count()
-        with traced.given():
+        with counting() as calls, traced.given():
             code = compile_graph(gm, others, options, cached=False)
-        counted.append(Compilations._count() - before)
+        counted.append(sum(call.call_count for call in calls))
         return code
 
     x = torch.randn(8, 16, requires_grad=True)
