@@ -27,7 +27,7 @@ BLOCK = 4
 """Steps of a block; the first one, which follows the other code, is not timed."""
 ROUNDS = 8
 """Blocks of each code. A round has one of each; every second round begins with the code after the search."""
-LEAST_US, MOST_STEPS = 10_000.0, 16
+LEAST_US, MOST_STEPS = 10_000.0, 8
 """Shorter steps are timed together, at most so many: the host's noise is a few milliseconds."""
 _OTHERS = 1
 """The code after the search is given up if it is slower in all rounds but so many, as 4% of equal codes would be."""

@@ -30,7 +30,7 @@ from autotune.measure.wire import prepare
 WARM_STEPS = 10
 CONTEST_STEPS = 80
 """Warm-up of a contender that searches: its contest between two codes takes 70 steps, or more of steps below 10 ms."""
-MOST_STEPS = 1100
+MOST_STEPS = 600
 _COMPILING_STEPS = 5
 """Steps that may compile something: a search among them needs the lock of the device."""
 _WAKE_STEPS = 3
