@@ -161,14 +161,17 @@ class _ChannelsLast(Strides):
         return self._moved[x]
 
     def _told(self, node: fx.Node, operands: list[fx.Node]) -> list[fx.Node]:
-        """The operands, with the strides of one changed if all are ambiguous.
+        """The operands, with the strides of the input or the kernel changed if those of both are ambiguous.
 
-        With one channel or one pixel, the strides of both formats are the same.
+        With one channel or one pixel, the strides of both formats are the same. PyTorch decides by these two, and the
+        backward pass of a first convolution would copy its gradient back: 2 of 35 ms of a 3D U-Net's step.
         """
-        if any(x.meta["val"].shape[1] > 1 and x.meta["val"].shape[2:].numel() > 1 for x in operands):
+        decisive = range(len(operands) - 2, len(operands))
+        shapes = [operands[k].meta["val"].shape for k in decisive]
+        if any(shape[1] > 1 and shape[2:].numel() > 1 for shape in shapes):
             return operands
-        for k, x in enumerate(operands):
-            shape = x.meta["val"].shape
+        for k, shape in zip(decisive, shapes, strict=True):
+            x = operands[k]
             if shape[2:].numel() > 1:
                 operands[k] = Calls(node)(aten.as_strided.default, x, list(shape), _strides_last(shape))
                 break

@@ -290,6 +290,26 @@ def test_of_one_dimension_or_symbolic_shapes_it_stays_as_it_is(forced: list[bool
     assert not forced
 
 
+@pytest.mark.parametrize(
+    ("module", "given"),
+    [(Volumes, volume), (lambda: nn.Sequential(conv(1, 6), nn.ReLU(), conv(6, 4)), spatial)],
+    ids=["3D", "2D"],
+)
+def test_a_first_convolution_of_one_channel_takes_its_gradient_channels_last(
+    module: Callable[[], nn.Module], given: Callable[[], Tensor], forced: list[bool]
+) -> None:
+    """PyTorch chooses the format by the input and the kernel, whose strides say nothing with one channel."""
+    seen: list[fx.GraphModule] = []
+    x = given()[:, :1].contiguous()
+    run_graphs(module(), seen)(x).square().mean().backward()
+    assert forced == [False]
+    backward = [n for gm in seen for n in gm.graph.nodes if n.target is aten.convolution_backward.default]
+    (first,) = {n for n in backward if n.args[1].meta["val"].shape[1] == 1}
+    gradient, image = (n.meta["val"] for n in first.args[:2])
+    assert gradient.stride(1) == image.stride(1) == image.stride(-1) == 1
+    assert x.stride(1) > 1
+
+
 def test_volumes_are_converted_in_half_precision_on_gpus() -> None:
     def wanted(
         *kernels: tuple[int, int], dtype: torch.dtype = torch.float16, cuda: bool = True, groups: int = 1
