@@ -32,8 +32,9 @@ def markdown(data: Mapping[str, Any]) -> str:
     for case in data["cases"]:
         times = [_number(case[key]) for key in ("compile_ms", "search_ms")]
         lines.append(f"| {case['about']} | {' | '.join(times)} | {_times(gain(case))} | {_times(later_gain(case))} |")
-    means = [_mean([gain(case) for case in data["cases"]]), _mean([later_gain(case) for case in data["cases"]])]
-    lines.append(f"| geometric mean of {len(data['cases'])} | | | {' | '.join(means)} |")
+    found = [[g for case in data["cases"] if (g := of_case(case))] for of_case in (gain, later_gain)]
+    means = " | ".join(_times(geometric_mean(values) if values else None) for values in found)
+    lines.append(f"| geometric mean of {len(found[0])} | | | {means} |")
     seconds = next((case["search_s"] for case in data["cases"] if case.get("search_s")), 0)
     about = f"{data['device']}, torch {data['versions']['torch']}, {data['when'][:10]}; searches of {seconds:.0f} s."
     return "\n".join([*lines, "", " ".join([about, *_starts(data["cases"])])]) + "\n"
@@ -103,8 +104,3 @@ def _number(value: float | None) -> str:
 
 def _times(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}x"
-
-
-def _mean(values: Sequence[float | None]) -> str:
-    found = [value for value in values if value]
-    return f"{geometric_mean(found):.2f}x" if found else "–"

@@ -35,7 +35,6 @@ MODELS = len(read(RESULTS / "h200/real_models.json")["cases"])
         ("docs/how-to/search.md", r"a suite of (\d+) cases", len(CASES)),
         ("docs/explanation/benchmarks.md", r"The suite has (\d+) scenarios", SCENARIOS),
         ("docs/how-to/overlap.md", r"--list +# (\d+) scenarios", SCENARIOS),
-        ("ARCHITECTURE.md", r"`benchmarks/c3_scenarios.toml` \((\d+) scenarios\)", SCENARIOS),
         ("docs/explanation/benchmarks.md", r"measures (\d+) programs as their users", len(PROGRAMS)),
         ("docs/explanation/benchmarks.md", r"The benchmark's (\d+) models", MODELS),
         ("README.md", r"(\d+) models of transformers and timm", MODELS),

@@ -183,11 +183,15 @@ def _chosen(
 
 
 def _speaks_of(verdict: Verdict, schedules: Sequence[Schedule]) -> bool:
-    """Return True if the schedules of all of a verdict's regions are exported."""
+    """Return True if a verdict is about exported schedules, and all that its step ran are exported.
+
+    A region that it leaves to Inductor may have no schedule: a search in a program leaves all regions of a graph.
+    """
     listed = verdict.record.get("families")
     families = listed if isinstance(listed, list) else []
-    needed = {*verdict.left, *(str(f.get("workload")) for f in families if isinstance(f, dict))}
-    return bool(needed) and needed <= {s.key.workload for s in schedules if s.key.device == verdict.device}
+    named = {*verdict.left, *(str(f.get("workload")) for f in families if isinstance(f, dict))}
+    exported = {s.key.workload for s in schedules if s.key.device == verdict.device}
+    return bool(named & exported) and named - {*verdict.left} <= exported
 
 
 def _best(schedules: Iterable[Schedule]) -> list[Schedule]:

@@ -55,8 +55,18 @@ def test_the_site_is_whole_and_loads_nothing_from_elsewhere(tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     loaded = re.compile(r'<(?:script|link|img)[^>]*(?:src|href)="?(?:https?:)?//')
-    for file in (tmp_path / "site").rglob("*.html"):
-        assert not loaded.search(file.read_text()), file.name
+    texts = {str(file.relative_to(tmp_path / "site")): file.read_text() for file in (tmp_path / "site").rglob("*.html")}
+    assert [name for name, text in texts.items() if loaded.search(text)] == []
+    commands, decisions, python = (
+        texts[f"{n}.html"] for n in ("reference/commands", "decisions/index", "reference/python")
+    )
+    assert all(word in commands for word in ("autotune db prune", "--matmul-precision", "autotune search c3", "--gemm"))
+    assert all(f"{record.name[:3]}: " in decisions for record in (ROOT / "docs/decisions").glob("0*.md"))
+    assert all(
+        f'<h3 id="{target}"' in python
+        for target in re.findall(r"::: (\S+)", (ROOT / "docs/reference/python.md").read_text())
+    )
+    assert not re.search(r":(?:func|class|mod):", "".join(texts.values())), "roles of Sphinx"
 
 
 def test_dead_links_are_found(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UserError
-from autotune.store import Snapshot, Store, attach
+from autotune.store import Snapshot, Store, Verdict, attach
 from autotune.store.connection import migrate
 from autotune.store.reading import Match, Reader
 from autotune.store.snapshots.form import is_snapshot
@@ -86,6 +86,22 @@ def test_what_is_asked_for(store: Store, tmp_path: Path) -> None:
     assert refused.schedules == 5
     assert len(refused.left_out) == 1
     assert "too slow" in refused.left_out[0]
+
+
+def test_a_verdict_leaves_regions_without_a_schedule(store: Store, tmp_path: Path) -> None:
+    """A search in a program that lost its comparison leaves all regions, those that it did not reach among them."""
+    known, missed = workload(32).fingerprint, "0" * 64
+    families = [{"workload": known}, {"workload": missed}]
+    cases = {"a": ((known, missed), {}, True), "b": ((missed,), {"families": families}, True),
+             "c": ((), {"families": families}, False), "d": ((missed,), {}, False)}  # fmt: skip
+    for graph, (left, record, _) in cases.items():
+        store.put_verdicts([Verdict(graph * 64, GPU.fingerprint, ENVIRONMENT.strict, "default", left, record, 60.0)])
+    path = tmp_path / "left.atdb"
+    export_snapshot(store, path)
+    reader = Snapshot(path)
+    for graph, (left, _, stays) in cases.items():
+        found = reader.get_verdict(graph * 64, GPU.fingerprint, ENVIRONMENT, "default")
+        assert (found.left if found else None) == (left if stays else None), graph
 
 
 def test_only_the_best(store: Store, tmp_path: Path) -> None:
