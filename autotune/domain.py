@@ -30,7 +30,7 @@ class Missed:
     Attributes:
         count: number of workloads.
         search: takes the parsed arguments and the seconds for all of them (None for no limit), and returns an
-            ``autotune.cli.searching.Searched``.
+            ``autotune.cli.searching.SearchOutcome``.
     """
 
     count: int

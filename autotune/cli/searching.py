@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchOutcome:
     """The outcome of a search of workloads of one domain.
 
     Attributes:
@@ -88,7 +88,7 @@ def not_begun(workloads: int, results: Sequence[Result]) -> int:
     return workloads - sum(result.begun for result in results)
 
 
-def conclude(done: Sequence[Searched], json: bool, advice: str = "") -> int:
+def conclude(done: Sequence[SearchOutcome], json: bool, advice: str = "") -> int:
     """Print the outcome of a search; returns the exit code.
 
     Args:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from autotune.bench.decide import Decision
-    from autotune.cli.searching import Searched
+    from autotune.cli.searching import SearchOutcome
     from autotune.store import Store, Verdict
 
 LIMIT_S = 120.0
@@ -53,7 +53,7 @@ def reserved_s(args: argparse.Namespace) -> float:
 
 
 def decide_step(
-    args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str
+    args: argparse.Namespace, device: str, store: Store, searched: SearchOutcome, command: str
 ) -> list[Decision]:
     """Time the step of the searched program, store the verdicts and print the decision on stderr.
 

@@ -26,7 +26,7 @@ from autotune.cli.options import (
 )
 from autotune.cli.output import machine_output, microseconds, print_table, total
 from autotune.cli.searching import (
-    Searched,
+    SearchOutcome,
     add_ray,
     call_on_node,
     conclude,
@@ -97,11 +97,11 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search; returns 0, 1 if nothing could be measured, or 130 if it was interrupted."""
     own = command_of(args.domain, "search")
-    return own(args) if own is not None else search(args, Steps())
+    return own(args) if own is not None else search(args, SearchHooks())
 
 
-class Steps:
-    """Steps of a search that depend on a domain's own options. These are the defaults, for a domain without options.
+class SearchHooks:
+    """Parts of a search that depend on a domain's own options. These are the defaults, for a domain without options.
 
     With a cluster, :meth:`capture` and :meth:`finish` are called on a node that has the device.
     """
@@ -131,7 +131,9 @@ class Steps:
         """Seconds of ``--timeout`` reserved for :meth:`finish`."""
         return 0.0
 
-    def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
+    def finish(
+        self, args: argparse.Namespace, device: str, store: Store, searched: SearchOutcome, command: str
+    ) -> SearchOutcome:
         """Finish a target after its search; returns the result to print."""
         return searched
 
@@ -144,7 +146,7 @@ class Steps:
         return []
 
 
-def search(args: argparse.Namespace, steps: Steps) -> int:
+def search(args: argparse.Namespace, hooks: SearchHooks) -> int:
     """Search a target's workloads, or what deployments missed; returns the exit code."""
     if args.also and not args.target:
         raise UserError("--also adds a target: name the first one as TARGET")
@@ -152,22 +154,22 @@ def search(args: argparse.Namespace, steps: Steps) -> int:
         raise UserError("--missed takes its workloads from the database: leave out TARGET and --inputs")
     if not args.missed and not args.target:
         raise UserError("name a target: autotune search DOMAIN TARGET (`autotune workloads` lists built-in targets)")
-    domain = args.domain or (DEFAULT if steps.confines(args) else None)
+    domain = args.domain or (DEFAULT if hooks.confines(args) else None)
     with machine_output(args.json) as emit, joined_cluster(args) as cluster:
         from autotune.device import resolve_devices
         from autotune.store import Store
 
         devices = [cluster.device] if cluster else resolve_devices(args.device)
-        steps.check(args, devices)
+        hooks.check(args, devices)
         if domain is None and any(other.serves() for other in every_domain().values()):
             return 0
         with Store.open(args.db, existing=bool(args.missed and args.db)) as store:
-            own = Search(args, devices, store, steps, cluster)
+            own = Search(args, devices, store, hooks, cluster)
             done = own.missed(domain) if args.missed else own.targets()
         # One JSON object: the answers of further domains or kinds of devices are entries under their names.
         first, *others = done
         emit({**done[first].answer, **{name: done[name].answer for name in others}})
-    return conclude(list(done.values()), args.json, steps.advice(args))
+    return conclude(list(done.values()), args.json, hooks.advice(args))
 
 
 @dataclass(frozen=True)
@@ -182,17 +184,17 @@ class Search:
     args: argparse.Namespace
     devices: Sequence[str]
     store: Store
-    steps: Steps
+    hooks: SearchHooks
     cluster: Cluster | None = None
 
-    def targets(self) -> dict[str, Searched]:
+    def targets(self) -> dict[str, SearchOutcome]:
         """Search TARGET and those of ``--also``; a workload of several targets is searched once."""
         each, begin = {of.target: of for of in _each_target(self.args)}, time.monotonic()
         captured: dict[str, Counted] = {}
         notes: list[Mapping[str, Any]] = []
         for name, of in each.items():
             given = (of, self.devices[0], self.store)
-            captured[name], noted, self.args.space = call_on_node(self.cluster, self.steps.captured, *given)
+            captured[name], noted, self.args.space = call_on_node(self.cluster, self.hooks.captured, *given)
             notes.append(noted)
         counts: Counter[str] = Counter()
         workloads: dict[str, Workload] = {}
@@ -207,10 +209,10 @@ class Search:
         about = {**about, "numerics": notes[-1].get("numerics", {})}
         captured_s, limit = time.monotonic() - begin, self.args.timeout
         if limit is not None:
-            limit = max(1.0, limit - sum(map(self.steps.reserved_s, each.values())))
+            limit = max(1.0, limit - sum(map(self.hooks.reserved_s, each.values())))
         done = self.run(", ".join(each), every, limit, about)
         searched_s = time.monotonic() - begin - captured_s
-        finished: dict[str, Searched] = {}
+        finished: dict[str, SearchOutcome] = {}
         for i, (name, searched) in enumerate(done.items()):
             kind = self.cluster.kinds[i] if self.cluster else None
             for target, of in each.items():
@@ -224,11 +226,11 @@ class Search:
                 print(f"autotune: time: {text}{cut}", file=sys.stderr)
         return finished
 
-    def _finished(self, args: argparse.Namespace, searched: Searched, kind: Kind | None) -> Searched:
-        """The result of a target on a kind of device, after :meth:`Steps.finish` on such a device."""
-        given = (self.steps.finish, args, self.devices[0], self.store, searched, _command(args, self.steps))
+    def _finished(self, args: argparse.Namespace, searched: SearchOutcome, kind: Kind | None) -> SearchOutcome:
+        """The result of a target on a kind of device, after :meth:`SearchHooks.finish` on such a device."""
+        given = (self.hooks.finish, args, self.devices[0], self.store, searched, _command(args, self.hooks))
         try:
-            found: Searched = call_on_node(self.cluster, *given, kind=kind)
+            found: SearchOutcome = call_on_node(self.cluster, *given, kind=kind)
         except UserError as error:
             if self.cluster is None:
                 raise
@@ -236,7 +238,7 @@ class Search:
             return searched
         return found
 
-    def missed(self, domain: str | None) -> dict[str, Searched]:
+    def missed(self, domain: str | None) -> dict[str, SearchOutcome]:
         """Search missed workloads of ``domain``, or of all; domains with their own search of misses come last."""
         begin, device, args = time.monotonic(), self.devices[0], self.args
         counted = call_on_node(self.cluster, _missed, args, device, self.store)
@@ -245,7 +247,7 @@ class Search:
         if not counted and not others:
             how = "backend='autotune'" if domain else "backend='autotune' or autotune.overlap"
             raise UserError(f"{self.store.name} has no missed workload of this device: first run the model with {how}")
-        done: dict[str, Searched] = {}
+        done: dict[str, SearchOutcome] = {}
         left = len(counted) + sum(found.count for found in others.values())
 
         def granted(count: int) -> float | None:
@@ -264,7 +266,7 @@ class Search:
                 left -= found.count
         return done
 
-    def in_step(self, searched: Searched, workloads: Sequence[Workload]) -> Sequence[Result]:
+    def in_step(self, searched: SearchOutcome, workloads: Sequence[Workload]) -> Sequence[Result]:
         """Search regions with another memory layout in a target's step than the search saw, and print their results.
 
         Args:
@@ -287,7 +289,7 @@ class Search:
 
     def run(
         self, name: str, counted: Counted, timeout: float | None, notes: Mapping[str, Any] | None = None
-    ) -> dict[str, Searched]:
+    ) -> dict[str, SearchOutcome]:
         """Search workloads that are measured on one device each, with the options of the command.
 
         Args:
@@ -318,12 +320,12 @@ class Search:
             self.store,
             [workload for workload, _ in counted],
             timeout,
-            _command(args, self.steps),
+            _command(args, self.hooks),
             weights=time_weights(counted),
             notes=notes,
             numerics=notes.get("numerics") if notes else None,
             cluster=cluster,
-            **self.steps.options(args, devices[0]),
+            **self.hooks.options(args, devices[0]),
         )
         if cluster is None:
             return {kind: self._searched(name, ",".join(devices), where.fingerprint, counted, results)}
@@ -335,7 +337,7 @@ class Search:
 
     def _searched(
         self, name: str, device: str, fingerprint: str, counted: Counted, results: Sequence[Result]
-    ) -> Searched:
+    ) -> SearchOutcome:
         """The outcome on one kind of device with this name and fingerprint."""
         reasons = {result.workload: reason(self.store, result) for result in results if not result.ok}
         if self.args.missed:
@@ -343,7 +345,7 @@ class Search:
                 if result.winner and result.begun:
                     self.store.clear_miss(result.workload, fingerprint)
         captured = frozenset(workload.fingerprint for workload, _ in counted)
-        return Searched(_answer(name, device, counted, results), results, reasons, print_table, captured)
+        return SearchOutcome(_answer(name, device, counted, results), results, reasons, print_table, captured)
 
 
 def _each_target(args: argparse.Namespace) -> list[argparse.Namespace]:
@@ -364,7 +366,7 @@ def _each_target(args: argparse.Namespace) -> list[argparse.Namespace]:
     return found
 
 
-def _part(searched: Searched, target: str, counted: Counted) -> Searched:
+def _part(searched: SearchOutcome, target: str, counted: Counted) -> SearchOutcome:
     """The part of a search that was for one target."""
     own = frozenset(workload.fingerprint for workload, _ in counted)
     results = [result for result in searched.results if result.workload in own]
@@ -392,7 +394,7 @@ def _missed(args: argparse.Namespace, device: str, store: Store) -> list[tuple[W
     return found
 
 
-def _command(args: argparse.Namespace, steps: Steps) -> str:
+def _command(args: argparse.Namespace, hooks: SearchHooks) -> str:
     """The command line for the run's record, without the database's URL, which may hold a password."""
     words = ["autotune", "search", *(["--missed"] if args.missed else [args.domain, args.target])]
     for name in ("inputs", "device", "trials", "timeout", "sampler", "seed", "space"):
@@ -401,7 +403,7 @@ def _command(args: argparse.Namespace, steps: Steps) -> str:
             words += [f"--{name}", str(value)]
     words += ["--ray", args.ray] if args.ray else []
     words += [word for also in args.also for word in ("--also", *also)]
-    return shlex.join([*words, *steps.words(args)])
+    return shlex.join([*words, *hooks.words(args)])
 
 
 def _answer(name: str, device: str, counted: Counted, results: Sequence[Result]) -> dict[str, Any]:

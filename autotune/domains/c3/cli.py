@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.options import positive_int
 from autotune.cli.output import machine_output
 from autotune.cli.searching import (
-    Searched,
+    SearchOutcome,
     call_on_node,
     conclude,
     describe_nodes,
@@ -101,7 +101,7 @@ def search_scenarios(
     scenarios: Sequence[Scenario],
     timeout: float | None,
     cluster: Cluster | None = None,
-) -> Searched:
+) -> SearchOutcome:
     """Search scenarios in sequence with the command's options.
 
     Args:
@@ -129,7 +129,7 @@ def search_scenarios(
                 store.clear_miss(result.workload, where)
     left = not_begun(len(scenarios), results)
     reasons = {str(answer["fingerprint"]): str(answer["error"]) for answer in answers}
-    return Searched({**_answer(name, label, answers), "not_begun": left}, results, reasons, _show)
+    return SearchOutcome({**_answer(name, label, answers), "not_begun": left}, results, reasons, _show)
 
 
 def _show(answer: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune import numerics
 from autotune.cli import step_verdicts
 from autotune.cli.commands.lookup import answer_of, check_target, print_ladders
-from autotune.cli.commands.search import Search, Steps
+from autotune.cli.commands.search import Search, SearchHooks
 from autotune.cli.commands.search import search as search_with
 from autotune.cli.options import check_modes, command_line, positive_int
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output, microseconds
@@ -28,7 +28,7 @@ from autotune.words import plural
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.cli.searching import Searched
+    from autotune.cli.searching import SearchOutcome
     from autotune.domains.fusion.program_spec import Captured
     from autotune.store import Store, Verdict
 
@@ -91,11 +91,11 @@ def search(args: argparse.Namespace) -> int:
     if args.missed and (args.target or args.inputs or args.train or args.precision or args.matmul_precision):
         left_out = "TARGET, --inputs, --train, --precision and --matmul-precision"
         raise UserError(f"--missed takes its workloads from the database: leave out {left_out}")
-    return search_with(args, FusionSteps())
+    return search_with(args, FusionHooks())
 
 
-class FusionSteps(Steps):
-    """Steps of the search of a program's regions."""
+class FusionHooks(SearchHooks):
+    """Hooks of the search of a program's regions."""
 
     def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
         if args.rows and args.missed:
@@ -129,7 +129,9 @@ class FusionSteps(Steps):
     def reserved_s(self, args: argparse.Namespace) -> float:
         return step_verdicts.reserved_s(args) if _has_step(args) else 0.0
 
-    def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
+    def finish(
+        self, args: argparse.Namespace, device: str, store: Store, searched: SearchOutcome, command: str
+    ) -> SearchOutcome:
         if not _has_step(args):
             return searched
         from autotune.bench.decide import regions_in_other_layout

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.commands.lookup import check_target
-from autotune.cli.commands.search import Steps
+from autotune.cli.commands.search import SearchHooks
 from autotune.cli.commands.search import search as search_with
 from autotune.cli.output import console, figure_text, is_busy, machine_output, print_busy_note, ratio
 from autotune.domain import figure_of, place
@@ -23,7 +23,7 @@ from autotune.store import attached
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.cli.searching import Searched
+    from autotune.cli.searching import SearchOutcome
     from autotune.store import Store
 
 
@@ -38,11 +38,11 @@ def search(args: argparse.Namespace) -> int:
         raise UserError("--missed takes the shapes from the database: leave out --shapes")
     own = argparse.Namespace(**vars(args))
     own.kernel_missed, own.missed = args.missed, False
-    return search_with(own, KernelSteps())
+    return search_with(own, KernelHooks())
 
 
-class KernelSteps(Steps):
-    """Steps of the search of a kernel's keys."""
+class KernelHooks(SearchHooks):
+    """Hooks of the search of a kernel's keys."""
 
     def check(self, args: argparse.Namespace, devices: Sequence[str]) -> None:
         if args.shapes:  # report an error in the file before any process starts
@@ -68,7 +68,9 @@ class KernelSteps(Steps):
             counts = [1] * len(workloads)
         return list(zip(workloads, counts, strict=True)), {"kernel": kernel.name}
 
-    def finish(self, args: argparse.Namespace, device: str, store: Store, searched: Searched, command: str) -> Searched:
+    def finish(
+        self, args: argparse.Namespace, device: str, store: Store, searched: SearchOutcome, command: str
+    ) -> SearchOutcome:
         return replace(searched, answer=with_figures(searched.answer, args.target, store), show=print_search)
 
 

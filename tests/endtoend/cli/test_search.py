@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.searching import Searched, conclude, not_begun
+from autotune.cli.searching import SearchOutcome, conclude, not_begun
 from autotune.device import identify
 from autotune.measure.policy import default_policy
 from autotune.store import Store
@@ -114,7 +114,7 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
     results = [Result(c, c, "toy", "cpu", "p", best={"a": 1}, begun=c == "a") for c in "abc"]
     left = not_begun(5, results)
     assert left == 4
-    assert conclude([Searched({"not_begun": left}, results, {}, print)], json=True) == 0
+    assert conclude([SearchOutcome({"not_begun": left}, results, {}, print)], json=True) == 0
     assert "before 4 workloads were begun (2 with an earlier result): " in capsys.readouterr().err
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune import api
-from autotune.cli.searching import Searched, conclude
+from autotune.cli.searching import SearchOutcome, conclude
 from autotune.errors import UserError
 from autotune.measure.outcome import Blame, blame
 from autotune.measure.policy import Policy
@@ -46,7 +46,7 @@ def test_a_fault_that_stays_ends_the_search_and_is_no_candidates(
     assert not result.ok
     assert statuses(store) == set()
     assert store.stats()["claims"] == 0
-    assert conclude([Searched({"not_begun": 1}, results, {}, lambda answer: None)], json=False) == 1
+    assert conclude([SearchOutcome({"not_begun": 1}, results, {}, lambda answer: None)], json=False) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("autotune: STOPPED, the machine failed on toy 64x256: ")
 
@@ -59,7 +59,7 @@ def test_a_workload_that_there_is_no_memory_for_does_not_end_the_search(
     assert not any(result.fault for result in results)
     assert "allocate memory" in results[0].error
     assert statuses(store) == {Status.OK}
-    assert conclude([Searched({"not_begun": 0}, results, {}, lambda answer: None)], json=False) == 0
+    assert conclude([SearchOutcome({"not_begun": 0}, results, {}, lambda answer: None)], json=False) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("autotune: NOTHING COULD BE MEASURED for toy ")
 
@@ -71,7 +71,7 @@ def test_a_full_disk_after_some_candidates_decides_nothing(tune: Search, store: 
     assert result.ok  # the default works, and is known
     assert (result.winner, store.schedules()) == ("", [])
     assert statuses(store) == {Status.OK}
-    assert conclude([Searched({}, [result], {}, lambda answer: None)], json=True) == 1
+    assert conclude([SearchOutcome({}, [result], {}, lambda answer: None)], json=True) == 1
     assert "No space left on device" in result.error
 
 

@@ -43,7 +43,7 @@ def test_both_ways_to_start_a_search_share_so(monkeypatch: pytest.MonkeyPatch, u
     api.search([large], device="cpu", db=url, weights={"mine": 2.0})
     args = build_parser().parse_args(["search", "--missed", "--device", "cpu", "--trials", "1"])
     with Store.open(url) as store:
-        search.Search(args, ["cpu"], store, search.Steps()).run("missed workloads", [(large, 2), (tiny, 1)], None)
+        search.Search(args, ["cpu"], store, search.SearchHooks()).run("missed workloads", [(large, 2), (tiny, 1)], None)
     assert [options["weights"] for options in seen] == [
         {large.fingerprint: 8.0, tiny.fingerprint: 1.0},
         {large.fingerprint: 8.0},
