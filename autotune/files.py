@@ -142,6 +142,13 @@ def cache_folder(name: str) -> Path:
     return Path(os.environ.get("AUTOTUNE_CACHE_DIR") or _user_cache()) / name
 
 
+def default_database() -> Path:
+    """The default database: ``autotune.db`` in the user's data folder."""
+    import platformdirs
+
+    return Path(platformdirs.user_data_dir("autotune")) / "autotune.db"
+
+
 def _user_cache() -> str:
     try:
         import platformdirs

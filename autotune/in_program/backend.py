@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from autotune.errors import UserError
-from autotune.in_program.budget import asked
+from autotune.in_program.budget import asked, is_enough
 from autotune.in_program.predicts import predicts
 from autotune.runtime.backend import Compiled, compile_graph
 from autotune.runtime.settings import Verify
@@ -67,14 +67,20 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, A
     predicted, rest = predicts(rest)
     if not (seconds or predicted) or _ahead_of_time():
         return compile_graph(gm, inputs, rest, verify=verify)
-    # Imported for a search only: deployment does not need them.
-    from autotune.in_program import search, unsearched
+    from autotune.runtime.inductor.code import earlier
     from autotune.runtime.inductor.verdict import base_mode
 
-    def once(gm: fx.GraphModule, inputs: Sequence[Any], *, bare: bool = False, cached: bool = True) -> Compiled:
-        return compile_graph(gm, inputs, rest, verify=verify, bare=bare, cached=cached)
-
     mode = base_mode(rest.get("mode"))
+    code = earlier(gm, inputs, mode)
+    if code is not None and is_enough(code.budget_s, seconds):
+        code.load()
+        return compile_graph(gm, inputs, rest, verify=verify, code=code.name)
+    # Imported for a search only: deployment does not need them.
+    from autotune.in_program import search, unsearched
+
+    def once(gm: fx.GraphModule, inputs: Sequence[Any], *, bare: bool = False, code: str = "") -> Compiled:
+        return compile_graph(gm, inputs, rest, verify=verify, bare=bare, code=code)
+
     found: Compiled = (
         search.compiled(gm, inputs, seconds, mode, once) if seconds else unsearched.compiled(gm, inputs, mode, once)
     )

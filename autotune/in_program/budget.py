@@ -15,6 +15,9 @@ from autotune.runtime.deployment import deployment
 
 OPTION, VARIABLE = "search", "AUTOTUNE_SEARCH"
 
+_MORE_S = 1.5
+"""A graph is searched again with a budget that is larger by this factor."""
+
 _lock = threading.RLock()
 _tuning: list[float] = []
 _spent_s = 0.0
@@ -93,6 +96,11 @@ def asked(options: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         return 0.0, rest
 
 
+def is_enough(before: float, seconds: float) -> bool:
+    """True if a graph that was searched with a budget of ``before`` seconds is not searched again with ``seconds``."""
+    return _MORE_S * before >= seconds
+
+
 def left_s(seconds: float) -> float:
     """The rest of a budget of ``seconds``, which all searches of the process share."""
     return seconds - _spent_s
@@ -110,4 +118,4 @@ def spending() -> Iterator[None]:
             _spent_s += time.monotonic() - begin
 
 
-__all__ = ["asked", "left_s", "parse", "spending", "tuning"]
+__all__ = ["asked", "is_enough", "left_s", "parse", "spending", "tuning"]

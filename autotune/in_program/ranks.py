@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import re
 import socket
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import fx
-
-from autotune.device import identify
 from autotune.runtime.deployment import deployment
 
 COMPILE_S = 3600.0
@@ -68,7 +62,7 @@ def turn(graph: str) -> Iterator[Turn]:
     """Context manager of this rank's part in the search of a graph, which always releases the others at its end.
 
     Args:
-        graph: result of :func:`name_of`. Ranks of one host share a database and a search.
+        graph: of :func:`autotune.runtime.inductor.code.name_of`. Ranks of one host share a database and a search.
     """
     mine = Turn(_store(), f"autotune/search/{socket.gethostname()}/{graph}")
     try:
@@ -87,22 +81,4 @@ def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def name_of(gm: fx.GraphModule, device: str) -> str:
-    """Return the SHA-256 of a Dynamo graph: its code, the layouts of its inputs, and the kind of device.
-
-    Args:
-        device: "cpu" or "cuda:N"; its index does not matter.
-    """
-    layouts = [_layout(node.meta.get("example_value")) for node in gm.graph.nodes if node.op == "placeholder"]
-    code = gm.graph.python_code("self").src  # gm.code would change the graph's key in torch's caches
-    text = re.sub(r"cuda:\d+", "cuda", f"{code}{layouts}")
-    return hashlib.sha256(f"{text}{identify(device).fingerprint}".encode()).hexdigest()
-
-
-def _layout(value: Any) -> str:
-    if not isinstance(value, torch.Tensor):
-        return type(value).__name__
-    return f"{value.dtype}{tuple(value.shape)}{value.requires_grad}"
-
-
-__all__ = ["Turn", "name_of", "turn"]
+__all__ = ["Turn", "turn"]

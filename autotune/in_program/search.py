@@ -14,22 +14,23 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._functorch import config as functorch
 
 from autotune import numerics
 from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
-from autotune.in_program.budget import left_s, spending
+from autotune.in_program.budget import is_enough, left_s, spending
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
 from autotune.in_program.processes import Processes, shares
-from autotune.in_program.ranks import Turn, name_of, turn
+from autotune.in_program.ranks import Turn, turn
 from autotune.in_program.telling import Teller, tell
 from autotune.in_program.traced import Traced, copied
 from autotune.runtime.deployment import Counted, deployment
+from autotune.runtime.inductor.code import Code, device_of, name_of, new_name, scope_of, stored_code
 from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveying
 from autotune.runtime.inductor.verdict import stored_verdict
 from autotune.store.records import Verdict
@@ -37,6 +38,7 @@ from autotune.words import microseconds, plural
 
 if TYPE_CHECKING:
     from autotune.store import Store
+    from autotune.store.reading import Scope
     from autotune.tuner.result import Progress, Result
     from autotune.workload import Workload
 
@@ -44,8 +46,6 @@ log = logging.getLogger("autotune")
 
 _SHARE = 0.9
 """Share of the remaining budget for one graph, since others may follow."""
-_MORE_S = 1.5
-"""A graph is searched again with a budget that is larger by this factor."""
 LEAST_S = 5.0
 """Minimum seconds for a search: its worker takes most of them to start."""
 _LEAST_SHARE = 0.5
@@ -63,7 +63,7 @@ _REGION_S = 4.0
 """Seconds that a region gets beyond its first candidates, at least."""
 
 Compile = Callable[..., Any]
-"""Compiles a graph for inputs; ``bare`` and ``cached`` as of :func:`autotune.runtime.backend.compile_graph`."""
+"""Compiles a graph for inputs; ``bare`` and ``code`` as of :func:`autotune.runtime.backend.compile_graph`."""
 
 _contest: Contest | None = None
 
@@ -72,7 +72,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     """Compile a graph, search the regions that lack a schedule, and compile it again.
 
     A failure warns once and leaves the code of the first compilation. A graph that a search with such a budget has
-    finished is compiled once.
+    finished is compiled once. A graph that was compiled and not searched comes from torch's caches.
 
     Args:
         seconds: the budget of the process; of its rest, this graph's search takes what :func:`granted_s` returns.
@@ -81,8 +81,8 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     Raises:
         KeyboardInterrupt: the user interrupted the search. Its results are stored.
     """
-    device = _device_of(inputs)
-    if device is None or left_s(seconds) < LEAST_S or not _storing():
+    device = device_of(inputs)
+    if device is None or not _storing():
         return compile_once(gm, inputs)
     name = name_of(gm, device)
     if _was_searched(name, device, mode, seconds):
@@ -91,19 +91,17 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
         if not mine.mine:
             mine.wait()
             return compile_once(gm, inputs)
-        processes.start()
-        begin = time.monotonic()
+        spent = left_s(seconds) < LEAST_S
+        if not spent:
+            processes.start()
         traced = Traced()
-        before, surveyed, apart = compile_surveyed(
-            gm, inputs, compile_once, processes.begin, traced, bare=not mine.alone
-        )
-        compile_s = time.monotonic() - begin
-        graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
-        again_s = _AGAIN * compile_s
-        granted = granted_s(left_s(seconds), again_s)
+        take = _ignore if spent else processes.begin
+        one = compile_surveyed(gm, inputs, compile_once, take, traced, name, device, mode, alone=mine.alone)
+        again_s = _AGAIN * one.compile_s
+        granted = 0.0 if spent else granted_s(left_s(seconds), again_s)
         with spending():
             try:
-                found = _searched(graphs, granted, again_s, seconds, mine, processes)
+                found = _searched(one, granted, again_s, seconds, mine, processes)
                 mine.end()  # compiling graphs with collectives needs the other ranks
                 if found and mine.alone and again_s > seconds:
                     tell(
@@ -112,20 +110,45 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
                     )
                     found = False
                 if not found and mine.alone:
-                    deployment().count_again(apart)
-                    return before
-                after = compile_again(gm, inputs, compile_once, traced)
+                    deployment().count_again(one.apart)
+                    return one.before
+                after = compile_again(gm, inputs, compile_once, traced, one.after_name)
+                _note_code([one], seconds, after=True)
             except Exception as error:
                 why = str(error) if isinstance(error, UserError) else first_line(error)
                 deployment().warn_once("search in the program", f"autotune: the search in the program failed: {why}")
                 log.debug("the search that failed", exc_info=True)
-                deployment().count_again(apart)
-                return before
-    return (
-        Frame(before, after, _joined(device, graphs, {"budget_s": seconds, "command": COMMAND}))
-        if mine.alone
-        else after
-    )
+                deployment().count_again(one.apart)
+                return one.before
+    return Frame(one.before, after, _joined(one, {"budget_s": seconds, "command": COMMAND})) if mine.alone else after
+
+
+@dataclass(frozen=True)
+class First:
+    """The first compilation of a Dynamo graph.
+
+    Attributes:
+        before: its code; ``before_name`` is its name in torch's caches, ``after_name`` that of a second compilation.
+        name: of :func:`autotune.runtime.inductor.code.name_of`.
+        graphs: the post-grad graphs.
+        apart: its separate counts.
+        compile_s: seconds that it took, or takes without caches.
+    """
+
+    before: Any
+    before_name: str
+    after_name: str
+    name: str
+    device: str
+    mode: str
+    graphs: list[Surveyed]
+    apart: Counted
+    compile_s: float
+
+    @functools.cached_property
+    def scope(self) -> Scope | None:
+        """The part of the database that its look-ups depend on, from the first use on, which follows the search."""
+        return scope_of(self.graphs)
 
 
 def compile_surveyed(
@@ -134,38 +157,56 @@ def compile_surveyed(
     compile_once: Compile,
     take: Callable[[Surveyed], object],
     traced: Traced,
+    name: str,
+    device: str,
+    mode: str,
     *,
-    bare: bool,
-) -> tuple[Any, list[Surveyed], Counted]:
+    alone: bool,
+) -> First:
     """Compile a copy of a graph, and hand each graph of it to ``take`` before Inductor lowers it.
 
-    Its misses are not recorded, since other code may replace it.
+    Its misses are not recorded, since other code may replace it. Code that an earlier process stored is not compiled.
 
     Args:
         traced: keeps the graphs for :func:`compile_again`.
-        bare: as of :func:`autotune.runtime.backend.compile_graph`.
-
-    Returns:
-        the code, its graphs, and its separate counts.
+        name, device, mode: as of :class:`First`.
+        alone: no other rank compiles this graph. Otherwise every region is left to Inductor.
     """
+    begin = time.monotonic()
+    code = stored_code(name, mode) if alone else None
     surveyed: list[Surveyed] = []
 
     def both(graph: Surveyed) -> None:
         surveyed.append(graph)
-        take(graph)
+        if code is None:
+            take(graph)
 
-    # The backward graph's regions belong to the forward graph's, and must not wait for the first backward pass.
-    eager = functorch.patch(force_non_lazy_backward_lowering=True)
+    if code is not None:
+        code.load()
+        for graph in code.graphs:
+            take(graph)
+    before_name = code.name if code is not None else new_name()
     counting = deployment().counting_apart()
-    with surveying(both), deployment().unrecorded(), counting as apart, eager, traced.kept():
-        code = compile_once(copied(gm), inputs, bare=bare, cached=False)
-    return code, surveyed, apart
+    with surveying(both), deployment().unrecorded(), counting as apart, traced.kept():
+        before = compile_once(copied(gm), inputs, bare=not alone, code=before_name)
+    compile_s = time.monotonic() - begin
+    if code is not None and not surveyed:
+        surveyed, compile_s = [*code.graphs], code.compile_s
+    return First(before, before_name, new_name(), name, device, mode, surveyed, apart, compile_s)
 
 
-def compile_again(gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compile, traced: Traced) -> Any:
-    """Compile a graph with the new schedules, from the graphs that the first compilation traced."""
+def compile_again(gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compile, traced: Traced, code: str) -> Any:
+    """Compile a graph with the new schedules, from the graphs that the first compilation traced.
+
+    Args:
+        code: its name in torch's caches.
+    """
     with traced.given():
-        return compile_once(gm, inputs)
+        return compile_once(gm, inputs, code=code)
+
+
+def _ignore(graph: Surveyed) -> None:
+    """Take a graph that is not searched."""
 
 
 def granted_s(left: float, again_s: float) -> float:
@@ -186,43 +227,37 @@ def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
         deployment().warn_once("verdict", f"autotune: verdicts on steps are not looked up: {first_line(error)}")
         return False
     budget = 0.0 if found is None else found.record.get("budget_s", 0.0)
-    return isinstance(budget, (int, float)) and _MORE_S * budget >= seconds
+    return isinstance(budget, (int, float)) and is_enough(budget, seconds)
 
 
-def _searched(
-    graphs: Sequence[Surveyed], granted: float, again_s: float, budget_s: float, mine: Turn, processes: Processes
-) -> bool:
+def _searched(one: First, granted: float, again_s: float, budget_s: float, mine: Turn, processes: Processes) -> bool:
     """Search the graphs' regions without schedules for ``granted`` seconds; True if it found kernels.
 
     Args:
+        granted: 0 if other graphs have spent the budget. The next process then takes the code of this one from torch's
+            caches, and searches.
         again_s: estimate for the second compilation.
         budget_s: of the process.
 
     Raises:
         KeyboardInterrupt: the user interrupted the search.
     """
-    missed = lacking(graphs)
+    missed = lacking(one.graphs)
     found: list[Result] = []
-    if missed:
+    if missed and granted:
         if granted + again_s > left_s(budget_s) and again_s <= budget_s:
             tell(f"compiling again takes about {again_s:.0f} s after the search, more than the budget leaves")
         found = _search(missed, granted, mine, processes)
         if any(result.interrupted for result in found):
             raise KeyboardInterrupt
-    left = lacking(graphs) if found else missed
+    left = lacking(one.graphs) if found else missed
     for device, regions in left.items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
-    _note_verdicts(graphs, {"budget_s": budget_s, "tries": 0, "cut": True, "command": COMMAND})
-    return any(result.winner == "autotune" for result in found)
-
-
-def _device_of(inputs: Sequence[Any]) -> str | None:
-    """The device of a graph's inputs: a GPU if any input is on one, since CPU scalars may be among the inputs."""
-    found = {value.device for value in inputs if isinstance(value, torch.Tensor)}
-    gpus = sorted(device.index or 0 for device in found if device.type == "cuda")
-    if gpus:
-        return f"cuda:{gpus[0]}"
-    return "cpu" if any(device.type == "cpu" for device in found) else None
+    won = any(result.winner == "autotune" for result in found)
+    searched_s = budget_s if granted or not missed else 0.0
+    record = {"budget_s": searched_s, "tries": 0, "cut": True, "command": COMMAND}
+    _note_verdicts([one], record, after=won or not mine.alone)
+    return won
 
 
 def _storing() -> bool:
@@ -344,18 +379,18 @@ def _state_kept() -> Iterator[None]:
             numpy.random.set_state(state)
 
 
-def _joined(device: str, graphs: Sequence[Surveyed], record: Mapping[str, Any]) -> Contest:
-    """The running contest of this process, or a new one; its outcome is the verdict on the graphs.
+def _joined(one: First, record: Mapping[str, Any]) -> Contest:
+    """The running contest of this process, or a new one; its outcome is the verdict on the graphs of ``one``.
 
     Args:
         record: fields of these verdicts, in addition to the times.
     """
     global _contest
     if _contest is None or not _contest.running:
-        _contest = Contest(DeviceTimer(device), _Decided(record))
+        _contest = Contest(DeviceTimer(one.device), _Decided(record))
     ended = _contest.ended
     assert isinstance(ended, _Decided)
-    ended.graphs += graphs
+    ended.compiled.append(one)
     return _contest
 
 
@@ -363,7 +398,7 @@ class _Decided:
     """Stores the outcome of a contest, for the graphs of all its frames."""
 
     def __init__(self, record: Mapping[str, Any]) -> None:
-        self.graphs: list[Surveyed] = []
+        self.compiled: list[First] = []
         self._record = record
 
     def __call__(self, outcome: Outcome) -> None:
@@ -382,41 +417,48 @@ class _Decided:
             "tries": 1,
             "cut": False,
         }
+        compiled, self.compiled = self.compiled, []  # the code that lost is released
         try:
-            _note_verdicts(self.graphs, record, left=not outcome.kept)
+            _note_verdicts(compiled, record, after=outcome.kept, left=not outcome.kept)
         except Exception as error:
             deployment().warn_once(
                 "verdict in the program", f"autotune: the step's verdict is not stored: {first_line(error)}"
             )
 
 
-_noted: dict[tuple[str, str, str], float] = {}
-"""Time of the first stored verdict on a graph, a device and a mode."""
-
-
-def _note_verdicts(graphs: Sequence[Surveyed], record: Mapping[str, Any], *, left: bool = False) -> None:
-    """Store the verdicts on graphs.
-
-    A verdict that leaves no further workload to Inductor keeps its date: code compiled under it stays valid, and the
-    next process finds it in Inductor's caches.
+def _note_verdicts(compiled: Sequence[First], record: Mapping[str, Any], *, after: bool, left: bool = False) -> None:
+    """Store the verdicts on graphs, and the names of their code for the next process.
 
     Args:
+        after: the code of the second compilation is kept.
         left: every workload is left to Inductor.
     """
     from autotune.store import Store
 
+    count = sum(len(one.graphs) for one in compiled)
     with Store.open(None) as store:
         verdicts = []
-        for graph in graphs:
-            for device in sorted({device for device, _ in graph.regions}):
-                key = graph.fingerprint, device, graph.mode
-                when = time.time() if left else _noted.setdefault(key, time.time())
-                own = {**record, "mode": graph.mode, "graphs": len(graphs), "numerics": numerics.read([device])}
-                every = {w.fingerprint for where, w in graph.regions if where == device and w is not None}
-                out = tuple(sorted(graph.left | every if left else graph.left))
-                where, here = _stored(store, device)
-                verdicts.append(Verdict(graph.fingerprint, where, here, graph.mode, out, own, when))
+        for one in compiled:
+            for graph in (*one.graphs, Surveyed(one.name, one.mode, ((one.device, None),), frozenset())):
+                for device in sorted({device for device, _ in graph.regions}):
+                    own = {**record, "mode": graph.mode, "graphs": count, "numerics": numerics.read([device])}
+                    every = {w.fingerprint for where, w in graph.regions if where == device and w is not None}
+                    out = tuple(sorted(graph.left | every if left else graph.left))
+                    where, here = _stored(store, device)
+                    verdicts.append(Verdict(graph.fingerprint, where, here, graph.mode, out, own))
         store.put_verdicts(verdicts)
+    _note_code(compiled, float(record["budget_s"]), after=after)
+
+
+def _note_code(compiled: Sequence[First], budget_s: float, *, after: bool) -> None:
+    """Store the names of code for the next process, if that is possible; arguments as of :func:`_note_verdicts`."""
+    try:
+        for one in compiled:
+            name = one.after_name if after else one.before_name
+            code = Code.of(name, one.graphs, one.scope, compile_s=one.compile_s, budget_s=budget_s)
+            code.write(one.name, one.mode)
+    except Exception:
+        log.debug("code that the next process compiles again", exc_info=True)
 
 
 def _stored(store: Store, device: str) -> tuple[str, str]:

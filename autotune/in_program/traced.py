@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd import graph_compile
 from torch._inductor import compile_fx
+from torch.fx._lazy_graph_module import _LazyGraphModule, _make_graph_module, _use_lazy_graph_module
 
 _JOINT, _ALONE, _PARTITION = "aot_dispatch_autograd_graph", "aot_dispatch_base_graph", "partition_fn"
 """Functions in ``graph_compile``, which trace a graph with and without a backward pass, and in ``compile_fx``."""
@@ -132,10 +133,19 @@ def _replaced(module: Any, name: str, make: Callable[[Any], Any]) -> Iterator[No
 
 
 def copied(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy for a compilation, which changes it; parameters, buffers and fake tensors are shared."""
-    made = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    """A copy for a compilation, which changes it; parameters, buffers and fake tensors are shared.
+
+    It has Dynamo's notes, by which AOTAutograd recognizes parameters: without them it saves other tensors. It is as
+    lazy as ``gm``, since torch's caches distinguish generated from ungenerated Python code.
+    """
+    with _use_lazy_graph_module(isinstance(gm, _LazyGraphModule)):
+        made = _make_graph_module(gm, copy.deepcopy(gm.graph))
     for name, value in vars(gm).items():
         vars(made).setdefault(name, value)
+    made.meta.update(gm.meta)
+    for node, original in zip(made.graph.nodes, gm.graph.nodes, strict=True):
+        if hasattr(original, "_dynamo_source"):
+            node._dynamo_source = original._dynamo_source
     return made
 
 

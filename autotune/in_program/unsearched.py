@@ -20,11 +20,12 @@ from autotune import numerics
 from autotune.errors import UserError, first_line
 from autotune.in_program import search
 from autotune.in_program.contest import Frame
-from autotune.in_program.ranks import name_of, turn
+from autotune.in_program.ranks import turn
 from autotune.in_program.telling import tell
 from autotune.in_program.traced import Traced
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
+from autotune.runtime.inductor.code import device_of, name_of
 from autotune.runtime.inductor.survey import Surveyed, lacking
 from autotune.runtime.inductor.verdict import UNSEARCHED, stored_verdict
 from autotune.runtime.ladder import Level
@@ -64,7 +65,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
     """
     global _waited_s
-    device = search._device_of(inputs)
+    device = device_of(inputs)
     if device is None or _waited_s >= _MOST_S or not search._storing():
         return compile_once(gm, inputs)
     if missing := lacks(device):
@@ -79,32 +80,33 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             return compile_once(gm, inputs)
         begin = time.monotonic()
         traced = Traced()
-        before, surveyed, apart = search.compile_surveyed(
-            gm, inputs, compile_once, trying.add, traced, bare=not mine.alone
+        one = search.compile_surveyed(
+            gm, inputs, compile_once, trying.add, traced, name, device, mode, alone=mine.alone
         )
         compile_s = time.monotonic() - begin
-        graphs = [*surveyed, Surveyed(name, mode, ((device, None),), frozenset())]
         try:
             mine.begin(granted := min(max(_WAIT_LEAST_S, _WAIT_SHARE * compile_s), _MOST_S - _waited_s))
             won = trying.end(granted)
             _waited_s += time.monotonic() - begin - compile_s
             log.info("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
             if not trying.left:  # the next process tries the others
-                search._note_verdicts(graphs, {**_RECORD, "tries": 0, "cut": True})
+                search._note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not mine.alone)
             mine.end()
             if not won and mine.alone:
-                deployment().count_again(apart)
-                for of, missed in lacking(graphs).items():  # the compilation that recorded nothing stays
+                deployment().count_again(one.apart)
+                for of, missed in lacking(one.graphs).items():  # the compilation that recorded nothing stays
                     deployment().record_misses([(workload, "not searched") for workload, _ in missed], of)
-                return before
-            after = search.compile_again(gm, inputs, compile_once, traced)
+                return one.before
+            after = search.compile_again(gm, inputs, compile_once, traced, one.after_name)
+            if not trying.left:
+                search._note_code([one], 0.0, after=True)
         except Exception as error:
             why = str(error) if isinstance(error, UserError) else first_line(error)
             deployment().warn_once(UNSEARCHED, f"autotune: schedules were not predicted: {why}")
             log.debug("the prediction that failed", exc_info=True)
-            deployment().count_again(apart)
-            return before
-    return Frame(before, after, search._joined(device, graphs, _RECORD)) if mine.alone else after
+            deployment().count_again(one.apart)
+            return one.before
+    return Frame(one.before, after, search._joined(one, _RECORD)) if mine.alone else after
 
 
 def _was_tried(name: str, device: str, mode: str) -> bool:

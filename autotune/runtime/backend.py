@@ -14,6 +14,7 @@ AOTInductor's packages contain the kernels, so that running them needs no compil
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -81,7 +82,7 @@ def compile_graph(
     trial: Trial | None = None,
     verify: str = "",
     bare: bool = False,
-    cached: bool = True,
+    code: str = "",
 ) -> Compiled:
     """Compile a Dynamo graph by Inductor, with stored kernels.
 
@@ -90,25 +91,35 @@ def compile_graph(
         trial: as of :func:`trial_backend`.
         verify: when a stored kernel's results are compared; "" for the setting.
         bare: leave every region to Inductor, without an agreement of ranks.
-        cached: let Inductor's caches return and store the code.
+        code: the name of the code in torch's caches (:mod:`autotune.runtime.inductor.code`); "" for the name that an
+            earlier search gave it.
     """
+    from torch._functorch import config as functorch
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
     from autotune.compiler.capture.attention import rewrite_attention
+    from autotune.runtime.inductor.code import earlier
     from autotune.runtime.inductor.verdict import base_mode, ranks_agree
 
     patches = inductor_settings(options)
     if takes_kernels(patches) and (trial is not None or bare or ranks_agree(gm.graph, example_inputs)):
         cpp = bool(patches.get("cpp_wrapper", config.cpp_wrapper))
         mode = base_mode(options.get("mode"))
-        patches |= passes(patches, mode, trial, verify, cpp=cpp, bare=bare, cached=cached)
+        if not code and trial is None:
+            code = found.name if (found := earlier(gm, example_inputs, mode)) is not None else ""
+            if found is not None:
+                found.load()
+        patches |= passes(patches, mode, trial, verify, cpp=cpp, bare=bare, code=code)
     if _fuses_attention(patches):
         changed = rewrite_attention(gm)
         deployment().count("attention", changed)
         if trial is not None:
             trial.attention += changed
-    compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
+    # Named code includes the backward graph, whose regions must not wait for the first backward pass.
+    eager = functorch.patch(force_non_lazy_backward_lowering=True) if code else contextlib.nullcontext()
+    with eager:
+        compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return _to_be_saved(compiled)
 
 
@@ -208,7 +219,7 @@ def passes(
     *,
     cpp: bool = False,
     bare: bool = False,
-    cached: bool = True,
+    code: str = "",
 ) -> dict[str, Any]:
     """Inductor's settings with the pass that puts stored kernels into its graphs.
 
@@ -216,7 +227,7 @@ def passes(
         patches: Inductor's settings that differ from those of the process, the user's passes among them.
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
         trial: as of :func:`trial_backend`.
-        verify, bare, cached: as of :func:`compile_graph`.
+        verify, bare, code: as of :func:`compile_graph`.
         cpp: Inductor generates C++.
     """
     from torch._inductor import config
@@ -225,7 +236,9 @@ def passes(
     from autotune.compiler.capture.hooks import Hook, hooked
     from autotune.runtime.inductor.region_call import WRITTEN
 
-    deployment().load_from(state := deployment().state())
+    state = deployment().state(code=code)
+    if not code:
+        deployment().load_from(state)
 
     def replace(graph: fx.Graph) -> None:
         # Imported when a graph is compiled: a graph from Inductor's caches does not need it.
@@ -237,7 +250,7 @@ def passes(
     with config.patch(dict(patches)):
         # Part of the pass instead of a context: autograd compiles a backward pass later, in another thread.
         how = f"{mode}{verify}{'cpp' * cpp}{numerics.text(numerics.read(('cpu', 'cuda')))}"
-        identity = WRITTEN + state + how.encode() if cached and trial is None else None
+        identity = WRITTEN + state + how.encode() if trial is None else None
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
 
 

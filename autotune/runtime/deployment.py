@@ -27,6 +27,7 @@ from autotune.task import Status, config_key
 if TYPE_CHECKING:
     from autotune.device import DeviceIdentity
     from autotune.runtime.ladder import Difference, Match
+    from autotune.runtime.launch.prepared import Prepared
     from autotune.store import Reader, Saving, Schedule, Store
     from autotune.store.snapshots.reader import Snapshot
     from autotune.workload import Workload
@@ -55,6 +56,7 @@ class Deployment:
         changes: number of changes of settings, sources or usable schedules, any of which may change look-ups.
         calls: the functions that Inductor's code calls for regions, by the text of the region's call.
         loading: lock held while a call is built.
+        prepared: the launches of CUDA regions in this process, by the schedule's workload, the region and its tensors.
         misfits: reasons why schedules for other rows do not fit workloads, cached so that a process plans each once.
         packaged: snapshots shipped with autotune.
         savings: the steps that ran stored kernels.
@@ -65,6 +67,7 @@ class Deployment:
         self.changes = 0
         self.calls: dict[str, Callable[..., None]] = {}
         self.loading = threading.RLock()
+        self.prepared: dict[Any, Prepared] = {}
         self.misfits: dict[Any, str] = {}
         self.packaged = PackagedSnapshots(self.warn_once)
         self.savings = Savings(self.record_savings)
@@ -270,6 +273,11 @@ class Deployment:
         with self._lock:
             return self._database(url).reader()
 
+    @property
+    def is_loaded(self) -> bool:
+        """True if look-ups use a loaded snapshot."""
+        return self._sources[-1] is not None
+
     def is_shut(self, url: str | None = None) -> bool:
         """True if :meth:`store` returns None for a database that exists: its verdicts are unknown, and not replaced."""
         loaded = self._sources[-1]
@@ -292,13 +300,17 @@ class Deployment:
             return "a key is pinned, and nobody signed what comes with autotune"
         return "" if store is None else store.lost
 
-    def state(self, url: str | None = None) -> bytes:
-        """A digest of the schedules that look-ups find: code compiled with them is valid while the digest is equal."""
-        store = self.store(url)
+    def state(self, url: str | None = None, *, code: str = "") -> bytes:
+        """A digest of the schedules that look-ups find: code compiled with them is valid while the digest is equal.
+
+        Args:
+            code: a name (:mod:`autotune.runtime.inductor.code`) in place of the database's digest.
+        """
+        store = None if code else self.store(url)
         if store is None and self.is_shut(url):
             return b"none"
         try:
-            own = "none" if store is None else store.state()
+            own = code or ("none" if store is None else store.state())
             packaged = "" if self.packaged_refused(store) else self.packaged.state()
             return f"{own}{packaged}{asked()}{self.settings}".encode()
         except Exception as e:
@@ -452,11 +464,17 @@ class Deployment:
             known = self._kept.get(key)
             if known is not None and known.schedule != found.schedule:
                 self.calls.clear()  # some run the earlier schedule
+                self.prepared.clear()
             self._kept[key] = found
 
     def kept_match(self, tuned: str, device: str) -> Match | None:
         """The match from :meth:`keep_match` for the workload that a schedule was tuned for."""
         return self._kept.get((tuned, device))
+
+    def kept_matches(self) -> dict[tuple[str, str], Match]:
+        """All matches from :meth:`keep_match`, by workload and device."""
+        with self.loading:
+            return dict(self._kept)
 
     def load_from(self, state: bytes) -> None:
         """Discard loaded calls if look-ups have other results now, after a change of the database or of a setting.
@@ -469,6 +487,7 @@ class Deployment:
         with self.loading:
             if state != self._state:
                 self.calls.clear()
+                self.prepared.clear()
                 self._kept.clear()
                 self._state = state
 

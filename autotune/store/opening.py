@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from autotune.errors import UserError
+from autotune.files import default_database
 from autotune.store.reading import Reader
 from autotune.store.snapshots.form import is_snapshot
 from autotune.store.snapshots.packaged import path_of
@@ -70,6 +72,14 @@ def attached(
     finally:
         if store is not None:
             store.close()
+
+
+def sqlite_file() -> Path | None:
+    """The SQLite file that the environment names for deployment; None for a server, a replica or a snapshot."""
+    text = (os.environ.get("AUTOTUNE_DB") or str(default_database())).removeprefix("sqlite:///")
+    if os.environ.get("AUTOTUNE_DB_READ") or "://" in text or named_snapshot() is not None:
+        return None
+    return Path(text).absolute()
 
 
 def pinned_key(key: str | os.PathLike[str] | None) -> str | None:

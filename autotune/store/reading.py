@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from autotune.device import DeviceIdentity, Environment
@@ -31,6 +35,28 @@ class Near(NamedTuple):
     workload: str
     extent: int
     when: float
+
+
+class Scope(NamedTuple):
+    """Parts of a database: the schedules of families or workloads, and the verdicts on graphs, by fingerprint."""
+
+    names: tuple[str, ...]
+    graphs: tuple[str, ...]
+
+
+def state_of_file(path: Path, scope: Scope) -> str:
+    """A digest of the schedules and verdicts of an SQLite database in ``scope``; another than :meth:`Reader.state`'s.
+
+    Raises:
+        sqlite3.Error: the file cannot be read.
+    """
+    names, graphs = (",".join("?" * len(part)) for part in scope)
+    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
+        query = f"SELECT * FROM autotune_schedules WHERE family IN ({names}) OR workload IN ({names})"
+        found = sorted(map(repr, connection.execute(query, (*scope.names, *scope.names))))
+        query = f"SELECT * FROM autotune_verdicts WHERE graph IN ({graphs})"
+        found += sorted(map(repr, connection.execute(query, scope.graphs)))
+    return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
 
 class Listed(NamedTuple):
@@ -75,8 +101,8 @@ class Reader(ABC):
         """The undamaged stored environments among these, by strict fingerprint."""
 
     @abstractmethod
-    def state(self) -> str:
-        """A digest of the schedules and verdicts."""
+    def state(self, scope: Scope | None = None) -> str:
+        """A digest of the schedules and verdicts: of all, or at least of those in ``scope``."""
 
     @abstractmethod
     def close(self) -> None: ...

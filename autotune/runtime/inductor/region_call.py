@@ -30,10 +30,9 @@ from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor import product_call
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.cuda import LaunchError
-from autotune.runtime.launch.executor import load_executor
-from autotune.runtime.launch.prepared import TensorSpec
+from autotune.runtime.launch.executor import executor_of
+from autotune.runtime.launch.prepared import TensorSpec, prepare
 from autotune.runtime.launch.verify import Check, WrongResult, checked_calls, copies_of_overwritten
-from autotune.runtime.match import deployed, deployed_from_package, look_up
 from autotune.task import Artifact, Status
 from autotune.workload import Workload
 
@@ -191,6 +190,7 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -
     """
     from autotune.compiler.regions.find import workload_of  # a warm start of a graph with static sizes needs neither
     from autotune.compiler.regions.symbols import traced
+    from autotune.runtime.match import look_up
 
     program = at_sizes(call.source, sizes)
     workload, binding = workload_of(traced(program, call.device), str(call.spec.get("precision", "")))
@@ -218,15 +218,24 @@ def _ready(call: RegionCall) -> Call:
         found = found_for(call)
         assert found.schedule is not None
         assert found.tuned is not None
-        exact = Workload("fusion", call.spec).fingerprint == call.tuned
-        graph, tuned = Graph.from_json(call.spec), None if exact else Graph.from_json(found.tuned.spec)
-        where = torch.device(call.device)
-        executor = load_executor(
-            graph, found.schedule, call.slots, call.results, call.inputs, call.outputs, where, tuned
-        )
+        own, region = deployment(), Workload("fusion", call.spec).fingerprint
+        exact = region == call.tuned
+        tensors = call.slots, call.results, call.inputs, call.outputs
+        key = call.tuned, region, call.device, tensors
+        made = own.prepared.get(key)
         always = checked_calls(found.proven and exact, call.verify)
+        graph = Graph.from_json(call.spec) if made is None or always is not None else None
+        tuned = None if exact or graph is None else Graph.from_json(found.tuned.spec)
+        where = torch.device(call.device)
+        if made is None:
+            assert graph is not None
+            made = prepare(graph, found.schedule, *tensors, where.type)
+            if made.launches:
+                own.prepared[key] = made
+        executor = executor_of(made, *tensors, where, tuned)
         check = None
         if always is not None:
+            assert graph is not None
             check = Check(graph, call.slots, call.results, operators.results, always=always)
         run = executor.writer(functools.partial(operators.instead, found), check)
         allowed = permitted(found.schedule.artifact, call.slots, call.results)
@@ -256,6 +265,8 @@ def found_for(call: RegionCall) -> Match:
 
 
 def _stored(call: RegionCall) -> Match:
+    from autotune.runtime.match import deployed, deployed_from_package
+
     own = deployment()
     store, place, env = own.store(), identify(call.device), environment(call.device)
     try:

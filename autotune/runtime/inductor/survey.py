@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from autotune.runtime.coverage import Row
-from autotune.runtime.match import look_up
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -68,6 +67,8 @@ def note(graph: Surveyed) -> None:
 
 def lacking(graphs: Sequence[Surveyed]) -> Lacking:
     """The regions without a schedule of their device."""
+    from autotune.runtime.match import look_up  # a warm start imports this module, and looks nothing up
+
     counts: dict[str, Counter[str]] = {}
     workloads: dict[str, Workload] = {}
     for graph in graphs:

@@ -8,18 +8,19 @@ Scratch is allocated by torch's caching allocator on the stream that uses it, so
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.compiler.planner.groups import Plan
-from autotune.compiler.planner.plan import make_plan
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
 from autotune.runtime.launch.cuda import REFUSED, Launch, make_launch
-from autotune.runtime.launch.prepared import TensorSpec, prepare
+from autotune.runtime.launch.prepared import Prepared, TensorSpec, prepare
 from autotune.runtime.launch.verify import Check, WrongResult, copies_of_overwritten
 from autotune.store.records import Schedule
+
+if TYPE_CHECKING:
+    from autotune.compiler.planner.groups import Plan
 
 _EMPTY = {
     "cpu": getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None),
@@ -53,15 +54,30 @@ def load_executor(
     Raises:
         BuildError, Unsupported, RuntimeError: the schedule cannot be loaded here; the region's own operators run.
     """
-    side = "cpu" if device.type == "cpu" else "cuda"
-    made = prepare(graph, schedule, slots, results, inputs, outputs, side)
+    made = prepare(graph, schedule, slots, results, inputs, outputs, device.type)
+    return executor_of(made, slots, results, inputs, outputs, device, tuned)
+
+
+def executor_of(
+    made: Prepared,
+    slots: Sequence[int],
+    results: Sequence[int],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    device: torch.device,
+    tuned: Graph | None = None,
+) -> Executor:
+    """As :func:`load_executor`, for prepared launches."""
     steps: list[tuple[Launch, tuple[int, ...]]] = []
     if made.launches:
         number = device.index if device.index is not None else torch.cuda.current_device()
         steps = [(make_launch(one.kernel, number, one.grid, one.extent0), one.pointers) for one in made.launches]
-    elif side == "cpu" and not made.nothing:
-        there = None if tuned is None else make_plan(tuned, side, made.plan.text)
-        steps = _cpu_steps(made.plan, made.config, len(graph.inputs), len(graph.outputs), there)
+    elif device.type == "cpu" and not made.nothing:
+        from autotune.compiler.planner.plan import make_plan
+
+        assert made.plan is not None
+        there = None if tuned is None else make_plan(tuned, "cpu", made.plan.text)
+        steps = _cpu_steps(made.plan, made.config, len(slots), len(results), there)
     return Executor(steps, slots, results, inputs, outputs, made.scratch, made.aligned, device)
 
 

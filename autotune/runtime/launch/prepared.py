@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.compiler.planner.groups import Plan
-from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.schedules.configurations import improper
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.runtime.launch.cuda import check_rule
 from autotune.store.records import Schedule
 from autotune.task import Kernel
+
+if TYPE_CHECKING:
+    from autotune.compiler.planner.groups import Plan
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class Prepared:
     """A schedule that fits a region.
 
     Attributes:
+        plan: None for launches from an earlier process.
         config: the schedule's.
         scratch: type and elements of each scratch buffer.
         aligned: required alignment of each of the graph's inputs, in bytes.
@@ -79,7 +80,7 @@ class Prepared:
         nothing: True if a tensor is empty, so that there is no work.
     """
 
-    plan: Plan
+    plan: Plan | None
     config: Mapping[str, Any]
     scratch: tuple[tuple[torch.dtype, int], ...]
     aligned: tuple[int, ...]
@@ -101,6 +102,10 @@ def prepare(
     Raises:
         BuildError, Unsupported, RuntimeError: the schedule does not fit the region, or is damaged.
     """
+    # A warm start finds prepared launches, and imports no planner.
+    from autotune.compiler.planner.plan import make_plan
+    from autotune.compiler.schedules.configurations import improper
+
     config, artifact = schedule.config, schedule.artifact
     if config is None or artifact is None:
         raise BuildError("the schedule has no kernels: a baseline won")

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 
 from autotune.errors import UserError, mask_passwords, quoted_command
+from autotune.files import default_database
 
 DATABASE_VARIABLE = "AUTOTUNE_DB"
 REPLICA_VARIABLE = "AUTOTUNE_DB_READ"
@@ -27,13 +28,6 @@ _HARMLESS = {
     "target_session_attrs", "mode", "uri", "cache", "immutable", "client_encoding", "gssencmode", "channel_binding",
 }  # fmt: skip
 """Options of a URL whose values may be shown."""
-
-
-def default_path() -> Path:
-    """The default database: ``autotune.db`` in the user's data folder."""
-    import platformdirs
-
-    return Path(platformdirs.user_data_dir("autotune")) / "autotune.db"
 
 
 def no_database(file: str | os.PathLike[str]) -> str:
@@ -50,7 +44,7 @@ def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
         UserError: invalid URL, unsupported database, missing driver, or options for an SQLite file (the search's other
             processes would not have them). The message omits text that may have a password.
     """
-    text = os.fspath(url) if url is not None else os.environ.get(DATABASE_VARIABLE) or str(default_path())
+    text = os.fspath(url) if url is not None else os.environ.get(DATABASE_VARIABLE) or str(default_database())
     if "://" not in text:
         if text.startswith("sqlite:") or text == ":memory:" or not text.strip():
             raise UserError(f"{mask_passwords(text)!r} is not the name of a database: {EXAMPLES}")

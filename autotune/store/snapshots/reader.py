@@ -28,7 +28,7 @@ from autotune.store.codec import (
     workload_from,
 )
 from autotune.store.damage import BROKEN, Damaged, from_json_text, integer, mapping, text, why
-from autotune.store.reading import Listed, Reader, Where
+from autotune.store.reading import Listed, Reader, Scope, Where
 from autotune.store.records import Calibration, Schedule, Verdict
 from autotune.store.snapshots.form import KEYS, LARGEST_VALUE, TABLES, Seal, checksum, opened
 from autotune.store.snapshots.sign import check_signature
@@ -141,7 +141,7 @@ class Snapshot(Reader):
         """The software that its schedules were tuned with."""
         return tuple(self._environments.values())
 
-    def state(self) -> str:
+    def state(self, scope: Scope | None = None) -> str:
         """The digest of the whole file, since a snapshot never changes."""
         return "condemned" if self.lost else self._seal.checksum.hex()
 

@@ -35,7 +35,7 @@ from autotune.store.models import (
     ScheduleRow,
     VerdictRow,
 )
-from autotune.store.reading import Listed, Reader, Where
+from autotune.store.reading import Listed, Reader, Scope, Where
 from autotune.store.records import PREDICTED, Key, Measurement, Schedule, Verdict
 from autotune.store.tables.measurements import costed, dated
 from autotune.task import Artifact, Config, Status, config_key
@@ -169,14 +169,23 @@ class Schedules(Database, Reader):
         """The schedule under exactly this key, without its artifact."""
         return next((s for s, _ in self._listed(key_values(key), artifacts=False)), None)
 
-    def state(self) -> str:
-        """A digest that changes when a schedule or a verdict is added, decided again, imported or removed."""
+    def state(self, scope: Scope | None = None) -> str:
+        """A digest that changes when a schedule or a verdict is added, decided again, imported or removed.
+
+        Args:
+            scope: the schedules and verdicts that count; None for all.
+        """
         found: list[Any] = []
         with self.reading() as c:
             for row in (_S, _V):
                 # An imported schedule may be older than the newest. In units of TOUCH each touch changes the sum.
                 times = sa.func.sum(sa.case((dated(row.created), sa.cast(row.created / TOUCH, sa.BigInteger)), else_=0))
-                found += c.execute(sa.select(sa.func.count(), sa.func.max(row.created), times).select_from(row)).one()
+                query = sa.select(sa.func.count(), sa.func.max(row.created), times).select_from(row)
+                if scope is not None and row is _S:
+                    query = query.where(_S.family.in_(scope.names) | _S.workload.in_(scope.names))
+                elif scope is not None:
+                    query = query.where(_V.graph.in_(scope.graphs))
+                found += c.execute(query).one()
         return hashlib.sha256(repr([SCHEMA_REVISION, *found]).encode()).hexdigest()
 
     def _listed(self, where: Where, environment: Environment | None = None, *, artifacts: bool = True) -> list[Listed]:

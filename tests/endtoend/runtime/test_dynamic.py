@@ -115,12 +115,12 @@ def test_a_region_that_reads_another_ones_results(tune: Tune) -> None:
 
 
 def test_the_size_that_was_tuned_is_met_exactly(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.runtime.inductor import region_call
+    from autotune.runtime import match
 
     model = Batched().eval()
     levels = []
-    found = region_call.look_up
-    monkeypatch.setattr(region_call, "look_up", lambda *a, **k: levels.append(m := found(*a, **k)) or m)
+    found = match.look_up
+    monkeypatch.setattr(match, "look_up", lambda *a, **k: levels.append(m := found(*a, **k)) or m)
     with torch.no_grad():
         for rows in (16, 24):
             tune(model, (torch.randn(4, rows, WIDTH),))

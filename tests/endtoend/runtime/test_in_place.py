@@ -301,7 +301,7 @@ def test_what_has_to_read_its_inputs_once_more(tune: Tune, monkeypatch: pytest.M
     monkeypatch.setattr(Check, "wrong", wrong)
     monkeypatch.setattr(region_call, "copies_of_overwritten", copied)
     if trouble == "fails":
-        monkeypatch.setattr(region_call, "load_executor", failing)
+        monkeypatch.setattr(region_call, "prepare", failing)
     if trouble == "stored anew":
         monkeypatch.setattr(region_call, "permitted", lambda *_: ())
     torch._dynamo.reset()

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import UserError
+from autotune.files import default_database
 from autotune.store import Key, Measurement, Store
-from autotune.store.connection.urls import default_path, parse_url
+from autotune.store.connection.urls import parse_url
 from autotune.task import Status
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import GPU, put_key, workload
@@ -57,7 +58,7 @@ def test_paths_and_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert absolute.database == str(tmp_path / "a.db")
     assert parse_url("sqlite:///a.db") == parse_url(tmp_path / "a.db") == absolute
     assert parse_url("~/x.db").database == str(Path.home() / "x.db")
-    assert parse_url(None).database == str(default_path())
+    assert parse_url(None).database == str(default_database())
     monkeypatch.setenv("AUTOTUNE_DB", "b.db")
     assert parse_url(None).database == str(tmp_path / "b.db")
     for text in ("postgresql://h/n", "postgres://h/n"):

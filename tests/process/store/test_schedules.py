@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from autotune.store import Key, Run, Schedule, Store
+from autotune.store import Key, Run, Schedule, Store, Verdict
 from autotune.store.codec import Damaged, artifact_blobs, artifact_from, artifact_id, artifact_json
 from autotune.store.models import ArtifactRow, BlobRow, ConfigRow, ScheduleRow
+from autotune.store.reading import Scope
 from autotune.store.tables import schedules as store_schedules
 from autotune.task import Artifact, Kernel
 from tests.support.rows import ENVIRONMENT, FAR, GPU, NEAR, OTHER_GPU, put_key, workload
@@ -29,6 +30,7 @@ ARTIFACT = Artifact(
     scratch=(("float32", 4096),),
     generator="autotune 0.1",
 )
+GRAPH = "a" * 64
 CPU_ARTIFACT = Artifact("cpu", (Kernel("rows", b"", {"threads": 2}),))
 
 
@@ -53,6 +55,21 @@ def test_every_change_of_what_is_deployed_changes_the_state(store: Store, key: K
     states.append(store.state())
     assert states[4] == states[1]
     assert len({*states}) == 4
+
+
+@pytest.mark.parametrize("by_family", [True, False])
+def test_the_state_of_a_part_changes_with_that_part_alone(store: Store, key: Key, by_family: bool) -> None:
+    part = Scope(("f" * 64 if by_family else key.workload,), (GRAPH,))
+    states = [store.state(part)]
+    others = {"family": "e" * 64, "extent": 128}
+    store.put_schedule(schedule(put_key(store, workload(128)), **others))
+    store.put_verdicts([Verdict("b" * 64, key.device, key.environment, "default")])
+    assert store.state(part) == states[-1]
+    store.put_schedule(schedule(key))
+    states.append(store.state(part))
+    store.put_verdicts([Verdict(GRAPH, key.device, key.environment, "default")])
+    states.append(store.state(part))
+    assert len({*states}) == 3
 
 
 def test_a_touch_changes_the_state_whatever_the_time(store: Store, key: Key) -> None:

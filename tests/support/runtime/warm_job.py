@@ -59,7 +59,7 @@ def main(words: Sequence[str]) -> int:
     torch._inductor.config.fx_graph_cache = True
     torch._functorch.config.enable_autograd_cache = "no-autograd-cache" not in words
     if "stale" in words:
-        Deployment.state = lambda self, url=None: b"always the same"  # type: ignore[method-assign]
+        Deployment.state = lambda self, url=None, *, code="": b"always the same"  # type: ignore[method-assign]
     model, x = example()
     if "ahead" in words:
         ahead_of_time(model, x, Path(words[-1]))

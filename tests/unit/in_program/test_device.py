@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.in_program import search
+from autotune.runtime.inductor.code import device_of
 
 
 class Input(torch.Tensor):
@@ -26,4 +26,4 @@ def on(*names: str) -> list[Any]:
     [(["cpu"], "cpu"), (["cpu", "cuda:1"], "cuda:1"), (["cuda", "cpu"], "cuda:0"), (["meta"], None), ([], None)],
 )
 def test_a_gpu_comes_before_scalars_of_the_cpu(names: list[str], device: str | None) -> None:
-    assert search._device_of([SimpleNamespace(), 3, *on(*names)]) == device
+    assert device_of([SimpleNamespace(), 3, *on(*names)]) == device

@@ -12,7 +12,8 @@ from torch import fx
 from torch.distributed import HashStore
 
 from autotune.in_program import ranks
-from autotune.in_program.ranks import Turn, name_of
+from autotune.in_program.ranks import Turn
+from autotune.runtime.inductor.code import name_of
 
 
 @pytest.fixture

@@ -1,0 +1,115 @@
+"""A process that trains with the option "search", with caches on: run by :mod:`test_second_process`.
+
+The first word is the largest number of regions for which the tuner stores default kernels. The second word is the
+outcome of the contest, "kept" or "left". "optimizer" compiles the optimizer's step too, "brief" gives a budget that is
+spent, "more" a larger one, "plain" none, and "silu" trains another program.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._functorch.config
+import torch._inductor.config
+from torch import Tensor, nn
+from torch._dynamo.utils import counters as dynamo_counters
+
+import autotune
+from autotune.in_program import budget, contest
+from autotune.in_program.backend import dynamo_backend
+from autotune.in_program.processes import Processes
+from autotune.store import Store
+from autotune.tuner.result import Result
+from autotune.workload import Workload
+from tests.support.deployment import store_default
+from tests.support.lean import compile_lean
+
+STEPS = 2 * contest.WARM + 2 * contest.ROUNDS * contest.BLOCK + 2
+
+
+class Model(nn.Module):
+    """A region in the forward graph, one in the backward graph."""
+
+    def __init__(self, activation: Any) -> None:
+        super().__init__()
+        self.linear, self.norm, self.activation = nn.Linear(48, 48), nn.LayerNorm(48), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.activation(self.linear(x)) + x).square().mean()
+
+
+def main(words: Sequence[str]) -> int:
+    most, searched = int(words[0]), list[str]()
+
+    def tune(
+        workloads: Sequence[Workload], device: str, store: Store, *, trials: int | None = None, **options: Any
+    ) -> list[Result]:
+        if trials is None:
+            return []
+        searched.extend(w.fingerprint for w in workloads)
+        results = []
+        for w in workloads[:most]:
+            found = store_default(store, w, device)
+            winner = "autotune" if found.config is not None else "inductor"
+            results.append(Result(w.fingerprint, w.label, w.kind, device, "stub", winner=winner))
+        return results
+
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    logging.getLogger("autotune").addHandler(Keep(logging.WARNING))
+    compile_lean()
+    torch._inductor.config.fx_graph_cache = True
+    torch._functorch.config.enable_autograd_cache = True
+    real = contest.judge
+    with (
+        mock.patch("autotune.api.tune_workloads", tune),
+        mock.patch.object(Processes, "begin"),
+        mock.patch.object(contest, "judge", lambda a, b: replace(real(a, b), kept="kept" in words)),
+        mock.patch.object(budget, "_spent_s", 299.0 if "brief" in words else 0.0),
+    ):
+        losses = train(words)
+    found = {
+        "warnings": said,
+        "searched": searched,
+        "looks_for_regions": "autotune.compiler.regions.find" in sys.modules,
+        "counters": {k: v for k, v in autotune.counters().items() if v},
+        "aot": {k: v for k, v in dynamo_counters["aot_autograd"].items() if k.startswith("autograd_cache")},
+        "inductor": {k: v for k, v in dynamo_counters["inductor"].items() if k.startswith("fxgraph_cache")},
+        "losses": [losses[0], losses[-1]],
+    }
+    print(json.dumps(found))
+    return 0
+
+
+def train(words: Sequence[str]) -> list[float]:
+    torch.manual_seed(0)
+    model, x = Model(nn.functional.silu if "silu" in words else nn.functional.gelu), torch.randn(64, 48)
+    how: Any = {
+        "backend": dynamo_backend,
+        "options": None if "plain" in words else {"search": 600 if "more" in words else 300},
+    }
+    run = torch.compile(model, **how)
+    optimizer, losses = torch.optim.Adam(model.parameters(), 0.01), []
+    step = torch.compile(optimizer.step, fullgraph=False, **how) if "optimizer" in words else optimizer.step
+    for _ in range(STEPS):
+        loss = run(x)
+        loss.backward()
+        step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
