@@ -57,6 +57,8 @@ _FIRST, _FEWEST = 8, 4
 slower than after ten (benchmarks/notes/search-quality.md); a region that is not reached is 10 to 40% slower."""
 _CANDIDATE_S, _FIXED_S = 0.12, 0.6
 """Seconds of a candidate, and of a region beside them: its inputs, its oracle and the final comparison."""
+_LARGE = 64
+"""Nodes of a Dynamo graph whose processes start before it is traced. A smaller graph may lack no schedule."""
 COMMAND = "search in the program"
 """The command of runs and of verdicts' records."""
 _REGION_S = 4.0

@@ -239,9 +239,6 @@ class Explorer:
                 return None
         candidate = _Candidate(config, [trial] if trial is not None else [])
         known = self.s.known.get(key)
-        if known is None and (known := self.context.store.get_measurement(self.s.key, config, "screen")) is not None:
-            self.s.known[key] = known
-            self.s.reused += 1
         if known is None and (why := self.s.task.reject(config)) is not None:
             known = self.s.keep(self.s.measurement(config, Status.INVALID, "screen", reason=why))
             self.s.failed[str(Status.INVALID)] += 1
@@ -253,10 +250,20 @@ class Explorer:
             if trial is not None and self.history is not None:
                 self.history.skip(trial, config, expected)
             return None
-        if not self.context.store.claim(self.s.key, config, "screen", self.context.owner, LEASE_S):
+        if self.context.store.claim(self.s.key, config, "screen", self.context.owner, LEASE_S):
+            return candidate
+        # Another search measures it, or has done so since this one began.
+        if (measured := self.context.store.get_measurement(self.s.key, config, "screen")) is None:
             self._awaited[key] = candidate
-            return None
-        return candidate
+        else:
+            self._reuse(candidate, measured)
+        return None
+
+    def _reuse(self, candidate: _Candidate, measured: Measurement) -> None:
+        """Use another search's measurement of a candidate."""
+        self.s.known[config_key(candidate.config)] = measured
+        self.s.reused += 1
+        self._answer(candidate, measured)
 
     def _settle(self) -> None:
         """Use the new measurements of other searches, and claim the candidates that they released."""
@@ -267,9 +274,7 @@ class Explorer:
             m = self.context.store.get_measurement(self.s.key, candidate.config, "screen")
             if m is not None:
                 del self._awaited[key]
-                self.s.known[key] = m
-                self.s.reused += 1
-                self._answer(candidate, m)
+                self._reuse(candidate, m)
             elif self._attempts < self.s.trials and self.context.store.claim(
                 self.s.key, candidate.config, "screen", self.context.owner, LEASE_S
             ):
