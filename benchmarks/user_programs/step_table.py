@@ -89,7 +89,7 @@ def won(case: Case) -> float | None:
     found = above_floor(case)
     if found is None or found[1] <= 0 or before is None or after is None:
         return None
-    return (before - after) / found[1]
+    return float(before - after) / found[1]
 
 
 def text(data: Mapping[str, Any]) -> str:
