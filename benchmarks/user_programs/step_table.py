@@ -85,9 +85,11 @@ def above_floor(case: Case) -> tuple[float, float] | None:
 
 def won(case: Case) -> float | None:
     """The share of the time above the floor that autotune saves; None where nothing is above it."""
-    times = [(of(case, who, "kernels") or {}).get("memory_intensive_us") for who in ("compile", "search")]
+    before, after = ((of(case, who, "kernels") or {}).get("memory_intensive_us") for who in ("compile", "search"))
     found = above_floor(case)
-    return None if found is None or found[1] <= 0 or None in times else (times[0] - times[1]) / found[1]
+    if found is None or found[1] <= 0 or before is None or after is None:
+        return None
+    return float(before - after) / found[1]
 
 
 def text(data: Mapping[str, Any]) -> str:

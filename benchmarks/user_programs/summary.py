@@ -52,8 +52,9 @@ def _starts(cases: Sequence[Case]) -> list[str]:
 
 def chart(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return bars of the gains over torch.compile, as Vega-Lite."""
-    values = [{"program": p, "process": k, "gain": g} for p, k, g in gains(data) if g]
-    least = min([1.0, *(v["gain"] for v in values)])
+    known = [(program, kind, value) for program, kind, value in gains(data) if value]
+    values = [{"program": program, "process": kind, "gain": value} for program, kind, value in known]
+    least = min([1.0, *(value for _, _, value in known)])
     shared = {
         "y": {"field": "program", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 420}},
         "yOffset": {"field": "process", "sort": [SEARCHED, LATER]},

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from autotune.domains.c3 import named
+from autotune.in_program import contest
 from benchmarks.form import RESULTS, read
 from benchmarks.fusion.suite import CASES
 from benchmarks.user_programs.known import PROGRAMS
@@ -55,6 +56,19 @@ def test_counts(document: str, pattern: str, count: int) -> None:
 def test_sizes_of_examples_are_about_right(pattern: str, lines: int) -> None:
     (said,) = re.findall(pattern, _text("docs/how-to/extending.md"))
     assert int(said) == pytest.approx(lines, rel=0.1)
+
+
+def test_documents_agree_on_the_steps_of_a_comparison() -> None:
+    steps = 2 * (contest.WARM + contest.BLOCK * contest.ROUNDS)
+    files = [
+        ROOT / "docs/pictures/first-step.svg",
+        *(ROOT / "docs/how-to").glob("*.md"),
+        ROOT / "docs/tutorials/gpu.md",
+    ]
+    pattern = r"[Nn]ext (\d+) steps|After (\d+) steps|, (\d+) steps in all|first (\d+) steps alternate"
+    said = [int("".join(groups)) for file in files for groups in re.findall(pattern, file.read_text())]
+    assert len(said) >= 6
+    assert {*said} == {steps}
 
 
 def test_figures_of_the_readme_are_those_of_the_files() -> None:
