@@ -297,7 +297,7 @@ class Deployment:
         if self.settings.packaged == "refuse":
             return "AUTOTUNE_PACKAGED is refuse"
         if pinned_key(None) is not None or (store is not None and store.trusted):
-            return "a key is pinned, and nobody signed what comes with autotune"
+            return "a key requires signed schedules, and packaged ones are not signed"
         return "" if store is None else store.lost
 
     def state(self, url: str | None = None, *, code: str = "") -> bytes:

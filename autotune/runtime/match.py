@@ -221,7 +221,7 @@ def deployed(
     return found
 
 
-_NOTHING = Step("packaged", Outcome.EMPTY, "nothing comes with autotune for this device")
+_NOTHING = Step("packaged", Outcome.EMPTY, "autotune has no packaged schedules for this device")
 
 
 def from_package(
@@ -276,8 +276,8 @@ def _taken(
         return found, Step("packaged", Outcome.REFUSED, why)
     rows = "" if there.level is Level.EXACT else f", tuned for {there.tuned.extent} rows"
     where = "another such device" if of is device else of.label
-    why = f"{path.stem} comes with autotune{rows}; measured on {where}, not in your step"
-    reason = f"{found.reason}; {path.stem} comes with autotune{rows}"
+    why = f"{path.stem} is packaged with autotune{rows}; measured on {where}, not in your step"
+    reason = f"{found.reason}; {path.stem} is packaged with autotune{rows}"
     taken = replace(there, level=Level.PACKAGED, reason=reason)
     return taken, Step("packaged", Outcome.TAKEN, why, (*differences(of, device), *there.differences))
 

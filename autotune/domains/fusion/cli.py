@@ -244,8 +244,9 @@ def lookup(args: argparse.Namespace) -> int:
                 for verdict in verdicts:
                     print(*step_verdicts.lines(verdict), sep="\n")
                 if (missing := sum(region.level is Level.NONE for region in found if region.workload)) and not by_id:
-                    has = f"{plural(missing, 'region')} of {len(answer['workloads'])} ha{'s' if missing == 1 else 've'}"
-                    print(f"{has} no schedule: `{command_line('search', args)}` searches")
+                    has, them = ("has", "it") if missing == 1 else ("have", "them")
+                    of = f"{missing} of {plural(len(answer['workloads']), 'region')}"
+                    print(f"{of} {has} no schedule: `{command_line('search', args)}` searches {them}")
             else:
                 print(f"{label} has no memory-intensive region that this version can tune: {TUNABLE}")
             if found.unsupported:

@@ -108,7 +108,7 @@ def test_it_runs_where_nothing_was_tuned(pack: Pack, db: str, caplog: pytest.Log
     pack(softmax, (X,))
     (region,) = autotune.lookup(softmax, (X,), explain=True)
     assert (region.level, region.tuned) == (Level.PACKAGED, region.workload)
-    assert "comes with autotune" in region.reason
+    assert "packaged with autotune" in region.reason
     assert [s.outcome for s in region.ladder] == [Outcome.EMPTY, Outcome.TAKEN, Outcome.NOT_ASKED]
     assert level(OTHER) is Level.PACKAGED, "of other rows, within the ratio"
     assert "tuned for 32 rows" in rung(OTHER).why
@@ -239,7 +239,7 @@ def test_nobody_signed_it(pack: Pack, tune: Tune, tmp_path: Path, monkeypatch: p
     pack(softmax, (X,))
     autotune.load(tmp_path / "signed.atdb", key=theirs)
     assert (level(), rung().outcome) == (Level.NONE, Outcome.REFUSED)
-    assert "nobody signed" in rung().why
+    assert "packaged ones are not signed" in rung().why
     autotune.load(tmp_path / "signed.atdb")
     assert level() is Level.PACKAGED
     monkeypatch.setenv("AUTOTUNE_KEY", str(theirs))
@@ -249,7 +249,7 @@ def test_nobody_signed_it(pack: Pack, tune: Tune, tmp_path: Path, monkeypatch: p
 def test_other_devices_are_refused_and_software_is_not(pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = packaged.name_for(identify("cpu").name)
     pack(softmax, (X,), name="another")
-    assert rung().why == "nothing comes with autotune for this device", "named like another device"
+    assert rung().why == "autotune has no packaged schedules for this device", "named like another device"
     pack(softmax, (X,))
     (region,) = autotune.lookup(softmax, (X,))
     assert region.level is Level.PACKAGED
