@@ -138,6 +138,8 @@ class Walk:
             self.memory(kind, rest, operands)
         elif kind == "cp":
             self.copy(rest, operands)
+        elif kind == "prefetch":
+            self.find(rest, self.value(operands[0].strip("[] ")), 1)
         elif kind == "setp":
             self.registers[operands[0]] = int(self.test(rest, operands))
         elif kind == "selp":

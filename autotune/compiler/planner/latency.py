@@ -217,12 +217,13 @@ def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -
     terms = s.n_tokens / s.n_places  # of a place
     alone = owned > 1 and terms <= MANY * match
     turns = math.ceil(owned / match) * math.ceil(terms / 2) if alone else terms / (match * FLIGHT) * owned
-    turns += math.ceil(owned / match / int(config["unroll"]))
+    turns += math.ceil(owned / match / int(config["unroll"])) * (0.4 if config.get("prefetch") else 1.0)
     scans = steps * (1 if alone else owned)
     block_us = scans * (_LATENCY_US + 2 * _REDUCE_US[1]) + turns * _LATENCY_US + 2 * _REDUCE_US[1]
     latency = blocks / (figures.units * busy * resident) * block_us
     total, _, light, heavy = _costs(graph, figures)
-    each = min(int(config["unroll"]), max(1, owned // match)) if alone else FLIGHT
+    each = max(1, owned // match) if alone else FLIGHT
+    each = each if config.get("prefetch") or not alone else min(int(config["unroll"]), each)
     in_flight = resident * threads * vec * s.unit * each
     memory = math.hypot(total / figures.copy_gbs / 1e3, total * _LATENCY_US / (in_flight * figures.units * busy))
     memory += blocks * place_bytes(s) * (1 if alone else owned) / figures.l2_gbs / busy / 1e3

@@ -119,7 +119,7 @@ def test_weights_beside_rows_that_fill_no_set_of_packs(
     for blocks_per_sm in (2, 0):
         made.clear()
         config = configured(task, vector_bytes=vector_bytes, prefetch=prefetch, blocks_per_sm=blocks_per_sm, **changes)
-        assert config["prefetch"] == prefetch
+        assert config["prefetch"] == (prefetch and blocks_per_sm > 0)
         walk(task, config, made)
 
 
@@ -127,7 +127,7 @@ def test_weights_beside_rows_that_fill_no_set_of_packs(
 def test_rows_of_a_table_that_are_gathered_by_vectors(index: int, made: list[Made]) -> None:
     (work,) = workloads("embeddings_ln_dropout")
     task = FusionTask(work, "cuda:0", target="sm_90", sms=132)
-    config = configured(task, threads_per_row=32, rows_per_block=4, prefetch=True)
+    config = configured(task, threads_per_row=32, rows_per_block=4)
     walk(task, config, made, content=index.to_bytes(8, "little", signed=True) * (50 * 96))
 
 

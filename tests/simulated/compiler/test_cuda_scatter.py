@@ -24,6 +24,7 @@ from autotune.space import load_space
 from autotune.task import Config
 from tests.support.edited import changed, without
 from tests.support.many_parts import run_packed, run_plan
+from tests.support.simulator import intrinsics
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.groups import check_group, check_inputs, run_group
 from tests.support.zoo import (
@@ -202,6 +203,27 @@ def test_the_order_of_threads_does_not_matter() -> None:
         kernels = made(graph, config)
         (one,), (other,) = (run_group(graph, kernels, inputs, seed=n) for n in (0, 1))
         assert torch.equal(one.view(torch.int16), other.view(torch.int16))
+
+
+@pytest.mark.parametrize(
+    "config", [shape(2, 32, 16, 1), shape(8, 8, 16, 16), shape(4, 16, 8, 64, 4), shape(8, 8, 4, 32)]
+)
+def test_what_is_read_beside_the_sums_is_fetched_during_the_scan(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each line of 128 bytes once; nothing where there is nothing."""
+    fetched: list[int] = []
+    monkeypatch.setitem(intrinsics.PLAIN, "to_l2", lambda p, at: fetched.append(at // 32))
+    tied, alone = gradient(75, 32, 30), graph_of(Case("", scatter_tied(75), (T(30, 32), T(30, d=I64), T())))
+    if config["threads_per_row"] == 2:
+        check_group(tied, made(tied, config | {"prefetch": False}))
+    check_group(alone, made(alone, config | {"prefetch": False}))
+    assert not fetched
+    assert scheme_of(alone).default(alone)["prefetch"] is False
+    check_group(tied, made(tied, config | {"prefetch": True}))
+    assert set(fetched) == set(range(75))
+    chunks = -(-32 // (int(config["threads_per_row"]) * int(config["vector_bytes"]) // 4))
+    assert len(fetched) == 75 * chunks
 
 
 def test_a_wrong_kernel_is_found() -> None:

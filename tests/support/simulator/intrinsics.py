@@ -73,6 +73,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "rint": _one(np.rint),
     "pin": int32,
     "popc": lambda x: (int(x) & 0xFFFFFFFF).bit_count(),
+    "to_l2": lambda p, at: p.check_access(at, 1, p.short),
     "rounds": int,
     "least": lambda a, b: min(int32(a), int32(b)),
     "least64": lambda a, b: min(int64(a), int64(b)),

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from autotune.store.records import Effort, Key, Schedule
-from autotune.tuner.devices.turns import Turns, order
-from autotune.tuner.options import SearchOptions
+from autotune.tuner.devices.turns import Clock, Turns, order
+from autotune.tuner.options import FINAL_SHARE, SearchOptions
 from autotune.workload import Workload
 
 
@@ -38,3 +40,12 @@ def test_what_no_search_has_ended_goes_before_what_one_left_undecided() -> None:
     assert names_in_turn(shares, won=set(), done=set(), ended=set()) == "lwbad"
     assert names_in_turn(shares, won={"w", "d"}, done={"d"}, ended={"l"}) == "dbalw"
     assert names_in_turn(shares, won={"w"}, done=set(), ended={"l", "b", "a", "d"}) == "lbadw"
+
+
+def test_the_first_workloads_fixed_cost_is_expected_of_no_other() -> None:
+    """It includes the start of the worker, so a share of the time bounds it until another workload has ended."""
+    options, clock = SearchOptions(timeout=100.0), Clock(100.0, [1.0] * 4)
+    clock.done(60.0, 5.0)
+    assert clock.budget(1, options).final == pytest.approx(FINAL_SHARE * 100 / 3, rel=0.05)
+    clock.done(10.0, 8.0)
+    assert clock.budget(2, options).final == 2.0

@@ -20,7 +20,7 @@ from autotune.compiler.program.scattered import Scattered, scattered
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme
 from autotune.compiler.targets.cuda.counts import LIMIT
-from autotune.compiler.targets.cuda.scatter import ScatterKernel
+from autotune.compiler.targets.cuda.scatter import ScatterKernel, fetchable
 from autotune.compiler.targets.cuda.source import CudaSource, ScatterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
@@ -86,12 +86,12 @@ class ScatterScheme(Scheme):
         threads = [t for t in THREADS if t <= most]
         owned = [r for r in OWNED if r < 2 * s.n_places and r <= most_owned(s)]
         space = narrow(having(space, self.schedule), **{name: [only] for name, only in _ONE.items()})
-        space = narrow(space, prefetch=[False])
-        return narrow(space, vector_bytes=usable, threads_per_row=threads, rows_per_block=MATCH, owned=owned)
+        space = narrow(space, vector_bytes=usable, threads_per_row=threads, rows_per_block=MATCH, owned=owned)
+        return space if fetchable(s) else narrow(space, prefetch=[False])
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         s = scattered(graph)
-        c = PLAIN_CUDA | {"owned": 1} | {n: config[n] for n in (*_SAME, "owned") if n in config} | _ONE
+        c = PLAIN_CUDA | {"owned": 1} | {n: config[n] for n in (*_SAME, "owned", "prefetch") if n in config} | _ONE
         vec = s.vector(int(c["vector_bytes"])) or 1
         most = next((t for t in THREADS if t * vec >= s.n_cols), THREADS[-1])
         t, m = min(int(c["threads_per_row"]), most), 1 << (int(c["rows_per_block"]).bit_length() - 1)
@@ -103,6 +103,7 @@ class ScatterScheme(Scheme):
             m *= 2
         owned = min(power_of_two(s.n_places), most_owned(s), 1 << (int(c["owned"]).bit_length() - 1))
         unroll = max(1, min(int(c["unroll"]), owned // m))
+        c |= {"prefetch": bool(c["prefetch"]) and bool(fetchable(s))}
         return c | {"threads_per_row": t, "rows_per_block": m, "owned": owned, "unroll": unroll}
 
     def default(self, graph: Graph) -> Config:
@@ -141,7 +142,7 @@ class ScatterScheme(Scheme):
         while match > 4 and match * 4 > s.n_tokens:
             match //= 2
         shape: Config = {"threads_per_row": threads, "rows_per_block": match, "vector_bytes": vector_bytes}
-        made = self.normalize(graph, PLAIN_CUDA | shape | {"owned": owned, "unroll": 2})
+        made = self.normalize(graph, PLAIN_CUDA | shape | {"owned": owned, "prefetch": True, "unroll": 2})
         block = int(made["threads_per_row"]) * int(made["rows_per_block"])
         return made | {"max_registers": max(c for c in CAPS if c * block * -(-1024 // block) <= 65536)}
 
@@ -157,7 +158,7 @@ class ScatterScheme(Scheme):
             out.append(d | {"threads_per_row": threads // 4, "rows_per_block": match * 4, "owned": min(owned * 4, 256)})
         less = [b for b in vectors(s) if b < int(d["vector_bytes"])]
         out += [d | {"vector_bytes": b, "threads_per_row": threads * 2} for b in less]
-        out += [d | {"unroll": u} for u in (1, 4)]
+        out += [d | {"unroll": u} for u in (1, 4)] + [d | {"prefetch": False}]
         out += [d | {"store_hint": "evict_first"}, d | {"store_hint": "streaming"}, d | {"load_hint": "evict_first"}]
         out += [d | {"max_registers": 0}, d | {"max_registers": 0, "unroll": 4}]
         made = [self.normalize(graph, c) for c in out]

@@ -76,13 +76,13 @@ class CpuKernel:
         address, n = self.address, self._team(n0)
         form = ctypes.c_int64 * (count + TAIL)
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
-        gomp = _gomp_parallel() if n > 1 else None
+        gomp: Any = _gomp_parallel() if n > 1 else None
 
         def alone(nothing: int, addresses: Sequence[int]) -> None:
             run(form(*addresses, n0, 1, 0))
 
         def together(nothing: int, addresses: Sequence[int]) -> None:
-            if _forked or gomp is None:
+            if _forked:
                 alone(nothing, addresses)
             else:
                 gomp(address, form(*addresses, n0, n, 0), n, 0)

@@ -9,7 +9,8 @@ a place, adds its terms in registers and stores the results computed from the su
 many terms, and their sums are reduced in shared memory. If a block's places have more terms than the sorted list holds
 (padding, a column of two), the block processes one place after the other and scans again for each.
 
-Terms are read once. Each block reads the indices once, from the L2.
+Terms are read once. Each block reads the indices once, from the L2. Other tensors may be prefetched into the L2 during
+the scan (``prefetch``), so that memory is busy then too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from autotune.compiler.kernel.nodes import (
     Intrinsic,
     Item,
     Operand,
+    Pointer,
     Return,
     Select,
     Stmt,
@@ -41,7 +43,7 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.kernel.rewrite import closed
-from autotune.compiler.program.program import Program
+from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.program.scattered import Scattered, Sum
 from autotune.compiler.program.vectors import narrowest
 from autotune.compiler.targets.cuda.counts import LIMIT, Counts, Units
@@ -60,6 +62,7 @@ from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, ScatterSchedule
 from autotune.compiler.targets.cuda.threads import ThreadGrid, int_var, quotient
 from autotune.errors import Unsupported
+from autotune.ir.graph import STORAGE_BYTES
 
 MOST_SORTED = 2048
 """Terms of a block's places that it sorts; of more, it takes place by place."""
@@ -72,6 +75,21 @@ FLIGHT = 2
 FLIGHT_TOGETHER = 6
 """The same where match lanes share a place of many: such a block may be the last one (a quarter of all terms is padding
 in a translator's batches, and took 110 us of 164 with 4)."""
+
+
+LINE = 128
+"""Bytes that are brought into the L2 at a time."""
+
+
+def fetchable(s: Scattered) -> tuple[int, ...]:
+    """The loads, except those of terms, that can be prefetched during the scan: by places, adjacent along columns."""
+    found = []
+    for i in s.results.passes[1].compute:
+        v = s.graph.values[i]
+        if v.op == "load" and not v.guards and stride_of(v, s.cols[-1]) == 1 and stride_of(v, s.at):
+            found.append(i)
+    return tuple(found)
+
 
 TRUE = Const(True, "bool")
 
@@ -223,6 +241,28 @@ class ScatterKernel:
             CudaEmitter.ok.name: ok,
         }
         return [row, *_before(self.results, 1), Do(self.result(given))]
+
+    def fetch(self) -> list[Stmt]:
+        """Bring other tensors into the L2, each match lane those of its places."""
+        e, chosen, across = self.results, fetchable(self.s), Var("across", "int32")
+        if not self.schedule.prefetch or not chosen:
+            return []
+        out: list[Stmt] = [
+            Assign(CudaEmitter.row, _int(self.first + self.place)),
+            *e.row_indices(),
+            *e.bases(chosen, ()),
+        ]
+        for i in chosen:
+            lanes = max(1, LINE // (self.vec * STORAGE_BYTES[e.storage(i)]))
+            at = e.access[i].at(e.base(i))
+            line = Do(Intrinsic("to_l2", (Pointer(self.s.graph.values[i].slot), at)))
+            out += [when((across % lanes).equals(0), [line])] if lanes > 1 else [line]
+        before = [
+            Assign(across, _int(THREAD - self.grid.line * self.lanes)),
+            Assign(CudaEmitter.column, self.column),
+            *e.column_indices(),
+        ]
+        return [*before, loop(self.place, self.rows, out, self.grid.line, self.match)]
 
     def scan(self, one: _Adder) -> list[Stmt]:
         """One step of the scan, over the indices from ``base`` on.
@@ -378,6 +418,7 @@ class ScatterKernel:
             out.append(Shared(self.lane_sums, 0, "float32"))
         for one in self.sums:
             out += _before(one.places, 0)
+        out += self.fetch()
         if self.owned == 1:
             return [*out, Assign(self.place, _int(0)), *self.together()]
         out += [Assign(self.low, Cast("int64", self.first)), Assign(self.count, self.rows)]

@@ -110,9 +110,13 @@ def of_a_head(given: Tensor) -> Tensor:
     return given.bool()[:, None, None, :] & heads.expand(1, H, S, S)
 
 
+def two_masks(given: Tensor) -> Tensor:
+    return plain(given) & torch.ones(S, S, dtype=torch.bool).tril() & plain(given.flip(-1))
+
+
 LEFT_ALONE: dict[str, Made] = {
     "per query": per_query, "documents": documents, "first two": first_two, "numbers": numbers, "either": either,
-    "of a head": of_a_head,
+    "of a head": of_a_head, "two masks": two_masks,
 }  # fmt: skip
 
 

@@ -19,6 +19,7 @@ VALUES = {"a": 4, "b": 16, "mode": "fast", "flag": True, "x": 0.5}
         ("a * b <= 64", True),
         ("a * b < 64", False),
         ("4 <= a < b", True),
+        ("a < b < 8", False),
         ("b % a == 0 and b // a == 4", True),
         ("mode in ('fast', 'slow')", True),
         ("mode not in ['fast']", False),

@@ -286,6 +286,10 @@ def _make_store(kind: str, short: str, n: int, hint: str) -> Any:
     return made(3 + (kind == "sg"), typed)
 
 
+def _to_l2(context: Any, b: Any, sig: Any, args: Any) -> None:
+    asm(b, ir.VoidType(), [pointer_to(b, args)], "prefetch.global.L2 [$0];", "l", True)
+
+
 def _until_one(context: Any, b: Any, sig: Any, args: Any) -> None:
     text = "{ .reg .pred q; .reg .u32 v; again: ld.acquire.sys.global.u32 v, [$0]; setp.ne.u32 q, v, 1; @q bra again; }"
     barred(b, [pointer_to(b, args)], text, "l")
@@ -359,6 +363,8 @@ def _make_put(_: str, n: int) -> Any:
 
 
 PLAIN: dict[str, Any] = {
+    # ``to_l2(pointer, index)``: has the line of an element brought into the L2; nothing waits for it.
+    "to_l2": made(2, lambda ptr, idx: (types.void(ptr, idx), _to_l2)),
     # ``until_one(pointer, index)``: waits until a 32-bit word, which another device may write, is 1.
     "until_one": made(2, lambda ptr, idx: (types.void(ptr, idx), _until_one)),
     # The address that a pointer holds.
