@@ -27,6 +27,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+COMPARED = 24
+"""Losses, from the first step on, that are compared with stock's."""
 MODELS = {
     "8b": {"hidden": 4096, "inner": 14336, "heads": 32, "kv_heads": 8},
     "70b": {"hidden": 8192, "inner": 28672, "heads": 64, "kv_heads": 8},
@@ -47,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--profile", action="store_true", help="profile a step of stock and of autotune")
     made.add_argument("--search", type=int, default=60, help="steps of the search")
     made.add_argument("--compile", action="store_true", help="compile each layer by torch.compile")
+    made.add_argument("--seconds", type=float, default=float("inf"), help="no case begins after so many")
     made.add_argument("--db", help="database (default: one that is deleted)")
     made.add_argument("--out", type=Path)
     return made
@@ -143,7 +146,7 @@ def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[
             break
     settle()
     searched_s = time.perf_counter() - begin
-    losses["stock"] = [_step(*stock, *data(step)) for step in range(len(losses["autotune"]))]
+    losses["stock"] = [_step(*stock, *data(step)) for step in range(min(COMPARED, len(losses["autotune"])))]
     times: dict[str, list[float]] = {"stock": [], "prefetch": [], "autotune": []}
     peaks: dict[str, int] = {}
     given = data(args.search + 2)
@@ -174,7 +177,7 @@ def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[
     looked_up = again.chosen == handle.chosen
     right = _exact(ours[0])
     bound = 5e-3 if cuda else 1e-4
-    pairs = [(float(a), float(b)) for a, b in zip(losses["autotune"], losses["stock"], strict=True)]
+    pairs = [(float(a), float(b)) for a, b in zip(losses["autotune"], losses["stock"], strict=False)]
     agree = all(abs(a - b) <= bound * abs(b) for a, b in pairs)
     found = handle.found
     result = {
@@ -245,7 +248,10 @@ def run_rank(args: argparse.Namespace) -> None:
         dist.init_process_group("gloo")
     group = deploy_group(None, device)
     cases = []
-    for name, tokens in itertools.product(args.model, args.tokens):
+    begin = time.monotonic()
+    for tokens, name in itertools.product(args.tokens, args.model):
+        if group.largest([time.monotonic() - begin])[0] > args.seconds:
+            break
         cases.append(_case(args, name, tokens, group))
         gc.collect()
         if cuda:

@@ -167,6 +167,13 @@ def kernel_of(config: Mapping[str, Any], collective: str) -> bool:
     return collective in REDUCING and config["engine"] in ("copy", "sm") and "copies" not in config
 
 
+def forms_of(config: Mapping[str, Any]) -> list[str]:
+    """Forms of the reduction kernel that a strategy on CUDA needs."""
+    if config["engine"] == "sm":
+        return ["pairs"]
+    return ["", "resident"] if config.get("adds") == "resident" else [""]
+
+
 def reject(config: Mapping[str, Any], scenario: Scenario, side: str, *, sms: int = 0) -> str | None:
     """The reason why a strategy cannot work; None if it can.
 

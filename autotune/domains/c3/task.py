@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from autotune.device import DeviceIdentity, describe_cuda
 from autotune.domains.c3.scenario import Scenario
-from autotune.domains.c3.strategy import BASELINES, Strategy, by_rule, improper, kernel_of, normalize, reject
+from autotune.domains.c3.strategy import BASELINES, Strategy, by_rule, forms_of, improper, kernel_of, normalize, reject
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.measure.policy import MIB, Policy
 from autotune.space import Space, load_space
@@ -118,11 +118,10 @@ def build(scenario: Scenario, config: Config, device: str, *, mean: bool = False
     from autotune.domains.c3.collectives.sm import build_sum
 
     try:
-        resident = config.get("adds") == "resident"
-        kernel = build_sum(scenario.ranks, scenario.dtype, target, resident=resident, mean=mean)
+        kernels = [build_sum(scenario.ranks, scenario.dtype, target, form, mean=mean) for form in forms_of(config)]
     except Unsupported as error:
         raise BuildError(str(error)) from error
-    return Artifact(target, (kernel,), generator=_GENERATOR)
+    return Artifact(target, tuple(kernels), generator=_GENERATOR)
 
 
 def open_measurer(workload: Workload, device: str, policy: Policy) -> Measurer:

@@ -47,6 +47,7 @@ def test_engines_that_win_are_stored_and_train_as_stock_does(ranks: Ranks, db: s
         assert step_ms < stock_ms
         assert "copy" in answer["text"]
         assert answer["closed"] == "Sharded(closed)"
+        assert answer["gathers"] == "Gather"
     schedules = stored(db)
     assert len(schedules) == len(answer["chosen"])
     assert {s.winner for s in schedules} == {"autotune"}
@@ -56,6 +57,7 @@ def test_engines_that_win_are_stored_and_train_as_stock_does(ranks: Ranks, db: s
 def test_stock_stays_where_nothing_is_faster(ranks: Ranks, db: str) -> None:
     for answer in ranks.run(CHECKS, "searched", db, -0.1):
         assert {engine for _, engine in answer["chosen"]} == {None}
+        assert answer["gathers"] == "DefaultAllGather"
         assert answer["repeated"] == answer["chosen"]
         assert answer["ours"] == pytest.approx(answer["stock"], rel=1e-5)
     assert {s.winner for s in stored(db)} == {"sequential"}

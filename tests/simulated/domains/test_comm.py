@@ -123,7 +123,7 @@ def check_resident(ranks: int, dtype: str, n: int, chunks: int, me: int, grid: i
     places = [memory.place(8, stored(t), read=True) for t in terms]
     target = memory.place(8, stored(terms[0]), write=True)
     waits: list[tuple[int, int]] = []
-    source = emit_sum(ranks, dtype, BLOCK, UNROLL, resident=True)
+    source = emit_sum(ranks, dtype, BLOCK, UNROLL, form="resident")
     pointers = [Pointer(a, BYTES[dtype]) for a in places] + [Pointer(0, 4), Pointer(chunks, 1), Pointer(me, 1)]
     code = functions(source.text, memory)
     code["settled"] = lambda value: value
@@ -225,7 +225,7 @@ def test_kernels_compile_without_spills(ranks: int, dtype: str) -> None:
 
 
 def test_no_load_of_a_chunk_stands_before_its_barrier() -> None:
-    ptx, _ = compile_ptx(emit_sum(4, "bf16", resident=True), "sm_90")
+    ptx, _ = compile_ptx(emit_sum(4, "bf16", form="resident"), "sm_90")
     lines = [line.strip() for line in ptx.splitlines()]
     (barrier,) = (k for k, line in enumerate(lines) if line.startswith("bar.sync"))
     (flag,) = (k for k, line in enumerate(lines) if "ld.acquire.sys.global" in line)

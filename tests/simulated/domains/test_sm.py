@@ -65,7 +65,7 @@ def test_missing_kernels(device: Device, op: str) -> None:
     strategy, spec = Strategy(engine="sm"), Spec(op, 128, "bf16")
     of_before = Artifact("sm_90", (Kernel("copy", b"", {"op": "copy"}),))
     for artifact in (None, of_before):
-        with pytest.raises(Unsupported, match=f"the kernel of {op} is not there"):
+        with pytest.raises(Unsupported, match=f"the kernel of {op} is missing"):
             SmCollective(spec, world.on(0), strategy, artifact)
 
 

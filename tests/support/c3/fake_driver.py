@@ -16,7 +16,7 @@ from autotune.domains.c3.collectives import sm as sm_module
 from autotune.domains.c3.collectives import symmetric as symmetric_module
 from autotune.domains.c3.collectives.dma import cuts
 from autotune.domains.c3.collectives.sm import emit_sum
-from autotune.domains.c3.strategy import Strategy, kernel_of
+from autotune.domains.c3.strategy import Strategy, forms_of, kernel_of
 from autotune.task import Artifact, Kernel
 from tests.support.c3.fake_device import World
 from tests.support.c3.fake_streams import Event, Graph, Stream
@@ -24,8 +24,8 @@ from tests.support.c3.fake_streams import Event, Graph, Stream
 
 def kernels(strategy: Strategy, op: str, ranks: int, dtype: str, mean: bool = False) -> Artifact:
     """The kernel of a strategy, without code: what it would do is read off what is told to launch it."""
-    resident = strategy.adds == "resident" and op == "reduce_scatter"
-    made = [emit_sum(ranks, dtype, resident=resident, mean=mean).launch] if kernel_of(strategy.config(), op) else []
+    forms = forms_of(strategy.config()) if kernel_of(strategy.config(), op) else []
+    made = [emit_sum(ranks, dtype, form=form, mean=mean).launch for form in forms]
     return Artifact("sm_90", tuple(Kernel(f"{op}_reduce", b"", {**told, "dtype": dtype}) for told in made))
 
 

@@ -130,13 +130,14 @@ def searched(rank: int, db: str, gain: float, way: str = "", steps: int = 30) ->
             looked_up = train(rank, second, again, 4, way)
             chosen, repeated = plain(handle.chosen), plain(again.chosen)
             text = repr(again)
+            idle = type(model.blocks[0]._get_fsdp_state()._fsdp_param_group._all_gather_comm).__name__
             handle.close()
             again.close()
             train(rank, second, None, 2, way)
             return {
                 "ours": ours, "stock": stock, "looked_up": looked_up, "chosen": chosen, "repeated": repeated,
                 "found": None if handle.found is None else (handle.found.stock_ms, handle.found.step_ms), "text": text,
-                "closed": repr(handle),
+                "closed": repr(handle), "gathers": idle,
             }  # fmt: skip
     finally:
         patched.time = real

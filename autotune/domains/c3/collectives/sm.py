@@ -60,8 +60,9 @@ class SmCollective:
     def __init__(self, spec: Spec, group: Group, strategy: Strategy, artifact: Artifact | None = None) -> None:
         if spec.op not in REDUCING:
             raise Superseded(f"{spec.op} by kernels that only move data, which this autotune lacks")
-        kind = kind_of(resident=False, mean=spec.mean)
-        found = [k for k in (artifact.kernels if artifact else ()) if k.launch.get("op") == kind]
+        kinds = [kind_of("pairs", mean=spec.mean), kind_of(mean=spec.mean)]  # the latter by earlier versions
+        there = {k.launch.get("op"): k for k in (artifact.kernels if artifact else ())}
+        found = [there[kind] for kind in kinds if kind in there]
         if not found:
             raise Unsupported(f"the kernel of {spec.op} is missing")
         self.spec, self.group, self.strategy, self._kernel = spec, group, strategy, found[0]
@@ -93,7 +94,8 @@ class SmCollective:
         sources = [pointer + self._own for pointer in self._shared.pointers]
         target = self.output.data_ptr() + (0 if self._result is None else self._own)
         count = self._bytes // ITEMSIZE[self.spec.dtype]
-        launch(self._kernel, self.group.device.index or 0, self.strategy.blocks, [*sources, target], count, raw)
+        blocks = self.strategy.blocks + self.strategy.blocks % 2
+        launch(self._kernel, self.group.device.index or 0, blocks, [*sources, target], count, raw)
         self._spread(raw)  # each rank's sums have a separate slot of the output
         self._tell[_DONE](raw)
         self._wait[_DONE](raw)
@@ -129,20 +131,23 @@ def launch(kernel: Kernel, device: int, grid: int, pointers: Sequence[int], coun
     found[0](stream, pointers)
 
 
-def kind_of(*, resident: bool, mean: bool) -> str:
-    """The kind of a kernel, "op" in its launch data."""
-    return "reduce" + ("_resident" if resident else "") + ("_mean" if mean else "")
+def kind_of(form: str = "", *, mean: bool = False) -> str:
+    """The kind of a kernel, "op" in its launch data, by its form: "", "pairs" or "resident"."""
+    return "_".join(["reduce", *([form] if form else []), *(["mean"] if mean else [])])
 
 
-def build_sum(ranks: int, dtype: str, target: str, *, resident: bool = False, mean: bool = False) -> Kernel:
+def build_sum(ranks: int, dtype: str, target: str, form: str = "", *, mean: bool = False) -> Kernel:
     """Compile the reduction kernel for ``target`` ("sm_90"), without a GPU.
 
     The kernel takes pointers, in the order of ``launch["args"]``: ``ranks`` sources and the destination, which may be
     one of the sources. An int64 after them is the number of elements of each. Elements are summed in fp32, in the order
     of the sources, and rounded once.
 
-    A resident kernel starts before its sources are complete. It waits for the flags of a chunk, adds the chunk, and
-    goes on with the next one. Its pointers are the sources, the flags of the first chunk (see
+    Blocks in pairs are clusters of two, which share a graphics processing cluster of the device. Single blocks would
+    take one SM from each of several pairs that a GEMM with such clusters needs.
+
+    A resident kernel, in pairs too, starts before its sources are complete. It waits for the flags of a chunk, adds
+    the chunk, and goes on with the next one. Its pointers are the sources, the flags of the first chunk (see
     :class:`~autotune.domains.c3.collectives.symmetric.Flags`), two numbers in the place of addresses (chunks, and the
     index of this rank, which has no flag), and the destination.
 
@@ -151,7 +156,7 @@ def build_sum(ranks: int, dtype: str, target: str, *, resident: bool = False, me
 
     Args:
         dtype: dtype of the elements: "bf16", "f16" or "f32".
-        resident: the kernel waits for chunks.
+        form: "" for single blocks, "pairs" or "resident".
         mean: it divides sums by the number of ranks before it rounds them.
 
     Raises:
@@ -159,12 +164,14 @@ def build_sum(ranks: int, dtype: str, target: str, *, resident: bool = False, me
         BuildError: the kernel does not compile.
     """
     from autotune.compiler.targets.cuda.compile import build
+    from autotune.compiler.targets.cuda.cubin import capability
 
-    return build(emit_sum(ranks, dtype, resident=resident, mean=mean), target)
+    alone = capability(target) < (9, 0)
+    return build(emit_sum(ranks, dtype, form=form, mean=mean, cluster=1 if alone or not form else 2), target)
 
 
 def emit_sum(
-    ranks: int, dtype: str, threads: int = 512, unroll: int = 0, *, resident: bool = False, mean: bool = False
+    ranks: int, dtype: str, threads: int = 512, unroll: int = 0, *, form: str = "", mean: bool = False, cluster: int = 1
 ) -> Listing:
     """The source code that :func:`build_sum` compiles.
 
@@ -182,6 +189,7 @@ def emit_sum(
     unroll = unroll or max(1, _IN_FLIGHT // ranks)
     size = ITEMSIZE[dtype]
     vec = _PACK // size
+    resident = form == "resident"
     flags, chunks, me = (f"p{ranks + k}" for k in range(3))
     out = f"p{ranks + 3}" if resident else f"p{ranks}"
 
@@ -247,7 +255,7 @@ def emit_sum(
     between: list[tuple[str, int]] = [("flags", 0), ("chunks", 0), ("rank", 0)] if resident else []
     args = [("source", r) for r in range(ranks)] + between + [("destination", 0)]
     told = {
-        "op": kind_of(resident=resident, mean=mean),
+        "op": kind_of(form, mean=mean),
         "args": [list(a) for a in args],
         "align": [size] * ranks + ([4, 1, 1] if resident else []) + [size],
         "dynamic": True,  # the number of elements follows the pointers
@@ -257,7 +265,7 @@ def emit_sum(
     }
     code = ("\n".join(packs), single)
     params = (*(dtype,) * ranks, *(("i32", "u8", "u8") if resident else ()), dtype)
-    return Listing(code, tuple(body), params, told, threads, 0, name=f"{PREFIX}c3_{told['op']}")
+    return Listing(code, tuple(body), params, told, threads, 0, cluster, name=f"{PREFIX}c3_{told['op']}")
 
 
 def _walk(total: str, first: str, count: str, threads: int, unroll: int, load: Lines, store: Lines) -> list[str]:

@@ -21,7 +21,7 @@ from autotune.domains.c3.fsdp.steps import BLOCK, FAILED, LEAST, WARM, Found, Pl
 from autotune.domains.c3.fsdp.traffic import Gather, Kind, Scatter, Traffic
 from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.scenario import Program, Scenario
-from autotune.domains.c3.strategy import kernel_of, normalize
+from autotune.domains.c3.strategy import forms_of, kernel_of, normalize
 from autotune.errors import UserError, first_line
 from autotune.runtime.deployment import deployment
 from autotune.task import Artifact, Config
@@ -114,10 +114,20 @@ class Sharded:
         if not self._traffic.scattered:
             return
         self._traffic.new_step()
-        next(self._states, None)
+        if next(self._states, True) and not self._traffic.changed:
+            self._withdraw()
         if self._beat is not None and self._traffic.engines:
             # Engines wait for peers without NCCL, whose watchdog aborts a program that waits for a dead peer.
             dist.all_reduce(self._beat, group=self._everyone.data, async_op=True)
+
+    def _withdraw(self) -> None:
+        """Give modules torch's own collectives back, which cost the host less time."""
+        from torch.distributed.fsdp._fully_shard import _fsdp_collectives as torchs
+
+        for module in self._modules:
+            module.set_custom_all_gather(torchs.DefaultAllGather())
+            module.set_custom_reduce_scatter(torchs.DefaultReduceScatter())
+        self._hook.remove()
 
     def _run(self) -> Generator[None, None, None]:
         """The handle's work as a generator, resumed at the start of each step except the first."""
@@ -244,13 +254,15 @@ class Sharded:
         made: dict[tuple[str, str, int, bool], Artifact] = {}
         artifacts: dict[Kind, Artifact] = {}
         for kind in kinds:
-            needed = {c["adds"]: c for c in candidates(kind, side) if kernel_of(c, kind.op)}
+            needed = [c for c in candidates(kind, side) if kernel_of(c, kind.op)]
             if needed:
                 key = (kind.op, kind.dtype, kind.ranks, self._traffic.seen[kind].mean)
                 if key not in made:
                     scenario, mean = self._scenario(kind), self._traffic.seen[kind].mean
-                    parts = [build(scenario, config, str(self._device), mean=mean) for config in needed.values()]
-                    made[key] = replace(parts[0], kernels=tuple(k for part in parts for k in part.kernels))
+                    different = {tuple(forms_of(config)): config for config in needed}
+                    parts = [build(scenario, config, str(self._device), mean=mean) for config in different.values()]
+                    kernels = {kernel.launch["op"]: kernel for part in parts for kernel in part.kernels}
+                    made[key] = replace(parts[0], kernels=tuple(kernels.values()))
                 artifacts[kind] = made[key]
         return artifacts
 
@@ -278,10 +290,10 @@ class Sharded:
         """Restore FSDP2's own collectives and free the buffers. A collective call, between two steps."""
         if self._hook is None:
             return
-        self._hook.remove()
-        self._hook = None
         for kind in list(self.chosen):
             self._traffic.release(kind)
+        self._withdraw()
+        self._hook = None
         self.chosen.clear()
 
 

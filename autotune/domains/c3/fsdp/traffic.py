@@ -166,6 +166,11 @@ class Traffic:
         """True if an engine of C3 runs any kind."""
         return bool(self._rings)
 
+    @property
+    def changed(self) -> bool:
+        """True if a kind runs in another way than torch's own."""
+        return bool(self._rings or self._limited)
+
     # ---- strategies of kinds ---------------------------------------------------------------------------------------
 
     def use(self, kind: Kind, config: Config | None, artifact: Artifact | None, everyone: Group, group: Group) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.domains.c3.fsdp.steps import BLOCK, FAILED, FINAL, LEAST, MARGIN, Found, candidates, search
+from autotune.domains.c3.fsdp.steps import BLOCK, FAILED, LEAST, MARGIN, Found, candidates, search
 from autotune.domains.c3.fsdp.traffic import Kind
 
 BIG = Kind("all_gather", 1 << 20, "bf16", 4)
@@ -76,16 +76,28 @@ def test_stock_stays_without_a_gain_beyond_the_margin() -> None:
 
 
 def test_a_gain_that_the_final_comparison_does_not_repeat_is_none() -> None:
-    blocks = 0
+    stock = 0
 
     def cost(plan: Any) -> float:
-        nonlocal blocks
-        blocks += 1
-        early = blocks < 60 // BLOCK - 2 * FINAL
-        return 80.0 if any(plan.values()) and early else 100.0
+        nonlocal stock
+        stock += not any(plan.values())
+        return 80.0 if any(plan.values()) and stock == 1 else 100.0  # the final comparison begins with stock
 
     found, _ = run(60, cost)
     assert set(found.plan.values()) == {None}
+
+
+def test_a_block_that_a_busy_host_delays_does_not_decide() -> None:
+    seen: list[Any] = []
+
+    def cost(plan: Any) -> float:
+        seen.append(dict(plan))
+        final = any(plan.values()) and sum(not any(p.values()) for p in seen) == 3  # the second pair of that comparison
+        return (95.0 if any(plan.values()) else 100.0) + (30.0 if final else 0.0)
+
+    found, _ = run(60, cost)
+    assert any(found.plan.values())
+    assert (found.stock_ms, found.step_ms) == (100.0, 95.0)
 
 
 def test_what_cannot_run_costs_no_step_and_is_not_chosen() -> None:

@@ -113,18 +113,18 @@ def test_cpu_strategies_need_no_kernels() -> None:
         ("all_gather", "nccl", []),
         ("all_gather", "copy", []),
         ("reduce_scatter", "copy", ["reduce"]),
-        ("reduce_scatter", "sm", ["reduce"]),
+        ("reduce_scatter", "sm", ["reduce pairs"]),
         ("all_reduce", "nccl", []),
         ("all_reduce", "copy", ["reduce"]),
-        ("all_reduce", "sm", ["reduce"]),
+        ("all_reduce", "sm", ["reduce pairs"]),
     ],
 )
 def test_strategies_have_the_kernels_they_need(
     op: str, engine: str, ops: list[str], h200: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def build_sum(ranks: int, dtype: str, target: str, *, resident: bool, mean: bool) -> tasks.Kernel:
-        assert (ranks, dtype, target, resident, mean) == (4, "bf16", "sm_90", False, False)
-        return tasks.Kernel("sum", launch={"op": "reduce"})
+    def build_sum(ranks: int, dtype: str, target: str, form: str, *, mean: bool) -> tasks.Kernel:
+        assert (ranks, dtype, target, mean) == (4, "bf16", "sm_90", False)
+        return tasks.Kernel("sum", launch={"op": f"reduce {form}".strip()})
 
     monkeypatch.setattr("autotune.domains.c3.collectives.sm.build_sum", build_sum)
     made = opened(Scenario(Gemm(64, 64, 64), op, 1 << 20, 4), "cuda:0")
