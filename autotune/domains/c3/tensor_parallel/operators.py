@@ -23,12 +23,12 @@ _library.define("all_gather_matmul(Tensor x, Tensor[] factors, int ranks, str gr
 _library.define("begin_matmul_scatter(Tensor[] left, Tensor[] factors, int ranks, str group) -> Tensor")
 _library.define("end_matmul_scatter(Tensor parts, str group) -> Tensor")
 
-_STOCK: Config = {"engine": "", "chunks": 1}
 
-
-def _how(config: Config | None) -> tuple[int, str]:
-    chosen = config or _STOCK
-    return int(chosen.get("chunks", 1)), str(chosen["engine"])
+def _how(config: Config | None, ranks: int) -> tuple[int, str, int]:
+    """The number of products, the engine, and the number of streams; 1, "" and 1 for the group's own collective."""
+    if config is None:
+        return 1, "", 1
+    return int(config.get("chunks", ranks)), str(config["engine"]), 2 if config.get("order") == "comm_first" else 1
 
 
 def _gather(x: Tensor, factors: Sequence[Tensor], ranks: int, group: str) -> tuple[Tensor, list[Tensor]]:
@@ -37,7 +37,7 @@ def _gather(x: Tensor, factors: Sequence[Tensor], ranks: int, group: str) -> tup
     rows = batched.shape[0] * batched.shape[1] * ranks
     width = sum(factor.shape[1] for factor in factors)
     site = Site("all_gather", rows, width, x.shape[-1], SHORT[x.dtype], ranks, group)
-    gathered, results = line.gather_products(batched, factors, *_how(sites.strategy(site)))
+    gathered, results = line.gather_products(batched, factors, *_how(sites.strategy(site, line, x.device), ranks))
     if x.dim() == 3:
         return gathered, results
     return gathered[0], [result[0] for result in results]
@@ -49,7 +49,7 @@ def _begin(left: Sequence[Tensor], factors: Sequence[Tensor], ranks: int, group:
     inner = sum(factor.shape[0] for factor in factors)
     rows = batched[0].shape[0] * batched[0].shape[1]
     site = Site("reduce_scatter", rows, factors[0].shape[1], inner, SHORT[left[0].dtype], ranks, group)
-    parts = line.begin_scatter(batched, factors, *_how(sites.strategy(site)))
+    parts = line.begin_scatter(batched, factors, *_how(sites.strategy(site, line, left[0].device), ranks))
     return parts if left[0].dim() == 3 else parts[:, 0]
 
 

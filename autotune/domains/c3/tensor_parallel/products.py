@@ -13,12 +13,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from autotune.domains.c3.collectives.base import DTYPES
 from autotune.domains.c3.collectives.host import all_gather, reduce_scatter
 from autotune.domains.c3.collectives.sm import launch
-from autotune.domains.c3.collectives.symmetric import Copy, new_event
+from autotune.domains.c3.collectives.symmetric import Copies, Copy, new_event
 from autotune.domains.c3.tensor_parallel.outbox import Exchange, Outbox
 from autotune.domains.c3.tensor_parallel.panels import Panel, panels, sender
-from autotune.task import Kernel
+from autotune.task import Artifact, Kernel
+
+_BLOCKS = 264
+"""Thread blocks of the kernel that adds: two for each SM of an H100."""
 
 
 class Line:
@@ -35,10 +39,16 @@ class Line:
         self.kernels: dict[torch.dtype, Kernel] = {}
         self._begun: dict[int, tuple[Any, Any]] = {}
 
+    def take(self, artifact: Artifact | None, dtype: str) -> None:
+        """Use the kernel of a stored strategy, or of a search."""
+        for kernel in artifact.kernels if artifact is not None else ():
+            if kernel.launch.get("op") == "reduce" and len(kernel.launch["args"]) == self.ranks + 1:
+                self.kernels.setdefault(DTYPES[dtype], kernel)
+
     # ---- all-gather, then products ---------------------------------------------------------------------------------
 
     def gather_products(
-        self, x: Tensor, factors: Sequence[Tensor], chunks: int, engine: str
+        self, x: Tensor, factors: Sequence[Tensor], chunks: int, engine: str, lanes: int = 1
     ) -> tuple[Tensor, list[Tensor]]:
         """Gather rows, and multiply the gathered rows by each factor.
 
@@ -47,49 +57,70 @@ class Line:
             factors: [K, N] each.
             chunks: see :func:`autotune.domains.c3.tensor_parallel.panels.panels`.
             engine: "copy", or another word for the group's own all-gather.
+            lanes: number of streams of products, and of copies. On two streams, the next product fills the SMs that
+                the last blocks of a product leave idle.
 
         Returns:
             the gathered rows [B, S, K], and the products [B, S, N].
         """
         batches, rows, width = x.shape
-        gathered = x.new_empty(batches, self.ranks * rows, width)
-        results = [x.new_empty(batches, self.ranks * rows, factor.shape[1]) for factor in factors]
+        gathered = _empty(x, batches, self.ranks * rows, width)
+        results = [_empty(x, batches, self.ranks * rows, factor.shape[1]) for factor in factors]
         order = panels(self.rank, self.ranks, chunks)
-        if engine != "copy" or self.exchange is None:
+        box = self.exchange.outbox(x.nbytes) if engine == "copy" and self.exchange is not None else None
+        if box is None or self.exchange is None:
             self._gather(gathered, x)
             for panel in order:
-                _multiply(gathered, factors, results, panel.rows(rows))
+                _multiply(gathered, factors, results, panel.rows(rows), panel.rows(rows))
             return gathered, results
-        exchange, main = self.exchange, torch.cuda.current_stream()
-        box, raw = exchange.outbox(x.nbytes), exchange.stream.cuda_stream
-        box.open(main.cuda_stream)
-        own = gathered[:, self.rank * rows : (self.rank + 1) * rows]
-        published = box.view(x, tuple(x.shape))
-        if batches == 1:  # equal strides: one kernel, which reads the rows once
-            torch._foreach_copy_([published[0], own[0]], [x[0], x[0]])
-        else:
-            torch._foreach_copy_([published, own], [x, x])
-        box.publish(main.cuda_stream)
-        exchange.fork(main)
-        alone = order[0].shards == range(self.rank, self.rank + 1)
-        if alone:
-            _multiply(gathered, factors, results, order[0].rows(rows))
-        arrived, events = set[int](), []
-        for panel in order[1 if alone else 0 :]:
-            for peer in _from_next(panel, self.rank):
-                if peer not in arrived:
-                    box.arrival(raw, peer)
-                    arrived.add(peer)
-                exchange.pull(self._into_gathered(box, gathered, peer, rows, panel))
-            event = new_event()
-            event.record(exchange.stream)
-            events.append((panel, event))
-        box.release(raw)
-        for panel, event in events:
-            main.wait_event(event)
-            _multiply(gathered, factors, results, panel.rows(rows))
-        main.wait_stream(exchange.stream)  # a capture must join it
+        self._gather_by_panels(box, self.exchange, x, gathered, factors, results, order, lanes)
         return gathered, results
+
+    def _gather_by_panels(
+        self,
+        box: Outbox,
+        exchange: Exchange,
+        x: Tensor,
+        gathered: Tensor,
+        factors: Sequence[Tensor],
+        results: Sequence[Tensor],
+        order: Sequence[Panel],
+        lanes: int,
+    ) -> None:
+        main, rows = torch.cuda.current_stream(), x.shape[1]
+        box.open(main.cuda_stream)
+        _copy(x, box.view(x, tuple(x.shape)))
+        box.publish(main.cuda_stream)
+        copying, computing = exchange.fork(main, lanes)
+        own, span = gathered[:, self.rank * rows : (self.rank + 1) * rows], order[0].rows(rows)
+        if order[0].shards == range(self.rank, self.rank + 1):
+            _multiply(x, factors, results, (0, rows), span)
+            with torch.cuda.stream(computing.at(1)):
+                _copy(x, own)
+            rest = order[1:]
+        else:
+            _copy(x, own)
+            rest = order
+        arrivals = []
+        for k, panel in enumerate(rest):
+            stream = copying.at(k)
+            if k == 0:
+                box.arrival(stream.cuda_stream)
+                come = exchange.event(stream)
+            elif k < len(copying.streams):
+                stream.wait_event(come)
+            for peer in _from_next(panel, self.rank):
+                Copies(self._into_gathered(box, gathered, peer, rows, panel))(stream.cuda_stream)
+            arrivals.append(exchange.event(stream))
+        copying.join(copying.streams[0])
+        box.release(copying.streams[0].cuda_stream)
+        for k, (panel, arrived) in enumerate(zip(rest, arrivals, strict=True), len(order) - len(rest)):
+            stream = computing.at(k)
+            stream.wait_event(arrived)
+            with torch.cuda.stream(stream):
+                _multiply(gathered, factors, results, panel.rows(rows), panel.rows(rows))
+        computing.join(main)
+        copying.join(main)
 
     def _into_gathered(self, box: Outbox, gathered: Tensor, peer: int, rows: int, panel: Panel) -> list[Copy]:
         line = gathered.shape[2] * gathered.itemsize
@@ -110,64 +141,62 @@ class Line:
             all_gather(gathered.view(-1), x.reshape(-1), group=self.group)
             return
         batches, rows, width = x.shape
-        parts = x.new_empty(self.ranks, batches, rows, width)
+        parts = _empty(x, self.ranks, batches, rows, width)
         all_gather(parts.view(-1), x.reshape(-1), group=self.group)
         gathered.view(batches, self.ranks, rows, width).copy_(parts.transpose(0, 1))
 
     # ---- a product, then reduce-scatter ----------------------------------------------------------------------------
 
-    def begin_scatter(self, left: Sequence[Tensor], factors: Sequence[Tensor], chunks: int, engine: str) -> Tensor:
+    def begin_scatter(
+        self, left: Sequence[Tensor], factors: Sequence[Tensor], chunks: int, engine: str, lanes: int = 1
+    ) -> Tensor:
         """Begin ``sum over ranks of sum_i left_i @ factor_i``, of which each rank keeps its rows.
 
         Args:
             left: [B, S, K_i] each.
             factors: [K_i, N] each.
             chunks: see :func:`autotune.domains.c3.tensor_parallel.panels.panels`.
-            engine: "copy", "sm" for a kernel that reads the peers' memory, or another word for the group's own
-                reduce-scatter.
+            engine: "copy", or another word for the group's own reduce-scatter.
+            lanes: as for :meth:`gather_products`.
 
         Returns:
             the parts of the sum [W, B, s, N], for :meth:`end_scatter`. They may still be in motion.
         """
         batches, total, _ = left[0].shape
         rows, width = total // self.ranks, factors[0].shape[1]
-        parts = left[0].new_empty(self.ranks, batches, rows, width)
+        parts = _empty(left[0], self.ranks, batches, rows, width)
         order = panels(self.rank, self.ranks, chunks)[::-1]
-        if engine not in ("copy", "sm") or self.exchange is None:
+        box = self.exchange.outbox(parts.nbytes) if engine == "copy" and self.exchange is not None else None
+        if box is None or self.exchange is None:
             self._begin_stock(left, factors, parts, order)
             return parts
         exchange, main = self.exchange, torch.cuda.current_stream()
-        box, raw = exchange.outbox(parts.nbytes), exchange.stream.cuda_stream
         box.open(main.cuda_stream)
         whole = box.view(parts, (batches, total, width))
-        direct = engine == "sm" and batches == 1 and parts.dtype in self.kernels
-        if not direct:
-            exchange.fork(main)  # the parts' memory is free from here on
-        for panel in order:
-            if panel.shards == range(self.rank, self.rank + 1):
-                shifted = Panel(0, 1, panel.part, panel.parts)
-                _add(left, factors, parts[self.rank], panel.rows(rows), shifted.rows(rows))
-                continue
-            span = panel.rows(rows)
-            _add(left, factors, whole, span, span)
-            if self.rank in panel.shards:
-                parts[self.rank].copy_(whole[:, self.rank * rows : (self.rank + 1) * rows])
+        copying, computing = exchange.fork(main, lanes)
+        for k, panel in enumerate(order):
+            stream, span = computing.at(k), panel.rows(rows)
+            with torch.cuda.stream(stream):
+                if panel.shards == range(self.rank, self.rank + 1):
+                    _add(left, factors, parts[self.rank], span, (0, rows))
+                    continue
+                _add(left, factors, whole, span, span)
+                if self.rank in panel.shards:
+                    _copy(whole[:, self.rank * rows : (self.rank + 1) * rows], parts[self.rank])
             for peer in panel.shards:
                 if peer != self.rank:
-                    box.publish(main.cuda_stream, panel.part, peer)
-        if direct:
-            self._begun[parts.data_ptr()] = (box, order)
-            return parts
-        for panel in order:
-            for owner in panel.shards:
-                if owner != self.rank:
-                    peer = sender(self.rank, self.ranks, owner)
-                    box.arrival(raw, peer, panel.part)
-                    exchange.pull(self._into_parts(box, parts, peer, panel))
-        box.release(raw)
-        event = new_event()
-        event.record(exchange.stream)
-        self._begun[parts.data_ptr()] = (None, event)
+                    box.publish(stream.cuda_stream, panel.part, peer)
+        computing.join(main)
+        owners = [(owner, panel) for panel in order for owner in panel.shards if owner != self.rank]
+        for k, (owner, panel) in enumerate(owners):
+            peer, stream = sender(self.rank, self.ranks, owner), copying.at(k)
+            box.arrival(stream.cuda_stream, peer, panel.part)
+            Copies(self._into_parts(box, parts, peer, panel))(stream.cuda_stream)
+        copying.join(copying.streams[0])
+        box.release(copying.streams[0].cuda_stream)
+        moved = new_event()  # one of its own: other calls may come before end_scatter
+        moved.record(copying.streams[0])
+        self._begun[parts.data_ptr()] = (None, moved)
         return parts
 
     def _into_parts(self, box: Outbox, parts: Tensor, peer: int, panel: Panel) -> list[Copy]:
@@ -194,38 +223,25 @@ class Line:
             _add(left, factors, whole, panel.rows(rows), panel.rows(rows))
         if batches > 1:
             parts.copy_(whole.view(batches, self.ranks, rows, width).transpose(0, 1).clone())
-        out = parts.new_empty(batches, rows, width)
+        out = _empty(parts, batches, rows, width)
         work = reduce_scatter(out.view(-1), parts.view(-1), group=self.group, async_op=True)
         self._begun[parts.data_ptr()] = (work, out)
 
     def end_scatter(self, parts: Tensor) -> Tensor:
         """End :meth:`begin_scatter`: this rank's rows of the sum, [B, s, N]."""
         begun, found = self._begun.pop(parts.data_ptr())
-        if begun is not None and not isinstance(begun, Outbox):
+        if begun is not None:
             begun.wait()
             stock: Tensor = found
             return stock
         main = torch.cuda.current_stream()
+        main.wait_event(found)
         kernel = self.kernels.get(parts.dtype)
-        if isinstance(begun, Outbox):
-            raw = main.cuda_stream
-            for panel in found:
-                for owner in panel.shards:
-                    if owner != self.rank:
-                        begun.arrival(raw, sender(self.rank, self.ranks, owner), panel.part)
-            own = self.rank * parts[0].nbytes
-            sources = [pointer + own for pointer in begun.pointers]
-            sources[self.rank] = parts[self.rank].data_ptr()
-        else:
-            main.wait_event(found)
-            sources = [parts[rank].data_ptr() for rank in range(self.ranks)]
         if kernel is None:
             return parts.sum(0)
-        out = torch.empty_like(parts[0])
-        blocks = 2 * torch.cuda.get_device_properties(out.device).multi_processor_count
-        launch(kernel, out.device.index or 0, blocks, [*sources, out.data_ptr()], out.numel(), main.cuda_stream)
-        if isinstance(begun, Outbox):
-            begun.release(main.cuda_stream)
+        out = _empty(parts, *parts.shape[1:])
+        pointers = [part.data_ptr() for part in (*parts.unbind(0), out)]
+        launch(kernel, out.device.index or 0, _BLOCKS, pointers, out.numel(), main.cuda_stream)
         return out
 
 
@@ -235,12 +251,24 @@ def _from_next(panel: Panel, rank: int) -> list[int]:
     return sorted(others, key=lambda shard: shard ^ rank)
 
 
-def _multiply(source: Tensor, factors: Sequence[Tensor], results: Sequence[Tensor], span: tuple[int, int]) -> None:
-    """Products of rows ``span`` of every batch."""
-    low, high = span
+def _empty(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+def _copy(source: Tensor, *targets: Tensor) -> None:
+    """Copy to each target, by one kernel if all are contiguous."""
+    if source.shape[0] == 1:  # a slice of one batch is contiguous, but has other strides
+        source, targets = source[0], tuple(target[0] for target in targets)
+    torch._foreach_copy_(list(targets), [source] * len(targets))
+
+
+def _multiply(
+    source: Tensor, factors: Sequence[Tensor], results: Sequence[Tensor], span: tuple[int, int], to: tuple[int, int]
+) -> None:
+    """Products of rows ``span`` of every batch, written to rows ``to`` of the results."""
     for factor, result in zip(factors, results, strict=True):
         for batch in range(source.shape[0]):
-            torch.mm(source[batch, low:high], factor, out=result[batch, low:high])
+            torch.mm(source[batch, span[0] : span[1]], factor, out=result[batch, to[0] : to[1]])
 
 
 def _add(

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autotune.domains.c3.deploy.match import C3Level
+from autotune.domains.c3.deploy.ready import decide, look_up
 from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.scenario import ITEMSIZE, Program, Scenario
 from autotune.domains.c3.tensor_parallel.outbox import Exchange
@@ -58,18 +60,50 @@ class Sites:
 
     Attributes:
         seen: calls by site, since the counter was cleared.
-        chosen: strategy by site; a missing one, or None, is the group's own collective and one product.
+        chosen: strategy by site; None is the group's own collective and one product. A site is looked up in its first
+            call.
+        stored: sites whose own search is in the database.
+        db: database of the look-ups; None for the default one.
+        searching: a search has not ended, so that graphs join all products.
     """
 
     def __init__(self) -> None:
         self.seen: Counter[Site] = Counter()
         self.chosen: dict[Site, Config | None] = {}
+        self.stored: set[Site] = set()
+        self.db: str | None = None
+        self.searching = False
         self._lines: dict[str, tuple[dist.ProcessGroup, Line]] = {}
 
-    def strategy(self, site: Site) -> Config | None:
-        """Count a call, and return its strategy."""
+    def strategy(self, site: Site, line: Line, device: torch.device) -> Config | None:
+        """Count a call, and return its strategy. A collective call the first time."""
         self.seen[site] += 1
-        return self.chosen.get(site)
+        if site not in self.chosen:
+            self.chosen[site] = self._look_up(site, line, device)
+        return self.chosen[site]
+
+    def wants(self, site: Site, device: torch.device) -> bool:
+        """True if graphs should join these products: a search runs, or has found that faster.
+
+        Not a collective call: the caller has made sure that the ranks have equal databases.
+        """
+        if site in self.chosen or self.searching:
+            return self.searching or self.chosen[site] is not None
+        match = look_up(site.scenario, str(device), self.db)
+        schedule = match.schedule
+        return match.level is not C3Level.DEFAULT and schedule is not None and schedule.config is not None
+
+    def _look_up(self, site: Site, line: Line, device: torch.device) -> Config | None:
+        """The stored strategy; None if there is none, or the stock program was faster."""
+        if site.ranks < 2:
+            return None
+        match = decide(site.scenario, deploy_group(line.group, device), db=self.db)
+        if match.level is C3Level.DEFAULT or match.schedule is None:
+            return None
+        if match.level is C3Level.EXACT:
+            self.stored.add(site)
+        line.take(match.artifact, site.dtype)
+        return None if match.schedule.config is None else dict(match.schedule.config)
 
     def line(self, name: str, device: torch.device) -> Line:
         """The ranks of the process group ``name``. A collective call the first time."""
@@ -78,6 +112,16 @@ class Sites:
         if known is None or known[0] is not group:  # a name may be used again
             known = self._lines[name] = group, _open(group, device)
         return known[1]
+
+    def forget(self) -> None:
+        """Forget the strategies, and free the buffers. A collective call, between two steps."""
+        for group, line in self._lines.values():
+            if line.exchange is not None and group is resolve(group.group_name):
+                line.exchange.close()
+        self.searching = False
+        self.chosen.clear()
+        self.stored.clear()
+        self.seen.clear()
 
 
 def _open(group: dist.ProcessGroup, device: torch.device) -> Line:
