@@ -6,7 +6,7 @@ A case is a model, a part of its layer ("mlp" or "attention") and the tokens of 
 of all ranks, multiplies, applies what lies between the two products, multiplies and scatters the sum; then the backward
 pass. Attention itself is left out. The contenders have the same weights and data:
 
-- ``nccl``: functional collectives, then products;
+- ``nccl``: collectives, then products, and products, then collectives;
 - ``async``: the operators that Inductor's ``_micro_pipeline_tp`` inserts, on symmetric memory;
 - ``autotune``: ``all_gather_matmul`` and ``matmul_reduce_scatter`` after a search with graphs of the step.
 
@@ -66,17 +66,46 @@ def parser() -> argparse.ArgumentParser:
 def _ways(group: Any) -> dict[str, tuple[Any, Any]]:
     """For each contender, ``gather(x, weight)`` and ``scatter(x, weight)``, with gradients."""
     import torch
-    import torch.distributed._functional_collectives as functional
-    from torch.nn import functional as F
 
     import autotune
+    from autotune.domains.c3.collectives.host import all_gather, reduce_scatter
 
     process_group, name = group.data, group.data.group_name
-    gathered: Any = getattr(functional, "all_gather_single_autograd", None) or functional.all_gather_tensor_autograd
-    scattered: Any = (
-        getattr(functional, "reduce_scatter_single_autograd", None) or functional.reduce_scatter_tensor_autograd
-    )
     symmetric: Any = torch.ops.symm_mem
+
+    def gathered(x: Any) -> Any:
+        full = x.new_empty(x.shape[0] * group.ranks, x.shape[1])
+        all_gather(full, x.contiguous(), group=process_group)
+        return full
+
+    def scattered(x: Any) -> Any:
+        part = x.new_empty(x.shape[0] // group.ranks, x.shape[1])
+        reduce_scatter(part, x, group=process_group)
+        return part
+
+    class GatherFirst(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            full = gathered(x)
+            ctx.save_for_backward(full, weight)
+            return full @ weight.t()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            full, weight = ctx.saved_tensors
+            return scattered(grads[0] @ weight), grads[0].t() @ full
+
+    class ScatterLast(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            ctx.save_for_backward(x, weight)
+            return scattered(x @ weight.t())
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            x, weight = ctx.saved_tensors
+            full = gathered(grads[0])
+            return full @ weight, full.t() @ x
 
     class Gather(torch.autograd.Function):
         @staticmethod
@@ -103,10 +132,7 @@ def _ways(group: Any) -> dict[str, tuple[Any, Any]]:
             return out, full.t() @ x
 
     return {
-        "nccl": (
-            lambda x, weight: F.linear(gathered(x, 0, process_group), weight),
-            lambda x, weight: scattered(F.linear(x, weight), "sum", 0, process_group),
-        ),
+        "nccl": (GatherFirst.apply, ScatterLast.apply),
         "async": (Gather.apply, Scatter.apply),
         "autotune": (
             lambda x, weight: autotune.all_gather_matmul(x, [weight], process_group)[0],
@@ -163,6 +189,7 @@ class Case:
             tensor.requires_grad_()
         self.whole, self.middle = random(tokens, self.hidden), random(tokens, wide)
         self.ways = _ways(group)
+        self.copies: Any = None
 
     def module(self, contender: str) -> Any:
         """The program of a contender."""
@@ -224,10 +251,15 @@ class Case:
         scatters: list[Run] = [lambda: reduce_scatter(part, full, group=self.group.data)]
         if self.group.device.type == "cuda":
             spec = Spec("all_gather", full.numel(), "bf16")
-            copies = open_collective(spec, self.group, Strategy("gemm_first", "copy", "comm").config())
-            gathers.append(copies.enqueue)
-            scatters.append(copies.enqueue)
+            self.copies = open_collective(spec, self.group, Strategy("gemm_first", "copy", "comm").config())
+            gathers.append(self.copies.enqueue)
+            scatters.append(self.copies.enqueue)
         return [gathers, scatters]
+
+    def close(self) -> None:
+        """Free the buffers. A collective call."""
+        if self.copies is not None:
+            self.copies.close()
 
 
 # ---- a rank ---------------------------------------------------------------------------------------------------------
@@ -366,6 +398,7 @@ def _measure(args: argparse.Namespace, group: Any, clock: Clock, model: str, par
         **{f"{name}_us": min(ways.values()) for name, ways in medians.items()},
     }  # fmt: skip
     handle.close()
+    case.close()
     return result
 
 

@@ -59,8 +59,8 @@ def equal(rank: int, batches: int, chunks: int, compiled: bool = False) -> list[
     run(x).pow(2).sum().backward()
     if chunks:
         sites.chosen = {site: {"engine": "copy", "chunks": chunks} for site in sites.seen}
-        x.grad = None
-        layer.zero_grad()
+    x.grad = None
+    layer.zero_grad()
     out = run(x)
     out.pow(2).sum().backward()
     everything = whole.clone().requires_grad_()

@@ -25,6 +25,8 @@ from autotune.task import Artifact, Config
 log = logging.getLogger("autotune")
 POLICY = "steps of the program"
 """The policy in a stored strategy's key: it was timed in the program."""
+_built: dict[str, dict[tuple[str, int], Artifact]] = {}
+"""Kernels of searches in this process, by device."""
 _ENOUGH_MS, _MOST_CALLS = 5.0, 16
 """Replays of a graph are timed together for about so long, and at most so many."""
 
@@ -101,7 +103,7 @@ class Joined:
             return
         next(self._states, None)
         sites.seen.clear()
-        if self._beat is not None and any(sites.chosen.values()):
+        if self._beat is not None and any(sites.chosen.values()) and not torch.cuda.is_current_stream_capturing():
             # Engines wait for peers without NCCL, whose watchdog aborts a program that waits for a dead peer.
             dist.all_reduce(self._beat, group=self._everyone.data, async_op=True)
 
@@ -218,7 +220,7 @@ class Joined:
         """Compile the kernel that adds, on each rank, by dtype and number of ranks. Without it, torch adds."""
         from autotune.domains.c3.task import build
 
-        made: dict[tuple[str, int], Artifact] = {}
+        made = _built.setdefault(str(self._device), {})
         for site in found:
             key = (site.dtype, site.ranks)
             needed = [c for c in candidates(site, self._device.type) if kernel_of(c, site.op)]
