@@ -253,7 +253,7 @@ def passes(
 
     with config.patch(dict(patches)):
         # Part of the pass instead of a context: autograd compiles a backward pass later, in another thread.
-        joins = tensor_parallel.sites.searching if tensor_parallel is not None else ""
+        joins = tensor_parallel.sites.identity() if tensor_parallel is not None else ""
         how = f"{mode}{verify}{'cpp' * cpp}{joins}{numerics.text(numerics.read(('cpu', 'cuda')))}"
         identity = WRITTEN + state + how.encode() if trial is None else None
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))

@@ -82,6 +82,10 @@ class Sites:
             self.chosen[site] = self._look_up(site, line, device)
         return self.chosen[site]
 
+    def identity(self) -> str:
+        """What compiled graphs depend on, apart from the default database."""
+        return f"{self.searching}{deployment().state(self.db)!r}" if self.db else str(self.searching)
+
     def wants(self, site: Site, device: torch.device) -> bool:
         """True if graphs should join these products: a search runs, or has found that faster.
 
