@@ -101,6 +101,16 @@ def test_ranks_with_other_products_search_nothing(ranks: Ranks, db: str) -> None
     assert answers[1]["said"] == ""
 
 
+def test_gpus_without_access_keep_the_sequence(ranks: Ranks) -> None:
+    answers = ranks.run(CHECKS, "no_access")
+    for answer in answers:
+        assert answer["exchanges"] == [True, True]
+        assert answer["product"] == [3.0, 3.0, 6.0, 6.0]
+        assert answer["rows"] == 4
+    text = "autotune: products and collectives run one after the other: no peer access here\n"
+    assert [answer["said"] for answer in answers] == [text, ""]
+
+
 def test_mistakes(ranks: Ranks) -> None:
     for said in ranks.run(CHECKS, "refused"):
         assert len(said) == 7

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from torch import nn
 
 import autotune
 from autotune.domains.c3.tensor_parallel import api
+from autotune.domains.c3.tensor_parallel import sites as sites_module
 from autotune.domains.c3.tensor_parallel.sites import sites
-from autotune.errors import UserError
+from autotune.errors import Unsupported, UserError
 from autotune.runtime.deployment import Deployment, deployment, use
 
 ROWS, WIDTH, INNER = 8, 6, 10
@@ -266,6 +268,32 @@ def uneven(rank: int, db: str) -> dict[str, Any]:
     finally:
         use(before)
         _reset()
+
+
+def no_access(rank: int) -> dict[str, Any]:
+    """GPUs without access to each other's memory: the sequence, and one warning."""
+    patched: Any = sites_module
+    real, before, said = patched.Exchange, deployment(), io.StringIO()
+
+    def refuse(group: Any) -> Any:
+        raise Unsupported("no peer access here")
+
+    patched.Exchange = refuse
+    handler = logging.StreamHandler(said)
+    logging.getLogger("autotune").addHandler(handler)
+    try:
+        use(Deployment())
+        group: Any = dist.group.WORLD
+        lines = [patched._open(group, torch.device("cuda", 0)) for _ in range(2)]
+        gathered, (product,) = lines[0].gather_products(
+            torch.full((1, 2, 3), 1.0 + rank), [torch.ones(3, 1)], 4, "copy"
+        )
+        return {"exchanges": [line.exchange is None for line in lines], "said": said.getvalue(),
+                "product": product.flatten().tolist(), "rows": gathered.shape[1]}  # fmt: skip
+    finally:
+        logging.getLogger("autotune").removeHandler(handler)
+        patched.Exchange = real
+        use(before)
 
 
 def refused(rank: int) -> list[str]:
