@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import c3_device_table, fsdp, precision_table
+from benchmarks import c3_device_table, fsdp, precision_table, tensor_parallel
 from benchmarks.c3 import report as c3_report
 from benchmarks.form import RESULTS, read
 from benchmarks.fusion import report
@@ -60,6 +60,8 @@ def render(data: Mapping[str, Any]) -> str:
         return step_table.markdown(data)
     if data.get("suite") == "fsdp":
         return fsdp.markdown(data)
+    if data.get("suite") == "tensor_parallel":
+        return tensor_parallel.markdown(data)
     if data.get("suite"):
         return report.render(data)
     cases = data["cases"]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -239,19 +240,32 @@ def passes(
     state = deployment().state(code=code)
     if not code:
         deployment().load_from(state)
+    tensor_parallel = _tensor_parallel()
 
     def replace(graph: fx.Graph) -> None:
         # Imported when a graph is compiled: a graph from Inductor's caches does not need it.
         from autotune.runtime.inductor.region_pass import replace_regions
 
         keep_as_laid_out(graph)
+        if tensor_parallel is not None and not bare and not cpp:
+            tensor_parallel.join_products(graph)
         replace_regions(graph, mode=mode, trial=trial, verify=verify, cpp=cpp, bare=bare)
 
     with config.patch(dict(patches)):
         # Part of the pass instead of a context: autograd compiles a backward pass later, in another thread.
-        how = f"{mode}{verify}{'cpp' * cpp}{numerics.text(numerics.read(('cpu', 'cuda')))}"
+        joins = tensor_parallel.sites.identity() if tensor_parallel is not None else ""
+        how = f"{mode}{verify}{'cpp' * cpp}{joins}{numerics.text(numerics.read(('cpu', 'cuda')))}"
         identity = WRITTEN + state + how.encode() if trial is None else None
         return hooked(Hook(replace, identity, config.post_grad_custom_post_pass))
+
+
+def _tensor_parallel() -> Any:
+    """The pass over collectives, in a program with several ranks; None in others. It belongs to a domain."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    return importlib.import_module("autotune.domains.c3.tensor_parallel.rewriting")
 
 
 def aoti_compile_and_package(

@@ -225,16 +225,17 @@ class Flags:
         """Address of flag ``slot`` of rank 0 in this rank's memory; those of other ranks and slots follow."""
         return self._word(self._rank, 0, slot)
 
-    def tell(self, slot: int) -> MemOps:
-        """Set flag ``slot`` of this rank at every peer."""
-        return MemOps([("write", self._word(p, self._rank, slot), 1) for p in self.peers])
+    def tell(self, slot: int, peers: Sequence[int] | None = None) -> MemOps:
+        """Set flag ``slot`` of this rank at ``peers``; None for all."""
+        told = self.peers if peers is None else peers
+        return MemOps([("write", self._word(p, self._rank, slot), 1) for p in told])
 
-    def wait(self, slot: int) -> MemOps:
-        """Wait for flag ``slot`` of every peer, and reset the flags for the next use.
+    def wait(self, slot: int, peers: Sequence[int] | None = None) -> MemOps:
+        """Wait for flag ``slot`` of ``peers`` (None for all), and reset the flags for the next use.
 
         A peer sets its flag again only after another signal of this rank, so no signal is lost.
         """
-        words = [self._word(self._rank, p, slot) for p in self.peers]
+        words = [self._word(self._rank, p, slot) for p in (self.peers if peers is None else peers)]
         return MemOps([("wait", w, 1) for w in words] + [("write", w, 0) for w in words])
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ def decide(scenario: Scenario, group: Group, *, db: str | None = None, strict: b
     """
     told: Any = None
     if group.rank == 0:
-        told = match_to_wire(_look_up(scenario, str(group.device), db, strict))
+        told = match_to_wire(look_up(scenario, str(group.device), db, strict))
     match = match_from_wire(group.gather(told)[0])
     deployment().count("overlaps")
     if match.schedule is not None:
@@ -54,7 +54,8 @@ def searchable(scenario: Scenario) -> bool:
     return isinstance(compute, Gemm) or bool(compute.inputs) or ":" not in compute.name
 
 
-def _look_up(scenario: Scenario, device: str, db: str | None, strict: bool) -> C3Match:
+def look_up(scenario: Scenario, device: str, db: str | None = None, strict: bool = False) -> C3Match:
+    """The strategy of ``scenario`` for this rank alone; :func:`decide` has that of all ranks. Never raises."""
     side, workload = device.partition(":")[0], scenario.workload()
     try:
         identity = place(workload, device)

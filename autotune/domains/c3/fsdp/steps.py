@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from autotune.domains.c3.fsdp.traffic import Kind
 from autotune.domains.c3.scenario import Program, Scenario
@@ -34,8 +35,11 @@ HEAVY = 0.01
 FAILED = math.inf
 """Time of a plan that cannot run here."""
 
-Plan = Mapping[Kind, Config | None]
+Plan = Mapping[Any, Config | None]
 """A strategy for each kind; None for torch's own group. A gather's order "comm_first" prefetches it."""
+Tried = Sequence[tuple[dict[Any, Config | None], float]]
+Plans = Callable[[Plan, Sequence[Any], str, Tried], Iterator[dict[Any, Config | None]]]
+"""Makes plans from stock, the kinds to search, the device type, and the plans tried so far."""
 
 _CANDIDATES: Mapping[tuple[str, str], tuple[Strategy | HostStrategy, ...]] = {
     ("cuda", "all_gather"): (
@@ -75,18 +79,21 @@ class Found:
         tried: plans and their milliseconds per step in the search.
     """
 
-    plan: dict[Kind, Config | None]
+    plan: dict[Any, Config | None]
     step_ms: float
     stock_ms: float
-    tried: list[tuple[dict[Kind, Config | None], float]] = field(default_factory=list)
+    tried: list[tuple[dict[Any, Config | None], float]] = field(default_factory=list)
 
 
-def search(kinds: Mapping[Kind, int], side: str, steps: int) -> Generator[Plan, float, Found]:
+def search(
+    kinds: Mapping[Any, int], side: str, steps: int, plans: Plans | None = None
+) -> Generator[Plan, float, Found]:
     """Search within ``steps`` steps of the program.
 
     Args:
-        kinds: kinds and their calls per step.
+        kinds: kinds and their calls per step; :class:`Kind`, or others with ``nbytes`` and an order.
         side: "cuda" or "cpu".
+        plans: makes the plans; None for those of FSDP2.
 
     Yields:
         the plan of the next block; the caller sends milliseconds per step, or :data:`FAILED`.
@@ -94,14 +101,14 @@ def search(kinds: Mapping[Kind, int], side: str, steps: int) -> Generator[Plan, 
     moved = {kind: kind.nbytes * calls for kind, calls in kinds.items()}
     ordered = sorted(kinds, key=lambda kind: (-moved[kind], kind))
     heavy = [kind for kind in ordered if moved[kind] >= HEAVY * sum(moved.values())]
-    stock: dict[Kind, Config | None] = dict.fromkeys(ordered)
-    tried: list[tuple[dict[Kind, Config | None], float]] = []
+    stock: dict[Any, Config | None] = dict.fromkeys(ordered)
+    tried: list[tuple[dict[Any, Config | None], float]] = []
     left = steps // BLOCK - 2 * FINAL
 
     best = stock
     best_ms = yield stock
     tried.append((stock, best_ms))
-    for plan in _plans(stock, heavy, side, tried):
+    for plan in (plans or _plans)(stock, heavy, side, tried):
         if len(tried) >= left:
             break
         ms = yield plan
@@ -126,8 +133,8 @@ def _typical(times: Sequence[float]) -> float:
 
 
 def _plans(
-    stock: Plan, heavy: Sequence[Kind], side: str, tried: Sequence[tuple[dict[Kind, Config | None], float]]
-) -> Generator[dict[Kind, Config | None], None, None]:
+    stock: Plan, heavy: Sequence[Kind], side: str, tried: Tried
+) -> Generator[dict[Any, Config | None], None, None]:
     """Plans, most promising first: each changes the choice for one kind in the best plan so far.
 
     The first plan has the first candidate for all kinds. Changes to one kind at a time follow, kinds with the most

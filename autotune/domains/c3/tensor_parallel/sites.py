@@ -1,0 +1,151 @@
+"""The joined products of a program by size, the strategy of each size, and the lines between the ranks of a group."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from autotune.domains.c3.deploy.match import C3Level
+from autotune.domains.c3.deploy.ready import decide, look_up
+from autotune.domains.c3.group import deploy_group
+from autotune.domains.c3.scenario import ITEMSIZE, Program, Scenario
+from autotune.domains.c3.tensor_parallel.outbox import Exchange
+from autotune.domains.c3.tensor_parallel.products import Line
+from autotune.errors import Unsupported
+from autotune.runtime.deployment import deployment
+from autotune.task import Config
+
+PREFIX = "tensor_parallel:"
+"""Begins the names of these computations in scenarios."""
+SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """Products of one size that run with the same strategy, at any place of the program.
+
+    Attributes:
+        op: "all_gather" before the products, or "reduce_scatter" behind them.
+        rows, width, inner: the extents M, N and K on a rank; N or K is summed over several factors.
+        dtype: "bf16", "f16" or "f32".
+        ranks: number of ranks of the group.
+        group: name of the process group, valid only in this process.
+    """
+
+    op: str
+    rows: int
+    width: int
+    inner: int
+    dtype: str
+    ranks: int
+    group: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the larger buffer of the collective."""
+        return self.rows * (self.inner if self.op == "all_gather" else self.width) * ITEMSIZE[self.dtype]
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario of a look-up. The number of rows is in its bytes alone, so that neighbours differ in it."""
+        return Scenario(Program(f"{PREFIX}{self.width}x{self.inner}"), self.op, self.nbytes, self.ranks, self.dtype)
+
+
+class Sites:
+    """All sites of this process.
+
+    Attributes:
+        seen: calls by site, since the counter was cleared.
+        chosen: strategy by site; None is the group's own collective and one product. A site is looked up in its first
+            call.
+        stored: sites whose own search is in the database.
+        db: database of the look-ups; None for the default one.
+        searching: a search has not ended, so that graphs join all products.
+    """
+
+    def __init__(self) -> None:
+        self.seen: Counter[Site] = Counter()
+        self.chosen: dict[Site, Config | None] = {}
+        self.stored: set[Site] = set()
+        self.db: str | None = None
+        self.searching = False
+        self._lines: dict[str, tuple[dist.ProcessGroup, Line]] = {}
+
+    def strategy(self, site: Site, line: Line, device: torch.device) -> Config | None:
+        """Count a call, and return its strategy. A collective call the first time."""
+        self.seen[site] += 1
+        if site not in self.chosen:
+            self.chosen[site] = self._look_up(site, line, device)
+        return self.chosen[site]
+
+    def identity(self) -> str:
+        """What compiled graphs depend on, apart from the default database."""
+        return f"{self.searching}{deployment().state(self.db)!r}" if self.db else str(self.searching)
+
+    def wants(self, site: Site, device: torch.device) -> bool:
+        """True if graphs should join these products: a search runs, or has found that faster.
+
+        Not a collective call: the caller has made sure that the ranks have equal databases.
+        """
+        if site in self.chosen or self.searching:
+            return self.searching or self.chosen[site] is not None
+        match = look_up(site.scenario, str(device), self.db)
+        schedule = match.schedule
+        return match.level is not C3Level.DEFAULT and schedule is not None and schedule.config is not None
+
+    def _look_up(self, site: Site, line: Line, device: torch.device) -> Config | None:
+        """The stored strategy; None if there is none, or the stock program was faster."""
+        if site.ranks < 2:
+            return None
+        match = decide(site.scenario, deploy_group(line.group, device), db=self.db)
+        if match.level is C3Level.DEFAULT or match.schedule is None:
+            return None
+        if match.level is C3Level.EXACT:
+            self.stored.add(site)
+        line.take(match.artifact, site.dtype)
+        return None if match.schedule.config is None else dict(match.schedule.config)
+
+    def line(self, name: str, device: torch.device) -> Line:
+        """The ranks of the process group ``name``. A collective call the first time."""
+        group = resolve(name)
+        known = self._lines.get(name)
+        if known is None or known[0] is not group:  # a name may be used again
+            known = self._lines[name] = group, _open(group, device)
+        return known[1]
+
+    def forget(self) -> None:
+        """Forget the strategies, and free the buffers. A collective call, between two steps."""
+        for group, line in self._lines.values():
+            if line.exchange is not None and group is resolve(group.group_name):
+                line.exchange.close()
+        self.searching = False
+        self.chosen.clear()
+        self.stored.clear()
+        self.seen.clear()
+
+
+def _open(group: dist.ProcessGroup, device: torch.device) -> Line:
+    exchange = None
+    if device.type == "cuda":
+        try:
+            exchange = Exchange(deploy_group(group, device))
+        except Unsupported as error:  # on all ranks alike
+            if dist.get_rank(group) == 0:
+                text = f"autotune: products and collectives run one after the other: {error}"
+                deployment().warn_once("tensor parallel", text)
+    return Line(group, exchange)
+
+
+def resolve(name: str) -> dist.ProcessGroup:
+    """The process group of this name."""
+    found: Any = dist.distributed_c10d
+    group: dist.ProcessGroup = found._resolve_process_group(name)
+    return group
+
+
+sites = Sites()
+"""The sites of this process."""

@@ -1,0 +1,147 @@
+"""The protocol of tensor-parallel products, in random orders of all that ranks and streams do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from autotune.domains.c3.strategy import Strategy
+from autotune.domains.c3.tensor_parallel import products
+from autotune.domains.c3.tensor_parallel.outbox import Exchange, Outbox
+from autotune.domains.c3.tensor_parallel.products import Line
+from tests.support.c3.fake_calls import Wrong, fault
+from tests.support.c3.fake_device import BIASES, QUEUES, FakeGroup, World
+from tests.support.c3.fake_driver import Device, kernels
+from tests.support.c3.fake_streams import Graph
+
+ROWS, WIDTH, INNER = 5, 3, 4
+CHUNKS = (1, 2, 3, 4, 8)
+
+
+@pytest.fixture
+def made(device: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Line]]:
+    """Makes the lines of all ranks; what torch computes is enqueued on the current stream."""
+    for name in ("_multiply", "_add", "_copy"):
+        real = getattr(products, name)
+
+        def enqueued(*args: Any, real: Any = real) -> None:
+            device.world.current().add("call", lambda: real(*args))
+
+        monkeypatch.setattr(products, name, enqueued)
+    monkeypatch.setattr(FakeGroup, "gather", lambda self, value: [value] * self.ranks)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
+
+    def lines(world: World) -> list[Line]:
+        artifact = kernels(Strategy("gemm_first", "copy"), "reduce_scatter", world.ranks, "f32")
+        out = []
+        for rank in range(world.ranks):
+            group = world.on(rank)
+            line = object.__new__(Line)
+            line.__dict__ |= {"group": None, "exchange": Exchange(group), "rank": rank, "ranks": world.ranks}
+            line.__dict__ |= {"kernels": {}, "_begun": {}}
+            line.take(artifact, "f32")
+            out.append(line)
+        return out
+
+    return lines
+
+
+def value(seed: int, *shape: int) -> torch.Tensor:
+    """Small whole numbers."""
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+class Calls:
+    """Gathers and scatters of a rank in turn, with new inputs in each call."""
+
+    def __init__(self, world: World, lines: list[Line], batches: int, chunks: int, lanes: int) -> None:
+        self.world, self.lines, self.batches, self.chunks, self.lanes = world, lines, batches, chunks, lanes
+        self.total = ROWS * world.ranks
+        self.inputs = [
+            [torch.zeros(batches, ROWS, INNER), torch.zeros(batches, self.total, INNER)] for _ in range(world.ranks)
+        ]
+        self.weight = value(7, INNER, WIDTH)
+
+    def fill(self, rank: int, call: int) -> None:
+        for k, given in enumerate(self.inputs[rank]):
+            new = value(100 * call + 10 * rank + k, *given.shape)
+            self.world.current().add("call", lambda given=given, new=new: given.copy_(new))
+
+    def enqueue(self, rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        line, (rows, whole) = self.lines[rank], self.inputs[rank]
+        parts = line.begin_scatter([whole, whole], [self.weight] * 2, self.chunks, "copy", self.lanes)
+        gathered, (product,) = line.gather_products(rows, [self.weight], self.chunks, "copy", self.lanes)
+        return gathered, product, line.end_scatter(parts)
+
+    def check(self, rank: int, call: int, found: tuple[torch.Tensor, torch.Tensor, torch.Tensor]) -> None:
+        ranks, mine = self.world.ranks, slice(rank * ROWS, (rank + 1) * ROWS)
+        full = torch.cat([value(100 * call + 10 * r, self.batches, ROWS, INNER) for r in range(ranks)], 1)
+        left = sum(value(100 * call + 10 * r + 1, self.batches, self.total, INNER) for r in range(ranks))
+        assert isinstance(left, torch.Tensor)
+        wanted = (full, full @ self.weight, 2 * (left @ self.weight)[:, mine])
+
+        def run() -> None:
+            for a, b in zip(found, wanted, strict=True):
+                if not torch.equal(a, b):
+                    raise Wrong(f"rank {rank}, call {call}, {self.chunks} products on {self.lanes} streams")
+
+        self.world.current().add("call", run)
+
+    def play(self, calls: int, replayed: bool) -> None:
+        for rank in range(self.world.ranks):
+            self.world.on(rank)
+            graph, results = None, None
+            for call in range(calls):
+                self.fill(rank, call)
+                if graph is None or results is None:
+                    results = self.enqueue(rank)
+                else:
+                    graph.replay()
+                self.check(rank, call, results)
+                if replayed and call == 0:
+                    graph = Graph(self.world)
+                    with self.world.capture(graph):
+                        results = self.enqueue(rank)
+        for rank, line in enumerate(self.lines):
+            self.world.on(rank)
+            assert line.exchange is not None
+            line.exchange.close()
+        self.world.run()
+        if not self.world.down():
+            raise Wrong("a flag is still up")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_calls_back_to_back(device: Device, made: Any, lanes: int, ranks: int) -> None:
+    """New inputs in every call, recorded ones too; ranks ahead and behind; streams that share a hardware queue."""
+    for seed, (bias, queues) in enumerate((b, q) for b in BIASES for q in QUEUES):
+        world = device.open(ranks, seed, queues, bias)
+        chunks = CHUNKS[seed % len(CHUNKS)]
+        Calls(world, made(world), 1 + seed % 2, chunks, lanes).play(5, replayed=seed % 3 == 1)
+
+
+@pytest.mark.parametrize("step", ["open", "publish", "arrival", "release"])
+def test_each_step_is_needed(device: Device, made: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    def attempt(seed: int) -> None:
+        world = device.open(3, seed, bias=BIASES[seed % len(BIASES)])
+        Calls(world, made(world), 1, 3, 1 + seed % 2).play(6, replayed=False)
+
+    assert not fault(attempt, 4)
+    monkeypatch.setattr(Outbox, step, lambda self, *given: None)
+    assert fault(attempt)
+
+
+def test_too_little_memory_leaves_the_sequence(
+    device: Device, made: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = device.open(2, 0)
+    (first, _) = made(world)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 1 << 40))
+    world.on(0)
+    assert first.exchange.outbox(1 << 20) is None
+    assert first.exchange.outbox(1 << 20) is None
+    assert caplog.text.count("2 MiB of buffers do not fit 1 MiB of free memory") == 1
