@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
-from torch._functorch import config as functorch
 from torch._functorch._aot_autograd import graph_compile
 from torch._inductor import compile_fx
 
 from autotune.in_program.traced import Traced, copied
 from autotune.runtime.backend import compile_graph
-from autotune.store import Store
+from autotune.runtime.inductor.code import new_name
 
 TRACING = (
     (graph_compile, "aot_dispatch_autograd_graph"),
@@ -49,17 +46,17 @@ class Compilations:
         traced: number of traces and partitions in the second compilations.
     """
 
-    def __init__(self, *, again: bool, cached: bool = False) -> None:
-        self._again, self._cached, self.traced = again, cached, 0
+    def __init__(self, *, again: bool) -> None:
+        self._again, self.traced = again, 0
 
     def __call__(self, gm: Any, inputs: Any, **options: Any) -> Any:
         if not self._again:
-            return compile_graph(gm, inputs, options, cached=self._cached)
+            return compile_graph(gm, inputs, options, code=new_name())
         traced = Traced()
         with traced.kept():
-            compile_graph(copied(gm), inputs, options, bare=True, cached=False)
+            compile_graph(copied(gm), inputs, options, bare=True, code=new_name())
         with counting() as calls, traced.given():
-            code = compile_graph(gm, inputs, options, cached=self._cached)
+            code = compile_graph(gm, inputs, options, code=new_name())
         self.traced += sum(call.call_count for call in calls)
         return code
 
@@ -78,12 +75,10 @@ def _no_graphs_of_others(db: str) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def steps(
-    again: bool, *, train: bool, dynamic: bool = False, cached: bool = False
-) -> tuple[list[Tensor], Compilations]:
+def steps(again: bool, *, train: bool, dynamic: bool = False) -> tuple[list[Tensor], Compilations]:
     """Results and gradients of some steps, by one or by two compilations."""
     torch.manual_seed(0)
-    model, backend = Model().train(train), Compilations(again=again, cached=cached)
+    model, backend = Model().train(train), Compilations(again=again)
     run, found = torch.compile(model, backend=backend, dynamic=dynamic), []
     for k in range(3):
         ids = torch.randint(0, 16, (24 + (8 * k if dynamic else 0),))
@@ -112,29 +107,13 @@ def test_other_inputs_are_traced() -> None:
 
     def compile_twice(gm: Any, inputs: Any, **options: Any) -> Any:
         with traced.kept():
-            compile_graph(copied(gm), inputs, options, bare=True, cached=False)
+            compile_graph(copied(gm), inputs, options, bare=True, code=new_name())
         others = [torch.empty_like(x) if isinstance(x, Tensor) else x for x in inputs]
         with counting() as calls, traced.given():
-            code = compile_graph(gm, others, options, cached=False)
+            code = compile_graph(gm, others, options, code=new_name())
         counted.append(sum(call.call_count for call in calls))
         return code
 
     x = torch.randn(8, 16, requires_grad=True)
     torch.compile(lambda x: nn.functional.gelu(x).sum(), backend=compile_twice)(x).backward()
     assert counted[0] > 0
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_the_next_process_finds_the_code_in_the_caches(
-    train: bool, db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    with Store.open(db):  # a search creates it
-        pass
-    with torch._inductor.config.patch(fx_graph_cache=True), functorch.patch(enable_autograd_cache=True):
-        found, _ = steps(True, train=train, cached=True)
-        torch._dynamo.reset()
-        counters.clear()
-        again, _ = steps(False, train=train, cached=True)
-    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
-    torch.testing.assert_close(found, again)
