@@ -227,6 +227,8 @@ def test_what_ties_values_together() -> None:
     total = b.reduce("sum", x, 0)  # a number made by a reduction is not computed twice
     b.out(b.mul(y, total), "float32")
     assert components(b.graph()) == ((0, 1, 3), (2,))
+    b.out(scale, "float32", axes=(0,))  # a number that is stored along an axis goes with the axis
+    assert components(b.graph()) == ((0, 1, 3, 4), (2,))
     assert components(replace(b.graph(), outputs=())) == ()
 
 
