@@ -100,20 +100,3 @@ def test_the_second_compilation_traces_nothing(train: bool, dynamic: bool) -> No
     torch._dynamo.reset()
     wanted, _ = steps(False, train=train, dynamic=dynamic)
     torch.testing.assert_close(found, wanted)
-
-
-def test_other_inputs_are_traced() -> None:
-    traced, counted = Traced(), []
-
-    def compile_twice(gm: Any, inputs: Any, **options: Any) -> Any:
-        with traced.kept():
-            compile_graph(copied(gm), inputs, options, bare=True, code=new_name())
-        others = [torch.empty_like(x) if isinstance(x, Tensor) else x for x in inputs]
-        with counting() as calls, traced.given():
-            code = compile_graph(gm, others, options, code=new_name())
-        counted.append(sum(call.call_count for call in calls))
-        return code
-
-    x = torch.randn(8, 16, requires_grad=True)
-    torch.compile(lambda x: nn.functional.gelu(x).sum(), backend=compile_twice)(x).backward()
-    assert counted[0] > 0

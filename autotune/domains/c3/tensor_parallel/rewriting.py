@@ -166,7 +166,8 @@ def _is_piece(piece: fx.Node, wait: fx.Node, number: int, rows: int) -> bool:
     if piece.target is operator.getitem:
         split, found = piece.args
         assert isinstance(split, fx.Node)
-        return split.args[0] is wait and found == number and _shape(piece) == (rows, *(_shape(wait) or ())[1:])
+        whole = _shape(wait) or ()
+        return bool(split.args[0] is wait and found == number and _shape(piece) == (rows, *whole[1:]))
     if piece.target is not _aten.slice.Tensor:
         return False
     source, dim, begin, _, step = (_argument(piece, k) for k in range(5))
@@ -233,6 +234,7 @@ def _scatter(node: fx.Node) -> _Scatter | None:
         if split is None:
             return None
         source = split.args[0]
+        assert isinstance(source, fx.Node)
         shape = _shape(source)
         if shape is None or len(shape) != 3 or len(split.users) != ranks:
             return None
