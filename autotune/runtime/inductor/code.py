@@ -194,8 +194,8 @@ def scope_of(graphs: Sequence[Surveyed]) -> Scope | None:
     if any(w.kind == PRODUCT for w in found.values()):
         return None  # the regions around a product are not known before it is replaced
     exact = {key for key, w in found.items() if look_up(w, key[0], packaged=False).level is Level.EXACT}
-    names = {w.fingerprint if key in exact else w.family or w.fingerprint for key, w in found.items()}
-    return Scope(tuple(sorted(names)), tuple(sorted({graph.fingerprint for graph in graphs})))
+    names = {w.fingerprint for w in found.values()} | {w.family for key, w in found.items() if key not in exact}
+    return Scope(tuple(sorted(names - {""})), tuple(sorted({graph.fingerprint for graph in graphs})))
 
 
 __all__ = ["Code", "device_of", "earlier", "name_of", "new_name", "scope_of", "stored_code"]
