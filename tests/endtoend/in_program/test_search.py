@@ -209,7 +209,7 @@ def test_a_budget_that_compiling_takes_still_searches(
 ) -> None:
     monkeypatch.setattr(search, "granted_s", lambda left, again_s: search.LEAST_S)
     monkeypatch.setattr(search, "left_s", lambda seconds: search.LEAST_S)
-    train(1, search=1000)
+    train(2 * contest.WARM, search=1000)  # the first steps run the code before the search
     assert len(searches.labels) == 1
     assert autotune.counters().hits == len(searches.labels[0])
     assert "after the search, more than the budget leaves" in capsys.readouterr().err
