@@ -43,6 +43,10 @@ def test_a_short_search_begins_with_what_usually_saves_most() -> None:
     shared = [domain.bytes_saved(w) / domain.bytes_moved(w) for w in found]
     assert shared == sorted(shared, reverse=True)
     assert len(set(shared)) == 3
+    product = domain_of("product")
+    spec = {"m": 64, "n": 64, "k": 64, "dtype": "bfloat16", "epilogue": "gelu"}
+    work = Workload("product", spec)
+    assert product.bytes_saved(work) / product.bytes_moved(work) < shared[-1], "regions come before products"
     one, several = shares([(found[0], 1)]), shares([(found[0], 7)])
     assert several == pytest.approx({name: 7 * share for name, share in one.items()})
 
