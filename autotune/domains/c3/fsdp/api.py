@@ -114,8 +114,10 @@ class Sharded:
         if not self._traffic.scattered:
             return
         self._traffic.new_step()
-        if next(self._states, True) and not self._traffic.changed:
-            self._withdraw()
+        if next(self._states, True):
+            self._traffic.counting = False
+            if not self._traffic.changed:
+                self._withdraw()
         if self._beat is not None and self._traffic.engines:
             # Engines wait for peers without NCCL, whose watchdog aborts a program that waits for a dead peer.
             dist.all_reduce(self._beat, group=self._everyone.data, async_op=True)

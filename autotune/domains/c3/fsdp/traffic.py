@@ -107,12 +107,14 @@ class Traffic:
         seen: observed kinds, in the order of their first call.
         order: modules in the order of their first all-gather.
         scattered: number of reduce-scatters since it was reset to 0.
+        counting: calls that engines run are counted too; not after the choice, to save time of the host.
     """
 
     def __init__(self) -> None:
         self.seen: dict[Kind, Seen] = {}
         self.order: list[Any] = []
         self.scattered = 0
+        self.counting = True
         self._rings: dict[Kind, _Ring] = {}
         self._limited: dict[Kind, dist.ProcessGroup] = {}
         self._by_address: dict[int, Collective] = {}
@@ -261,8 +263,9 @@ class Gather(AllGather):
         traffic, self._group = self._traffic, group
         if self._module not in traffic.order:
             traffic.order.append(self._module)
-        kind = traffic.note("all_gather", output_tensor, group)
         collective = traffic.engine(output_tensor)
+        counts = traffic.counting or collective is None
+        kind = traffic.note("all_gather", output_tensor, group) if counts else None
         if collective is None:
             return all_gather(output_tensor, input_tensor, group=traffic.group(kind, group), async_op=async_op)
         if collective.input.data_ptr() != input_tensor.data_ptr():
@@ -297,8 +300,9 @@ class Scatter(ReduceScatter):
         self._inputs = True
         traffic.scattered += 1
         mean = op == dist.ReduceOp.AVG
-        kind = traffic.note("reduce_scatter", input_tensor, group, mean)
         collective: Any = traffic.engine(input_tensor)
+        counts = traffic.counting or collective is None
+        kind = traffic.note("reduce_scatter", input_tensor, group, mean) if counts else None
         if collective is None or op != (dist.ReduceOp.AVG if collective.spec.mean else dist.ReduceOp.SUM):
             return reduce_scatter(
                 output_tensor, input_tensor, op=op, group=traffic.group(kind, group), async_op=async_op

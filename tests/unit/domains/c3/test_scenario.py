@@ -73,10 +73,10 @@ def test_a_family_leaves_extents_and_bytes_open_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"collective": "broadcast"}, "unknown collective 'broadcast': there is all_gather"),
+        ({"collective": "broadcast"}, "unknown collective 'broadcast': use all_gather"),
         ({"dtype": "f64"}, "unknown dtype 'f64'"),
         ({"ranks": 1}, "2 ranks or more, not 1"),
-        ({"nbytes": 0}, "0 bytes do not divide"),
+        ({"nbytes": 0}, "0 bytes are not divisible"),
         ({"compute": Gemm(8, 0, 8)}, "not 8x0x8"),
         ({"compute": Gemm(8, 8, 8, "bf16", "nx")}, "layout 'nx'"),
         ({"compute": Gemm(8, 8, 8, "i8")}, "dtype 'i8'"),
