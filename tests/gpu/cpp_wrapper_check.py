@@ -158,7 +158,7 @@ def main() -> int:
     )
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--snapshot")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of search, where there is not a snapshot")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of search, where there is no snapshot")
     options = parser.parse_args()
     checks = Checks()
     torch.cuda.set_device(options.device)  # the benchmark's model lies on the current one

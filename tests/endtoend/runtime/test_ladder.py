@@ -213,7 +213,7 @@ def test_a_snapshot_is_deployed(tune: Tune, db: str, tmp_path: Path, monkeypatch
         assert autotune.counters().hits == hits
     assert autotune.counters().misses == 1
     assert list(Path(os.environ["XDG_DATA_HOME"]).rglob("*.db")) == [], "nor is a database made for the miss"
-    with pytest.raises(UserError, match="there is not a snapshot"):
+    with pytest.raises(UserError, match="there is no snapshot"):
         autotune.load(tmp_path / "other.atdb")
     assert level() is Level.EXACT, "what was loaded stays"
 
@@ -259,7 +259,7 @@ def test_the_command_line(tune: Tune, db: str, tmp_path: Path, capsys: pytest.Ca
         (["export", file, "--device", "H200"], "no schedules of such a device, only of"),
         (["export", file, "--domain", "gelu"], "unknown domain 'gelu'"),
         (["export", file, "--sign", "nothing.pem"], "cannot read the key nothing.pem"),
-        (["import", str(tmp_path / "nothing.atdb")], "there is not a snapshot"),
+        (["import", str(tmp_path / "nothing.atdb")], "there is no snapshot"),
         (["import", str(tmp_path)], "frozen"),
         (["search", *target, "--db", file], "is a snapshot"),
     ):

@@ -208,7 +208,7 @@ def test_a_database_is_none_and_a_snapshot_is_no_database(store: Store, file: Pa
         with pytest.raises(UserError, match="is a snapshot"):
             use(file)
     assert file.read_bytes() == before
-    with pytest.raises(UserError, match="there is not a snapshot"):
+    with pytest.raises(UserError, match="there is no snapshot"):
         attach(tmp_path / "missing.atdb")
 
 

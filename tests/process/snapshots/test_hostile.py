@@ -228,8 +228,8 @@ def test_versions_and_ends(file: Path, tmp_path: Path) -> None:
     refused(data[:60] + (1).to_bytes(4, "big") + data[64:], "format 1.*export it again")
     refused(data[:-SEAL_BYTES], "cut short")
     refused(data[:4096], "cut short")
-    refused(data[:50], "no snapshot")
-    refused(b"", "no snapshot")
+    refused(data[:50], "is not a snapshot")
+    refused(b"", "is not a snapshot")
     refused(data + b"more", "cut short")
     refused(data[:18] + b"\2\2" + data[20:], "damaged")  # it would ask for a write-ahead log
     with pytest.raises(UserError, match="is not a file"):

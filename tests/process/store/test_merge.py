@@ -176,7 +176,7 @@ def test_files_of_other_forms_are_one_line(store: Store, tmp_path: Path, file: P
         ("other.db", "is a database, not a snapshot: run `autotune db merge"),
         ("text", "is not a snapshot"),
         ("sparse", "is not a snapshot"),
-        ("nothing", "there is not a snapshot"),
+        ("nothing", "there is no snapshot"),
         (".", "is not a file"),
         ("/dev/zero", "is not a file"),
     ):
