@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -156,15 +156,14 @@ def _register_lowering() -> None:
         if index.get_device().type == "cpu":
             CheckOnCpu(index, low, extent, text)
             return
-        dtype, load = index.get_dtype(), index.make_loader()
+        dtype, load, size = index.get_dtype(), index.make_loader(), list(index.get_size())
 
         def assertion(at: Any) -> Any:
-            # Lanes past the tensor's end read 0, which is in every range: the assertion has no mask.
-            x = ops.masked(ops.constant(True, torch.bool), lambda: load(at), 0)
+            # The assertion has no mask: lanes past the tensor's end have 0, also where the index is not loaded.
+            ends = (ops.lt(*(ops.index_expr(e, torch.int64) for e in pair)) for pair in zip(at, size, strict=True))
+            x = ops.masked(reduce(ops.and_, ends, ops.constant(True, torch.bool)), lambda: load(at), 0)
             inside = ops.and_(ops.ge(x, ops.index_expr(low, dtype)), ops.lt(x, ops.index_expr(extent, dtype)))
             return ops.device_assert_async(inside, f"{text}: not in [{low}, {extent})")
 
-        made = ir.Pointwise.create(
-            device=index.get_device(), dtype=torch.bool, inner_fn=assertion, ranges=list(index.get_size())
-        )
+        made = ir.Pointwise.create(device=index.get_device(), dtype=torch.bool, inner_fn=assertion, ranges=size)
         made.realize()
