@@ -115,7 +115,7 @@ def iota() -> Tensor:
 def test_lanes_past_the_end_are_in_range(
     index: Callable[[Tensor], Tensor], first: int, past: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``first`` is the given tensor's first element. ``past`` 1 has one index beyond the range: the assertion finds it."""
+    """``first`` is the given tensor's first element. With ``past`` 1 one index is out of range, and is found."""
     index_check._register_lowering()
     monkeypatch.setitem(index_check._pending, "lanes", (0, EXTENT - past, "the index of a test"))
     numel: list[int] = []

@@ -61,7 +61,8 @@ def test_verdicts_go_with_the_schedules_of_their_steps(store: Store, file: Path)
         families = [{"workload": key.workload, "kept": True}]
         record = {"families": families, "target": "m:f", "command": "autotune search m:f"}
         whole = Verdict("a" * 64, key.device, key.environment, "default", (key.workload,), record, 5.0)
-        elsewhere = dataclasses.replace(whole, graph="b" * 64, left=("x" * 64,))
+        unexported = {**record, "families": [*families, {"workload": "x" * 64, "kept": True}]}
+        elsewhere = dataclasses.replace(whole, graph="b" * 64, record=unexported)
         source.put_verdicts([whole, elsewhere])
         export_snapshot(source, file, programs=True)
     assert import_file(store, file) == Imported(4, 4, [])
