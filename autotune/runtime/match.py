@@ -34,7 +34,6 @@ from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
 from autotune.runtime.fitting import foreign, old_generator, unfit_for, unusable
-from autotune.runtime.inductor import product_call
 from autotune.runtime.ladder import (
     Level,
     Match,
@@ -69,6 +68,8 @@ def look_up(workload: Workload, device: str, *, rows: float | None = None, packa
         packaged: look in the shipped snapshots if the database has no match.
     """
     if workload.kind == PRODUCT:
+        from autotune.runtime.inductor import product_call  # it loads torch
+
         return product_call.look_up(workload, device)
     own, key = deployment(), (workload.fingerprint, device, packaged)
     changes = own.changes

@@ -257,7 +257,7 @@ class Fuzz:
             shutil.copy(sound, db)
         if store is None:
             store = self._stores[db] = Store.open(db, migrate=False)
-        store._told.clear()
+        store._logged.clear()
         store.problems.clear()
         return store
 

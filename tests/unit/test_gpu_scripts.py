@@ -57,7 +57,7 @@ def test_c3_scripts_tell_what_they_take_and_what_they_lack(
     assert "--ranks N" in capsys.readouterr().out
     monkeypatch.setattr("autotune.device._cuda_count", lambda: 0)
     assert script.main([]) == 2
-    assert capsys.readouterr().err.startswith(f"{name}: device 'cuda:0' is not there")
+    assert capsys.readouterr().err.startswith(f"{name}: device 'cuda:0' does not exist")
     monkeypatch.setattr("autotune.device._cuda_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert script.main([]) == 2

@@ -113,7 +113,7 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_told(
 
     assert main(command("lookup", db)) == 0
     told = capsys.readouterr().out
-    assert "1 left to Inductor" in told
+    assert "1 are left to Inductor" in told
     assert any(line.split()[:3] == ["left", "+2", "us"] for line in told.splitlines())
     assert main(command("lookup", db, "--train")) == 0
     assert "left to Inductor" not in capsys.readouterr().out, "the step of inference is another one"

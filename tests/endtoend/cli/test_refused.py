@@ -144,7 +144,7 @@ def test_a_full_output(args: list[str], tmp_path: Path) -> None:
         ("file/x.json", "File exists|Not a directory"),
         ("link.json", "is a link"),
         ("folder.json", "is a folder"),
-        ("table.json", "the table beside it, table.md: is a folder"),
+        ("table.json", "the table beside it, table.md is a folder"),
         ("fifo.json", "a device or a pipe"),
     ],
 )

@@ -399,7 +399,7 @@ def test_all_schedules_are_read_once_however_many_workloads_are_known(
         ({"trials": 0}, "at least one"),
         ({"timeout": -1.0}, "above 0"),
         ({"patience": -1}, "patience"),
-        ({"sampler": "cmaes"}, "unknown sampler 'cmaes'; there is tpe, random, brute"),
+        ({"sampler": "cmaes"}, "unknown sampler 'cmaes'; the samplers are tpe, random, brute"),
     ],
 )
 def test_mistakes_are_told(tune: Search, options: dict[str, Any], words: str) -> None:

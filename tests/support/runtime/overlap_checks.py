@@ -227,7 +227,7 @@ def mistakes(rank: int, db: str) -> Any:
         (torch.ones(3, 2), "all_to_all", "among 2 ranks"),
         (torch.ones(4, dtype=torch.int32), "all_reduce", "not int32"),
         (torch.ones(0), "all_gather", "no elements"),
-        (torch.ones(1, dtype=torch.uint8), "all_gather", "do not divide"),
+        (torch.ones(1, dtype=torch.uint8), "all_gather", "not divisible among"),
     ):
         with pytest.raises(UserError, match=match):
             autotune.overlap(mm, collective, db=db)((x, x), tensor)

@@ -107,7 +107,7 @@ def test_a_mistake_in_an_option_is_told_when_the_options_are_made() -> None:
         ({"trials": 0}, "at least one candidate"),
         ({"timeout": -1.0}, "seconds above 0"),
         ({"patience": -1}, "0 for no limit"),
-        ({"sampler": "annealing"}, "unknown sampler 'annealing'; there is tpe, random, brute"),
+        ({"sampler": "annealing"}, "unknown sampler 'annealing'; the samplers are tpe, random, brute"),
         ({"weights": {"a": 1.0, "b": 0.0}}, "weights must be above 0"),
     ):
         with pytest.raises(UserError, match=said):

@@ -67,7 +67,7 @@ def test_the_cost_model_s_picks_are_as_good_as_they_were() -> None:
             for seed in range(4):
                 picked = [r.row(config) for config in picks(task, r.space, seed)]
                 best.append(math.log(min(row.latency_us for row in picked if row and row.latency_us) / r.optimum_us))
-    assert statistics.fmean(best) < 0.0175  # 0.012 and 0.0018
+    assert statistics.fmean(best) < 0.0195  # winners of one space use early loads, which are no choice any more
 
 
 @pytest.mark.slow

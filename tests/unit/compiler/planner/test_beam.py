@@ -157,7 +157,7 @@ def test_methods_take_away_what_they_say() -> None:
     assert choose("measured", "full") == ("", True)
     assert choose("measured", "model") == ("model", False)
     assert choose("greedy", "full") == ("greedy", True)
-    with pytest.raises(UserError, match="no method 'gredy'; did you mean 'greedy'"):
+    with pytest.raises(UserError, match="unknown method 'gredy'; did you mean 'greedy'"):
         method("gredy")
 
 
