@@ -210,7 +210,7 @@ def test_a_database_of_a_newer_version_is_refused(url: str) -> None:
         c.execute(sa.text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
     engine.dispose()
     for options in ({}, {"migrate": False}, {"readonly": True}):
-        with pytest.raises(UserError, match="newer (than revision|autotune)") as e:
+        with pytest.raises(UserError, match=r"newer (than revision|autotune)") as e:
             Store.open(url, **options)
         assert "\n" not in str(e.value)
 
