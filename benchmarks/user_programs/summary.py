@@ -35,8 +35,9 @@ def markdown(data: Mapping[str, Any]) -> str:
     found = [[g for case in data["cases"] if (g := of_case(case))] for of_case in (gain, later_gain)]
     means = " | ".join(_times(geometric_mean(values) if values else None) for values in found)
     lines.append(f"| geometric mean of {len(found[0])} | | | {means} |")
-    seconds = next((case["search_s"] for case in data["cases"] if case.get("search_s")), 0)
-    about = f"{data['device']}, torch {data['versions']['torch']}, {data['when'][:10]}; searches of {seconds:.0f} s."
+    searched = sorted({case["search_s"] for case in data["cases"] if case.get("search_s")}) or [0.0]
+    seconds = " and ".join(f"{s:.0f}" for s in searched)
+    about = f"{data['device']}, torch {data['versions']['torch']}, {data['when'][:10]}; searches of {seconds} s."
     return "\n".join([*lines, "", " ".join([about, *_starts(data["cases"])])]) + "\n"
 
 
