@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -86,6 +86,23 @@ class Group:
         data = torch.tensor(list(values), dtype=torch.float64)
         dist.all_reduce(data, op=dist.ReduceOp.MAX, group=self.control)
         return [float(v) for v in data]
+
+    def settle(self) -> None:
+        """Wait for this rank's device, then for all ranks."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.barrier()
+
+    def timed_block(self, warm: int, timed: int, clock: Callable[[], float]) -> Generator[None, None, float]:
+        """Yield before each of the untimed and timed steps; returns milliseconds per step on the slowest rank."""
+        for _ in range(warm):
+            yield
+        self.settle()
+        begin = clock()
+        for _ in range(timed):
+            yield
+        self.settle()
+        return self.largest([(clock() - begin) * 1e3 / timed])[0]
 
 
 # ---- processes of a search ------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from autotune.device import environment
 from autotune.domain import place
 from autotune.domains.c3.deploy.match import C3Level
 from autotune.domains.c3.deploy.ready import decide
-from autotune.domains.c3.fsdp.steps import BLOCK, FAILED, LEAST, WARM, Found, Plan, candidates, search
+from autotune.domains.c3.fsdp.steps import FAILED, LEAST, TIMED, WARM, Found, Plan, candidates, search
 from autotune.domains.c3.fsdp.traffic import Gather, Kind, Scatter, Traffic
 from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.scenario import Program, Scenario
@@ -222,7 +222,7 @@ class Sharded:
                 self.found = end.value
                 break
             if self._apply(plan, artifacts, trial=True):
-                ms = yield from self._block()
+                ms = yield from self._everyone.timed_block(WARM, TIMED, time.perf_counter)
             else:
                 ms = FAILED
         self._apply(self.found.plan, artifacts)
@@ -232,22 +232,6 @@ class Sharded:
             except Exception as error:  # training continues
                 why = first_line(error)
                 deployment().warn_once("fsdp store", f"autotune: FSDP2's choice is not stored: {why}")
-
-    def _block(self) -> Generator[None, None, float]:
-        """Milliseconds per step on the slowest rank, over a block of steps."""
-        for _ in range(WARM):
-            yield
-        self._settle()
-        begin = time.perf_counter()
-        for _ in range(BLOCK - WARM):
-            yield
-        self._settle()
-        return self._everyone.largest([(time.perf_counter() - begin) * 1e3 / (BLOCK - WARM)])[0]
-
-    def _settle(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self._everyone.barrier()
 
     def _build(self, kinds: Mapping[Kind, int], side: str) -> dict[Kind, Artifact]:
         """Compile the kernels that candidates need, on each rank; one serves all sizes of a type."""

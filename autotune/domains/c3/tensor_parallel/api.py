@@ -124,7 +124,7 @@ class Joined:
         try:
             next(trials)
             while True:
-                trials.send((yield from self._block()))
+                trials.send((yield from self._everyone.timed_block(WARM, TIMED, time.perf_counter)))
         except StopIteration:
             pass
 
@@ -172,7 +172,7 @@ class Joined:
 
     def _timed(self, run: Callable[[], Any], calls: int) -> float:
         """Milliseconds of a call on the slowest rank."""
-        self._settle()
+        self._everyone.settle()
         begin = time.perf_counter()
         for _ in range(calls):
             run()
@@ -199,22 +199,6 @@ class Joined:
             except Exception as error:  # training continues
                 text = f"autotune: the choice of tensor-parallel products is not stored: {first_line(error)}"
                 deployment().warn_once("tensor parallel store", text)
-
-    def _block(self) -> Generator[None, None, float]:
-        """Milliseconds per step on the slowest rank, over a block of steps."""
-        for _ in range(WARM):
-            yield
-        self._settle()
-        begin = time.perf_counter()
-        for _ in range(BLOCK - WARM):
-            yield
-        self._settle()
-        return self._everyone.largest([(time.perf_counter() - begin) * 1e3 / (BLOCK - WARM)])[0]
-
-    def _settle(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self._everyone.barrier()
 
     def _build(self, found: Mapping[Site, int]) -> dict[tuple[str, int], Artifact]:
         """Compile the kernel that adds, on each rank, by dtype and number of ranks. Without it, torch adds."""
