@@ -1,7 +1,7 @@
 """The unit of tuning: a canonical description of work, independent of any device.
 
 A workload is a *kind* ("fusion", "c3", ...), a canonical JSON ``spec`` and its SHA-256. Two programs that do the same
-work produce the same spec, in any process on any machine; see ``autotune.ir.forms.canonical`` for how fusion does it.
+work produce the same spec, in any process on any machine; see ``autotune.ir.canonical`` for how fusion does it.
 """
 
 from __future__ import annotations

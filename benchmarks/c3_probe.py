@@ -85,7 +85,7 @@ def measure(group: Group, probe: Mapping[str, Any], policy: Mapping[str, Any], r
 @contextmanager
 def alone(group: Group) -> Iterator[None]:
     """While no other search is timing on the ranks' devices; each locks its own, one after the other."""
-    from autotune.measure.timing.quiet import device_lock
+    from autotune.measure.quiet import device_lock
 
     with ExitStack() as stack:
         for rank in range(1 if group.device.type == "cpu" else group.ranks):

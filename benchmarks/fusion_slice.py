@@ -94,7 +94,7 @@ def contenders(fn: Callable[..., Any], args: Any) -> dict[str, Callable[[], obje
 def times(fn: Callable[..., Any], args: Any, policy: Any, device: str) -> tuple[dict[str, float], Mapping[str, int]]:
     """Medians in microseconds by contender, and what the deploy path counted."""
     import autotune
-    from autotune.measure.timing.timer import interleave
+    from autotune.measure.timer import interleave
     from autotune.runtime.deployment import deployment
 
     deployment().reset_counters()
@@ -113,7 +113,7 @@ def region_times(target: str, policy: Any, device: str) -> tuple[dict[str, float
     from autotune.domains.fusion.bench import source_inputs
     from autotune.domains.fusion.program_spec import captured
     from autotune.ir.graph import Graph
-    from autotune.ir.oracle.inputs import make_inputs
+    from autotune.ir.inputs import make_inputs
 
     total: dict[str, float] = {}
     moved, regions = 0, []

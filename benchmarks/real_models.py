@@ -129,7 +129,7 @@ def listing() -> str:
 def measure_all(args: argparse.Namespace, db: str, one_search: str = "") -> int:
     """Measure what --out does not hold yet, a process a model, and print the table of all of it."""
     from autotune.device import environment, identify, resolve_device
-    from autotune.store.snapshots.packaged import files_for
+    from autotune.store.opening import files_for
 
     device = resolve_device(args.device)
     identity, env = identify(device), environment(device)

@@ -27,7 +27,7 @@ from autotune.bench.contenders import Turns, room_for
 from autotune.bench.kernels import kernels_of
 from autotune.bench.step import seeded, step_of, trainable
 from autotune.measure.policy import default_policy
-from autotune.measure.timing.timer import capture, interleave, keep_running
+from autotune.measure.timer import capture, interleave, keep_running
 from benchmarks.nvml import Sensor, summary
 
 Call = Callable[[], object]

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.measure.timing import quiet
+from autotune.measure import quiet
 from tests.support import ROOT, forks
 from tests.support.brief import measure_briefly
 from tests.support.bytecode import make_bytecode

@@ -3,7 +3,7 @@
 Several processes prepare contenders in parallel, and only one at a time measures on the device. Compilation takes most
 of a benchmark's time, mostly on one processor, so parallel compilation takes a fraction of it. Measurements must not
 overlap with another process's kernels. The measurements of this module and Inductor's autotuning therefore hold the
-same lock as searches (:mod:`autotune.measure.timing.quiet`).
+same lock as searches (:mod:`autotune.measure.quiet`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from autotune.measure.timing.quiet import device_lock
+from autotune.measure.quiet import device_lock
 
 _METHODS = ("benchmark", "benchmark_gpu", "benchmark_gpu_with_cuda_graph")
 _PIECE = 1 << 24

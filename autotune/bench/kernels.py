@@ -60,7 +60,7 @@ def kernels_of(steps: Mapping[str, Call]) -> dict[str, dict[str, Any]]:
 
 def _traced(step: Call) -> list[tuple[float, float, bool, str]] | None:
     """Return the spans of a step's replay. Its graph is freed afterwards, since two of a large model do not fit."""
-    from autotune.measure.timing.timer import capture, keep_running
+    from autotune.measure.timer import capture, keep_running
 
     run = capture(step)
 

@@ -433,8 +433,8 @@ def timed(steps: Mapping[str, Call], policy: Policy, device: str, plain: frozens
     Raises:
         NotCompared: eager fails.
     """
-    from autotune.measure.timing.quiet import Meter, wait_for_quiet
-    from autotune.measure.timing.timer import interleave
+    from autotune.measure.quiet import Meter, wait_for_quiet
+    from autotune.measure.timer import interleave
 
     left, failed = dict(steps), dict[str, str]()
     while True:

@@ -21,10 +21,9 @@ from autotune.compiler.targets.cuda.compile import build
 from autotune.compiler.targets.cuda.kernels import Body, Ref, Run, pack_bodies
 from autotune.compiler.targets.cuda.source import GENERATOR, OVERWRITES, PREFIX, CudaSource
 from autotune.errors import BuildError, Unsupported
-from autotune.ir.forms.canonical import family_of, row_extent, single
+from autotune.ir.canonical import family_of, row_extent, single
 from autotune.ir.graph import REDUCTIONS, Graph, is_product
-from autotune.ir.ops import LIGHT, POINTWISE
-from autotune.ir.precision import STRICT
+from autotune.ir.ops import LIGHT, POINTWISE, STRICT
 from autotune.task import Artifact, Config, Kernel
 from autotune.workload import Json
 

@@ -90,14 +90,14 @@ class Graph:
     """A region.
 
     In a canonical graph axis 0 is the *row axis*: the one whose extent a family leaves open (see
-    ``autotune.ir.forms.canonical``).
+    ``autotune.ir.canonical``).
 
     Attributes:
         extents: the extent of each axis.
         values: the values in topological order.
         inputs: the storage types of the inputs.
         outputs: the stores.
-        precision: the permitted approximations (:mod:`autotune.ir.precision`): "" for the default, or "strict".
+        precision: the permitted approximations (:mod:`autotune.ir.ops`): "" for the default, or "strict".
     """
 
     extents: tuple[int, ...]

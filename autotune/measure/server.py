@@ -20,7 +20,7 @@ from autotune.domain import domain_of
 from autotune.errors import BuildError, UserError
 from autotune.measure.outcome import Blame, Outcome, blame, one_line
 from autotune.measure.policy import COPIES, Policy
-from autotune.measure.timing.quiet import device_lock
+from autotune.measure.quiet import device_lock
 from autotune.measure.wire import Link, artifact_from_wire, serve
 from autotune.task import Bench, Runnable, Status
 from autotune.workload import Workload
@@ -96,7 +96,7 @@ class Server:
 
             torch.cuda.set_device(self.device)
         else:
-            from autotune.measure.timing.timer import pin_cpu
+            from autotune.measure.timer import pin_cpu
 
             pin_cpu()
         try:
@@ -139,19 +139,19 @@ class Server:
 
     def _quiet(self, share: float) -> None:
         if self.device == "cpu":
-            from autotune.measure.timing.quiet import wait_for_quiet
+            from autotune.measure.quiet import wait_for_quiet
 
             wait_for_quiet(share * self.policy.quiet_s)
 
     def _copy_inputs(self) -> None:
         """Copy the inputs if the policy rotates them and the bench supports copies."""
         if self.sets is None and self.bench is not None and self.policy.method == COPIES and self._figure is None:
-            from autotune.measure.timing.rotate import set_count
+            from autotune.measure.rotate import set_count
 
             self.sets = self.bench.input_sets(set_count(self.moved, self.policy))
 
     def _interleave(self, runs: Mapping[str, Any], before: Callable[[str], None]) -> dict[str, list[float]]:
-        from autotune.measure.timing import rotate, timer
+        from autotune.measure import rotate, timer
 
         if (figure := self._figure) is not None:
 
@@ -165,7 +165,7 @@ class Server:
         return timer.interleave(runs, self.policy, self.device, before)
 
     def _time(self, run: Runnable, stage: str, limit_us: float | None) -> list[float]:
-        from autotune.measure.timing import rotate, timer
+        from autotune.measure import rotate, timer
 
         p = self.policy
         if (figure := self._figure) is not None:
@@ -208,7 +208,7 @@ class Server:
 
     def _compare(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
         """Time candidates and baselines, interleaved; return one outcome for each name."""
-        from autotune.measure.timing.quiet import Meter
+        from autotune.measure.quiet import Meter
 
         assert self.bench is not None
         runs: dict[str, Runnable] = {}

@@ -44,8 +44,7 @@ def load(path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = N
         UserError: the file is missing, not a snapshot, of another version, damaged, or not signed with the key; one
             line. Deployment continues from the earlier source.
     """
-    from autotune.store.opening import pinned_key
-    from autotune.store.snapshots.packaged import path_of
+    from autotune.store.opening import path_of, pinned_key
     from autotune.store.snapshots.reader import Snapshot
 
     snapshot = Snapshot(path_of(path), key=pinned_key(key))

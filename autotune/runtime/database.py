@@ -124,7 +124,7 @@ class PackagedSnapshots:
 
     def state(self) -> str:
         """A digest of their content."""
-        from autotune.store.snapshots.packaged import digests
+        from autotune.store.opening import digests
 
         with self._lock:
             self._digests = self._digests or list(digests().values())

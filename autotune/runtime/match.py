@@ -46,10 +46,10 @@ from autotune.runtime.ladder import (
     software,
 )
 from autotune.runtime.settings import Settings
+from autotune.store.opening import files_for
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
-from autotune.store.snapshots.packaged import files_for
 from autotune.store.snapshots.reader import Snapshot
 from autotune.workload import PRODUCT, Workload
 

@@ -39,9 +39,9 @@ from autotune.store.models import (
     fits,
     table_name,
 )
+from autotune.store.opening import path_of
 from autotune.store.records import PREDICTED
 from autotune.store.snapshots.form import kind_of
-from autotune.store.snapshots.packaged import path_of
 from autotune.store.snapshots.reader import Snapshot
 from autotune.store.store import Store
 from autotune.store.tables.schedules import better

@@ -24,7 +24,7 @@ from autotune.store.connection.urls import (
 from autotune.store.models import SCHEMA_REVISION
 from autotune.store.tables.measurements import Measurements
 from autotune.store.tables.overviews import Overviews
-from autotune.store.tables.savings import Savings
+from autotune.store.tables.runs import Savings
 from autotune.store.tables.schedules import Schedules
 
 T = TypeVar("T")

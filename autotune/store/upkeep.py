@@ -35,8 +35,7 @@ from autotune.store.models import (
 from autotune.store.records import Key
 from autotune.store.store import Store
 from autotune.store.tables.measurements import WORKLOAD_COLUMNS
-from autotune.store.tables.runs import effort_from, miss_from, run_from
-from autotune.store.tables.savings import saving_from
+from autotune.store.tables.runs import effort_from, miss_from, run_from, saving_from
 from autotune.store.tables.schedules import DEPLOYED, TOUCH, artifact_of
 from autotune.task import FAILURES, Status
 

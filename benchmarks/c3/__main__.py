@@ -17,7 +17,7 @@ from autotune.cli import app
 from autotune.cli.output import machine_output
 from autotune.device import resolve_device
 from autotune.domains.c3.cli import add_ranks, ranks_of, serves
-from autotune.domains.c3.named import load
+from autotune.domains.c3.scenario import named_scenarios
 from autotune.runtime.deployment import deployment
 from benchmarks.c3.report import render
 from benchmarks.c3.run import Settings, choose
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace, emit: Any) -> int:
-    entries = choose(load(args.scenarios), args.cases)
+    entries = choose(named_scenarios(args.scenarios), args.cases)
     emit(
         {
             "cases": [

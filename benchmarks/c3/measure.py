@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.domain import open_task, place
 from autotune.domains.c3.measuring.ranks import Ranks
-from autotune.domains.c3.named import Entry
 from autotune.domains.c3.results import Isolated
-from autotune.domains.c3.scenario import Scenario
+from autotune.domains.c3.scenario import Entry, Scenario
 from autotune.domains.c3.strategy import BASELINES, by_rule
 from autotune.errors import quoted_command
 from autotune.measure.outcome import Outcome

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3 import named as suite
+from autotune.domains.c3 import scenario as suite
 from autotune.domains.c3.scenario import Scenario
 from autotune.errors import UserError, first_line
 from benchmarks import form, pictures
@@ -19,7 +19,7 @@ from benchmarks.c3.case import SCHEMA, timeline
 from benchmarks.c3.measure import Case, Means, NotMeasured, say
 
 if TYPE_CHECKING:
-    from autotune.domains.c3.named import Entry
+    from autotune.domains.c3.scenario import Entry
     from autotune.tuner.result import Progress
 
 SUITE = "c3"
@@ -40,7 +40,7 @@ def choose(entries: Mapping[str, Entry], names: Sequence[str]) -> list[Entry]:
         titles = {e.name: (e.name, e.collective, e.expected, f"{e.collective}.{e.expected}") for e in entries.values()}
         matching = {own for own, known in titles.items() if name in known}
         if not matching:
-            raise UserError(f"there is no scenario {name!r}; {suite.hint(name, entries)}")
+            raise UserError(f"there is no scenario {name!r}; {suite.similar_name(name, entries)}")
         chosen |= matching
     return [e for e in entries.values() if not names or e.name in chosen]
 
@@ -102,7 +102,7 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
 
     if settings.measure:
         form.check_commit()
-    listed = suite.load(settings.scenarios)
+    listed = suite.named_scenarios(settings.scenarios)
     entries = choose(listed, settings.cases)
     scenarios = {e.name: e.scenario(settings.ranks, e.dtype or settings.dtype) for e in entries}
     drawn = _drawn(settings, entries)

@@ -134,6 +134,6 @@ def use(device: str) -> None:
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
     else:
-        from autotune.measure.timing.timer import pin_cpu
+        from autotune.measure.timer import pin_cpu
 
         pin_cpu()

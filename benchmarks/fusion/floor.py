@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from autotune.measure.policy import Policy
-from autotune.measure.timing.timer import interleave
+from autotune.measure.timer import interleave
 
 _ELEMENTS = {"cuda": 1 << 28, "cpu": 1 << 25}
 

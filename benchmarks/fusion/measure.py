@@ -14,9 +14,9 @@ import torch
 from autotune.bench.contenders import Turns, Watched
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
-from autotune.measure.timing.quiet import Meter, wait_for_quiet
-from autotune.measure.timing.rotate import input_sets, rotate
-from autotune.measure.timing.timer import interleave
+from autotune.measure.quiet import Meter, wait_for_quiet
+from autotune.measure.rotate import input_sets, rotate
+from autotune.measure.timer import interleave
 from autotune.runtime.deployment import deployment
 from benchmarks.fusion import ablation, peers
 from benchmarks.fusion.agree import disagreement
@@ -66,7 +66,7 @@ def measure(
     turns: Turns,
 ) -> Figures:
     """Time a case's contenders, interleaved in this process: on a GPU by graph replay with a cold L2, on a CPU with
-    cold data and warm code (:mod:`autotune.measure.timing.rotate`).
+    cold data and warm code (:mod:`autotune.measure.rotate`).
 
     Args:
         groups, sets: peers, as of :func:`benchmarks.fusion.peers.wanted`.

@@ -24,7 +24,7 @@ from typing import Any
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import first_line
 from autotune.measure.policy import default_policy
-from autotune.measure.timing.quiet import device_lock
+from autotune.measure.quiet import device_lock
 from autotune.measure.wire import prepare
 
 WARM_STEPS = 10

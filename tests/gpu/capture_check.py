@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from autotune.measure.timing.timer import capture
+from autotune.measure.timer import capture
 
 
 def main() -> None:

@@ -31,8 +31,8 @@ from autotune.device import environment, identify
 from autotune.domains.fusion.bench import FusionBench, Runs
 from autotune.domains.fusion.task import FusionTask
 from autotune.measure.policy import default_policy
-from autotune.measure.timing.quiet import device_lock
-from autotune.measure.timing.timer import interleave
+from autotune.measure.quiet import device_lock
+from autotune.measure.timer import interleave
 from autotune.store import Store
 from autotune.store.opening import attach
 from autotune.store.records import Schedule

@@ -25,7 +25,7 @@ from autotune.device import environment
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError
-from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.inputs import make_inputs
 from autotune.task import Artifact, Config
 from autotune.workload import Workload
 from tests.gpu import command

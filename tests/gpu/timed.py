@@ -7,7 +7,7 @@ import statistics
 from autotune.domains.fusion.bench import FusionBench
 from autotune.errors import first_line
 from autotune.measure.policy import default_policy
-from autotune.measure.timing.timer import time_cuda
+from autotune.measure.timer import time_cuda
 from autotune.task import Artifact, Config, Runnable
 
 

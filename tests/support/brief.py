@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.domains.c3 import task as c3
-from autotune.measure import policy
-from autotune.measure.timing import quiet, rotate
+from autotune.measure import policy, quiet, rotate
 
 FEW = {"warmup": 1, "screen_repeats": 3, "repeat_repeats": 5, "final_rounds": 5, "cold_bytes": 1 << 20}
 PATIENT = dict.fromkeys(("timeout_s", "startup_s", "build_s", "load_s", "baseline_s"), 600.0)

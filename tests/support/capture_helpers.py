@@ -15,8 +15,8 @@ from torch._functorch import config as aot_config
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 

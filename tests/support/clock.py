@@ -22,7 +22,7 @@ from typing import Any
 STUCK = "AUTOTUNE_TESTS_STUCK"
 """Environment variable: the folder in which processes note that they are stuck."""
 
-_SAMPLES = ("autotune.measure.timing.timer", "autotune.measure.timing.rotate", "autotune.domains.c3.measuring.timing")
+_SAMPLES = ("autotune.measure.timer", "autotune.measure.rotate", "autotune.domains.c3.measuring.timing")
 _BUDGETS = ("autotune.tuner.context", "autotune.tuner.devices.turns")
 _DEADLINES = ("autotune.measure.child", "autotune.measure.worker", "autotune.measure.pool",
               "autotune.domains.kernel.workloads")  # fmt: skip

@@ -13,7 +13,7 @@ from autotune.compiler.targets.cpu.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph, Output, Value, compute_type
 from autotune.ir.ops import POINTWISE
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.oracle import interpret
 
 TORCH = {
     "float32": torch.float32,

@@ -11,11 +11,11 @@ from autotune.compiler.assemble import draft, packed
 from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.planner.plan import make_plan
 from autotune.domains.fusion.task import FusionTask
-from autotune.ir.forms.canonical import canonicalize, to_workload
-from autotune.ir.forms.simplify import remap_output, remap_value, simplify
+from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
+from autotune.ir.simplify import remap_output, remap_value, simplify
 from autotune.measure.verify import compare
 from autotune.task import Config
 from tests.support.cpu_graphs import Build

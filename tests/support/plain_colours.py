@@ -1,11 +1,11 @@
-"""A round of the colouring as it is meant. ``autotune.ir.forms.canonical`` does it in less time, to the letter: what is
+"""A round of the colouring as it is meant. ``autotune.ir.canonical`` does it in less time, to the letter: what is
 hashed is in every fingerprint that is stored."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.ir.forms.canonical import Colour, _Colours, _commutes, _mix, _positions
+from autotune.ir.canonical import Colour, _Colours, _commutes, _mix, _positions
 from autotune.ir.graph import Value
 
 

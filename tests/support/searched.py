@@ -7,7 +7,7 @@ import time
 
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.c3.scenario import Gemm, Scenario
-from autotune.ir.forms.canonical import canonicalize, to_workload
+from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import Graph, Output, Value
 from autotune.store import Key, Measurement, Schedule, Store
 from autotune.store.codec import measurement_values

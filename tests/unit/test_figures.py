@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from autotune.domains.c3 import named
+from autotune.domains.c3 import scenario
 from autotune.in_program import contest
 from benchmarks.form import RESULTS, read
 from benchmarks.fusion.suite import CASES
@@ -25,7 +25,7 @@ def _lines(*names: str) -> int:
     return sum(file.read_text().count("\n") for file in files)
 
 
-SCENARIOS = len(named.load())
+SCENARIOS = len(scenario.named_scenarios())
 MODELS = len(read(RESULTS / "h200/real_models.json")["cases"])
 
 

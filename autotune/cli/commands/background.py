@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Search misses until interrupted; returns 0, or 130 after Ctrl-C."""
     from autotune.device import identify, resolve_device
-    from autotune.measure.timing.quiet import be_nice, idle
+    from autotune.measure.quiet import be_nice, idle
 
     parent = os.getppid()
     signal.signal(signal.SIGTERM, _end)
@@ -83,7 +83,7 @@ def _end(number: int, frame: FrameType | None) -> None:
 @contextlib.contextmanager
 def _only_one(device: str, alone: Callable[[], bool]) -> Any:
     """Hold the lock of this user's background searches on a device; yields False if ``alone`` is True first."""
-    from autotune.measure.timing.quiet import device_lock
+    from autotune.measure.quiet import device_lock
 
     while not alone():
         with device_lock(f"background-{device}", _LOOK_S) as held:
@@ -94,7 +94,7 @@ def _only_one(device: str, alone: Callable[[], bool]) -> Any:
 
 
 def _watch(args: argparse.Namespace, device: str, where: DeviceIdentity, alone: Callable[[], bool]) -> int:
-    from autotune.measure.timing.quiet import idle
+    from autotune.measure.quiet import idle
 
     given_up: frozenset[tuple[str, int]] = frozenset()
     faults = 0
@@ -166,7 +166,7 @@ def _say(error: UserError | str) -> None:
 
 def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) -> int:
     """Run one search of missed regions; returns its exit code, 130 if it was interrupted."""
-    from autotune.measure.timing.quiet import Meter
+    from autotune.measure.quiet import Meter
 
     # In the environment: all users can read a command line, which may have a password.
     env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": args.db} if args.db else {})}

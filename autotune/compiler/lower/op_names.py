@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autotune.ir.forms.simplify import components
 from autotune.ir.graph import SHORT, Graph
+from autotune.ir.simplify import components
 
 VIEWS = frozenset(
     [

@@ -21,9 +21,9 @@ from autotune.compiler.lower.lazy import Index, Lazy, Region, cast, source, stor
 from autotune.compiler.lower.rules import RULES
 from autotune.compiler.lower.rules import product as rules_product
 from autotune.errors import Unsupported
-from autotune.ir.forms.simplify import drop_slots, simplify
 from autotune.ir.graph import Graph, Output
-from autotune.ir.precision import asked
+from autotune.ir.ops import asked
+from autotune.ir.simplify import drop_slots, simplify
 
 _DEPTH = 100_000
 

@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple, get_args
 
 from autotune.compiler.schedules.configurations import group_config, one_block
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.ir.forms.canonical import Family, family_of
+from autotune.ir.canonical import Family, family_of
 from autotune.ir.graph import Graph
 from autotune.task import Choice, Config
 

@@ -13,10 +13,10 @@ from functools import lru_cache
 from autotune.compiler.planner.groups import Group, Plan, Root, Roots, Shape, Source, groups_of, names, pack, read_text
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
-from autotune.ir.forms.canonical import canonicalize
-from autotune.ir.forms.simplify import components, simplify
+from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph, Output, Value
-from autotune.ir.precision import STRICT
+from autotune.ir.ops import STRICT
+from autotune.ir.simplify import components, simplify
 
 
 def all_roots(graph: Graph) -> Roots:

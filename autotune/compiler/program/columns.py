@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from autotune.compiler.program.passes import build_program, find_moments
 from autotune.compiler.program.program import Column, Program, stride_of
 from autotune.errors import Unsupported
-from autotune.ir.forms.canonical import canonicalize
-from autotune.ir.forms.simplify import remap, simplify
+from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import REDUCTIONS, Graph, Value, compute_type
+from autotune.ir.simplify import remap, simplify
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from dataclasses import replace
 from functools import lru_cache
 
 from autotune.compiler.program.program import stride_of
-from autotune.ir.forms.simplify import rebuild
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Output, Value
+from autotune.ir.simplify import rebuild
 
 FEWEST = 1 << 15
 """Elements below which one thread is as fast."""

@@ -15,8 +15,8 @@ from functools import lru_cache
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import Program, stride_of
 from autotune.errors import Unsupported
-from autotune.ir.forms.simplify import rebuild
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Output, Value, Walk
+from autotune.ir.simplify import rebuild
 
 ACROSS = "across_"
 """Prefix of the operators that reduce over the packs' axis; see :func:`across_lanes`."""

@@ -30,7 +30,7 @@ from autotune.compiler.regions import aten
 from autotune.compiler.regions.grouping import Flow, copied_nodes, delays, merge_groups
 from autotune.compiler.regions.remote import Candidate, bundle_groups, candidate, may_join
 from autotune.errors import Repeated, Unsupported
-from autotune.ir.forms.canonical import canonicalize, to_workload
+from autotune.ir.canonical import canonicalize, to_workload
 from autotune.workload import Workload
 
 

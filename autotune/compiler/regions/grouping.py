@@ -24,7 +24,7 @@ from torch import fx
 
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.lower.op_names import PRODUCTS
-from autotune.ir.forms.simplify import Sets
+from autotune.ir.simplify import Sets
 
 N = TypeVar("N", bound=Hashable)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from autotune.compiler.planner.groups import MOST_POINTERS, SMALL_BYTES
 from autotune.compiler.regions.grouping import Flow, N
-from autotune.ir.forms.canonical import Family, family_of
+from autotune.ir.canonical import Family, family_of
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.workload import Workload
 

@@ -24,8 +24,7 @@ from autotune.cli.searching import (
 )
 from autotune.domain import place
 from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
-from autotune.domains.c3.named import find
-from autotune.domains.c3.scenario import KIND, Compute, Program, Scenario, parse_bytes, parse_gemm
+from autotune.domains.c3.scenario import KIND, Compute, Program, Scenario, named_scenario, parse_bytes, parse_gemm
 from autotune.domains.c3.strategy import KINDS
 from autotune.errors import UserError, printable, quoted_command, safe_line
 from autotune.runtime.deployment import deployment
@@ -337,7 +336,7 @@ def scenario_of(args: argparse.Namespace, device: str) -> tuple[Scenario, str]:
         given = [f"--{name}" for name in (*SCENARIO, "inputs") if name != "dtype" and getattr(args, name) is not None]
         if given:
             raise UserError(f"{args.target} is the name of a scenario: leave out {', '.join(given)}")
-        entry = find(args.target)
+        entry = named_scenario(args.target)
         return entry.scenario(ranks_of(args, device), args.dtype or entry.dtype or _dtype(device)), args.target
     if args.gemm is None and args.compute is None:
         raise UserError("name a scenario (`autotune workloads` lists them), or give --gemm, --collective and --bytes")

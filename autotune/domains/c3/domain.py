@@ -10,9 +10,8 @@ from autotune.charts import Exhibit
 from autotune.device import DeviceIdentity
 from autotune.domain import Command, Domain, Missed
 from autotune.domains.c3 import task
-from autotune.domains.c3.named import load
 from autotune.domains.c3.results import exhibits
-from autotune.domains.c3.scenario import Scenario
+from autotune.domains.c3.scenario import Scenario, named_scenarios
 from autotune.errors import Unsupported, UserError
 from autotune.measure.policy import Policy
 from autotune.task import Bench
@@ -58,7 +57,7 @@ class C3(Domain):
         return None
 
     def targets(self) -> Mapping[str, str]:
-        return {name: entry.label for name, entry in load().items()}
+        return {name: entry.label for name, entry in named_scenarios().items()}
 
     def add_arguments(self, command: str, parser: argparse.ArgumentParser) -> None:
         from autotune.domains.c3.cli import add_scenario

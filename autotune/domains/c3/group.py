@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from autotune.errors import UserError
-from autotune.measure.timing.timer import pin_cpu
+from autotune.measure.timer import pin_cpu
 
 T = TypeVar("T")
 

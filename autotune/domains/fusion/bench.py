@@ -18,11 +18,10 @@ from autotune.compiler.regions import aten
 from autotune.compiler.regions.symbols import traced
 from autotune.domains.fusion.inspection import check_source, results_of
 from autotune.errors import BuildError
+from autotune.ir import oracle
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
-from autotune.ir.oracle import conditioning
-from autotune.ir.oracle.conditioning import from_float, may_explain
-from autotune.ir.oracle.inputs import index_bounds, make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import index_bounds, make_inputs
+from autotune.ir.oracle import from_float, interpret, may_explain
 from autotune.measure.verify import compare, typical
 from autotune.runtime.inductor.index_check import index_arguments
 from autotune.runtime.launch.executor import load_executor
@@ -105,7 +104,7 @@ class _Expectation:
 
     def slack(self, graph: Graph) -> list[torch.Tensor | None]:
         if self._slack is None:
-            self._slack = conditioning.slack(graph, self.inputs, self.want, self.inputs[0].device)
+            self._slack = oracle.slack(graph, self.inputs, self.want, self.inputs[0].device)
         return self._slack
 
 

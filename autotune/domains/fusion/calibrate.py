@@ -22,10 +22,10 @@ from autotune.compiler.planner.plan import make_plan
 from autotune.device import DeviceIdentity
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, Unsupported
-from autotune.ir.forms.canonical import canonicalize, to_workload
-from autotune.ir.forms.simplify import simplify
+from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import Graph, Output, Value
 from autotune.ir.ops import POINTWISE
+from autotune.ir.simplify import simplify
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.workload import Workload

@@ -26,7 +26,7 @@ from autotune.compiler.schedules.configurations import Choices, improper, join_c
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.device import describe_cuda, usable_processors
 from autotune.errors import BuildError, Unsupported
-from autotune.ir.forms.canonical import to_workload
+from autotune.ir.canonical import to_workload
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.space import Parameter, Space, load_space
 from autotune.task import Artifact, Composition, Config, Kernel, Ranked, Task, config_key

@@ -11,7 +11,7 @@ from torch import fx
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.formulas import reference
-from autotune.measure.timing.timer import capture, keep_running
+from autotune.measure.timer import capture, keep_running
 from autotune.measure.verify import compare
 from autotune.runtime.backend import compile_bare
 from autotune.runtime.inductor.product_call import bound

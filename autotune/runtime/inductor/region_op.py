@@ -6,7 +6,7 @@ Inductor allocates the region's results by its own memory planning and passes th
 code calls the launcher without torch's dispatcher, as it calls that of a Triton kernel.
 
 A result may overwrite an input without later readers, as in Inductor's own kernels. A region's kernels permit that for
-some of their inputs (``autotune.compiler.program.in_place``). :func:`over` checks for later readers when Inductor
+some of their inputs (``autotune.compiler.program.program``). :func:`over` checks for later readers when Inductor
 lowers its graph.
 """
 

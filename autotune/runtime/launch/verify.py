@@ -1,7 +1,7 @@
 """Comparing a stored kernel's results with those of the region's own operators, on the tensors of a call.
 
 The user's operators are the reference. They round after each step, while a kernel rounds once. If the results differ by
-more than the tolerance, the fp64 oracle (:mod:`autotune.ir.oracle.interpret`) decides, as in a search.
+more than the tolerance, the fp64 oracle (:mod:`autotune.ir.oracle`) decides, as in a search.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Check:
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     ) -> str:
         """The error of the outputs of kernels that ran on ``inputs``; "" for none."""
-        from autotune.ir.oracle.conditioning import from_float, may_explain
+        from autotune.ir.oracle import from_float, may_explain
         from autotune.measure.verify import compare
 
         graph = self._graph
@@ -100,15 +100,15 @@ class _Oracle:
 
     @cached_property
     def want(self) -> list[torch.Tensor]:
-        from autotune.ir.oracle.interpret import interpret
+        from autotune.ir.oracle import interpret
 
         return interpret(self._graph, self._flat)
 
     @cached_property
     def slack(self) -> list[torch.Tensor | None]:
-        from autotune.ir.oracle import conditioning
+        from autotune.ir import oracle
 
-        return conditioning.slack(self._graph, self._flat, self.want, self._flat[0].device)
+        return oracle.slack(self._graph, self._flat, self.want, self._flat[0].device)
 
 
 def copies_of_overwritten(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

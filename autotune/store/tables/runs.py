@@ -1,20 +1,21 @@
-"""Searches: runs, the progress of each workload, misses to search next, and devices' calibrations."""
+"""Runs of searches, the progress of workloads, misses to search next, calibrations, and counts of deployed steps."""
 
 from __future__ import annotations
 
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from autotune.errors import UserError, printable
 from autotune.store.codec import calibration_from, calibration_values, finite_json, key_from, key_values
-from autotune.store.damage import integer, mapping, moment, number
-from autotune.store.models import CalibrationRow, ClaimRow, EffortRow, MissRow, RunRow
-from autotune.store.records import Calibration, Effort, Key, Miss, Run
+from autotune.store.connection.engine import Database
+from autotune.store.damage import Damaged, integer, mapping, moment, number
+from autotune.store.models import CalibrationRow, ClaimRow, EffortRow, MissRow, RunRow, SavingRow
+from autotune.store.records import Calibration, Effort, Key, Miss, Run, Saving
 from autotune.store.tables.measurements import dated, owner_is_dead, owner_name
 from autotune.store.tables.workloads import Workloads
 from autotune.workload import Workload
@@ -176,4 +177,46 @@ def effort_from(row: Any) -> Effort:
     seconds, granted = number(row.seconds, "seconds"), number(row.granted, "granted seconds")
     return Effort(
         key_from(row), str(row.scope), seconds, granted, bool(row.settled), str(row.stop), moment(row.created)
+    )
+
+
+_KEY = ("process", "graph", "device", "environment", "mode", "week")
+
+
+class Savings(Database):
+    """The store's counts of steps."""
+
+    def put_savings(self, counted: Sequence[Saving]) -> None:
+        """Store the counts of a process so far, all or none.
+
+        A count replaces a smaller one of its key. So a repeated write counts no step twice, and concurrent processes
+        lose no counts, since they share no rows.
+
+        Raises:
+            ValueError: a device or an environment was not stored before.
+        """
+        with self.referring("the device and the environment of a count", "it") as c:
+            for one in counted:
+                values = {**vars(one), "created": time.time()}
+                upsert = self.upsert(SavingRow, values, _KEY, lambda new: new.steps > SavingRow.steps)
+                c.execute(upsert.values(**values))
+
+    def savings(self) -> list[Saving]:
+        """All counts, by week."""
+        query = sa.select(SavingRow.__table__).order_by(SavingRow.week, SavingRow.program, SavingRow.graph)
+        return self.made(query, saving_from, lambda row: f"count of steps of graph {str(row.graph)[:12]}")
+
+
+def saving_from(row: Any) -> Saving:
+    """A count from its row; raises Damaged."""
+    moment(row.created)
+    try:
+        time.strptime(row.week, "%Y-%m-%d")
+    except (TypeError, ValueError):
+        raise Damaged(f"its week is {ascii(row.week)[:40]}") from None
+    return Saving(
+        **{name: str(getattr(row, name)) for name in _KEY},
+        program=printable(str(row.program)),
+        steps=integer(row.steps, "number of steps", 0),
+        alone_us=number(row.alone_us, "time saved"),
     )

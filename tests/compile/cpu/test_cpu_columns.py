@@ -15,7 +15,7 @@ from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import usable_processors
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.oracle import interpret
 from autotune.measure.verify import compare
 from autotune.space import load_space
 from tests.support.cpu_graphs import MARGIN, POISON, TORCH, Build, random_inputs, softmax

@@ -13,7 +13,7 @@ from autotune.compiler.program.passes import build_program
 from autotune.compiler.targets.cpu.kernel import load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph, compute_type
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.oracle import interpret
 from tests.support.cpu_graphs import (
     Build,
     check,

@@ -14,7 +14,7 @@ from autotune.compiler.targets.cpu.kernel import emit_source, load, load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.device import cpu_isa
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.oracle import interpret
 from autotune.measure.verify import compare
 from autotune.space import load_space
 from tests.support.cpu_graphs import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.oracle import interpret
 from autotune.measure.verify import compare
 from tests.support.cpu_graphs import TORCH, Build, run
 

@@ -17,7 +17,7 @@ from autotune.compiler.targets.cuda import counts
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
-from autotune.ir.forms.canonical import to_workload
+from autotune.ir.canonical import to_workload
 from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
 from autotune.runtime.fitting import misfit

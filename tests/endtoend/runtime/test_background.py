@@ -19,7 +19,7 @@ import autotune
 from autotune.cli.commands import background as command
 from autotune.device import identify
 from autotune.errors import UserError
-from autotune.measure.timing import quiet
+from autotune.measure import quiet
 from autotune.runtime import background
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import Level

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autotune
-from autotune.compiler.program.in_place import overwritable
+from autotune.compiler.program.program import overwritable
 from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.ir.graph import Graph
 from autotune.runtime.inductor import region_call, region_op, region_pass

@@ -26,8 +26,7 @@ from autotune.runtime.inductor.verdict import Trial
 from autotune.runtime.ladder import Level, Match, Outcome
 from autotune.runtime.launch.verify import Check
 from autotune.runtime.match import from_package
-from autotune.store import Schedule, Snapshot, Store, Verdict
-from autotune.store.snapshots import packaged
+from autotune.store import Schedule, Snapshot, Store, Verdict, opening
 from autotune.store.snapshots.writer import export_snapshot
 from autotune.task import Status
 from tests.endtoend.runtime.test_backend import close, compiled
@@ -52,20 +51,20 @@ def pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pack]:
     """``pack(fn, args)`` makes a snapshot that comes with autotune for this CPU, of a function's regions."""
     folder = tmp_path / "schedules"
     folder.mkdir()
-    monkeypatch.setattr(packaged, "FOLDER", folder)
+    monkeypatch.setattr(opening, "FOLDER", folder)
 
     def make(fn: Callable[..., Any], args: Sequence[Any], name: str = "", **how: Any) -> Path:
         source = str(tmp_path / f"source{time.monotonic_ns()}.db")
         tune_in(source)(fn, args, **how)
-        file = folder / f"{name or packaged.name_for(identify('cpu').name)}.atdb"
+        file = folder / f"{name or opening.name_for(identify('cpu').name)}.atdb"
         with Store.open(source) as store:
             export_snapshot(store, file)
         use(Deployment())
-        packaged._files_for.cache_clear()  # which files there are never changes, but here
+        opening._files_for.cache_clear()  # which files there are never changes, but here
         return file
 
     yield make
-    packaged._files_for.cache_clear()
+    opening._files_for.cache_clear()
 
 
 def anew() -> None:
@@ -247,7 +246,7 @@ def test_nobody_signed_it(pack: Pack, tune: Tune, tmp_path: Path, monkeypatch: p
 
 
 def test_other_devices_are_refused_and_software_is_not(pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = packaged.name_for(identify("cpu").name)
+    name = opening.name_for(identify("cpu").name)
     pack(softmax, (X,), name="another")
     assert rung().why == "autotune has no packaged schedules for this device", "named like another device"
     pack(softmax, (X,))
@@ -289,7 +288,7 @@ def test_nothing_is_opened_without_a_miss_or_for_another_device(
     assert opened == []
     wide = torch.randn(32, 56)
     assert deployed(wide) == {"graphs": 1, "misses": 1}
-    assert opened == [packaged.name_for(identify("cpu").name)]
+    assert opened == [opening.name_for(identify("cpu").name)]
 
 
 @pytest.mark.parametrize("how", ["cut short", "a row"])

@@ -18,7 +18,7 @@ import torch
 from autotune.bench.contenders import Turns, inductor_takes_turns
 from autotune.device import identify
 from autotune.measure.policy import default_policy
-from autotune.measure.timing.quiet import device_lock
+from autotune.measure.quiet import device_lock
 from benchmarks import form
 from benchmarks.fusion import instrument, lane, suite
 from benchmarks.fusion import run as runs
@@ -31,7 +31,7 @@ QUICK = replace(default_policy("cpu"), quiet_s=0.0, cold_bytes=1 << 16, warmup=1
 HOLD = """
 import os, time
 from pathlib import Path
-from autotune.measure.timing.quiet import device_lock
+from autotune.measure.quiet import device_lock
 from tests.support.locks import awaited
 with device_lock("cpu", 600) as held:
     print(held, flush=True)

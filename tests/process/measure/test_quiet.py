@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from autotune.measure.timing import quiet
-from autotune.measure.timing.quiet import Meter, wait_for_quiet
+from autotune.measure import quiet
+from autotune.measure.quiet import Meter, wait_for_quiet
 
 
 def busy(seconds: float) -> None:

@@ -22,8 +22,8 @@ from autotune import numerics, task
 from autotune.errors import BuildError
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool, default_processes
+from autotune.measure.quiet import device_lock
 from autotune.measure.server import classify
-from autotune.measure.timing.quiet import device_lock
 from autotune.measure.wire import Reader, artifact_from_wire, artifact_to_wire, pack
 from autotune.measure.worker import Contender, Worker, WorkerFault
 from autotune.task import Artifact, Config, Kernel, Status

@@ -19,9 +19,9 @@ from autotune.runtime.deployment import Deployment, use
 from autotune.runtime.ladder import Level, Match, Outcome
 from autotune.runtime.match import deployed_from_package, from_package, match
 from autotune.store import Store
+from autotune.store import opening as packages
 from autotune.store.merge import checked
-from autotune.store.snapshots import packaged as packages
-from autotune.store.snapshots.packaged import files_for, packaged, path_of
+from autotune.store.opening import files_for, packaged, path_of
 from autotune.store.snapshots.reader import Snapshot
 from tests.support import ROOT
 

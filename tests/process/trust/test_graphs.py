@@ -14,7 +14,7 @@ import torch
 from autotune.compiler.targets.cpu.kernel import load_group
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.inputs import make_inputs
 from tests.support.hostile import softmax, workload_of
 
 

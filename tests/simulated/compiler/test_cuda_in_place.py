@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.compiler.audit import bind, foreign
-from autotune.compiler.program.in_place import overwritable
+from autotune.compiler.program.program import overwritable
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.kernels import GroupKernels
@@ -21,7 +21,7 @@ from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.inputs import make_inputs
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.groups import check_inputs
 

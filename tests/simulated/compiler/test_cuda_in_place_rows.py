@@ -13,14 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autotune.compiler.audit import bind, foreign
-from autotune.compiler.program.in_place import overwritable, overwritable_rows
 from autotune.compiler.program.passes import build_program
+from autotune.compiler.program.program import overwritable, overwritable_rows
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.rows import kernel
 from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.inputs import make_inputs
 from tests.simulated.compiler.test_cuda_in_place import emitted, half, task_of
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.groups import check_inputs, run_group

@@ -14,7 +14,7 @@ from autotune.compiler.targets.cuda.compile import compile_ptx
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
-from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.inputs import make_inputs
 from tests.support.edited import edited
 from tests.support.simulator.groups import check_group, check_inputs
 from tests.support.zoo import (

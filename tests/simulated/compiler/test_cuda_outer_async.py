@@ -18,8 +18,8 @@ from autotune.compiler.targets.cuda.kernels import Body, GroupKernels, Run, pack
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
 from autotune.measure.verify import compare
 from autotune.space import load_space
 from autotune.task import Config, Kernel

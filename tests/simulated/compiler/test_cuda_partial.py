@@ -15,7 +15,7 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.inputs import make_inputs
 from tests.support.simulator.groups import check_group, check_inputs
 
 ROWS, COLUMNS, APART = 11, 301, 304

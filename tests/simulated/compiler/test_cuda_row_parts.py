@@ -13,7 +13,7 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.inputs import make_inputs
 from tests.support.simulator.groups import check_group, run_group
 
 CLASSES = 1021  # odd: one element a thread, so that a row is sixteen parts of 64, the last one of 61

@@ -19,7 +19,7 @@ from autotune.compiler.targets.cuda.device import BARRIER
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.inputs import make_inputs
 from autotune.space import load_space
 from autotune.task import Config
 from tests.support.edited import changed, without

@@ -24,7 +24,7 @@ from autotune.compiler.targets.cuda.printer import CudaPrinter
 from autotune.compiler.targets.cuda.transpose import TransposeKernel
 from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
+from autotune.ir.inputs import make_inputs
 from autotune.space import load_space
 from autotune.task import Config
 from tests.simulated.compiler.test_cuda_outer import Case, graphs_of

@@ -16,8 +16,8 @@ from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.lower.op_names import GENERATORS, VIEWS
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
 from tests.support.random_programs.programs import Program
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)

@@ -1,6 +1,6 @@
 """Is a candidate wrong, or could nobody tell?
 
-Verification allows for what a program does to rounding, element by element (``autotune.ir.oracle.conditioning``). What
+Verification allows for what a program does to rounding, element by element (``autotune.ir.oracle``). What
 it cannot allow for are jumps: an integer or a boolean made of floats near a boundary, an infinity near the end of the
 range. Where the oracle's own results jump under rounding noise, a random program says nothing about a candidate.
 """
@@ -12,9 +12,8 @@ import math
 import torch
 
 from autotune.domains.fusion.bench import FusionBench
-from autotune.ir.oracle.conditioning import DRAWS, noise
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import DRAWS, interpret, noise
 from autotune.task import Runnable
 
 

@@ -13,7 +13,7 @@ import torch.distributed._functional_collectives as functional
 import autotune
 from autotune.runtime.backend import deploy_backend
 from autotune.runtime.deployment import Deployment, deployment, use
-from autotune.store.snapshots import packaged as packaging
+from autotune.store import opening as packaging
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,8 @@ from torch import Tensor
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.ir.graph import REDUCTIONS, Graph
-from autotune.ir.oracle.conditioning import from_float
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import from_float, interpret
 from autotune.measure.verify import compare
 from autotune.runtime.launch import prepared
 from tests.support.simulator.errors import KernelError

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.domains.c3 import named as suite
+from autotune.domains.c3 import scenario as suite
 from autotune.domains.c3.results import Isolated
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program
 from autotune.domains.c3.strategy import BASELINES, Strategy
@@ -24,12 +24,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def test_the_projects_list_has_the_scenarios_of_the_paper_and_the_reductions() -> None:
-    entries = suite.load()
+    entries = suite.named_scenarios()
     assert len(entries) == 40
     count = {(c, k): sum((e.collective, e.expected) == (c, k) for e in entries.values())
-             for c in COLLECTIVES for k in suite.CLASSES}  # fmt: skip
+             for c in COLLECTIVES for k in suite.EXPECTED}  # fmt: skip
     assert count == {(c, k): 5 if k == "equal" or c in ("all_gather", "all_to_all") else 0
-                     for c in COLLECTIVES for k in suite.CLASSES}  # fmt: skip
+                     for c in COLLECTIVES for k in suite.EXPECTED}  # fmt: skip
     for ranks in (2, 4, 8):
         scenarios = [entry.scenario(ranks, "bf16") for entry in entries.values()]
         assert len({s.workload().fingerprint for s in scenarios}) == 40
@@ -42,7 +42,7 @@ def test_the_projects_list_has_the_scenarios_of_the_paper_and_the_reductions() -
 
 
 def test_scenarios_are_chosen_by_name_collective_and_class() -> None:
-    entries = suite.load()
+    entries = suite.named_scenarios()
     assert len(choose(entries, [])) == 40
     assert len(choose(entries, ["equal"])) == 20
     chosen = choose(entries, ["all_to_all.equal", "ag-equal-proj", "a2a-equal-proj"])
@@ -50,9 +50,9 @@ def test_scenarios_are_chosen_by_name_collective_and_class() -> None:
     assert len(chosen) == 6
     with pytest.raises(UserError, match="did you mean 'ag-equal-proj'"):
         choose(entries, ["ag-equal-prj"])
-    assert suite.find("rs-equal-qkv").collective == "reduce_scatter"
+    assert suite.named_scenario("rs-equal-qkv").collective == "reduce_scatter"
     with pytest.raises(UserError, match="--list"):
-        suite.find("whatever")
+        suite.named_scenario("whatever")
     with pytest.raises(UserError, match=r"ag-equal-proj: .* are not divisible among 7 ranks"):
         entries["ag-equal-proj"].scenario(7, "bf16")
 
@@ -60,7 +60,7 @@ def test_scenarios_are_chosen_by_name_collective_and_class() -> None:
 def test_a_file_of_the_users_own(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     file.write_text('[all_reduce.compute]\nmine = { compute = "m:f", inputs = "m:i", bytes = "2MiB", dtype = "f16" }\n')
-    (entry,) = suite.load(file).values()
+    (entry,) = suite.named_scenarios(file).values()
     assert (entry.compute, entry.dtype, entry.expected) == (Program("m:f", "m:i"), "f16", "compute")
 
 
@@ -94,14 +94,14 @@ def test_a_mistake_in_a_file_is_told_in_one_line(tmp_path: Path, text: str, said
     file = tmp_path / "own.toml"
     file.write_text(text)
     with pytest.raises(UserError, match=said) as caught:
-        suite.load(file)
+        suite.named_scenarios(file)
     assert str(caught.value).startswith(str(file))
     assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_not_there() -> None:
     with pytest.raises(UserError, match=r"no/such\.toml: no such file"):
-        suite.load("no/such.toml")
+        suite.named_scenarios("no/such.toml")
 
 
 def test_metrics_are_those_of_the_paper() -> None:

@@ -20,9 +20,9 @@ from autotune.bench import contenders, kernels, step
 from autotune.bench.contenders import Watched, difference, largest
 from autotune.bench.step import AUTOTUNE, COMPILE, EAGER, NotCompared, Peer, compare, step_of, trainable
 from autotune.errors import UserError
+from autotune.measure import timer
 from autotune.measure.policy import Policy, default_policy
-from autotune.measure.timing import timer
-from autotune.measure.timing.quiet import device_lock
+from autotune.measure.quiet import device_lock
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Store
 
@@ -409,7 +409,7 @@ class Capturing:
         self.now, self.refuses = False, refuses
 
     def capture(self, fn: Callable[[], object]) -> Callable[[], object]:
-        """As ``autotune.measure.timing.timer.capture``; the capture of a contender that is called so ends badly."""
+        """As ``autotune.measure.timer.capture``; the capture of a contender that is called so ends badly."""
         self.now = True
         try:
             fn()

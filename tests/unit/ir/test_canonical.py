@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.ir.forms import canonical
-from autotune.ir.forms.canonical import (
+from autotune.ir import canonical
+from autotune.ir.canonical import (
     _Colours,
     canonicalize,
     family_of,
@@ -26,10 +26,10 @@ from autotune.ir.forms.canonical import (
     row_extent,
     to_workload,
 )
-from autotune.ir.forms.simplify import remap_output, remap_value
 from autotune.ir.graph import Graph, Output, Value
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
+from autotune.ir.simplify import remap_output, remap_value
 from autotune.workload import Workload
 from tests.support import ROOT
 from tests.support.capture_helpers import graph_of, only_region

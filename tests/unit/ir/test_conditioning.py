@@ -8,8 +8,7 @@ from torch import Tensor
 
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.conditioning import as_stored, slack
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.oracle import as_stored, interpret, slack
 from autotune.measure.verify import compare
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from autotune.ir import oracle as module
 from autotune.ir.graph import Graph, Output, Value
-from autotune.ir.oracle import interpret as module
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
 from tests.unit.compiler.lower.test_products import regions_of
 
 

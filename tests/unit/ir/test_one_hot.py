@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.oracle import interpret
 from autotune.workload import Workload
 
 CLASSES = 40

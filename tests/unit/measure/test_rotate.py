@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.measure import rotate as module
 from autotune.measure.policy import default_policy
+from autotune.measure.rotate import input_sets, last_level_cache, rotate, time_rotating
 from autotune.measure.server import Server
-from autotune.measure.timing import rotate as module
-from autotune.measure.timing.rotate import input_sets, last_level_cache, rotate, time_rotating
 from benchmarks.fusion.cases.case import Arguments
 from tests.support.clock import Clock
 

@@ -14,10 +14,10 @@ from itertools import islice, pairwise
 import pytest
 import torch
 
+from autotune.measure import timer
 from autotune.measure.outcome import Outcome, one_line, spread
 from autotune.measure.policy import Policy, default_policy
-from autotune.measure.timing import timer
-from autotune.measure.timing.timer import ColdCache, balanced, interleave, time_cpu
+from autotune.measure.timer import ColdCache, balanced, interleave, time_cpu
 from autotune.task import Status
 from tests.support.clock import Clock
 
@@ -151,7 +151,7 @@ def test_a_contender_runs_before_its_own_sample(policy: Policy, monkeypatch: pyt
 def test_pinning_keeps_to_the_processors_allowed() -> None:
     code = (
         "import os, torch; before = os.sched_getaffinity(0)\n"
-        "from autotune.measure.timing.timer import pin_cpu\n"
+        "from autotune.measure.timer import pin_cpu\n"
         "n = pin_cpu(); after = os.sched_getaffinity(0)\n"
         "print(n == len(after) == torch.get_num_threads(), after <= before, len(after) > 1 or len(before) == 1)"
     )

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from autotune.compiler.capture.attention.calls import fake, is_static, is_tensor
 from autotune.compiler.capture.attention.constants import Constants
-from autotune.compiler.capture.attention.results import fake, is_static, is_tensor
 
 _AND = ("and_", "__and__", "bitwise_and", "logical_and")
 _SAME = ("expand", "expand_as", "to", "bool", "contiguous", "clone")

@@ -34,20 +34,24 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils import _pytree as pytree
 
-from autotune.compiler.capture.attention.calls import Call, fused_takes, path, unexpanded, unrepeated
+from autotune.compiler.capture.attention.calls import (
+    Call,
+    copies,
+    fake,
+    fused_takes,
+    is_static,
+    is_tensor,
+    path,
+    same_length,
+    takes_any_strides,
+    unexpanded,
+    unrepeated,
+)
 from autotune.compiler.capture.attention.constants import Constants
 from autotune.compiler.capture.attention.contexts import Contexts
 from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, Formulas
 from autotune.compiler.capture.attention.kernels import kernel_of
 from autotune.compiler.capture.attention.padding import Padding, padding_of
-from autotune.compiler.capture.attention.results import (
-    copies,
-    fake,
-    is_static,
-    is_tensor,
-    same_length,
-    takes_any_strides,
-)
 from autotune.compiler.capture.attention.writes import Writes, called
 
 log = logging.getLogger("autotune")

@@ -30,7 +30,7 @@ from autotune.compiler.targets.cpu.nodes import Accumulate, Break, Loop, Memory,
 from autotune.compiler.targets.cpu.passes import fetched, shared_exponentials, streamed
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Value, compute_type
-from autotune.ir.precision import STRICT
+from autotune.ir.ops import STRICT
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}

@@ -20,7 +20,7 @@ import torch
 from autotune.domains.c3.collectives.symmetric import DeviceBarrier, new_event, new_stream
 from autotune.domains.c3.group import Group
 from autotune.measure.policy import Policy
-from autotune.measure.timing.timer import ColdCache, balanced
+from autotune.measure.timer import ColdCache, balanced
 from autotune.task import Runnable
 
 Samples = list[float]

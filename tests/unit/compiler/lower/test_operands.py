@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.ir.oracle.inputs import make_inputs, operands
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs, operands
+from autotune.ir.oracle import interpret
 from autotune.measure.verify import compare
 from tests.support.capture_helpers import graph_of, only_region
 from tests.unit.compiler.lower.test_products import regions_of

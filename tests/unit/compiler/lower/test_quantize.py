@@ -12,7 +12,7 @@ from torch import Tensor
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.oracle import interpret
 from autotune.measure.verify import compare
 from tests.support.capture_helpers import regions_of
 

@@ -18,11 +18,10 @@ from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.compiler.schedules.cuda import legal, scheme_of
 from autotune.errors import Unsupported
-from autotune.ir.forms.canonical import canonicalize
+from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import Graph, at_axis
-from autotune.ir.oracle.conditioning import slack
-from autotune.ir.oracle.inputs import index_bounds, make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import index_bounds, make_inputs
+from autotune.ir.oracle import interpret, slack
 from tests.support.capture_helpers import check
 from tests.unit.compiler.lower.test_products import names as operators
 from tests.unit.compiler.lower.test_products import regions_of
@@ -110,7 +109,7 @@ def test_places_outside_are_left_out() -> None:
 
 
 def test_the_oracle_takes_a_large_table_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    from autotune.ir.oracle import interpret as module
+    from autotune.ir import oracle as module
 
     (region,) = regions_of(lambda g, i, t: backward(g, i, 64, 3, False) + t, *arguments(64, 8, 100))
     graph = graph_of(region)

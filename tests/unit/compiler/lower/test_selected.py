@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.ir.forms.simplify import guard_selected
 from autotune.ir.graph import Graph, Output, Value
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
+from autotune.ir.simplify import guard_selected
 from tests.support.capture_helpers import check, only_region
 
 BACK = torch.ops.aten.select_backward

@@ -17,7 +17,7 @@ from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.lower.translate import translate
 from autotune.compiler.regions.find import Region
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.oracle import interpret
 from tests.support.capture_helpers import check, only_region, regions_of
 
 Case = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -18,8 +18,8 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.errors import UserError
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
 from tests.support.cpu_graphs import Build, layer_norm_backward, softmax_of_everything
 from tests.support.many_parts import task_of
 from tests.support.zoo import ZOO

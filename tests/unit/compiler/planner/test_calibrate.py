@@ -15,10 +15,10 @@ from autotune.device import DeviceIdentity, Environment, identify
 from autotune.domains.fusion import calibrate as module
 from autotune.domains.fusion.calibrate import _renamed, _time, figures, probes, report, spearman
 from autotune.domains.fusion.task import FusionTask
-from autotune.ir.forms.canonical import canonicalize, to_workload
-from autotune.ir.forms.simplify import simplify
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
+from autotune.ir.simplify import simplify
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Measurer, Worker
 from autotune.store import Calibration, Key, Measurement, Store

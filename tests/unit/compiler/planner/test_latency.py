@@ -14,9 +14,9 @@ from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.latency import Work, _work
 from autotune.compiler.program.passes import build_program
 from autotune.domains.fusion.task import FusionTask
-from autotune.ir.forms.canonical import canonicalize, to_workload
-from autotune.ir.forms.simplify import simplify
+from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import Graph
+from autotune.ir.simplify import simplify
 from autotune.tuner.proposals import seeds
 from autotune.workload import Workload
 from tests.support.cpu_graphs import Build

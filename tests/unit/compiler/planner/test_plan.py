@@ -13,10 +13,10 @@ from autotune.compiler.planner.groups import Plan, read_text
 from autotune.compiler.planner.plan import all_roots, build_plan, greedy, make_plan, sketch
 from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
-from autotune.ir.forms.canonical import canonicalize
+from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import REDUCTIONS, Graph
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
 from tests.support.cpu_graphs import TORCH, Build, layer_norm
 from tests.support.zoo import ZOO, workload, workloads
 

@@ -18,11 +18,11 @@ from autotune.compiler.regions.find import find_regions
 from autotune.compiler.regions.grouping import Flow
 from autotune.compiler.regions.remote import Candidate, bundle_groups, may_join
 from autotune.domains.fusion.bench import FusionBench
-from autotune.ir.forms.canonical import canonicalize, family_of, row_extent, single, to_workload
-from autotune.ir.forms.simplify import components, part, simplify
+from autotune.ir.canonical import canonicalize, family_of, row_extent, single, to_workload
 from autotune.ir.graph import Graph
-from autotune.ir.oracle.inputs import make_inputs
-from autotune.ir.oracle.interpret import interpret
+from autotune.ir.inputs import make_inputs
+from autotune.ir.oracle import interpret
+from autotune.ir.simplify import components, part, simplify
 from autotune.task import Config
 from tests.support.capture_helpers import check, graph_of, regions_of
 from tests.support.cpu_graphs import Build, layer_norm, softmax

@@ -18,8 +18,7 @@ from autotune.compiler.kernel.nodes import (
     loop,
     when,
 )
-from autotune.compiler.program.in_place import overwritable
-from autotune.compiler.program.program import Program
+from autotune.compiler.program.program import Program, overwritable
 from autotune.compiler.program.vectors import narrowest, open_row
 from autotune.compiler.targets.cuda.counts import Counts, Units
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, ThreadIndex

@@ -20,8 +20,7 @@ from autotune.compiler.kernel.nodes import (
     loop,
     when,
 )
-from autotune.compiler.program.in_place import overwritable_rows
-from autotune.compiler.program.program import Pass, Program
+from autotune.compiler.program.program import Pass, Program, overwritable_rows
 from autotune.compiler.targets.cuda.counts import Units
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, THREAD, ThreadIndex, check_static
 from autotune.compiler.targets.cuda.rows.columns import Accumulators

@@ -1,7 +1,7 @@
 """Merging of loads, of which a select or a sum uses one, into a single load with a selected pointer.
 
 The parts of a stack, or of a sum of ``select_backward``, are loads at the same address of different tensors, each
-guarded on a separate part of one axis (:mod:`autotune.ir.forms.simplify`). Separately, each is a predicated load, and
+guarded on a separate part of one axis (:mod:`autotune.ir.simplify`). Separately, each is a predicated load, and
 the zeros of the others are unpacked and added. If the index on the axis is the same for a whole pack, one load is
 enough.
 """

@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from autotune.ir.forms.simplify import components, part, remap, remap_output, remap_value
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
 from autotune.ir.ops import POINTWISE
+from autotune.ir.simplify import components, part, remap, remap_output, remap_value
 from autotune.workload import Workload, canonical_json, digest
 
 Colour = str

@@ -1,6 +1,6 @@
 """Timing in microseconds: CUDA events around graph replays with a cold L2, ``perf_counter`` with swept CPU caches.
 
-:mod:`autotune.measure.timing.rotate` has the other CPU method, for benches with several copies of their inputs.
+:mod:`autotune.measure.rotate` has the other CPU method, for benches with several copies of their inputs.
 
 All functions here run in the measuring worker and import torch.
 """

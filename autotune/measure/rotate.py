@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autotune.measure.policy import Policy
-from autotune.measure.timing.timer import MIN_SAMPLES, in_rounds, sampled
+from autotune.measure.timer import MIN_SAMPLES, in_rounds, sampled
 
 Samples = list[float]
 Inputs = TypeVar("Inputs")
@@ -109,7 +109,7 @@ def time_rotating(
 ) -> Samples:
     """Time one contender alone, with the method of :func:`rotate`.
 
-    Args and returns: as for :func:`autotune.measure.timing.timer.time_cpu`.
+    Args and returns: as for :func:`autotune.measure.timer.time_cpu`.
     """
     turn = _Turn(sets)
     if turn.warm(call, policy) > limit_us:

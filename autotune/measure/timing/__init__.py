@@ -1,1 +1,0 @@
-"""Timing on a device: exclusive, with cold caches, contenders in turn."""
