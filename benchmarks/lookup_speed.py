@@ -45,7 +45,7 @@ import time
 a = time.perf_counter(); import torch
 b = time.perf_counter(); import autotune; autotune.load
 c = time.perf_counter(); import torch._inductor.compile_fx, torch._dynamo
-d = time.perf_counter(); import autotune.runtime.inductor.region_pass, autotune.store.snapshots.reader
+d = time.perf_counter(); import autotune.runtime.inductor.region_pass, autotune.store.snapshot
 e = time.perf_counter(); print(b - a, c - b, e - d)
 """
 _TRACING = "import torch, torch._inductor.compile_fx, torch._dynamo"
@@ -61,7 +61,7 @@ def made(folder: Path, count: int) -> tuple[Path, Path, Path, list[Any]]:
     from autotune.domains.fusion.task import FusionTask
     from autotune.ir.graph import Graph
     from autotune.store.records import Key, Schedule
-    from autotune.store.snapshots.writer import Contents, write_snapshot
+    from autotune.store.snapshot_writer import Contents, write_snapshot
     from tests.support.hostile import softmax, workload_of
     from tests.support.snapshots import keys
 

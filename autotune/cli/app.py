@@ -22,7 +22,6 @@ from autotune.cli.commands import (
     calibrate,
     compare,
     db,
-    exchange,
     lookup,
     plan,
     run,
@@ -46,8 +45,8 @@ COMMANDS = (
     browser.add_parser,
     workloads.add_parser,
     calibrate.add_parser,
-    exchange.add_export,
-    exchange.add_import,
+    db.add_export,
+    db.add_import,
     db.add_parser,
 )
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.bench.saved import Saved, saved
 from autotune.charts import Exhibit
 from autotune.device import DeviceIdentity
 from autotune.domain import Figure, figure_of, known_domain
@@ -27,6 +26,7 @@ from autotune.report.site import (
     ratio_cell,
     time_cell,
 )
+from autotune.runtime.savings import Saved, saved
 from autotune.space import is_number
 from autotune.store.records import Key, Measurement, Schedule
 from autotune.task import Status

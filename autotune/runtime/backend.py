@@ -233,7 +233,7 @@ def passes(
     """
     from torch._inductor import config
 
-    from autotune.compiler.capture.channels_last import keep_as_laid_out
+    from autotune.compiler.capture.convolutions import keep_as_laid_out
     from autotune.compiler.capture.hooks import Hook, hooked
     from autotune.runtime.inductor.region_call import WRITTEN
 

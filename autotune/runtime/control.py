@@ -21,7 +21,7 @@ from autotune.runtime.settings import (
 from autotune.store.reading import Match
 
 if TYPE_CHECKING:
-    from autotune.store.snapshots.reader import Snapshot
+    from autotune.store.snapshot import Snapshot
 
 
 def load(path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = None) -> Snapshot:
@@ -45,7 +45,7 @@ def load(path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = N
             line. Deployment continues from the earlier source.
     """
     from autotune.store.opening import path_of, pinned_key
-    from autotune.store.snapshots.reader import Snapshot
+    from autotune.store.snapshot import Snapshot
 
     snapshot = Snapshot(path_of(path), key=pinned_key(key))
     deployment().deploy_from(snapshot)

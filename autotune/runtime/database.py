@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autotune.store import Reader, Store
-    from autotune.store.snapshots.reader import Snapshot
+    from autotune.store.snapshot import Snapshot
 
 RETRY_S = 300.0
 """Seconds until the next attempt to reach a lost server."""
@@ -113,7 +113,7 @@ class PackagedSnapshots:
         """The snapshot in a file; None if it cannot be opened (logs one warning)."""
         with self._lock:
             if path not in self._opened:
-                from autotune.store.snapshots.reader import Snapshot
+                from autotune.store.snapshot import Snapshot
 
                 try:
                     self._opened[path] = Snapshot(path)

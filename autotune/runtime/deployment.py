@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from autotune.runtime.ladder import Difference, Match
     from autotune.runtime.launch.prepared import Prepared
     from autotune.store import Reader, Saving, Schedule, Store
-    from autotune.store.snapshots.reader import Snapshot
+    from autotune.store.snapshot import Snapshot
     from autotune.workload import Workload
 
 log = logging.getLogger("autotune")

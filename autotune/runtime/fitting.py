@@ -25,7 +25,7 @@ from autotune.compiler.planner.groups import Plan, group_configs
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.columns import finish_graph
 from autotune.compiler.schedules.configurations import improper
-from autotune.compiler.targets.cuda.counts import check_launch
+from autotune.compiler.targets.cuda.device import check_launch
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.device import DeviceIdentity
 from autotune.errors import Unsupported

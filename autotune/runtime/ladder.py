@@ -1,6 +1,6 @@
 """The result of a look-up: its level, the differences from the tuning conditions, and each level that was tried.
 
-Domains have their own ladders (:mod:`autotune.runtime.match`, ``autotune.domains.c3.deploy.match``), whose steps are
+Domains have their own ladders (:mod:`autotune.runtime.match`, ``autotune.domains.c3.match``), whose steps are
 the same class.
 """
 

@@ -50,7 +50,7 @@ from autotune.store.opening import files_for
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
-from autotune.store.snapshots.reader import Snapshot
+from autotune.store.snapshot import Snapshot
 from autotune.workload import PRODUCT, Workload
 
 PREDICTED = "predicted and timed once, not searched"

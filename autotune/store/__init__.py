@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autotune.store.connection.faults import LostConnection
     from autotune.store.opening import attach, attached, named_snapshot
     from autotune.store.reading import Reader
-    from autotune.store.snapshots.reader import Snapshot
+    from autotune.store.snapshot import Snapshot
     from autotune.store.store import Store
     from autotune.store.tables.measurements import owner_name
     from autotune.store.tables.overviews import Activity, Overview
@@ -24,7 +24,7 @@ _LAZY = {
     "LostConnection": "autotune.store.connection.faults",
     "Overview": "autotune.store.tables.overviews",
     "Reader": "autotune.store.reading",
-    "Snapshot": "autotune.store.snapshots.reader",
+    "Snapshot": "autotune.store.snapshot",
     "Store": "autotune.store.store",
     "attach": "autotune.store.opening",
     "attached": "autotune.store.opening",

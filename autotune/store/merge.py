@@ -41,8 +41,8 @@ from autotune.store.models import (
 )
 from autotune.store.opening import path_of
 from autotune.store.records import PREDICTED
-from autotune.store.snapshots.form import kind_of
-from autotune.store.snapshots.reader import Snapshot
+from autotune.store.snapshot import Snapshot
+from autotune.store.snapshot_form import kind_of
 from autotune.store.store import Store
 from autotune.store.tables.schedules import better
 from autotune.store.tables.workloads import batches

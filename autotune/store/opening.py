@@ -16,7 +16,7 @@ from autotune.device import DeviceIdentity
 from autotune.errors import UserError
 from autotune.files import default_database
 from autotune.store.reading import Reader
-from autotune.store.snapshots.form import SUFFIX, is_snapshot, opened
+from autotune.store.snapshot_form import SUFFIX, is_snapshot, opened
 
 
 def attach(
@@ -41,7 +41,7 @@ def attach(
     """
     key = pinned_key(key)
     if (frozen := named_snapshot(url)) is not None:
-        from autotune.store.snapshots.reader import Snapshot
+        from autotune.store.snapshot import Snapshot
 
         return Snapshot(frozen, key=key)
     if key is not None:

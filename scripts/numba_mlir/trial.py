@@ -68,8 +68,7 @@ def sources(every: bool) -> list[dict[str, Any]]:
 
 def compiled(kernel: dict[str, Any], target: str) -> dict[str, Any]:
     """Resources, processor time and PTX of one kernel; the reason where it does not compile."""
-    from autotune.compiler.targets.cuda import cubin
-    from autotune.compiler.targets.cuda.compile import build, compile_ptx
+    from autotune.compiler.targets.cuda.compile import _sections, build, compile_ptx
     from autotune.errors import BuildError
 
     source: Any = SimpleNamespace(**kernel)
@@ -80,7 +79,7 @@ def compiled(kernel: dict[str, Any], target: str) -> dict[str, Any]:
         built = build(source, target)
     except BuildError as error:
         return {"error": str(error)}
-    code = next(size for name, _, _, size in cubin._sections(built.code) if name == f".text.{entry}")
+    code = next(size for name, _, _, size in _sections(built.code) if name == f".text.{entry}")
     digest = hashlib.sha256(built.code).hexdigest()
     return {"seconds": seconds, "ptx": ptx, "cubin": digest, "machine_instructions": code // 16, **built.resources}
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import UserError
 from autotune.store import Schedule, Store
 from autotune.store.codec import artifact_id
-from autotune.store.snapshots.form import SEAL_BYTES
-from autotune.store.snapshots.reader import Snapshot
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot import Snapshot
+from autotune.store.snapshot_form import SEAL_BYTES
+from autotune.store.snapshot_writer import export_snapshot
 from tests.fuzz.values import altered, as_text, flipped, hostile
 from tests.support.rows import ENVIRONMENT, GPU
 from tests.support.snapshots import keys, resealed

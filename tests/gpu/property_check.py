@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from autotune.compiler.targets.cuda import counts
+from autotune.compiler.targets.cuda import device
 from autotune.errors import BuildError, Unsupported
 from autotune.task import Artifact, Config
 from autotune.workload import Workload
@@ -75,7 +75,7 @@ class Prepared:
 def _calm(wide: bool) -> None:
     torch.set_num_threads(1)
     if wide:
-        counts.LIMIT = 0
+        device.LIMIT = 0
 
 
 def prepare(seed: int, configs: int, device: str, target: str | None, sms: int | None) -> Prepared:

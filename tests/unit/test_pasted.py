@@ -15,7 +15,7 @@ from autotune.errors import UserError, quoted_command, requoted_command, safe_li
 from autotune.report.database import pages
 from autotune.store import Store, Verdict
 from autotune.store.connection.faults import reason
-from autotune.store.snapshots.form import opened
+from autotune.store.snapshot_form import opened
 from autotune.workload import Workload
 from tests.support.rows import put_key
 

@@ -67,7 +67,7 @@ def show(args: argparse.Namespace) -> int:
 
 def _show_saved(args: argparse.Namespace) -> int:
     """Print the saved time, the newest week first."""
-    from autotune.bench.saved import saved
+    from autotune.runtime.savings import saved
     from autotune.store import Store
 
     if named_snapshot(args.db) is not None:

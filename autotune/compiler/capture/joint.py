@@ -19,9 +19,8 @@ from torch._inductor import config
 from torch._inductor.fx_passes.post_grad import remove_noop_ops
 from torch._inductor.pattern_matcher import stable_topological_sort
 
-from autotune.compiler.capture.channels_last import put_channels_last
 from autotune.compiler.capture.complexes import split_parts
-from autotune.compiler.capture.convolutions import convolve_gradients, multiply_patches
+from autotune.compiler.capture.convolutions import convolve_gradients, multiply_patches, put_channels_last
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.capture.products import align_products, share_pads
 from autotune.compiler.capture.rewriting import Calls

@@ -34,7 +34,7 @@ from autotune.compiler.lower.nodes import (
 )
 from autotune.compiler.lower.op_names import CASTS, GENERATORS, PRODUCTS, SCATTERS, VIEWS
 from autotune.compiler.lower.rules import RULES, pointwise
-from autotune.compiler.lower.rules.product import is_memory_intensive
+from autotune.compiler.lower.rules.reductions import is_memory_intensive
 from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, STORAGE_BYTES
 
 LIBRARY_CALL = "a library call"

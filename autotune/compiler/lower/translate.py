@@ -19,7 +19,7 @@ from torch import fx
 from autotune.compiler.lower.facts import GraphFacts, NodeFacts
 from autotune.compiler.lower.lazy import Index, Lazy, Region, cast, source, storage_name
 from autotune.compiler.lower.rules import RULES
-from autotune.compiler.lower.rules import product as rules_product
+from autotune.compiler.lower.rules.reductions import check_work
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph, Output
 from autotune.ir.ops import asked
@@ -63,7 +63,7 @@ def translate(facts: GraphFacts, precision: str | None = None) -> Translation:
                 placeholders.append(node)
             else:
                 env[node] = _blamed(node, lambda n=node: _apply(region, n, facts[n], env))
-    rules_product.check_work(region)
+    check_work(region)
     inputs = tuple(storage_name(facts[p].value.dtype) for p in placeholders)
     how = asked() if precision is None else precision
     whole = Graph(tuple(region.build.extents), tuple(region.build.values), inputs, tuple(outputs), how)

@@ -32,7 +32,7 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.schedules.cuda.columns import accumulators
 from autotune.compiler.schedules.cuda.rows import kept_words
 from autotune.compiler.schedules.cuda.scatter import blocks_of, place_bytes
-from autotune.compiler.targets.cuda.cubin import SmLimits, limits
+from autotune.compiler.targets.cuda.compile import SmLimits, limits
 from autotune.compiler.targets.cuda.scatter import FLIGHT, MANY, MOST_PACKS, MOST_SORTED
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph

@@ -4,7 +4,7 @@ Regions are connected sets of memory-intensive nodes (:mod:`autotune.compiler.lo
 one node without a cycle. They are found in two steps (:mod:`autotune.compiler.regions.grouping`). First, nodes get
 levels: the number of nodes outside of regions that must run before them. Adjacent nodes of one level form a region,
 which makes no cycle. Second, adjacent regions are merged while no path between them leads through another node. Then
-unrelated regions may be joined, so that their kernels share launches (:mod:`autotune.compiler.regions.remote`).
+unrelated regions may be joined, so that their kernels share launches (:mod:`autotune.compiler.regions.grouping`).
 
 Views and generators belong to no region. Those that a region needs are copied into its submodule, where they are free;
 those that other nodes need remain in the graph.
@@ -24,11 +24,19 @@ from torch import fx
 
 from autotune.compiler.lower.facts import LIBRARY_CALL, GraphFacts, Kind
 from autotune.compiler.lower.op_names import GENERATORS, PRODUCTS, SCATTERS, VIEWS, describe
-from autotune.compiler.lower.rules.product import read_again
+from autotune.compiler.lower.rules.reductions import read_again
 from autotune.compiler.lower.translate import translate
 from autotune.compiler.regions import aten
-from autotune.compiler.regions.grouping import Flow, copied_nodes, delays, merge_groups
-from autotune.compiler.regions.remote import Candidate, bundle_groups, candidate, may_join
+from autotune.compiler.regions.grouping import (
+    Candidate,
+    Flow,
+    bundle_groups,
+    candidate,
+    copied_nodes,
+    delays,
+    may_join,
+    merge_groups,
+)
 from autotune.errors import Repeated, Unsupported
 from autotune.ir.canonical import canonicalize, to_workload
 from autotune.workload import Workload
@@ -347,7 +355,7 @@ def workload_of(
 
 
 def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
-    """The regions after remote fusion (:mod:`autotune.compiler.regions.remote`), in graph order."""
+    """The regions after remote fusion (:mod:`autotune.compiler.regions.grouping`), in graph order."""
     facts, flow = finder.facts, finder.flow()
     level = flow.levels()
     known: list[Candidate | None] = []

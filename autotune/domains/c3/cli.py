@@ -23,7 +23,7 @@ from autotune.cli.searching import (
     tune,
 )
 from autotune.domain import place
-from autotune.domains.c3.deploy.match import C3Level, explain, match_scenario
+from autotune.domains.c3.match import C3Level, explain, match_scenario
 from autotune.domains.c3.scenario import KIND, Compute, Program, Scenario, named_scenario, parse_bytes, parse_gemm
 from autotune.domains.c3.strategy import KINDS
 from autotune.errors import UserError, printable, quoted_command, safe_line

@@ -22,7 +22,7 @@ from autotune.store.connection.engine import create_engine, revision
 from autotune.store.connection.faults import user_errors
 from autotune.store.connection.sqlite import new_file
 from autotune.store.connection.urls import parse_url, show_url
-from autotune.store.snapshots.form import is_snapshot
+from autotune.store.snapshot_form import is_snapshot
 
 _LOCK = 0x6175746F74756E65  # "autotune" in ASCII: the advisory lock that every upgrade takes
 

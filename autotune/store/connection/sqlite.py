@@ -21,7 +21,7 @@ from autotune.errors import UserError, quoted_command
 from autotune.store.connection.faults import reason
 from autotune.store.connection.urls import no_database
 from autotune.store.damage import from_json_text
-from autotune.store.snapshots.form import is_snapshot
+from autotune.store.snapshot_form import is_snapshot
 from autotune.workload import canonical_json
 
 log = logging.getLogger(__name__)

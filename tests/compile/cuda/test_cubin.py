@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autotune.compiler.targets.cuda.compile import build
-from autotune.compiler.targets.cuda.cubin import LIMITS, blocks_per_sm, limits, resources
+from autotune.compiler.targets.cuda.compile import LIMITS, blocks_per_sm, build, limits, resources
 from autotune.compiler.targets.cuda.source import Listing
 from autotune.errors import BuildError
 from autotune.task import Kernel

@@ -16,8 +16,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.compiler.program.passes import build_program
-from autotune.compiler.targets.cuda.compile import build, capability, compile_ptx
-from autotune.compiler.targets.cuda.cubin import resources
+from autotune.compiler.targets.cuda.compile import build, capability, compile_ptx, resources
 from autotune.compiler.targets.cuda.rows.flat import FlatKernel
 from autotune.compiler.targets.cuda.rows.kernel import RowKernel
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource

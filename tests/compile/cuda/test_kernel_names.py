@@ -14,8 +14,7 @@ import pytest
 from autotune.compiler.assemble import LONGEST, graph_ops, kernel_name, launch_names, program_ops
 from autotune.compiler.lower.op_names import telling
 from autotune.compiler.planner.plan import make_plan
-from autotune.compiler.targets.cuda.compile import build
-from autotune.compiler.targets.cuda.cubin import resources
+from autotune.compiler.targets.cuda.compile import build, resources
 from autotune.compiler.targets.cuda.source import Listing
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.task import FusionTask
@@ -24,7 +23,7 @@ from autotune.measure.wire import artifact_from_wire, artifact_to_wire
 from autotune.runtime.launch import cuda as cuda_launch
 from autotune.store import Key, Schedule, Store
 from autotune.store.codec import artifact_blobs, artifact_from, artifact_id, artifact_json
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.task import Artifact, Kernel
 from autotune.workload import Workload
 from tests.support.snapshots import import_file

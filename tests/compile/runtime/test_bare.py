@@ -17,7 +17,7 @@ from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.domains.c3.strategy import Strategy
 from autotune.domains.fusion.task import FusionTask
 from autotune.store import Key, Schedule, Store
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.task import Artifact
 from tests.support import ROOT, forks
 from tests.support.hostile import normalised, workload_of

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from autotune.compiler.targets.cpu.columns import LONGEST_ELSEWHERE, parts_for
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
-from autotune.compiler.targets.cuda import counts
+from autotune.compiler.targets.cuda import device
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
@@ -108,7 +108,7 @@ def test_what_they_cannot_run_is_refused(store: Store) -> None:
     work = workload(norm_backward, ROWS)
     main, finish = tuned().artifact.kernels  # type: ignore[union-attr]
     blocks, at_once = main.launch["grid"], main.launch["per_block"]
-    most = counts.MOST_IN_TURN * blocks * at_once
+    most = device.MOST_IN_TURN * blocks * at_once
     assert look_up(store, at(work, most)).level is Level.OTHER_ROWS
     for rows, why in ((most + 1, "rows for each accumulator"), (1 << 31, "one number of rows")):
         found = look_up(store, at(work, rows))

@@ -18,7 +18,7 @@ from autotune.errors import LONGEST, UserError, mask_passwords, safe_line
 from autotune.store import Key, Schedule, Store
 from autotune.store.connection.urls import for_command, parse_url, show_url
 from autotune.store.opening import attach
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.workload import Workload
 from tests.support.snapshots import filled
 

@@ -19,7 +19,7 @@ from autotune.in_program import budget, contest, search
 from autotune.in_program.backend import dynamo_backend
 from autotune.runtime.deployment import deployment
 from autotune.store import Store
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.tuner.result import Result
 from autotune.workload import Workload
 from tests.support.deployment import store_default

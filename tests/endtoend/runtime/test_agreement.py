@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autotune.store import Store
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from tests.support.deployment import Tune
 from tests.support.runtime.agreement_checks import softmax
 from tests.support.runtime.ranks import Ranks

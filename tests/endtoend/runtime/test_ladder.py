@@ -26,7 +26,7 @@ from autotune.runtime.lookup import lookup_stored
 from autotune.runtime.match import match
 from autotune.runtime.settings import Settings
 from autotune.store import Snapshot, Store
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from tests.endtoend.runtime.test_backend import close, compiled
 from tests.support import ROOT
 from tests.support.deployment import Tune

@@ -27,7 +27,7 @@ from autotune.runtime.ladder import Level, Match, Outcome
 from autotune.runtime.launch.verify import Check
 from autotune.runtime.match import from_package
 from autotune.store import Schedule, Snapshot, Store, Verdict, opening
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.task import Status
 from tests.endtoend.runtime.test_backend import close, compiled
 from tests.support.deployment import Tune, baseline, tune_in

@@ -18,7 +18,7 @@ from autotune.runtime.ladder import Level
 from autotune.runtime.launch import cpu as cpu_launch
 from autotune.runtime.launch.verify import Check
 from autotune.store import Store
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.store.upkeep import forget_failures
 from autotune.task import Status
 from tests.endtoend.runtime.test_backend import close, compiled

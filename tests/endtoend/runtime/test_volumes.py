@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autotune.compiler.capture import joint
-from autotune.compiler.capture.channels_last import put_channels_last
+from autotune.compiler.capture.convolutions import put_channels_last
 from autotune.in_program.backend import dynamo_backend
 from tests.support.node_strides import strides_apart
 

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.runtime.deployment import Deployment, use
 from autotune.store import Store
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from tests.support.snapshots import filled
 
 

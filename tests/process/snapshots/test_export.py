@@ -12,8 +12,8 @@ from autotune.errors import UserError
 from autotune.store import Snapshot, Store, Verdict, attach
 from autotune.store.connection import migrate
 from autotune.store.reading import Match, Reader
-from autotune.store.snapshots.form import is_snapshot
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_form import is_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from tests.support.rows import ENVIRONMENT, FAR, GPU, NEAR, OTHER_GPU, workload
 from tests.support.snapshots import keys
 
@@ -153,7 +153,7 @@ def test_an_export_that_fails_leaves_the_old_file(store: Store, file: Path, monk
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("autotune.store.snapshots.writer._write", full)
+    monkeypatch.setattr("autotune.store.snapshot_writer._write", full)
     with pytest.raises(UserError, match="No space left"):
         export_snapshot(store, file)
     assert file.read_bytes() == before

@@ -16,11 +16,10 @@ import pytest
 
 from autotune.cli.app import main
 from autotune.errors import UserError
-from autotune.store import Schedule, Snapshot, Store
+from autotune.store import Schedule, Snapshot, Store, snapshot
 from autotune.store.opening import attach
-from autotune.store.snapshots import reader
-from autotune.store.snapshots.form import SEAL_BYTES
-from autotune.store.snapshots.reader import packed
+from autotune.store.snapshot import packed
+from autotune.store.snapshot_form import SEAL_BYTES
 from tests.support.rows import ENVIRONMENT, GPU, NEAR, OTHER_GPU, workload
 from tests.support.snapshots import CODE, import_file, resealed, split
 
@@ -271,7 +270,7 @@ def test_a_file_is_compared_once_in_a_process_and_again_where_it_was_changed(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared = []
-    monkeypatch.setattr(reader, "compare", lambda *args: compared.append(args))
+    monkeypatch.setattr(snapshot, "compare", lambda *args: compared.append(args))
     Snapshot(file).close()
     Snapshot(file).close()
     assert len(compared) == 1

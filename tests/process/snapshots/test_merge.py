@@ -11,7 +11,7 @@ from autotune.cli.app import main
 from autotune.errors import UserError
 from autotune.store import Snapshot, Store, attach
 from autotune.store.merge import merge
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.task import Status
 from tests.support.rows import ENVIRONMENT, GPU, workload
 from tests.support.snapshots import faster, import_file, keys

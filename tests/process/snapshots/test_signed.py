@@ -12,8 +12,8 @@ import pytest
 
 from autotune.errors import UserError
 from autotune.store import Snapshot, Store
-from autotune.store.snapshots.form import checksum
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_form import checksum
+from autotune.store.snapshot_writer import export_snapshot
 from tests.support.rows import ENVIRONMENT, GPU, OTHER_GPU, workload
 from tests.support.snapshots import CODE, as_form_2, filled, import_file, joined, keys, resealed, split
 

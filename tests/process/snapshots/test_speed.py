@@ -16,7 +16,7 @@ from autotune.device import environment, identify
 from autotune.runtime.ladder import Level
 from autotune.runtime.match import look_up
 from autotune.store import Key, Schedule, Snapshot
-from autotune.store.snapshots.writer import Contents, write_snapshot
+from autotune.store.snapshot_writer import Contents, write_snapshot
 from tests.support import ROOT
 from tests.support.rows import workload
 

@@ -67,7 +67,7 @@ def test_export_and_import(
     filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, to = tmp_path / "s.zip", tmp_path / "to.db"
-    monkeypatch.setattr("autotune.cli.commands.exchange._refuse", lambda *args: "")  # its kernels are none of ours
+    monkeypatch.setattr("autotune.cli.commands.db._refuse", lambda *args: "")  # its kernels are none of ours
     assert run("db", "export", file, "--db", filled) == 0
     assert run("db", "import", file, "--db", to) == 0
     first, second = capsys.readouterr().out.splitlines()

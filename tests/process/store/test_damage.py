@@ -15,7 +15,7 @@ import pytest
 from autotune.cli import app
 from autotune.errors import UserError
 from autotune.store import Calibration, Effort, Key, Measurement, Store, Verdict
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.store.upkeep import damage
 from autotune.task import Status
 from autotune.tuner.proposals.seeds import winners

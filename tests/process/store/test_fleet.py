@@ -81,7 +81,7 @@ def test_a_reader_needs_select_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key, url = served[1], roles(served[0], "reader")
-    monkeypatch.setattr("autotune.cli.commands.exchange._refuse", lambda *args: "")  # the kernels are invented
+    monkeypatch.setattr("autotune.cli.commands.db._refuse", lambda *args: "")  # the kernels are invented
     for command in (["show"], ["db", "stats"], ["db", "verify"], ["db", "current"],
                     ["export", str(tmp_path / "s.atdb")]):  # fmt: skip
         assert app.main([*command, "--db", url]) == 0, capsys.readouterr().err

@@ -20,8 +20,8 @@ from autotune.store import Calibration, Effort, Measurement, Store, Verdict
 from autotune.store import merge as merging
 from autotune.store.merge import merge
 from autotune.store.records import PREDICTED
-from autotune.store.snapshots.reader import packed
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot import packed
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.store.upkeep import damage
 from autotune.task import Status, config_key
 from tests.process.store.test_schedules import ARTIFACT, CPU_ARTIFACT, schedule
@@ -233,7 +233,7 @@ def test_what_is_exported_can_be_imported(tmp_path: Path, store: Store) -> None:
 
 def test_many_schedules_take_seconds(tmp_path: Path, store: Store) -> None:
     """Four thousand in a few seconds at most, on a slow machine: a statement for each row would take a minute."""
-    from autotune.store.snapshots.writer import Contents, write_snapshot
+    from autotune.store.snapshot_writer import Contents, write_snapshot
     from tests.support.rows import ENVIRONMENT
 
     found = {w.fingerprint: w for w in map(workload, range(1000, 5000))}

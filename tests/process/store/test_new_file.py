@@ -13,7 +13,7 @@ import pytest
 from autotune.errors import UserError
 from autotune.store import Store
 from autotune.store.connection import migrate
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import put_key, workload
 

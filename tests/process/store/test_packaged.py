@@ -22,7 +22,7 @@ from autotune.store import Store
 from autotune.store import opening as packages
 from autotune.store.merge import checked
 from autotune.store.opening import files_for, packaged, path_of
-from autotune.store.snapshots.reader import Snapshot
+from autotune.store.snapshot import Snapshot
 from tests.support import ROOT
 
 

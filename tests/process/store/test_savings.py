@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.bench.saved import saved
 from autotune.cli import app
-from autotune.runtime.savings import monday
+from autotune.runtime.savings import monday, saved
 from autotune.store import Saving, Store, Verdict
 from autotune.store.merge import merge
 from autotune.store.upkeep import damage

@@ -22,7 +22,7 @@ from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.store import Measurement, Store
 from autotune.store.merge import merge
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.task import Status
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import GPU, put_key, workload

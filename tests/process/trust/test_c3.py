@@ -17,7 +17,7 @@ from autotune.cli.app import main
 from autotune.device import DeviceIdentity, environment
 from autotune.domain import place
 from autotune.domains.c3 import cli as c3_search
-from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario
+from autotune.domains.c3.match import C3Level, C3Match, match_scenario
 from autotune.domains.c3.scenario import Gemm, Program, Scenario
 from autotune.domains.c3.strategy import BASELINES, HostStrategy, Strategy, improper, limits
 from autotune.space import load_space

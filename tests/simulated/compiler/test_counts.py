@@ -13,7 +13,7 @@ from torch import Tensor
 
 from autotune.compiler.schedules.cuda import Scheme, scheme_of
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
-from autotune.compiler.targets.cuda import counts
+from autotune.compiler.targets.cuda import device
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.source import CudaSource
@@ -106,7 +106,7 @@ def test_wide_kernels_compute_what_the_oracle_does(name: str, monkeypatch: pytes
         with pytest.raises(KernelError, match="in 32 bits"):
             check_group(graph, narrow)
         with monkeypatch.context() as patch:
-            patch.setattr(counts, "LIMIT", 1)
+            patch.setattr(device, "LIMIT", 1)
             for n, config in enumerate(configs):
                 made = scheme.emit(graph, config, 3)
                 check_group(graph, made, seed=n, special=n == 1)
@@ -118,7 +118,7 @@ def test_wide_kernels_share_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     task = task_of(beside(graph_of(CASES["rows"][0]), update(37), graph_of(CASES["flat"][0]), update(1301)))
     with pytest.raises(KernelError, match="in 32 bits"):
         run_packed(task)
-    monkeypatch.setattr(counts, "LIMIT", 1)
+    monkeypatch.setattr(device, "LIMIT", 1)
     (grid,) = run_packed(task)
     assert grid >= 4
 
@@ -155,7 +155,7 @@ def test_large_tensors_have_wide_kernels_that_compile(name: str) -> None:
 
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_others_compile_too(prefetch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counts, "LIMIT", 1)
+    monkeypatch.setattr(device, "LIMIT", 1)
     if prefetch:
         ahead = {"prefetch": True, "blocks_per_sm": 2, "keep": "registers", "rows_per_block": 4, "threads_per_row": 32}
         graph = graph_of(Case("", softmax_1, (T(4096, 256),)))
@@ -180,10 +180,10 @@ def test_large_tensors_of_countable_rows_keep_their_kernels() -> None:
 
 
 def test_the_limit_leaves_room_for_the_last_block() -> None:
-    assert not counts.Counts.of(3, counts.LIMIT - 1).wide
-    assert counts.Counts.of(counts.LIMIT, 3).wide
+    assert not device.Counts.of(3, device.LIMIT - 1).wide
+    assert device.Counts.of(device.LIMIT, 3).wide
     most = 1024 * 8 * 16 * 16  # threads, packs in flight, elements, blocks of a cluster
-    assert counts.LIMIT - 1 + most < HUGE
+    assert device.LIMIT - 1 + most < HUGE
 
 
 def test_offsets_beyond_32_bits_of_few_elements() -> None:
@@ -245,22 +245,22 @@ def test_more_blocks_than_a_launch_has_are_refused() -> None:
 
 def test_what_a_launch_can_count() -> None:
     rule = {"dynamic": True, "inner": 16, "per_block": 8, "blocks_per_sm": 0}
-    counts.check_launch(rule, (counts.LIMIT - 1) // 16)
+    device.check_launch(rule, (device.LIMIT - 1) // 16)
     with pytest.raises(Unsupported, match="32-bit counters"):
-        counts.check_launch(rule, 1 << 28)
-    counts.check_launch(rule | {"wide": True}, 1 << 28)
-    counts.check_launch(rule | {"dynamic": False}, 1 << 28)
+        device.check_launch(rule, 1 << 28)
+    device.check_launch(rule | {"wide": True}, 1 << 28)
+    device.check_launch(rule | {"dynamic": False}, 1 << 28)
     with pytest.raises(Unsupported, match="32-bit counters"):
-        counts.check_launch(rule | {"grid": 4}, 1 << 28)
-    counts.check_launch(rule | {"grid": 4, "dynamic": False}, 1 << 28)
+        device.check_launch(rule | {"grid": 4}, 1 << 28)
+    device.check_launch(rule | {"grid": 4, "dynamic": False}, 1 << 28)
     with pytest.raises(Unsupported, match="in one launch"):
-        counts.check_launch(rule | {"wide": True}, 1 << 31)
-    counts.check_launch(rule | {"wide": True, "blocks_per_sm": 2}, 1 << 31)
+        device.check_launch(rule | {"wide": True}, 1 << 31)
+    device.check_launch(rule | {"wide": True, "blocks_per_sm": 2}, 1 << 31)
 
 
 def test_sums_over_the_rows_of_a_block_are_bounded() -> None:
     rule = {"dynamic": True, "inner": 1, "per_block": 8, "blocks_per_sm": 2, "grid": 12, "tiles": 3}
-    most = counts.MOST_IN_TURN * 8 * 4  # of four blocks for each tile of columns, with eight rows at a time
-    counts.check_launch(rule, most)
+    most = device.MOST_IN_TURN * 8 * 4  # of four blocks for each tile of columns, with eight rows at a time
+    device.check_launch(rule, most)
     with pytest.raises(Unsupported, match="65536 rows for each accumulator"):
-        counts.check_launch(rule, most + 1)
+        device.check_launch(rule, most + 1)

@@ -18,8 +18,7 @@ from autotune.compiler.kernel.nodes import Var
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.schedules.cuda.transpose import LEAST_BYTES, SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
-from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.device import BARRIER
+from autotune.compiler.targets.cuda.device import BARRIER, Counts
 from autotune.compiler.targets.cuda.printer import CudaPrinter
 from autotune.compiler.targets.cuda.transpose import TransposeKernel
 from autotune.errors import Superseded, Unsupported

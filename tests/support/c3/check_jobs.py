@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from autotune.domains.c3.deploy import ready as c3_ready
+from autotune.domains.c3 import ready as c3_ready
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.measuring import bench
 from autotune.errors import Unsupported

@@ -103,7 +103,7 @@ def main() -> int:
         answer["loaded"] = [len(code) for code in driver.loaded]
         answer["first_input"] = x[0].data_ptr()
     if "scenario" in data:
-        from autotune.domains.c3.deploy.match import match_scenario
+        from autotune.domains.c3.match import match_scenario
         from autotune.domains.c3.scenario import Scenario
 
         scenario = Scenario.from_json(data["scenario"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.compiler.kernel.nodes import Const
-from autotune.compiler.targets.cuda.counts import Counts, Units
-from autotune.compiler.targets.cuda.device import EXTENT
+from autotune.compiler.targets.cuda.device import EXTENT, Counts, Units
 from autotune.compiler.targets.cuda.threads import WARP, SharedArrays, StripThreads, ThreadGroup
 
 ROWS = [(threads, 1, rows) for threads in (1, 2, 8, 32, 96, 256, 1024) for rows in (1, 4, 32) if threads * rows <= 1024]

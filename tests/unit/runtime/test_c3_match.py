@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.device import DeviceIdentity, environment
-from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario, without_search
-from autotune.domains.c3.deploy.ready import match_from_wire, match_to_wire, searchable
+from autotune.domains.c3.match import C3Level, C3Match, match_scenario, without_search
+from autotune.domains.c3.ready import match_from_wire, match_to_wire, searchable
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
 from autotune.domains.c3.strategy import BASELINES, HostStrategy, Strategy, kernel_of
 from autotune.store import Store

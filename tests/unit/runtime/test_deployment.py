@@ -17,7 +17,7 @@ from autotune.runtime.control import unload
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.runtime.ladder import Level, Match
 from autotune.store import Schedule, Store, opening
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot_writer import export_snapshot
 from tests.support.rows import GPU, workload
 from tests.support.snapshots import filled
 

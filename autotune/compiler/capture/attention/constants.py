@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from autotune.compiler.capture.attention.writes import Writes
+from autotune.compiler.capture.attention.effects import Writes
 
 log = logging.getLogger("autotune")
 

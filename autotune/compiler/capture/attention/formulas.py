@@ -21,7 +21,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from autotune.compiler.capture.attention.writes import Writes
+from autotune.compiler.capture.attention.effects import Writes
 
 Number: TypeAlias = Any
 """A sympy integer expression (sympy has no types): sums of numbers, lengths and indices."""

@@ -16,7 +16,7 @@ These rules run on Dynamo's graph, before AOTAutograd. The results are those of 
   it has none and a group has one position, as in decoding, the group's queries become positions of their key's head.
 
 A rule looks through a node, or shares a copy, only if both run in the same PyTorch context
-(:mod:`autotune.compiler.capture.attention.contexts`): a tensor made under ``no_grad`` has no gradient.
+(:mod:`autotune.compiler.capture.attention.effects`): a tensor made under ``no_grad`` has no gradient.
 """
 
 from __future__ import annotations
@@ -48,11 +48,10 @@ from autotune.compiler.capture.attention.calls import (
     unrepeated,
 )
 from autotune.compiler.capture.attention.constants import Constants
-from autotune.compiler.capture.attention.contexts import Contexts
+from autotune.compiler.capture.attention.effects import Contexts, Writes, called
 from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, Formulas
 from autotune.compiler.capture.attention.kernels import kernel_of
 from autotune.compiler.capture.attention.padding import Padding, padding_of
-from autotune.compiler.capture.attention.writes import Writes, called
 
 log = logging.getLogger("autotune")
 

@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from autotune.compiler.schedules.configurations import Choices
-from autotune.compiler.targets.cuda.cubin import too_large
+from autotune.compiler.targets.cuda.compile import too_large
 from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported

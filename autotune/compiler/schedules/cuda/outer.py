@@ -19,7 +19,7 @@ from autotune.compiler.program.vectors import narrowest_along, unit_axis, vector
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, most_kept, narrow
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme
 from autotune.compiler.schedules.cuda.rows import too_many_kept
-from autotune.compiler.targets.cuda.cubin import SmLimits, too_large
+from autotune.compiler.targets.cuda.compile import SmLimits, too_large
 from autotune.compiler.targets.cuda.device import shared_bytes
 from autotune.compiler.targets.cuda.outer.copied import CopiedOuter
 from autotune.compiler.targets.cuda.outer.kernel import Outer

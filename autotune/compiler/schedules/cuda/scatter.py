@@ -19,7 +19,7 @@ from autotune.compiler.program.program import power_of_two
 from autotune.compiler.program.scattered import Scattered, scattered
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme
-from autotune.compiler.targets.cuda.counts import LIMIT
+from autotune.compiler.targets.cuda.device import LIMIT
 from autotune.compiler.targets.cuda.scatter import ScatterKernel, fetchable
 from autotune.compiler.targets.cuda.source import CudaSource, ScatterSchedule
 from autotune.errors import Unsupported

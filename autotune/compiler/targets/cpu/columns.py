@@ -21,7 +21,7 @@ from autotune.compiler.program.passes import build_program, once_a_row
 from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.program.rewrites import cut_everything
 from autotune.compiler.targets.cpu.builder import STEP, UNIT, UNITS, Term, call, cast, index, start
-from autotune.compiler.targets.cpu.nodes import Accumulate, Named, plane
+from autotune.compiler.targets.cpu.printer import Accumulate, Named, plane
 from autotune.compiler.targets.cpu.rows import AT, END, ROW, ROWS, TILES, RowBuilder
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import Unsupported

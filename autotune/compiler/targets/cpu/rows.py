@@ -24,8 +24,8 @@ from autotune.compiler.targets.cpu.builder import (
     index,
     start,
 )
-from autotune.compiler.targets.cpu.nodes import COLUMNS, Choice, Fetch, Increase, Stream, buffer, source
 from autotune.compiler.targets.cpu.passes import STRETCH
+from autotune.compiler.targets.cpu.printer import COLUMNS, Choice, Fetch, Increase, Stream, buffer, source
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import STORAGE_BYTES
 

@@ -46,13 +46,15 @@ from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.program.scattered import Scattered, Sum
 from autotune.compiler.program.vectors import narrowest
-from autotune.compiler.targets.cuda.counts import LIMIT, Counts, Units
 from autotune.compiler.targets.cuda.device import (
     BARRIER,
     BLOCK,
+    LIMIT,
     THREAD,
+    Counts,
     Shared,
     ThreadIndex,
+    Units,
     ballot,
     bits_set,
     shuffle_from,

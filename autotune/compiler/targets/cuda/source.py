@@ -9,8 +9,7 @@ from typing import Any, Self
 
 from autotune.compiler.kernel.nodes import Stmt
 from autotune.compiler.kernel.rewrite import expressions_of
-from autotune.compiler.targets.cuda.counts import Counts, Units, check_launch
-from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, Counts, Units, check_launch
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 

@@ -26,7 +26,7 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.program.program import Program, read_once
-from autotune.compiler.targets.cuda.counts import Counts
+from autotune.compiler.targets.cuda.device import Counts
 from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.ir.graph import SHORT, STORAGE_BYTES, Output, Value
 

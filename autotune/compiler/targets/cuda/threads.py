@@ -19,7 +19,6 @@ from typing import Generic, TypeVar
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Intrinsic, Operand, Select, Stmt, Var, expr, loop
 from autotune.compiler.program.program import Program, power_of_two
-from autotune.compiler.targets.cuda.counts import Counts
 from autotune.compiler.targets.cuda.device import (
     BARRIER,
     BLOCK,
@@ -29,6 +28,7 @@ from autotune.compiler.targets.cuda.device import (
     CLUSTER_RANK,
     CLUSTER_WAIT,
     THREAD,
+    Counts,
     Shared,
 )
 from autotune.compiler.targets.cuda.source import CudaSchedule

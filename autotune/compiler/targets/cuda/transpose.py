@@ -35,8 +35,7 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import Tiling, narrowest
-from autotune.compiler.targets.cuda.counts import Counts, Units
-from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, THREAD, Shared, ThreadIndex
+from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, THREAD, Counts, Shared, ThreadIndex, Units
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions
 from autotune.compiler.targets.cuda.rows.prefetch import held, issuable, load_function

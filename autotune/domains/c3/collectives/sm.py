@@ -163,8 +163,7 @@ def build_sum(ranks: int, dtype: str, target: str, form: str = "", *, mean: bool
         Unsupported: there is no kernel for these arguments.
         BuildError: the kernel does not compile.
     """
-    from autotune.compiler.targets.cuda.compile import build
-    from autotune.compiler.targets.cuda.cubin import capability
+    from autotune.compiler.targets.cuda.compile import build, capability
 
     alone = capability(target) < (9, 0)
     return build(emit_sum(ranks, dtype, form=form, mean=mean, cluster=1 if alone or not form else 2), target)

@@ -15,11 +15,11 @@ from torch import nn
 
 from autotune.device import environment
 from autotune.domain import place
-from autotune.domains.c3.deploy.match import C3Level
-from autotune.domains.c3.deploy.ready import decide
 from autotune.domains.c3.fsdp.steps import FAILED, LEAST, TIMED, WARM, Found, Plan, candidates, search
 from autotune.domains.c3.fsdp.traffic import Gather, Kind, Scatter, Traffic
 from autotune.domains.c3.group import deploy_group
+from autotune.domains.c3.match import C3Level
+from autotune.domains.c3.ready import decide
 from autotune.domains.c3.scenario import Program, Scenario
 from autotune.domains.c3.strategy import forms_of, kernel_of, normalize
 from autotune.errors import UserError, first_line

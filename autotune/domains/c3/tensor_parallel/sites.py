@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.domains.c3.deploy.match import C3Level
-from autotune.domains.c3.deploy.ready import decide, look_up
 from autotune.domains.c3.group import deploy_group
+from autotune.domains.c3.match import C3Level
+from autotune.domains.c3.ready import decide, look_up
 from autotune.domains.c3.scenario import ITEMSIZE, Program, Scenario
 from autotune.domains.c3.tensor_parallel.outbox import Exchange
 from autotune.domains.c3.tensor_parallel.products import Line

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
 from autotune.compiler.capture.attention import rewrite_attention
-from autotune.compiler.capture.attention.contexts import Contexts
+from autotune.compiler.capture.attention.effects import Contexts
 from autotune.compiler.lower.nodes import stream_of
 
 B, H, S, D = 2, 4, 6, 8

@@ -15,7 +15,7 @@ from torch._inductor import config
 from torch.utils import _pytree as pytree
 
 from autotune.compiler.capture import joint
-from autotune.compiler.capture.channels_last import cudnn_converts, inductor_wants, put_channels_last
+from autotune.compiler.capture.convolutions import cudnn_converts, inductor_wants, put_channels_last
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import find_regions
 from tests.support.node_strides import checking_backend, strides_apart

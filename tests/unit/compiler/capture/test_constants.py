@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from autotune.compiler.capture.attention import constants
 from autotune.compiler.capture.attention.constants import Constants
-from autotune.compiler.capture.attention.writes import Writes
+from autotune.compiler.capture.attention.effects import Writes
 
 ran: list[str] = []
 X = torch.randn(5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from autotune.compiler.capture.attention.contexts import Contexts
+from autotune.compiler.capture.attention.effects import Contexts
 from autotune.compiler.lower.nodes import stream_of
 
 

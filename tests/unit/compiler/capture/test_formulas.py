@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from autotune.compiler.capture.attention.effects import Writes
 from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, AtMost, Formulas, axis
-from autotune.compiler.capture.attention.writes import Writes
 
 Made = Callable[[Tensor], Tensor]
 SIZES = ((2, 7), (3, 16), (5, 2), (2, 40))

@@ -15,7 +15,7 @@ from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.lower.op_names import PRODUCTS
-from autotune.compiler.lower.rules.product import is_memory_intensive
+from autotune.compiler.lower.rules.reductions import is_memory_intensive
 from autotune.compiler.regions import find as regions
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.compiler.regions.grouping import Flow, merge_groups

@@ -15,8 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from autotune.compiler.planner.groups import MOST_POINTERS, pack, read_text, unpack, write_text
 from autotune.compiler.planner.plan import build_plan, greedy, make_plan
 from autotune.compiler.regions.find import find_regions
-from autotune.compiler.regions.grouping import Flow
-from autotune.compiler.regions.remote import Candidate, bundle_groups, may_join
+from autotune.compiler.regions.grouping import Candidate, Flow, bundle_groups, may_join
 from autotune.domains.fusion.bench import FusionBench
 from autotune.ir.canonical import canonicalize, family_of, row_extent, single, to_workload
 from autotune.ir.graph import Graph

@@ -20,8 +20,8 @@ from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, use
 from autotune.store import Snapshot, Store
 from autotune.store.records import Key, Schedule
-from autotune.store.snapshots.reader import packed
-from autotune.store.snapshots.writer import export_snapshot
+from autotune.store.snapshot import packed
+from autotune.store.snapshot_writer import export_snapshot
 from autotune.task import Config
 from tests.support.snapshots import import_file, resealed
 

@@ -29,8 +29,7 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.program.program import Pass, Program
-from autotune.compiler.targets.cuda.counts import Units
-from autotune.compiler.targets.cuda.device import THREAD, Shared, ThreadIndex, check_static
+from autotune.compiler.targets.cuda.device import THREAD, Shared, ThreadIndex, Units, check_static
 from autotune.compiler.targets.cuda.outer.lanes import Lanes
 from autotune.compiler.targets.cuda.outer.reduction import StripReductions
 from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES

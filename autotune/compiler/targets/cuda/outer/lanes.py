@@ -32,8 +32,7 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Online, Pass, Program
 from autotune.compiler.program.vectors import ACROSS, unit_axis, vector_along
-from autotune.compiler.targets.cuda.counts import Counts
-from autotune.compiler.targets.cuda.device import shuffle
+from autotune.compiler.targets.cuda.device import Counts, shuffle
 from autotune.compiler.targets.cuda.outer.reduction import StripPass
 from autotune.compiler.targets.cuda.printer import computed
 from autotune.compiler.targets.cuda.source import OuterSchedule

@@ -20,8 +20,7 @@ from autotune.compiler.kernel.nodes import (
 )
 from autotune.compiler.program.program import Program, overwritable
 from autotune.compiler.program.vectors import narrowest, open_row
-from autotune.compiler.targets.cuda.counts import Counts, Units
-from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, ThreadIndex
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Counts, ThreadIndex, Units
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import RowOptions
 from autotune.compiler.targets.cuda.rows.prefetch import held, issuable, load_function

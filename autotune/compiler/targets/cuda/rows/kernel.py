@@ -21,8 +21,7 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.program.program import Pass, Program, overwritable_rows
-from autotune.compiler.targets.cuda.counts import Units
-from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, THREAD, ThreadIndex, check_static
+from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, THREAD, ThreadIndex, Units, check_static
 from autotune.compiler.targets.cuda.rows.columns import Accumulators
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import RowOptions, counts_of, vector_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Load, Pointer, Select, Stmt, Tuple, Unpack, Var
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import vector_length
-from autotune.compiler.targets.cuda.counts import Counts
+from autotune.compiler.targets.cuda.device import Counts
 from autotune.compiler.targets.cuda.rows.select_load import find_selected_loads
 from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.compiler.targets.cuda.tensors import Tensors, fixed_index, items, moving_index, unravel_index, within

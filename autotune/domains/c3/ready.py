@@ -17,10 +17,10 @@ import torch
 
 from autotune.device import environment
 from autotune.domain import place
+from autotune.domains.c3.caller import Buffers, CallerComputation, Shapes
 from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
-from autotune.domains.c3.deploy.caller import Buffers, CallerComputation, Shapes
-from autotune.domains.c3.deploy.match import C3Level, C3Match, match_scenario, without_search
 from autotune.domains.c3.group import Group
+from autotune.domains.c3.match import C3Level, C3Match, match_scenario, without_search
 from autotune.domains.c3.overlap import CudaOverlap, HostOverlap, open_overlap
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError, first_line

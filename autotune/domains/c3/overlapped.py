@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from autotune.domains.c3.deploy.caller import (
+from autotune.domains.c3.caller import (
     NAMES,
     Args,
     Buffers,
@@ -23,9 +23,9 @@ from autotune.domains.c3.deploy.caller import (
     shapes_of,
     stored_as,
 )
-from autotune.domains.c3.deploy.match import C3Match
-from autotune.domains.c3.deploy.ready import Ready, decide, make_ready
 from autotune.domains.c3.group import deploy_group
+from autotune.domains.c3.match import C3Match
+from autotune.domains.c3.ready import Ready, decide, make_ready
 from autotune.domains.c3.scenario import COLLECTIVES, REDUCING, Compute, Gemm, Program, Scenario, parse_gemm
 from autotune.errors import UserError
 

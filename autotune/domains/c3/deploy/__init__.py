@@ -1,1 +1,0 @@
-"""Deployment: ``autotune.overlap`` on a caller's tensors and process group."""

@@ -1,1 +1,0 @@
-"""Frozen databases: one read-only file to deploy from, or to import."""
