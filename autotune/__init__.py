@@ -21,7 +21,7 @@ _API = {
     "tuning": "autotune.in_program.budget",
     "counters": "autotune.runtime.control",
     "coverage": "autotune.runtime.control",
-    "overlap": "autotune.domains.c3.overlapped",
+    "overlap": "autotune.domains.c3.deploy",
     "fsdp": "autotune.domains.c3.fsdp.api",
     "tensor_parallel": "autotune.domains.c3.tensor_parallel.api",
     "all_gather_matmul": "autotune.domains.c3.tensor_parallel.operators",

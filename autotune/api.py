@@ -194,10 +194,10 @@ def tune_workloads(
     """Search several workloads on one device or on several.
 
     One device searches its workloads in turn, in one worker and one compile pool. Several devices search in parallel,
-    each with its own process, worker and compile pool (:mod:`autotune.tuner.devices.dealing`).
+    each with its own process, worker and compile pool (:mod:`autotune.tuner.dealing`).
 
     Workloads without a winner come before those with one, and within both the largest weights come first
-    (:func:`autotune.tuner.devices.turns.order`). Workloads left when the time runs out are not begun, except the first
+    (:func:`autotune.tuner.turns.order`). Workloads left when the time runs out are not begun, except the first
     one with work to do. Running the same search again continues with them.
 
     A workload is skipped if an earlier search of it ran out of candidates or gain, or had at least half of the time it
@@ -207,7 +207,7 @@ def tune_workloads(
         device: as for :func:`search`. At most one device is used per workload.
         plans: the ways to cut a region into kernels that are searched: "measured" (the most promising, chosen by
             measured time), "model" (the cost model's best) or "greedy" (the largest groups).
-        ablation: a search without one of its parts, for comparison; see :mod:`autotune.compiler.planner.methods`.
+        ablation: a search without one of its parts, for comparison; see :mod:`autotune.compiler.planner.beam`.
         progress: called after every candidate and at each change of phase.
         command: stored with the run in the database; ``notes``, as JSON, in its summary.
         measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one for this call.
@@ -235,10 +235,10 @@ def tune_workloads(
     from autotune.device import resolve_devices
     from autotune.domain import policy_for
     from autotune.tuner.context import Context
-    from autotune.tuner.devices.dealing import side_by_side
-    from autotune.tuner.devices.turns import Turns, alone, order
+    from autotune.tuner.dealing import side_by_side
     from autotune.tuner.options import SearchOptions
     from autotune.tuner.result import BusyMachine, busy_note
+    from autotune.tuner.turns import Turns, alone, order
 
     if not workloads:
         raise UserError("nothing to search: the list of workloads is empty")
@@ -310,8 +310,8 @@ def _method(plans: str, ablation: str) -> dict[str, Any]:
     """Options for ``plans`` and ``ablation``: the domain's method, and the sampler if they determine it."""
     if (plans, ablation) == ("measured", "full"):
         return {}
-    from autotune.compiler.planner.methods import choose
-    from autotune.tuner.proposals.samplers import NONE
+    from autotune.compiler.planner.beam import choose
+    from autotune.tuner.sampling import NONE
 
     method, searched = choose(plans, ablation)
     return {"method": method} if searched else {"method": method, "sampler": NONE}

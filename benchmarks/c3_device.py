@@ -137,7 +137,7 @@ def bandwidth(m: Measure) -> Iterator[Case]:
 @lru_cache(maxsize=64)
 def _built(op: str, engine: str, dtype: str, ranks: int, device: str) -> dict[str, Any] | None:
     from autotune.domains.c3.task import build
-    from autotune.measure.wire import artifact_to_wire
+    from autotune.measure.child import artifact_to_wire
 
     scenario = Scenario(Gemm(64, 64, 64), op, 4096 * ranks, ranks, dtype)
     try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.task import Config
 
 if TYPE_CHECKING:
-    from autotune.domains.c3.collectives.base import Collective
+    from autotune.domains.c3.collectives.nccl import Collective
     from autotune.domains.c3.computation import Computation
     from autotune.domains.c3.group import Group
     from autotune.task import Artifact
@@ -45,7 +45,7 @@ class Probe:
 
     Attributes:
         gemm: fields of :class:`autotune.domains.c3.scenario.Gemm`, or None.
-        collective: fields of :class:`autotune.domains.c3.collectives.base.Spec`, or None.
+        collective: fields of :class:`autotune.domains.c3.collectives.nccl.Spec`, or None.
     """
 
     name: str
@@ -152,7 +152,7 @@ class Opened:
 
     def collective(self, run: Mapping[str, Any]) -> Collective:
         """The collective as the strategy has it: shared by strategies that differ in what it does not know of."""
-        from autotune.domains.c3.collectives.base import Spec, open_collective
+        from autotune.domains.c3.collectives.nccl import Spec, open_collective
 
         config = run["config"]
         own = ("engine", "ctas", "chunks", "copies")
@@ -169,6 +169,6 @@ class Opened:
 
 
 def _artifact(wire: Mapping[str, Any] | None) -> Artifact | None:
-    from autotune.measure.wire import artifact_from_wire
+    from autotune.measure.child import artifact_from_wire
 
     return artifact_from_wire(wire["head"], base64.b64decode(wire["code"])) if wire is not None else None

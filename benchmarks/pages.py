@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from autotune import charts
 from autotune.charts import Exhibit
 from autotune.errors import UserError, requoted_command
-from autotune.report import plots
 from autotune.report.site import (
     Cell,
     Page,
@@ -102,11 +102,11 @@ def _region(case: Mapping[str, Any], data: Mapping[str, Any], source: str) -> Pa
     times = _contenders(case)
     bandwidth = moved / floor / 1e3
     exhibits = [
-        Exhibit("Comparison", "Medians, taken in turn, caches cold.", chart=plots.bars(times, "microseconds")),
+        Exhibit("Comparison", "Medians, taken in turn, caches cold.", chart=charts.bars(times, "microseconds")),
         Exhibit(
             "Place on the roofline",
             f"The line is a copy in the same run, {bandwidth:.4g} GB/s. Grey: other workloads of the device.",
-            chart=plots.roofline(
+            chart=charts.roofline(
                 {n: (moved, us) for n, us in times.items() if n != "copy floor"}, bandwidth, (moved / 30, moved * 30)
             ),
         ),
@@ -114,7 +114,7 @@ def _region(case: Mapping[str, Any], data: Mapping[str, Any], source: str) -> Pa
     if case.get("ablations"):
         parts = {"whole method": ours, **{n: float(us) for n, us in case["ablations"].items() if us}}
         about = "The search without a part of its method, each in the same comparison."
-        exhibits.append(Exhibit("Ablation", about, chart=plots.bars(parts, "microseconds")))
+        exhibits.append(Exhibit("Ablation", about, chart=charts.bars(parts, "microseconds")))
     if counts := case.get("kernels"):
         columns = ("contender", "kernels", "their time, µs")
         rows = [(who, n, case.get(f"{who}_kernels_us")) for who, n in counts.items()]
@@ -161,7 +161,7 @@ def _model(case: Mapping[str, Any], data: Mapping[str, Any], source: str) -> Pag
     ours = float(case["autotune_us"])
     speedup = best / ours if best else None
     times = {n: us for n, us in _contenders(case).items() if n != "copy floor"}
-    exhibits = [Exhibit("The whole step", "Medians, taken in turn.", chart=plots.bars(times, "microseconds"))]
+    exhibits = [Exhibit("The whole step", "Medians, taken in turn.", chart=charts.bars(times, "microseconds"))]
     kernels = {who: k for who, k in (case.get("kernels") or {}).items() if isinstance(k, Mapping)}
     if kernels:
         exhibits.append(_time_line(kernels))
@@ -200,7 +200,7 @@ def _real_model(case: Mapping[str, Any], data: Mapping[str, Any], source: str) -
                 for k, (kind, us) in enumerate(parts.items())
             ]
         exhibits = [
-            Exhibit("The whole step", "Medians, taken in turn.", chart=plots.bars(times, "microseconds")),
+            Exhibit("The whole step", "Medians, taken in turn.", chart=charts.bars(times, "microseconds")),
             Exhibit(
                 "Where the time goes",
                 "Kernels of libraries, kernels of memory-intensive operators, and what is left of the step.",
@@ -247,7 +247,7 @@ def _model_page(
 _PIECES = ("library", "memory-intensive", "no kernel")
 
 
-def _stacks(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> plots.Chart:
+def _stacks(rows: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> charts.Chart:
     """A bar for each ``of``, in pieces one after the other as they come; ``kind`` colours a piece.
 
     Args:

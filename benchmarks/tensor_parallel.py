@@ -241,8 +241,8 @@ class Case:
         """Ways to move the rows of a gather, and of a scatter."""
         import torch
 
-        from autotune.domains.c3.collectives.base import Spec, open_collective
         from autotune.domains.c3.collectives.host import all_gather, reduce_scatter
+        from autotune.domains.c3.collectives.nccl import Spec, open_collective
         from autotune.domains.c3.strategy import Strategy
 
         part = torch.empty_like(self.x)

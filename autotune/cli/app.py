@@ -16,20 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from autotune import __version__
-from autotune.cli.commands import (
-    background,
-    browser,
-    calibrate,
-    compare,
-    db,
-    lookup,
-    plan,
-    run,
-    search,
-    show,
-    watch,
-    workloads,
-)
+from autotune.cli.commands import background, browser, calibrate, compare, db, lookup, plan, run, search, show, watch
 from autotune.cli.options import DEFAULT, every_domain, named_domain
 from autotune.errors import UserError, safe_line
 
@@ -43,7 +30,7 @@ COMMANDS = (
     watch.add_parser,
     background.add_parser,
     browser.add_parser,
-    workloads.add_parser,
+    show.add_workloads,
     calibrate.add_parser,
     db.add_export,
     db.add_import,

@@ -21,7 +21,7 @@ from autotune.runtime.match import from_package
 from autotune.space import Config
 from autotune.store.records import PREDICTED, Key, Measurement, Schedule
 from autotune.task import Task, config_key
-from autotune.tuner.proposals.seeds import picks, winners
+from autotune.tuner.seeds import picks, winners
 
 if TYPE_CHECKING:
     from autotune.measure.outcome import Outcome

@@ -1,7 +1,7 @@
 """The process that tries predicted schedules while the program compiles: ``python -m autotune.in_program.predicting``.
 
 The cost models run in Python for a second a region. In another process they do not delay Inductor, and a failure only
-costs the predictions. The process receives frames of :mod:`autotune.measure.wire`. ``workloads`` are tried in the
+costs the predictions. The process receives frames of :mod:`autotune.measure.child`. ``workloads`` are tried in the
 background. The answer to ``end`` follows when all were tried, or after a number of seconds.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.device import identify, usable_processors
+from autotune.measure.child import Link, serve
 from autotune.measure.outcome import one_line
-from autotune.measure.wire import Link, serve
 from autotune.workload import Workload
 
 if TYPE_CHECKING:

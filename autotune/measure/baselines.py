@@ -12,9 +12,9 @@ from typing import Any
 from autotune import numerics
 from autotune import task as tasks
 from autotune.domain import domain_of
+from autotune.measure.child import Link, artifact_to_wire, serve
 from autotune.measure.outcome import one_line
 from autotune.measure.pool import NICE, Built, CompilePool, default_processes
-from autotune.measure.wire import Link, artifact_to_wire, serve
 from autotune.task import Artifact
 from autotune.workload import Workload
 

@@ -24,9 +24,8 @@ from autotune import numerics
 from autotune import task as tasks
 from autotune.device import usable_processors
 from autotune.domain import open_task
-from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.child import Child, ChildDied, ChildSilent, Link, artifact_from_wire, artifact_to_wire, serve
 from autotune.measure.outcome import Blame, blame, one_line
-from autotune.measure.wire import Link, artifact_from_wire, artifact_to_wire, serve
 from autotune.task import Artifact, Config, Task, config_key
 from autotune.workload import Workload
 

@@ -18,10 +18,10 @@ from autotune import numerics
 from autotune import task as tasks
 from autotune.domain import domain_of
 from autotune.errors import BuildError, UserError
+from autotune.measure.child import Link, artifact_from_wire, serve
 from autotune.measure.outcome import Blame, Outcome, blame, one_line
 from autotune.measure.policy import COPIES, Policy
 from autotune.measure.quiet import device_lock
-from autotune.measure.wire import Link, artifact_from_wire, serve
 from autotune.task import Bench, Runnable, Status
 from autotune.workload import Workload
 

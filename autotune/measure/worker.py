@@ -11,10 +11,9 @@ from typing import Any, Protocol
 
 from autotune import numerics
 from autotune import task as tasks
-from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.child import Child, ChildDied, ChildSilent, artifact_to_wire
 from autotune.measure.outcome import Blame, Outcome
 from autotune.measure.policy import Policy
-from autotune.measure.wire import artifact_to_wire
 from autotune.task import Artifact, Config, Status
 from autotune.workload import Workload
 

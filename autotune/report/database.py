@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune import charts
 from autotune.charts import Exhibit
 from autotune.device import DeviceIdentity
 from autotune.domain import Figure, figure_of, known_domain
 from autotune.errors import printable, requoted_command
-from autotune.report import plots
 from autotune.report.site import (
     KINDS,
     Cell,
@@ -163,7 +163,7 @@ def _of_one_key(measured: Sequence[Measurement], schedule: Schedule | None) -> l
 
 def _axis(figure: Figure | None) -> tuple[Callable[[float], float], str]:
     """Return a chart's conversion of stored latencies, and its unit."""
-    return (float, plots.MICROSECONDS) if figure is None else (lambda cost: figure(cost)[0], figure(1.0)[1])
+    return (float, charts.MICROSECONDS) if figure is None else (lambda cost: figure(cost)[0], figure(1.0)[1])
 
 
 def _times(levels: Mapping[str, float], figure: Figure | None) -> list[Exhibit]:
@@ -171,7 +171,7 @@ def _times(levels: Mapping[str, float], figure: Figure | None) -> list[Exhibit]:
         return []
     shown, unit = _axis(figure)
     values = {name: shown(us) for name, us in sorted(levels.items(), key=lambda item: item[1])}
-    return [Exhibit("Final comparison", "Medians, taken in turn.", chart=plots.bars(values, unit))]
+    return [Exhibit("Final comparison", "Medians, taken in turn.", chart=charts.bars(values, unit))]
 
 
 def _search(measured: Sequence[Measurement], levels: Mapping[str, float], figure: Figure | None) -> Iterator[Exhibit]:
@@ -193,19 +193,19 @@ def _search(measured: Sequence[Measurement], levels: Mapping[str, float], figure
     ]
     about = "Each candidate's first timing, in order. Lines across are the final comparison's."
     shown, unit = _axis(figure)
-    yield Exhibit("Search", about, chart=plots.history(candidates, levels, shown=shown, unit=unit))
+    yield Exhibit("Search", about, chart=charts.history(candidates, levels, shown=shown, unit=unit))
     fates = Counter(str(m.status) for m in first)
     if len(fates) > 1:
         shares = {name: float(n) for name, n in fates.most_common()}
         failed = len(first) - fates[str(Status.OK)]
         about = f"{failed} of {len(first)} candidates failed."
-        yield Exhibit("What became of candidates", about, chart=plots.bars(shares, "candidates"))
+        yield Exhibit("What became of candidates", about, chart=charts.bars(shares, "candidates"))
         reasons = Counter((str(m.status), m.reason[:300]) for m in first if m.status is not Status.OK)
         rows = [(status, n, reason) for (status, reason), n in reasons.most_common(_REASONS)]
         yield Exhibit("Reasons of failures", heads=("status", "times", "reason"), rows=rows, folded=True)
     if shares := importances(first):
         about = "PED-ANOVA: what sets the fastest tenth of the candidates apart from the others."
-        yield Exhibit("Importance of parameters", about, chart=plots.bars(shares, "share"))
+        yield Exhibit("Importance of parameters", about, chart=charts.bars(shares, "share"))
 
 
 def _varied(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -229,7 +229,7 @@ def _roofline(
         if measured
         else "The device is not calibrated (`autotune calibrate fusion`): the line goes through the fastest time here."
     )
-    chart = plots.roofline(own, gbs, (moved / 30, moved * 30))
+    chart = charts.roofline(own, gbs, (moved / 30, moved * 30))
     return Exhibit("Place on the roofline", f"{about} Grey: other workloads of the device.", chart=chart)
 
 
@@ -261,13 +261,13 @@ def _step(store: Store, verdict: Verdict, device: DeviceIdentity, known: Mapping
         " All regions: with every stored kernel; autotune: with those that are kept."
     )
     step = {n: us for n, us in took.items() if us}
-    exhibits = [Exhibit("The whole step", about, chart=plots.bars(step, plots.MICROSECONDS))]
+    exhibits = [Exhibit("The whole step", about, chart=charts.bars(step, charts.MICROSECONDS))]
     gains = {
         f"{f.get('count')} × {f.get('label')}": gain for f in every if (gain := _number(f.get("gain_us"))) is not None
     }
     if gains:
         about = "What each region's kernels bring the step; below zero they cost."
-        exhibits.append(Exhibit("Gains by region", about, chart=plots.bars(gains, plots.MICROSECONDS)))
+        exhibits.append(Exhibit("Gains by region", about, chart=charts.bars(gains, charts.MICROSECONDS)))
     rows = [
         (str(f.get("label")), int(_number(f.get("count")) or 0), _number(f.get("gain_us")), str(f.get("gain_of")),
          "kept" if f.get("kept") else "left to Inductor") for f in every

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from autotune import __version__, charts, words
 from autotune.charts import Exhibit
 from autotune.errors import UserError
-from autotune.report import plots
 from autotune.space import is_number
 from autotune.workload import digest
 
@@ -255,7 +254,7 @@ def _device_data(pages: Sequence[Page], out: Path) -> dict[str, str]:
     names = {}
     for device, found in points.items():
         names[device] = f"data/{digest(device)[:12]}.js"
-        text = f"(window.autotuneData ??= {{}}).{plots.OTHERS} = {_ascii(found)};\n"
+        text = f"(window.autotuneData ??= {{}}).{charts.OTHERS} = {_ascii(found)};\n"
         (out / names[device]).write_text(text)
     return names
 
@@ -317,5 +316,5 @@ def _index(pages: Sequence[Page]) -> dict[str, Any]:
         for p in pages
         if p.speedup
     ]
-    chart: Mapping[str, Any] | None = plots.speedups(compared) if compared else None
+    chart: Mapping[str, Any] | None = charts.speedups(compared) if compared else None
     return {"tables": tables, "summary": summary, "chart": chart}

@@ -30,8 +30,7 @@ from autotune.store.codec import (
 from autotune.store.damage import BROKEN, Damaged, from_json_text, integer, mapping, text, why
 from autotune.store.reading import Listed, Reader, Scope, Where
 from autotune.store.records import Calibration, Schedule, Verdict
-from autotune.store.signature import check_signature
-from autotune.store.snapshot_form import KEYS, LARGEST_VALUE, TABLES, Seal, checksum, opened
+from autotune.store.snapshot_form import KEYS, LARGEST_VALUE, TABLES, Seal, check_signature, checksum, opened
 from autotune.task import config_key
 from autotune.workload import Workload, canonical_json
 

@@ -20,9 +20,18 @@ from autotune.store import codec
 from autotune.store.damage import BROKEN, Damaged, why
 from autotune.store.models import ScheduleRow, WorkloadRow, fits
 from autotune.store.records import Calibration, Schedule, Verdict
-from autotune.store.signature import private_key, signed
 from autotune.store.snapshot import packed, sealed
-from autotune.store.snapshot_form import APPLICATION, KEYS, TABLES, VERSION, Seal, checksum, kind_of
+from autotune.store.snapshot_form import (
+    APPLICATION,
+    KEYS,
+    TABLES,
+    VERSION,
+    Seal,
+    checksum,
+    kind_of,
+    private_key,
+    signed,
+)
 from autotune.store.store import Store
 from autotune.task import Artifact
 from autotune.workload import Workload, canonical_json

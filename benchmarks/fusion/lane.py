@@ -15,9 +15,8 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.errors import first_line
-from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.child import Child, ChildDied, ChildSilent, Link, serve
 from autotune.measure.pool import compile_threads
-from autotune.measure.wire import Link, serve
 from benchmarks.fusion.cases.case import Case
 from benchmarks.fusion.entry import Answer, Entries, Plan
 

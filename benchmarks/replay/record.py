@@ -28,7 +28,7 @@ from autotune.tuner.ending import Lease
 from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.phases.explore import SEEDS, Explorer
 from autotune.tuner.phases.screen import learn_stored
-from autotune.tuner.proposals.seeds import Seed
+from autotune.tuner.seeds import Seed
 from autotune.workload import Workload
 from benchmarks.replay.recording import SUFFIX, Recording, Row
 

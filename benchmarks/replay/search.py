@@ -18,12 +18,11 @@ from autotune.space import Config, Space
 from autotune.store.records import Key, Measurement
 from autotune.store.store import Store
 from autotune.task import Artifact, Composition, Task, config_key
+from autotune.tuner import seeds
 from autotune.tuner.context import Context, Session
 from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.phases.explore import Explorer
-from autotune.tuner.proposals import seeds
-from autotune.tuner.proposals.history import History
-from autotune.tuner.proposals.samplers import is_guided
+from autotune.tuner.sampling import History, is_guided
 from autotune.workload import Workload
 from benchmarks.replay.recording import Recording, Row
 
@@ -174,7 +173,7 @@ def search(
     """Search a recording until so many candidates are measured, or none is left.
 
     Args:
-        sampler: of :data:`autotune.tuner.proposals.samplers.SAMPLERS`.
+        sampler: of :data:`autotune.tuner.sampling.SAMPLERS`.
         without: of :data:`HELP`, what to leave out. Without "seeds" the search begins at a random candidate.
         asked: configurations to measure first.
         processes: that compile ahead of measuring, and so how many candidates are proposed before an answer;

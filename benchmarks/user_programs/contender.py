@@ -23,9 +23,9 @@ from typing import Any
 
 from autotune.compiler.targets.cuda.source import PREFIX
 from autotune.errors import first_line
+from autotune.measure.child import prepare
 from autotune.measure.policy import default_policy
 from autotune.measure.quiet import device_lock
-from autotune.measure.wire import prepare
 
 WARM_STEPS = 10
 CONTEST_STEPS = 80

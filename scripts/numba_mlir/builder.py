@@ -1,4 +1,4 @@
-"""The part of llvmlite that ``autotune.compiler.targets.cuda.intrinsics`` uses, emitting MLIR.
+"""The part of llvmlite that the intrinsics of ``autotune.compiler.targets.cuda`` use, emitting MLIR.
 
 :func:`install` puts it and numba-cuda-mlir where the intrinsics import ``llvmlite.ir`` and ``numba`` from. The files of
 the intrinsics then run unchanged. Only a process without numba-cuda may do that.

@@ -42,7 +42,7 @@ from autotune.store.codec import artifact_json
 from autotune.store.models import VERSION_TABLE
 from autotune.store.upkeep import damage
 from autotune.task import Status
-from autotune.tuner.proposals.seeds import winners
+from autotune.tuner.seeds import winners
 from tests.fuzz.values import altered, as_text, flipped, hostile
 from tests.support.hostile import softmax, workload_of
 from tests.support.rows import ENVIRONMENT, GPU

@@ -23,7 +23,7 @@ STUCK = "AUTOTUNE_TESTS_STUCK"
 """Environment variable: the folder in which processes note that they are stuck."""
 
 _SAMPLES = ("autotune.measure.timer", "autotune.measure.rotate", "autotune.domains.c3.measuring.timing")
-_BUDGETS = ("autotune.tuner.context", "autotune.tuner.devices.turns")
+_BUDGETS = ("autotune.tuner.context", "autotune.tuner.turns")
 _DEADLINES = ("autotune.measure.child", "autotune.measure.worker", "autotune.measure.pool",
               "autotune.domains.kernel.workloads")  # fmt: skip
 _HOUR_S = 3600.0

@@ -56,7 +56,7 @@ _PRELOADED = (
     "autotune.store.connection.migrate",
     "autotune.store.store",
     "autotune.tuner.context",
-    "autotune.tuner.devices.dealing",
+    "autotune.tuner.dealing",
     "tests.support.brief",
     "tests.support.forks",
 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.measure.wire import serve
+from autotune.measure.child import serve
 from benchmarks.fusion.cases.case import Case, Draw, Shape
 from benchmarks.fusion.lane import Lane
 from benchmarks.fusion.suite import CASES

@@ -14,8 +14,8 @@ import autotune
 from tests.support import ROOT
 
 FOLDER = ROOT / "build" / "ptx"
-MAKERS = ("compiler/targets/cuda/compile.py", "compiler/targets/cuda/intrinsics")
-"""What PTX depends on beside a kernel's text: files of the package, folders with all that is in them."""
+MAKERS = tuple(f"compiler/targets/cuda/{name}.py" for name in ("compile", "operation_intrinsics", "memory_intrinsics"))
+"""Files of the package that PTX depends on, in addition to a kernel's text."""
 
 
 @functools.cache
@@ -24,9 +24,7 @@ def _makers() -> str:
     package = Path(autotune.__file__).parent
     found = hashlib.sha256(repr([version(p) for p in ("numba", "numba-cuda", "llvmlite")]).encode())
     for maker in MAKERS:
-        path = package / maker
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            found.update(file.read_bytes())
+        found.update((package / maker).read_bytes())
     return found.hexdigest()
 
 

@@ -14,8 +14,7 @@ from typing import NamedTuple
 from autotune.device import DeviceIdentity, Environment
 from autotune.store import Calibration, Key, Schedule, Store, Verdict
 from autotune.store.merge import checked
-from autotune.store.signature import signed
-from autotune.store.snapshot_form import Seal, checksum, opened
+from autotune.store.snapshot_form import Seal, checksum, opened, signed
 from autotune.task import Artifact, Kernel
 from tests.support.rows import ENVIRONMENT, GPU, NEAR, OTHER_GPU, workload
 

@@ -28,7 +28,7 @@ DOORS = {
     "jinja2": ["autotune/report/"],
     "ray": ["autotune/tuner/cluster/engine.py"],
     "vl_convert": ["autotune/charts.py"],
-    "cryptography": ["autotune/store/signature.py"],
+    "cryptography": ["autotune/store/snapshot_form.py"],
     "pickle": ["autotune/runtime/inductor/code.py"],  # in torch's cache, which holds pickles
 }
 

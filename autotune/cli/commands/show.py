@@ -1,4 +1,4 @@
-"""``autotune show``: list the contents of the database."""
+"""``autotune show``: list the contents of the database; and ``autotune workloads``: the built-in targets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from autotune.cli.options import add_db, add_json, natural_int
-from autotune.cli.output import BUSY_NOTE, console, figure_text, ratio
+from autotune.cli.options import add_db, add_json, every_domain, natural_int
+from autotune.cli.output import BUSY_NOTE, console, figure_text, machine_output, ratio
 from autotune.cli.step_verdicts import STEP_BUSY_NOTE, steps, to_json
 from autotune.cli.step_verdicts import table as table_of_steps
 from autotune.domain import Figure, figure_of, has_figures
@@ -234,3 +234,35 @@ def _to_json(row: Overview, unit: Figure | None) -> dict[str, Any]:
 def _notes(row: Overview) -> list[str]:
     """Notes on the best latency: the baseline that won, and a busy machine."""
     return [*([row.winner] if row.winner and row.winner != "autotune" else []), *(["busy"] if row.busy else [])]
+
+
+def add_workloads(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add the command."""
+    parser = subparsers.add_parser(
+        "workloads", help="list the built-in targets", description="List the built-in targets."
+    )
+    add_json(parser)
+    parser.set_defaults(run=run_workloads)
+
+
+def run_workloads(args: argparse.Namespace) -> int:
+    """Print names and descriptions."""
+    with machine_output(args.json) as emit:
+        rows = [
+            {"domain": kind, "name": name, "about": about}
+            for kind, domain in every_domain().items()
+            for name, about in domain.targets().items()
+        ]
+        emit({"workloads": rows})
+        if not args.json:
+            _print_targets(rows)
+    return 0
+
+
+def _print_targets(rows: list[dict[str, str]]) -> None:
+    from rich.table import Table
+
+    table = Table("domain", "name", "computes", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(row["domain"], row["name"], row["about"])
+    console().print(table)

@@ -11,7 +11,7 @@ second: half of it counts if one block is resident, a quarter if two are.
 * *latency*: Rows one after the other on an SM, each waiting for its loads and its reductions.
 
 Registers are estimated from the program (values kept between passes, loads in flight). Measurements of a workload scale
-the predictions before use (``autotune.tuner.proposals.seeds``), so only their order matters.
+the predictions before use (``autotune.tuner.seeds``), so only their order matters.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from autotune.domains.c3.collectives.base import DTYPES
 from autotune.domains.c3.collectives.host import all_gather, reduce_scatter
+from autotune.domains.c3.collectives.nccl import DTYPES
 from autotune.domains.c3.scenario import Compute, Gemm, Program
 from autotune.errors import UserError
 

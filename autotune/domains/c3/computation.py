@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from autotune.domains.c3.collectives.base import DTYPES
+from autotune.domains.c3.collectives.nccl import DTYPES
 from autotune.domains.c3.scenario import Compute, Gemm, Program
 from autotune.domains.fusion.program_spec import resolve
 from autotune.errors import UserError, first_line

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from autotune.domains.c3.collectives.base import Collective
+from autotune.domains.c3.collectives.nccl import Collective
 from autotune.domains.c3.collectives.symmetric import check, new_stream
 from autotune.domains.c3.strategy import HostStrategy, Strategy
 from autotune.errors import Unsupported

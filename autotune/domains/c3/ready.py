@@ -18,13 +18,13 @@ import torch
 from autotune.device import environment
 from autotune.domain import place
 from autotune.domains.c3.caller import Buffers, CallerComputation, Shapes
-from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
+from autotune.domains.c3.collectives.nccl import Collective, Spec, open_collective
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.match import C3Level, C3Match, match_scenario, without_search
 from autotune.domains.c3.overlap import CudaOverlap, HostOverlap, open_overlap
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError, first_line
-from autotune.measure.wire import artifact_from_wire, artifact_to_wire
+from autotune.measure.child import artifact_from_wire, artifact_to_wire
 from autotune.runtime.deployment import deployment
 from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Config

@@ -32,7 +32,7 @@ ENGINES: Mapping[str, Mapping[str, str]] = {
     "cpu": {"gloo": f"{_IN}.host:GlooCollective", "copy": f"{_IN}.host:HostCopy"},
 }
 """For each device type, the engines that can move the data, as names of
-:class:`~autotune.domains.c3.collectives.base.Collective` classes. A new engine is an entry here and a choice in
+:class:`~autotune.domains.c3.collectives.nccl.Collective` classes. A new engine is an entry here and a choice in
 ``search_spaces/c3.toml``."""
 
 

@@ -16,7 +16,7 @@ from autotune.cli.commands.search import Search, SearchHooks
 from autotune.cli.commands.search import search as search_with
 from autotune.cli.options import check_modes, command_line, positive_int
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output, microseconds
-from autotune.compiler.planner.methods import ABLATIONS, PLANS
+from autotune.compiler.planner.beam import ABLATIONS, PLANS
 from autotune.errors import UserError, quoted_command
 from autotune.ir.ops import PRECISIONS, asking
 from autotune.measure.policy import CACHES, default_policy

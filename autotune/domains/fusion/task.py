@@ -15,11 +15,11 @@ from functools import cached_property
 
 from autotune.compiler.assemble import graph_ops
 from autotune.compiler.lower.op_names import form
-from autotune.compiler.planner import methods as ablation
+from autotune.compiler.planner import beam as ablation
+from autotune.compiler.planner.beam import FULL, METHODS, Method
 from autotune.compiler.planner.cost import Costs, Figures, GroupCost, plan_us
 from autotune.compiler.planner.groups import Group, Plan, agree, group_configs
 from autotune.compiler.planner.latency import predict_cpu, predict_cuda
-from autotune.compiler.planner.methods import FULL, METHODS, Method
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.configurations import Choices, improper, join_configs, join_spaces
@@ -62,7 +62,7 @@ class FusionTask(Task):
         self._rejected: dict[str, str | None] = {}
 
     def under(self, method: str, figures: Mapping[str, float]) -> FusionTask:
-        """Return a copy of this task, restricted to a method of :mod:`autotune.compiler.planner.methods`."""
+        """Return a copy of this task, restricted to a method of :mod:`autotune.compiler.planner.beam`."""
         from autotune.compiler.planner.beam import confined
 
         made = copy.copy(self)

@@ -15,8 +15,7 @@ from autotune.domains.kernel.kernel import Kernel
 from autotune.domains.kernel.task import allow, resolve
 from autotune.domains.kernel.triton import described
 from autotune.errors import UserError, first_line
-from autotune.measure.child import Child, ChildDied, ChildSilent
-from autotune.measure.wire import Link, serve
+from autotune.measure.child import Child, ChildDied, ChildSilent, Link, serve
 from autotune.workload import Workload
 
 

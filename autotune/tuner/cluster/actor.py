@@ -27,7 +27,7 @@ from autotune.errors import UserError, first_line, safe_line
 from autotune.measure.outcome import Blame
 from autotune.measure.pool import Built, CompilePool
 from autotune.task import Config
-from autotune.tuner.devices.lane import Lane, Sender
+from autotune.tuner.lane import Lane, Sender
 from autotune.workload import Workload
 
 _MANY = 200  # frames returned by one call

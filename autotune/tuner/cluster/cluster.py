@@ -21,9 +21,9 @@ from autotune.store.store import Store
 from autotune.tuner.cluster.engine import Engine, Node
 from autotune.tuner.cluster.group import Group, NodeLane
 from autotune.tuner.context import Context
-from autotune.tuner.devices.dealing import Lane, shared
-from autotune.tuner.devices.turns import Turns, order
+from autotune.tuner.dealing import Lane, shared
 from autotune.tuner.result import Result
+from autotune.tuner.turns import Turns, order
 from autotune.workload import digest
 
 _POLL_S = 0.2  # between checks for an interrupt

@@ -163,7 +163,7 @@ class Engine:
 
 
 class Remote:
-    """A lane's actor, with the interface of :class:`autotune.tuner.devices.dealing.Process`.
+    """A lane's actor, with the interface of :class:`autotune.tuner.dealing.Process`.
 
     A placement group of one bundle reserves its resources. A bundle is on one node, so a lane with several GPUs gets
     all of them on one node or waits.

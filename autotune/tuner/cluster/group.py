@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from autotune.tuner.cluster.engine import Node, Remote
 from autotune.tuner.context import Context
-from autotune.tuner.devices.dealing import Dealing, Lane, log
-from autotune.tuner.devices.turns import Turns
+from autotune.tuner.dealing import Dealing, Lane, log
 from autotune.tuner.options import SearchOptions
 from autotune.tuner.result import Result
+from autotune.tuner.turns import Turns
 
 _LOSSES = 3
 """Lost lanes after which the workload counts as the cause."""

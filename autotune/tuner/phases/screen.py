@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from autotune.store.records import Measurement
 from autotune.task import Status
+from autotune.tuner import seeds
 from autotune.tuner.context import Session
 from autotune.tuner.options import Budget
 from autotune.tuner.phases.explore import AT_FLOOR, EXHAUSTED, NO_GAIN, Explorer
-from autotune.tuner.proposals import seeds
-from autotune.tuner.proposals.history import History
-from autotune.tuner.proposals.samplers import NONE, is_guided
+from autotune.tuner.sampling import NONE, History, is_guided
 
 
 def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:

@@ -19,7 +19,7 @@ from autotune.compiler.targets.cuda.source import Listing
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph, Output, Value
-from autotune.measure.wire import artifact_from_wire, artifact_to_wire
+from autotune.measure.child import artifact_from_wire, artifact_to_wire
 from autotune.runtime.launch import cuda as cuda_launch
 from autotune.store import Key, Schedule, Store
 from autotune.store.codec import artifact_blobs, artifact_from, artifact_id, artifact_json

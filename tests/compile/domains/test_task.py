@@ -25,7 +25,7 @@ from autotune.domains.fusion.domain import DOMAIN
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, UserError
 from autotune.task import Config
-from autotune.tuner.proposals import seeds
+from autotune.tuner import seeds
 from autotune.workload import Workload
 from tests.support.zoo import ZOO, Case, T, candidates, random_configs, workload, workloads, workloads_of
 

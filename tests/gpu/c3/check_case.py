@@ -17,7 +17,7 @@ from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize, reje
 from tests.gpu.c3.check import kernels
 
 if TYPE_CHECKING:
-    from autotune.domains.c3.overlapped import Overlapped
+    from autotune.domains.c3.deploy import Overlapped
 
 _M, _N, _K = 512, 384, 256
 _ROWS, _COLUMNS = 96, 130  # a rank's share of what is moved; the chunks of a share do not divide it

@@ -25,7 +25,7 @@ from autotune.domains.c3.strategy import HostStrategy, Strategy
 from tests.gpu.c3.check_case import Case, by_torch
 
 if TYPE_CHECKING:
-    from autotune.domains.c3.overlapped import Overlapped
+    from autotune.domains.c3.deploy import Overlapped
 
 _BACKWARD = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}
 

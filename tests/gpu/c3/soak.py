@@ -11,8 +11,8 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-from autotune.domains.c3.collectives.base import DTYPES, Spec
 from autotune.domains.c3.collectives.dma import CopyCollective
+from autotune.domains.c3.collectives.nccl import DTYPES, Spec
 from autotune.domains.c3.collectives.symmetric import new_stream
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import COLLECTIVES, REDUCING

@@ -211,7 +211,7 @@ def test_a_collective_is_shared_by_strategies_that_it_cannot_tell_apart(monkeypa
         made.append(config)
         return SimpleNamespace(close=lambda: None, input=torch.zeros(1))
 
-    monkeypatch.setattr("autotune.domains.c3.collectives.base.open_collective", open_collective)
+    monkeypatch.setattr("autotune.domains.c3.collectives.nccl.open_collective", open_collective)
     probe = {"collective": {"op": "all_to_all", "numel": 64, "dtype": "bf16"}}
     with ExitStack() as stack:
         opened = Opened(SimpleNamespace(), probe, stack)  # type: ignore[arg-type]

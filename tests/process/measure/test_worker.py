@@ -20,11 +20,11 @@ import torch
 
 from autotune import numerics, task
 from autotune.errors import BuildError
+from autotune.measure.child import Reader, artifact_from_wire, artifact_to_wire, pack
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool, default_processes
 from autotune.measure.quiet import device_lock
 from autotune.measure.server import classify
-from autotune.measure.wire import Reader, artifact_from_wire, artifact_to_wire, pack
 from autotune.measure.worker import Contender, Worker, WorkerFault
 from autotune.task import Artifact, Config, Kernel, Status
 from tests.support.clock import Patience

@@ -18,7 +18,7 @@ from autotune.store import Calibration, Effort, Key, Measurement, Store, Verdict
 from autotune.store.snapshot_writer import export_snapshot
 from autotune.store.upkeep import damage
 from autotune.task import Status
-from autotune.tuner.proposals.seeds import winners
+from autotune.tuner.seeds import winners
 from tests.process.store.test_schedules import schedule
 from tests.support.rows import ENVIRONMENT, FAR, GPU, put_key, workload
 from tests.support.snapshots import Imported, import_file

@@ -10,7 +10,7 @@ import pytest
 from autotune.device import DeviceIdentity
 from autotune.store import Key, Measurement, Schedule, Store
 from autotune.task import Config, Status
-from autotune.tuner.proposals.seeds import winners
+from autotune.tuner.seeds import winners
 from autotune.workload import Workload
 from tests.support.rows import ENVIRONMENT, FAR, GPU, OTHER_GPU, put_key, workload
 

@@ -15,7 +15,7 @@ from autotune.task import Config, Status
 from autotune.tuner.context import Context, Session
 from autotune.tuner.options import Budget
 from autotune.tuner.phases.explore import TIME_UP, Explorer
-from autotune.tuner.proposals.seeds import Seed
+from autotune.tuner.seeds import Seed
 from autotune.workload import Workload
 from tests.support.toy.toy_domain import GOOD, ToyTask
 from tests.support.toy.toy_domain import workload as toy

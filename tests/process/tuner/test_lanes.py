@@ -25,13 +25,13 @@ from autotune.cli.app import main
 from autotune.errors import UserError
 from autotune.measure.pool import CompilePool
 from autotune.store import Store
+from autotune.tuner import dealing
 from autotune.tuner.context import Context
-from autotune.tuner.devices import dealing
-from autotune.tuner.devices.dealing import Lanes
-from autotune.tuner.devices.turns import Turns
+from autotune.tuner.dealing import Lanes
 from autotune.tuner.options import SearchOptions
 from autotune.tuner.result import Progress, Result
 from autotune.tuner.study import FAULT
+from autotune.tuner.turns import Turns
 from tests.support import ROOT
 from tests.support.toy import lane_domain, pair_domain
 from tests.support.toy.policy import QUICK

@@ -16,11 +16,10 @@ from autotune.measure.policy import Policy
 from autotune.measure.pool import Built, CompilePool
 from autotune.store import Store
 from autotune.task import Config
-from autotune.tuner import prefetch
+from autotune.tuner import prefetch, seeds
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.prefetch import WORKLOADS, Prefetcher, first
-from autotune.tuner.proposals import seeds
 from autotune.workload import Workload
 from tests.support.toy import pair_domain
 from tests.support.toy.toy_domain import ToyTask

@@ -22,10 +22,10 @@ from autotune.measure.worker import Worker, WorkerFault
 from autotune.store import Store
 from autotune.store.models import TABLE_PREFIX
 from autotune.task import Status, config_key
-from autotune.tuner.devices.turns import Clock
-from autotune.tuner.proposals import seeds
+from autotune.tuner import seeds
 from autotune.tuner.result import BusyMachine, Progress, Result
 from autotune.tuner.studies import Studies
+from autotune.tuner.turns import Clock
 from tests.support.toy.policy import Busy
 from tests.support.toy.toy_domain import BAD, BLOCKS, EAGER_US, GOOD, ToyTask, takes_us, workload
 

@@ -13,7 +13,7 @@ from autotune.compiler.program.columns import main_program, split_columns
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
-from autotune.compiler.targets.cuda.rows.select_load import find_selected_loads
+from autotune.compiler.targets.cuda.rows.packs import find_selected_loads
 from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.domains.c3.collectives.base import Spec
+from autotune.domains.c3.collectives.nccl import Spec
 from autotune.domains.c3.collectives.sm import _DONE, _READY, SmCollective
 from autotune.domains.c3.scenario import COLLECTIVES, REDUCING
 from autotune.domains.c3.strategy import Strategy

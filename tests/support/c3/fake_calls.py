@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from autotune.domains.c3.collectives.base import DTYPES, Collective, Spec
 from autotune.domains.c3.collectives.dma import _DONE, _READY, CopyCollective
+from autotune.domains.c3.collectives.nccl import DTYPES, Collective, Spec
 from autotune.domains.c3.collectives.sm import SmCollective
 from autotune.domains.c3.strategy import Strategy
 from tests.support.c3.fake_device import BIASES, Fault, World

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
 from autotune.domains.c3.collectives.host import HostCopy
+from autotune.domains.c3.collectives.nccl import Collective, Spec, open_collective
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.measuring.bench import Call, open_bench, poison
 from autotune.domains.c3.scenario import Gemm, Scenario

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.domains.c3.collectives.base import DTYPES, Spec
+from autotune.domains.c3.collectives.nccl import DTYPES, Spec
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.strategy import ENGINES, HostStrategy
 from autotune.task import Artifact

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import autotune
 from autotune.domains.c3 import ready as c3_ready
-from autotune.domains.c3.overlapped import Overlapped
+from autotune.domains.c3.deploy import Overlapped
 from autotune.domains.c3.scenario import Gemm
 from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, deployment, use

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from autotune.compiler.targets.cuda.intrinsics import operations
+from autotune.compiler.targets.cuda import operation_intrinsics as operations
 
 F = np.float32
 Numbers = Any

@@ -10,10 +10,10 @@ import pytest
 from autotune import numerics
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
-from autotune.tuner.devices import turns as module
-from autotune.tuner.devices.turns import Clock
+from autotune.tuner import turns as module
 from autotune.tuner.options import Budget, SearchOptions
-from autotune.tuner.proposals.samplers import NONE
+from autotune.tuner.sampling import NONE
+from autotune.tuner.turns import Clock
 
 
 class Hand:

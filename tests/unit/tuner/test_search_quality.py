@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import pytest
 
 from autotune.domains.fusion.task import FusionTask
-from autotune.tuner.proposals.samplers import DEFAULT
-from autotune.tuner.proposals.seeds import picks
+from autotune.tuner.sampling import DEFAULT
+from autotune.tuner.seeds import picks
 from benchmarks.replay.recording import SUFFIX, load_all
 from benchmarks.replay.search import search
 from tests.support import ROOT

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autotune.store.records import Effort, Key, Schedule
-from autotune.tuner.devices.turns import Clock, Turns, order
 from autotune.tuner.options import FINAL_SHARE, SearchOptions
+from autotune.tuner.turns import Clock, Turns, order
 from autotune.workload import Workload
 
 

@@ -159,7 +159,7 @@ def _namespace(code: CodeType) -> dict[str, Any]:
     from numba import cuda, types
     from numba.cuda import libdevice
 
-    from autotune.compiler.targets.cuda.intrinsics import resolve
+    from autotune.compiler.targets.cuda.memory_intrinsics import resolve
 
     space: dict[str, Any] = {"cuda": cuda, "math": math, "libdevice": libdevice}
     space |= {"inf": np.float32(np.inf), "nan": np.float32(np.nan)}
@@ -216,7 +216,7 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
     """Numba's PTX of a kernel's text; Numba chooses the name of the entry."""
     from numba import cuda, types
 
-    from autotune.compiler.targets.cuda.intrinsics.memory import POINTER
+    from autotune.compiler.targets.cuda.memory_intrinsics import POINTER
 
     _import_arrays()
     filename = f"<autotune {abs(hash(text)):x}>"

@@ -1,4 +1,4 @@
-"""Printer of kernels as Numba CUDA source, with intrinsics from ``autotune.compiler.targets.cuda.intrinsics``.
+"""Printer of kernels as Numba CUDA source, with intrinsics of ``operation_intrinsics`` and ``memory_intrinsics``.
 
 Arithmetic is fp32. Division, square root and exponential are the hardware's approximations (as in Triton and with
 ``--use_fast_math``), whose error is a few units in the last place. ``tanh``, ``sin``, ``pow`` and the like take the

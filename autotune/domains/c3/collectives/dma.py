@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from autotune.domains.c3.collectives.base import DTYPES, Spec
+from autotune.domains.c3.collectives.nccl import DTYPES, Spec
 from autotune.domains.c3.collectives.sm import LINE, kind_of, launch
 from autotune.domains.c3.collectives.symmetric import Copies, Copy, Flags, give_all, new_event, new_stream, take
 from autotune.domains.c3.group import Group

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autotune.domains.c3.collectives.base import DTYPES, Spec
+from autotune.domains.c3.collectives.nccl import DTYPES, Spec
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING
 from autotune.domains.c3.strategy import HostStrategy

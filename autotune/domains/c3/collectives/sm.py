@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.domains.c3.collectives.base import DTYPES, Spec
+from autotune.domains.c3.collectives.nccl import DTYPES, Spec
 from autotune.domains.c3.collectives.symmetric import Copies, Flags, give_all, new_event, take
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE, REDUCING

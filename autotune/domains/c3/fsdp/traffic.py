@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter  # not exported elsewhere
 
-from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
 from autotune.domains.c3.collectives.host import all_gather, reduce_scatter
+from autotune.domains.c3.collectives.nccl import Collective, Spec, open_collective
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE
 from autotune.errors import Unsupported, first_line

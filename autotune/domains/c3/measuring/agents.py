@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from autotune.errors import UserError
-from autotune.measure.child import Child, ChildDied, ChildSilent
-from autotune.measure.wire import Reader, pack
+from autotune.measure.child import Child, ChildDied, ChildSilent, Reader, pack
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store

@@ -15,7 +15,7 @@ from functools import partial
 
 import torch
 
-from autotune.domains.c3.collectives.base import Collective, Spec, open_collective
+from autotune.domains.c3.collectives.nccl import Collective, Spec, open_collective
 from autotune.domains.c3.computation import Computation, open_compute
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.overlap import CudaOverlap, HostOverlap, open_overlap

@@ -23,11 +23,11 @@ from autotune.domains.c3.group import Group, join, take_share
 from autotune.domains.c3.measuring.bench import RankBench, Run
 from autotune.domains.c3.measuring.timing import own_stream, time_ranks
 from autotune.domains.c3.scenario import Scenario
+from autotune.measure.child import Link, artifact_from_wire, serve
 from autotune.measure.outcome import Outcome, blame, one_line
 from autotune.measure.policy import Policy
 from autotune.measure.quiet import Meter, device_lock, wait_for_quiet
 from autotune.measure.server import classify, explain
-from autotune.measure.wire import Link, artifact_from_wire, serve
 from autotune.task import REFERENCE, Status
 from autotune.workload import Workload
 

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autotune.domains.c3.collectives.base import DTYPES
 from autotune.domains.c3.collectives.host import all_gather, reduce_scatter
+from autotune.domains.c3.collectives.nccl import DTYPES
 from autotune.domains.c3.collectives.sm import launch
 from autotune.domains.c3.collectives.symmetric import Copies, Copy, new_event
 from autotune.domains.c3.tensor_parallel.outbox import Exchange, Outbox

@@ -8,10 +8,9 @@ import time
 import pytest
 import torch
 
-from autotune.compiler.planner.beam import beam, confined, shape_us, shapes
+from autotune.compiler.planner.beam import METHODS, beam, choose, confined, method, shape_us, shapes
 from autotune.compiler.planner.cost import Costs, Figures
 from autotune.compiler.planner.groups import read_text, write_text
-from autotune.compiler.planner.methods import METHODS, choose, method
 from autotune.compiler.planner.patterns import Vertices, bits, candidates
 from autotune.compiler.planner.plan import build_plan, make_plan
 from autotune.compiler.schedules.cuda import scheme_of

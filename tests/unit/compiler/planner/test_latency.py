@@ -17,7 +17,7 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import Graph
 from autotune.ir.simplify import simplify
-from autotune.tuner.proposals import seeds
+from autotune.tuner import seeds
 from autotune.workload import Workload
 from tests.support.cpu_graphs import Build
 from tests.support.zoo import ZOO, workloads

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.assemble import Draft, draft
-from autotune.compiler.planner.beam import shapes
+from autotune.compiler.planner.beam import METHODS, shapes
 from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.groups import Root, group_configs, names, pack, read_text, write_text
-from autotune.compiler.planner.methods import METHODS
 from autotune.compiler.planner.plan import all_roots, build_plan, make_plan
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.task import FusionTask

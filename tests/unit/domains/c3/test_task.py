@@ -19,7 +19,7 @@ from autotune.domains.c3.strategy import BASELINES, Strategy
 from autotune.domains.c3.task import links, parse_topology, visible
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.space import load_space
-from autotune.tuner.proposals.seeds import plan
+from autotune.tuner.seeds import plan
 
 BIG = Scenario(Gemm(4096, 4096, 4096), "all_gather", 1 << 26, 4)
 

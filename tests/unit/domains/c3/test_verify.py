@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.domains.c3.collectives.base import Spec
+from autotune.domains.c3.collectives.nccl import Spec
 from autotune.domains.c3.measuring import bench
 from autotune.domains.c3.measuring.bench import Call, ordinary, poison
 from autotune.domains.c3.scenario import COLLECTIVES, REDUCING
@@ -24,7 +24,7 @@ def inputs(call: Call) -> list[torch.Tensor]:
 
 
 def result(call: Call, given: list[torch.Tensor], rank: int) -> torch.Tensor:
-    """The table of collectives/base.py in plain torch; sums are rounded after each rank, as a ring's are."""
+    """The table of collectives/nccl.py in plain torch; sums are rounded after each rank, as a ring's are."""
     part = call.spec.part(call.ranks)
     share = slice(rank * part, (rank + 1) * part)
     if call.spec.op == "all_gather":

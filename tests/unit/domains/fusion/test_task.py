@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from autotune.compiler.planner.methods import FULL
+from autotune.compiler.planner.beam import FULL
 from autotune.domains.fusion.task import FusionTask
 from tests.support import zoo
 

@@ -5,8 +5,8 @@ time. An idle lane steals half of another's queue. Lanes whose workloads share a
 database prevent a candidate from being measured twice.
 
 Lanes are always killed from outside, with all processes that they started, and the parent releases their claims. Their
-measurements are in the database. Lanes are processes of this host (:mod:`autotune.tuner.devices.dealing`) or actors of
-a cluster (:mod:`autotune.tuner.cluster`). Both use the protocol of :mod:`autotune.tuner.devices.lane`.
+measurements are in the database. Lanes are processes of this host (:mod:`autotune.tuner.dealing`) or actors of
+a cluster (:mod:`autotune.tuner.cluster`). Both use the protocol of :mod:`autotune.tuner.lane`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from autotune.errors import UserError
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.measure.pool import compile_threads, default_processes
 from autotune.tuner.context import Context
-from autotune.tuner.devices.turns import Clock, Turns
 from autotune.tuner.options import SearchOptions
 from autotune.tuner.prefetch import WORKLOADS
 from autotune.tuner.result import Progress, Result
 from autotune.tuner.study import FAULT, recalled
+from autotune.tuner.turns import Clock, Turns
 
 _SEND_S = 180.0  # a lane reads once it has imported what it needs
 _START_S = 300.0  # until a lane can be given a turn
 _SILENT_S = 1800.0  # between two messages of a lane that has a turn: a candidate, a phase
 _FAULTS = 2  # in a row: the device is broken, not a workload
-MODULE = "autotune.tuner.devices.lane"
+MODULE = "autotune.tuner.lane"
 _POLL_S = 0.2  # between checks for an interrupt
 
 log = logging.getLogger(__name__)
@@ -255,7 +255,7 @@ class Dealing:
 
 
 def shared(context: Context, turns: Turns, clock: Clock, device: str, processes: int) -> dict[str, Any]:
-    """Return a lane's first frame; see :mod:`autotune.tuner.devices.lane`.
+    """Return a lane's first frame; see :mod:`autotune.tuner.lane`.
 
     Args:
         device: its name in the lane's process.

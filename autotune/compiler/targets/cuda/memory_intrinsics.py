@@ -20,13 +20,15 @@ and others see them after a barrier.
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import Any
 
 import llvmlite.ir as ir
 from numba import types
 
-from autotune.compiler.targets.cuda.intrinsics.operations import (
+from autotune.compiler.targets.cuda import operation_intrinsics
+from autotune.compiler.targets.cuda.operation_intrinsics import (
     F32,
     I1,
     I8,
@@ -382,8 +384,11 @@ _MAKERS: dict[str, Any] = {
 }
 
 
+@functools.cache
 def resolve(name: str) -> Any:
-    """The object behind a name of this module, or None if it is none."""
+    """The object behind a name that generated code uses, made on first use, or None if the name is not an intrinsic."""
+    if (found := operation_intrinsics.resolve(name)) is not None:
+        return found
     if name.startswith(_AWAIT):
         return statement(f"cp.async.wait_group {int(name.removeprefix(_AWAIT))};")
     kind, *rest = name.split("_")

@@ -1,6 +1,6 @@
-"""Process of one device in a search on several: ``python -m autotune.tuner.devices.lane``.
+"""Process of one device in a search on several: ``python -m autotune.tuner.lane``.
 
-:mod:`autotune.tuner.devices.dealing` drives the process. The first frame contains the run's shared state, and every
+:mod:`autotune.tuner.dealing` drives the process. The first frame contains the run's shared state, and every
 other frame a turn. The answers are the owner of the lane's claims (once), progress, the result of each turn, and user
 errors as one line.
 """
@@ -15,9 +15,9 @@ from typing import Any, Protocol
 from autotune import numerics
 from autotune import task as tasks
 from autotune.errors import UserError
+from autotune.measure.child import serve
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
-from autotune.measure.wire import serve
 from autotune.store.store import Store
 from autotune.tuner.context import Context
 from autotune.tuner.ending import Lease
@@ -28,7 +28,7 @@ from autotune.workload import Workload
 
 
 class Sender(Protocol):
-    """Connection to the parent, such as :class:`autotune.measure.wire.Link`."""
+    """Connection to the parent, such as :class:`autotune.measure.child.Link`."""
 
     def send(self, message: Mapping[str, Any], blob: bytes = b"") -> None: ...
 

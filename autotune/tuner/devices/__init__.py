@@ -1,1 +1,0 @@
-"""Assignment and order of a run's workloads on devices."""

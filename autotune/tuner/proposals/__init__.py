@@ -1,1 +1,0 @@
-"""Proposals of a search: seeds, samplers, their history, and pruning."""
