@@ -16,8 +16,7 @@ from autotune.domain import place
 from autotune.domains.c3.fsdp.steps import BLOCK, LEAST, TIMED, WARM, Found, search
 from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.strategy import kernel_of
-from autotune.domains.c3.tensor_parallel.candidates import candidates, plans
-from autotune.domains.c3.tensor_parallel.sites import Site, sites
+from autotune.domains.c3.tensor_parallel.sites import Site, candidates, plans, sites
 from autotune.errors import UserError, first_line
 from autotune.runtime.deployment import deployment
 from autotune.task import Artifact, Config
