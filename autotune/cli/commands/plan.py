@@ -22,9 +22,8 @@ from autotune.words import NARROW, plural, size, wrapped_table
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.compiler.lower.eager import EagerCost
     from autotune.domains.fusion.anatomy import Anatomy, GroupAnatomy, Operator
-    from autotune.domains.fusion.inspection import Outside, Planned
+    from autotune.domains.fusion.inspection import EagerCost, Outside, Planned
     from autotune.store import Reader
 
 WIDTH = NARROW
@@ -141,9 +140,8 @@ def plan_target(
     Raises:
         UserError: invalid target or inputs.
     """
-    from autotune.compiler.lower.eager import eager_cost
     from autotune.domains.fusion.anatomy import dissect
-    from autotune.domains.fusion.inspection import planned
+    from autotune.domains.fusion.inspection import eager_cost, planned
     from autotune.domains.fusion.program_spec import side_of
     from autotune.domains.fusion.task import FusionTask
 

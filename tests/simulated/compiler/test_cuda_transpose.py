@@ -16,7 +16,7 @@ from torch import Tensor
 
 from autotune.compiler.kernel.nodes import Var
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.schedules.cuda.transpose import LEAST_BYTES, SCHEME
+from autotune.compiler.schedules.cuda.pointwise import LEAST_BYTES, SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import BARRIER, Counts
 from autotune.compiler.targets.cuda.printer import CudaPrinter

@@ -104,9 +104,9 @@ def block_of(threads: int, rows: int, least: int = 64) -> int:
 
 @lru_cache(maxsize=1)
 def schemes() -> dict[str, Scheme]:
-    """Every scheme by name, in order of rank; each is a module of this package with a ``SCHEME``."""
+    """Every scheme by name, in order of rank: the objects of class :class:`Scheme` in the modules of this package."""
     modules = (importlib.import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__))
-    found: list[Scheme] = [m.SCHEME for m in modules if hasattr(m, "SCHEME")]
+    found = [made for m in modules for made in vars(m).values() if isinstance(made, Scheme)]
     return {scheme.name: scheme for scheme in sorted(found, key=lambda scheme: scheme.rank)}
 
 
