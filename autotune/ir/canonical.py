@@ -307,7 +307,7 @@ class _Colours:
         walks: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
         new_value = []
         for i, v in enumerate(g.values):
-            mine, strides = quoted[i], self._strides[i]
+            own_colour, strides = quoted[i], self._strides[i]
             args = [quoted[a] for a in v.args]
             if len(args) > 1 and self._commutes[i]:
                 args.sort()
@@ -320,14 +320,14 @@ class _Colours:
             read = repr(slot[v.slot]) if v.slot >= 0 else "''"
             stored = repr(sorted(stores[i])) if stores[i] else "[]"
             made, used = f"[{', '.join(args)}]", f"[{', '.join(users)}]"
-            new_value.append(_hash(f"({mine}, {made}, {used}, {walk}, {guards}, {over}, {read}, {stored})"))
-            said = {s: _hash(f"('in', {mine}, {s})") for s in set(strides)}
+            new_value.append(_hash(f"({own_colour}, {made}, {used}, {walk}, {guards}, {over}, {read}, {stored})"))
+            said = {s: _hash(f"('in', {own_colour}, {s})") for s in set(strides)}
             for a, s in zip(v.axes, strides, strict=True):
                 on_axis[a].append(said[s])
             for a in v.over:
-                on_axis[a].append(_hash(f"('over', {mine})"))
+                on_axis[a].append(_hash(f"('over', {own_colour})"))
             for a, lo, hi in v.guards:
-                on_axis[a].append(_hash(f"('guard', {mine}, {lo}, {hi})"))
+                on_axis[a].append(_hash(f"('guard', {own_colour}, {lo}, {hi})"))
         self.axis = [_mix(axis[a], sorted(on_axis[a])) for a in range(len(axis))]
         self.slot = [_mix(slot[s], sorted(value[i] for i in self.reads[s])) for s in range(len(slot))]
         self.value, self.output = new_value, new_output

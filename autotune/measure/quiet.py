@@ -140,8 +140,8 @@ def gpu_use(device: str) -> float:
 
 def _clocks(family: bool = False) -> tuple[float, float, float]:
     """Return seconds: wall clock, processor time of all processes, and that of this process or its family."""
-    mine = os.times()
-    ours = mine.user + mine.system
+    times = os.times()
+    ours = times.user + times.system
     if family:
         here = psutil.Process()
         ours = 0.0

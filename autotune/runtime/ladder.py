@@ -1,6 +1,6 @@
 """The result of a look-up: its level, the differences from the tuning conditions, and each level that was tried.
 
-Domains have their own ladders (:mod:`autotune.runtime.match`, ``autotune.domains.c3.match``), whose steps are
+Domains have their own ladders (:mod:`autotune.runtime.match`, ``autotune.domains.c3.match``), whose rungs are
 the same class.
 """
 
@@ -113,7 +113,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
-class Step:
+class Rung:
     """A level of the ladder with its outcome in a look-up.
 
     Attributes:
@@ -141,35 +141,35 @@ class Step:
         ]
 
 
-def on_this_device(workload: Workload, store: Reader, device: DeviceIdentity, env: Environment, why: str) -> Step:
+def on_this_device(workload: Workload, store: Reader, device: DeviceIdentity, env: Environment, why: str) -> Rung:
     """The step of level ``exact`` without a match, with the differences of the software tuned with on this device."""
     found = [store.get_environment(e) for d, e in store.tuned_under(workload.fingerprint) if d == device.fingerprint]
     near = sorted((differences(e, env) for e in found if e is not None), key=len)
     if not near or not near[0]:
-        return Step("exact", Outcome.REFUSED if near else Outcome.EMPTY, why)
-    return Step("exact", Outcome.REFUSED, "tuned on this device with other software only", near[0])
+        return Rung("exact", Outcome.REFUSED if near else Outcome.EMPTY, why)
+    return Rung("exact", Outcome.REFUSED, "tuned on this device with other software only", near[0])
 
 
-def on_other_devices(workload: Workload, store: Reader, device: DeviceIdentity, taken: bool, policy: str) -> Step:
+def on_other_devices(workload: Workload, store: Reader, device: DeviceIdentity, taken: bool, policy: str) -> Rung:
     """The step of level ``other_device``: schedules of other devices for this workload, and their permission here."""
     names = {name for name, _ in store.tuned_under(workload.fingerprint)} - {device.fingerprint}
     found = [d for d in map(store.get_device, sorted(names)) if d is not None]
     if not found:
-        return Step("other_device", Outcome.EMPTY, "no other device has it")
+        return Rung("other_device", Outcome.EMPTY, "no other device has it")
     found.sort(key=lambda d: (not related(d, device), len(differences(d, device)), d.label))
     differ = differences(found[0], device)
     if taken:
-        return Step(
+        return Rung(
             "other_device", Outcome.TAKEN, f"tuned on {found[0].label}; AUTOTUNE_OTHER_DEVICE is {policy}", differ
         )
     if not related(found[0], device):
         why = f"tuned on {found[0].label}, of another architecture, number or links"
     else:
         why = f"tuned on {found[0].label}; AUTOTUNE_OTHER_DEVICE is {policy}"
-    return Step("other_device", Outcome.REFUSED, why, differ)
+    return Rung("other_device", Outcome.REFUSED, why, differ)
 
 
-def text(label: str, steps: Sequence[Step]) -> str:
+def text(label: str, rungs: Sequence[Rung]) -> str:
     """A ladder as text for printing."""
-    taken = next((s.rung for s in steps if s.outcome is Outcome.TAKEN), "none")
-    return "\n".join([f"{label}: {taken}", *(line for step in steps for line in step.lines())])
+    taken = next((r.rung for r in rungs if r.outcome is Outcome.TAKEN), "none")
+    return "\n".join([f"{label}: {taken}", *(line for rung in rungs for line in rung.lines())])

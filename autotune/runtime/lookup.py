@@ -11,7 +11,7 @@ from typing import Any
 from autotune.device import DeviceIdentity, Environment, environment, identify, resolve_device
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
-from autotune.runtime.ladder import Level, Match, Outcome, Step, on_other_devices, on_this_device
+from autotune.runtime.ladder import Level, Match, Outcome, Rung, on_other_devices, on_this_device
 from autotune.runtime.match import exact_match, from_package, match, other_rows, packaged_readers
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
@@ -39,7 +39,7 @@ class RegionMatch:
     tuned: Workload | None = None
     reason: str = ""
     count: int = 1
-    ladder: tuple[Step, ...] = ()
+    ladder: tuple[Rung, ...] = ()
 
     @property
     def latency_us(self) -> float | None:
@@ -239,53 +239,53 @@ def _matched(
 
 def _ladder(
     workload: Workload, found: Match, store: Reader | None, device: DeviceIdentity, env: Environment, *, strict: bool
-) -> tuple[Step, ...]:
+) -> tuple[Rung, ...]:
     """Each level of the ladder, from the top, with its schedule and the reason for using it or not.
 
     Args:
         found: result of :func:`match` or :func:`from_package` with the other arguments.
     """
-    packaged, last = Step("packaged", Outcome.NOT_ASKED), Step("none", Outcome.NOT_ASKED)
+    packaged, last = Rung("packaged", Outcome.NOT_ASKED), Rung("none", Outcome.NOT_ASKED)
     if found.level in (Level.PACKAGED, Level.NONE):
         _, packaged = from_package(workload, found, store, device, env, strict=strict)
     if found.level is Level.NONE:
-        last = Step("none", Outcome.TAKEN, "Inductor compiles a region without a schedule")
+        last = Rung("none", Outcome.TAKEN, "Inductor compiles a region without a schedule")
     heuristic = _heuristic(found)
     if store is None:
-        return (Step("exact", Outcome.EMPTY, "there is no database"), packaged, last)
+        return (Rung("exact", Outcome.EMPTY, "there is no database"), packaged, last)
     rules = deployment().settings
     how: How = "strict" if strict else rules.environment
-    exact = Step("exact", Outcome.TAKEN, "tuned for it on this device", found.differences)
-    rows, elsewhere = Step("other_rows", Outcome.NOT_ASKED), Step("other_device", Outcome.NOT_ASKED)
+    exact = Rung("exact", Outcome.TAKEN, "tuned for it on this device", found.differences)
+    rows, elsewhere = Rung("other_rows", Outcome.NOT_ASKED), Rung("other_device", Outcome.NOT_ASKED)
     if found.level is Level.HEURISTIC:
-        exact = Step("exact", Outcome.EMPTY, "not searched on this device")
+        exact = Rung("exact", Outcome.EMPTY, "not searched on this device")
     elif found.level is not Level.EXACT:
         exact = on_this_device(workload, store, device, env, exact_match(workload, store, device, env, how)[1])
     if found.level is Level.OTHER_ROWS and found.tuned is not None:
         why = f"tuned for {found.tuned.extent} rows, the nearest to {workload.extent} that fit"
-        rows = Step("other_rows", Outcome.TAKEN, why, found.differences)
+        rows = Rung("other_rows", Outcome.TAKEN, why, found.differences)
     elif found.level not in (Level.EXACT, Level.HEURISTIC):
         _, refused = other_rows(workload, store, device, env, how, rules.rows)
-        rows = Step("other_rows", Outcome.EMPTY, "no other number of rows is tuned on this device")
+        rows = Rung("other_rows", Outcome.EMPTY, "no other number of rows is tuned on this device")
         if refused:
-            rows = Step("other_rows", Outcome.REFUSED, "".join(refused).removeprefix("; "))
+            rows = Rung("other_rows", Outcome.REFUSED, "".join(refused).removeprefix("; "))
         elsewhere = on_other_devices(workload, store, device, found.level is Level.OTHER_DEVICE, rules.other_device)
     return (exact, heuristic, rows, elsewhere, packaged, last)
 
 
-def _heuristic(found: Match) -> Step:
+def _heuristic(found: Match) -> Rung:
     """The step of predicted schedules, with the prediction's outcome."""
     if found.level is Level.EXACT:
-        return Step("heuristic", Outcome.NOT_ASKED)
+        return Rung("heuristic", Outcome.NOT_ASKED)
     if found.level is not Level.HEURISTIC or found.schedule is None:
-        return Step("heuristic", Outcome.EMPTY, "no schedule was predicted (AUTOTUNE_UNSEARCHED=default predicts some)")
+        return Rung("heuristic", Outcome.EMPTY, "no schedule was predicted (AUTOTUNE_UNSEARCHED=default predicts some)")
     schedule = found.schedule
     if schedule.config is None:
         why = f"the prediction was wrong: Inductor's code was as fast, {schedule.latency_us:.1f} us"
     else:
         rivals = ", ".join(f"{name} {us:.1f} us" for name, us in sorted(schedule.rivals.items()))
         why = f"predicted and timed once, {schedule.latency_us:.1f} us ({rivals}); nobody searched it"
-    return Step("heuristic", Outcome.TAKEN, why, found.differences)
+    return Rung("heuristic", Outcome.TAKEN, why, found.differences)
 
 
 def _device_of(fn: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ from autotune.runtime.ladder import (
     Level,
     Match,
     Outcome,
-    Step,
+    Rung,
     differences,
     on_this_device,
     related,
@@ -222,7 +222,7 @@ def deployed(
     return found
 
 
-_NOTHING = Step("packaged", Outcome.EMPTY, "autotune has no packaged schedules for this device")
+_NOTHING = Rung("packaged", Outcome.EMPTY, "autotune has no packaged schedules for this device")
 
 
 def from_package(
@@ -234,7 +234,7 @@ def from_package(
     *,
     strict: bool = False,
     rules: Settings | None = None,
-) -> tuple[Match, Step]:
+) -> tuple[Match, Rung]:
     """Look up in the shipped snapshots, after the user's database had no match; also returns the level's step.
 
     Args:
@@ -249,7 +249,7 @@ def from_package(
     for path in files_for(device):
         snapshot, why = _asked(path, store)
         if snapshot is None:
-            last = Step("packaged", Outcome.REFUSED, why) if last is _NOTHING else last
+            last = Rung("packaged", Outcome.REFUSED, why) if last is _NOTHING else last
             continue
         for of in _devices(snapshot, device):
             there = match(workload, snapshot, of, env, strict=strict, rules=rules)
@@ -269,18 +269,18 @@ def _taken(
     store: Reader | None,
     device: DeviceIdentity,
     of: DeviceIdentity,
-) -> tuple[Match, Step]:
+) -> tuple[Match, Rung]:
     """The match in a shipped snapshot, tuned on the device ``of``, unless the user's database has a schedule."""
     assert there.tuned is not None
     if _decided(store, device, workload, there.tuned):
         why = f"the database has a schedule for this device, which it passes over: {found.reason}"
-        return found, Step("packaged", Outcome.REFUSED, why)
+        return found, Rung("packaged", Outcome.REFUSED, why)
     rows = "" if there.level is Level.EXACT else f", tuned for {there.tuned.extent} rows"
     where = "another such device" if of is device else of.label
     why = f"{path.stem} is packaged with autotune{rows}; measured on {where}, not in your step"
     reason = f"{found.reason}; {path.stem} is packaged with autotune{rows}"
     taken = replace(there, level=Level.PACKAGED, reason=reason)
-    return taken, Step("packaged", Outcome.TAKEN, why, (*differences(of, device), *there.differences))
+    return taken, Rung("packaged", Outcome.TAKEN, why, (*differences(of, device), *there.differences))
 
 
 def _devices(snapshot: Snapshot, device: DeviceIdentity) -> list[DeviceIdentity]:

@@ -132,9 +132,9 @@ def files_for(device: DeviceIdentity) -> tuple[Path, ...]:
 @lru_cache(maxsize=64)
 def _files_for(device: str, kind: str) -> tuple[Path, ...]:
     own, names = f"{name_for(device)}-", packaged()
-    mine = sorted((name for name in names if own.startswith(f"{name}-")), key=len, reverse=True)
-    others = [name for name in names if name not in mine] if kind == "cuda" else []
-    return tuple(FOLDER / f"{name}{SUFFIX}" for name in (*mine, *others))
+    own_names = sorted((name for name in names if own.startswith(f"{name}-")), key=len, reverse=True)
+    others = [name for name in names if name not in own_names] if kind == "cuda" else []
+    return tuple(FOLDER / f"{name}{SUFFIX}" for name in (*own_names, *others))
 
 
 def digests() -> dict[Path, str]:

@@ -178,11 +178,11 @@ def _chosen(
     verdicts = [v for v in verdicts if v.environment in environments]
     used = {s.key.environment for s in chosen} | {v.environment for v in verdicts}
     places = {s.key.device for s in chosen}
-    mine = {s.key.workload: workloads[s.key.workload] for s in chosen}
-    pairs = sorted({(place, w.kind) for place in places for w in mine.values()})
+    chosen_workloads = {s.key.workload: workloads[s.key.workload] for s in chosen}
+    pairs = sorted({(place, w.kind) for place in places for w in chosen_workloads.values()})
     contents = Contents(
         chosen,
-        mine,
+        chosen_workloads,
         {name: d for name, d in devices.items() if name in places},
         {name: e for name, e in environments.items() if name in used},
         verdicts,

@@ -120,8 +120,8 @@ class Store(Measurements, Schedules, Savings, Overviews):
             with new_file(path) as made:
                 with cls.open(made) as store:
                     found = action(store)
-                mine = made.stat().st_ino
-            if path.stat().st_ino == mine:
+                inode = made.stat().st_ino
+            if path.stat().st_ino == inode:
                 return found
         with cls.open(url) as store:
             return action(store)

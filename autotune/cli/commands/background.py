@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     def alone() -> bool:
         return args.with_parent and os.getppid() != parent
 
-    with _only_one(device, alone) as mine:
-        if not mine:
+    with _only_one(device, alone) as is_only:
+        if not is_only:
             return 0
         print(f"autotune: waiting for misses on {where.label}", file=sys.stderr, flush=True)
         return _watch(args, device, where, alone)

@@ -11,7 +11,7 @@ from autotune.cli.output import machine_output
 from autotune.domain import domain_of, place
 from autotune.errors import UserError, printable
 from autotune.runtime.deployment import deployment
-from autotune.runtime.ladder import Level, Outcome, Step, on_other_devices, on_this_device, text
+from autotune.runtime.ladder import Level, Outcome, Rung, on_other_devices, on_this_device, text
 from autotune.store import attached
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
                 name = where.fingerprint
                 schedule = None if store is None else store.get_schedule(workload.fingerprint, name, env, match=how)
                 level, why = (Level.EXACT, "") if schedule else (Level.NONE, "not tuned on this device")
-                ladder: tuple[Step, ...] = ()
+                ladder: tuple[Rung, ...] = ()
                 if args.explain and schedule is not None:
-                    ladder = (Step("exact", Outcome.TAKEN, "tuned for it on this device"),)
+                    ladder = (Rung("exact", Outcome.TAKEN, "tuned for it on this device"),)
                 elif args.explain and store is not None:
                     elsewhere = on_other_devices(workload, store, where, False, "refuse")
                     ladder = (on_this_device(workload, store, where, env, why), elsewhere)
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 def print_ladders(found: Iterable[RegionMatch]) -> None:
     """Print the ladder of each region that has one, once for all regions with the same."""
-    labels: dict[tuple[Step, ...], list[str]] = {}
+    labels: dict[tuple[Rung, ...], list[str]] = {}
     for region in found:
         if region.ladder and region.workload is not None:
             labels.setdefault(region.ladder, []).append(region.workload.label or region.workload.fingerprint[:12])

@@ -268,7 +268,7 @@ def _cut(
         copy.meta = {"val": facts[n].value}
     made[product] = first.node_copy(product, made.__getitem__)
     made[product].meta = {"val": facts[product].value}
-    env = {mine: made[n] for mine, n in given.items() if n in made}
+    env = {theirs: made[n] for theirs, n in given.items() if n in made}
     env |= {copies[n]: made[n] for n in inputs if n in copies}  # a view that the region makes, too
     needed = _ancestors(copies[result], set(env))
     for n in region.submodule.graph.nodes:
@@ -304,9 +304,9 @@ def _rest(
     """The region's program from ``result`` on, which is its last input; and the index in ``inputs``, or -1, of each
     other input."""
     graph, env, used = fx.Graph(), dict[fx.Node, fx.Node](), list[fx.Node]()
-    for mine, n in given.items():
-        env[mine] = graph.placeholder(f"x{len(env)}")
-        env[mine].meta = {"val": facts[n].value}
+    for theirs, n in given.items():
+        env[theirs] = graph.placeholder(f"x{len(env)}")
+        env[theirs].meta = {"val": facts[n].value}
     env[result] = graph.placeholder("y")
     env[result].meta = {"val": facts[result.meta["origin"]].value}
     outputs: list[fx.Node] = []
@@ -320,11 +320,11 @@ def _rest(
         return None, []
     graph.output(tuple(outputs))
     graph.eliminate_dead_code()
-    for mine, n in given.items():
-        if env[mine].users:
+    for theirs, n in given.items():
+        if env[theirs].users:
             used.append(n)
         else:
-            graph.erase_node(env[mine])
+            graph.erase_node(env[theirs])
     shares = [inputs.index(n) if n in inputs else -1 for n in used]
     return fx.GraphModule(torch.nn.Module(), graph), shares
 

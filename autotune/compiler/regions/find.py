@@ -203,9 +203,9 @@ class Finder:
         stack = list(outputs)
         while stack:
             for n in stack.pop().all_input_nodes:
-                mine = inside if n in members else needed if facts[n].is_free or n in self.copied else None
-                if mine is not None and n not in mine:
-                    mine.add(n)
+                chosen = inside if n in members else needed if facts[n].is_free or n in self.copied else None
+                if chosen is not None and n not in chosen:
+                    chosen.add(n)
                     stack.append(n)
         needed = self._without_windows(inside, needed)
         body = sorted(inside | needed, key=facts.place.__getitem__)
@@ -253,18 +253,18 @@ class Finder:
         facts = self.facts
         found: dict[fx.Node, set[fx.Node]] = {}
         for n in members:
-            mine, producers = facts[n], facts.producers(n)
+            fact, producers = facts[n], facts.producers(n)
             apart = self.kept.intersection(producers)
-            if mine.operator in PRODUCTS:
-                again = zip(mine.factors, read_again(*facts.factors(n)), strict=True)
+            if fact.operator in PRODUCTS:
+                again = zip(fact.factors, read_again(*facts.factors(n)), strict=True)
                 apart |= {p for a, many in again if many for p in facts.makers(a)}
-            elif mine.operator in SCATTERS:
-                rows = n.args[SCATTERS[mine.operator]]
+            elif fact.operator in SCATTERS:
+                rows = n.args[SCATTERS[fact.operator]]
                 if isinstance(rows, fx.Node):
                     apart |= {p for p in facts.makers(rows) if not self._is_read_by_one(p, members)}
-            if not mine.is_float8:
+            if not fact.is_float8:
                 apart |= {p for p in producers if facts[p].is_float8}
-            if apart or mine.operator in PRODUCTS or mine.operator in SCATTERS:  # of these none waits
+            if apart or fact.operator in PRODUCTS or fact.operator in SCATTERS:  # of these none waits
                 found[n] = apart
         return found
 
@@ -285,8 +285,8 @@ class Finder:
 
     def _may_wait(self, node: fx.Node, members: AbstractSet[fx.Node]) -> bool:
         """True if only nodes of regions read a tensor. (It is never true for elements of a tuple.)"""
-        mine = self.facts[node]
-        return mine.is_tensor and mine.operator != "getitem" and not self._is_used_outside(node, members)
+        fact = self.facts[node]
+        return fact.is_tensor and fact.operator != "getitem" and not self._is_used_outside(node, members)
 
     def _is_used_outside(self, node: fx.Node, inside: AbstractSet[fx.Node]) -> bool:
         """True if a node outside the region reads it, directly or through views."""

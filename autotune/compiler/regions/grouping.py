@@ -193,8 +193,8 @@ def copied_nodes(
     copied: set[fx.Node] = set()
     inner: dict[fx.Node, tuple[set[fx.Node], set[fx.Node]]] = {}  # by a node worth repeating, its work and its inputs
     for n in home:
-        mine = facts[n]
-        if not mine.is_pointwise or mine.is_float64 or mine.is_float8 or n in once:
+        fact = facts[n]
+        if not fact.is_pointwise or fact.is_float64 or fact.is_float8 or n in once:
             continue
         others = {r for r in facts.readers(n) if home.get(r) != home[n]}
         multiplied = any(facts[r].operator in PRODUCTS and n in stored.get(r, ()) for r in others)
@@ -205,7 +205,7 @@ def copied_nodes(
             more, theirs = inner.get(p, (set(), {p})) if home.get(p) == home[n] else (set(), {p})
             work |= more
             reads |= theirs
-        if len(work) <= MOST_REPEATED and sum(facts[p].bytes for p in reads) < mine.bytes:
+        if len(work) <= MOST_REPEATED and sum(facts[p].bytes for p in reads) < fact.bytes:
             inner[n] = work, reads
             copied |= work if others else set()
     return copied

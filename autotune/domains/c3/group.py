@@ -119,8 +119,8 @@ def take_share(rank: int, ranks: int) -> int:
     cores = pin_cpu()
     share = max(1, cores // ranks)
     if cores >= ranks and hasattr(os, "sched_setaffinity"):
-        mine = sorted(os.sched_getaffinity(0))[rank * share : (rank + 1) * share]
-        os.sched_setaffinity(0, mine)
+        cpus = sorted(os.sched_getaffinity(0))[rank * share : (rank + 1) * share]
+        os.sched_setaffinity(0, cpus)
     torch.set_num_threads(share)
     return share
 
@@ -172,19 +172,19 @@ def deploy_group(group: dist.ProcessGroup | None, device: torch.device) -> Group
     """
     if not (dist.is_available() and dist.is_initialized()):
         raise UserError("autotune.overlap needs a process group: call torch.distributed.init_process_group first")
-    mine = group if group is not None else dist.group.WORLD
-    if not isinstance(mine, dist.ProcessGroup) or dist.get_rank(mine) < 0:
+    process_group = group if group is not None else dist.group.WORLD
+    if not isinstance(process_group, dist.ProcessGroup) or dist.get_rank(process_group) < 0:
         raise UserError("autotune.overlap: this process is not in the given process group")
     with _lock:
-        key = (mine.group_name, str(device))
+        key = (process_group.group_name, str(device))
         known = _deployed.get(key)
-        if known is None or known[0] is not mine:  # a name may be reused after destroy_process_group
-            ranks = dist.get_process_group_ranks(mine)
+        if known is None or known[0] is not process_group:  # a name may be reused after destroy_process_group
+            ranks = dist.get_process_group_ranks(process_group)
             control = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-            made = Group(dist.get_rank(mine), len(ranks), device, control=control, data=mine)
+            made = Group(dist.get_rank(process_group), len(ranks), device, control=control, data=process_group)
             if not _deployed:
                 atexit.register(_let_go)
-            known = _deployed[key] = (mine, made)
+            known = _deployed[key] = (process_group, made)
         return known[1]
 
 

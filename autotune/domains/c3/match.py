@@ -23,7 +23,7 @@ from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import (
     Difference,
     Outcome,
-    Step,
+    Rung,
     differences,
     on_other_devices,
     on_this_device,
@@ -154,7 +154,7 @@ def match_scenario(
 
 def explain(
     scenario: Scenario, found: C3Match, store: Reader | None, identity: DeviceIdentity, env: Environment
-) -> tuple[Step, ...]:
+) -> tuple[Rung, ...]:
     """Each step of the look-up from the top: what is stored, and why it is or is not used.
 
     Args:
@@ -162,28 +162,28 @@ def explain(
     """
     workload, level = scenario.workload(), found.level
     if store is None:
-        return (Step("exact", Outcome.EMPTY, found.reason), Step(str(level), Outcome.TAKEN, found.label))
+        return (Rung("exact", Outcome.EMPTY, found.reason), Rung(str(level), Outcome.TAKEN, found.label))
 
     def reached(rung: C3Level) -> bool:
         return level.rank >= rung.rank
 
     if level is C3Level.EXACT:
-        steps = [Step("exact", Outcome.TAKEN, "tuned for it on these devices", found.differences)]
+        rungs = [Rung("exact", Outcome.TAKEN, "tuned for it on these devices", found.differences)]
     else:
-        steps = [on_this_device(workload, store, identity, env, found.reason.partition(";")[0])]
+        rungs = [on_this_device(workload, store, identity, env, found.reason.partition(";")[0])]
     if level is C3Level.NEAREST and found.tuned is not None:
-        steps.append(Step("nearest", Outcome.TAKEN, f"tuned for {found.tuned.label}", found.differences))
+        rungs.append(Rung("nearest", Outcome.TAKEN, f"tuned for {found.tuned.label}", found.differences))
     elif reached(C3Level.NEAREST):
-        steps.append(Step("nearest", Outcome.EMPTY, f"nothing tuned here is within a factor of {2**NEAR:g} and fits"))
+        rungs.append(Rung("nearest", Outcome.EMPTY, f"nothing tuned here is within a factor of {2**NEAR:g} and fits"))
     else:
-        steps.append(Step("nearest", Outcome.NOT_ASKED))
+        rungs.append(Rung("nearest", Outcome.NOT_ASKED))
     if reached(C3Level.OTHER_DEVICE):
         taken = level is C3Level.OTHER_DEVICE
-        steps.append(on_other_devices(workload, store, identity, taken, deployment().settings.other_device))
+        rungs.append(on_other_devices(workload, store, identity, taken, deployment().settings.other_device))
     else:
-        steps.append(Step("other_device", Outcome.NOT_ASKED))
+        rungs.append(Rung("other_device", Outcome.NOT_ASKED))
     chosen = level is C3Level.DEFAULT
-    return (*steps, Step("default", Outcome.TAKEN, "chosen by rule") if chosen else Step("default", Outcome.NOT_ASKED))
+    return (*rungs, Rung("default", Outcome.TAKEN, "chosen by rule") if chosen else Rung("default", Outcome.NOT_ASKED))
 
 
 def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 0) -> tuple[Config, str]:

@@ -200,13 +200,13 @@ def _thread(name: str, width: int) -> ThreadPoolExecutor:
     torch's setting is per thread, except that it also changes the default for new threads, which is restored here. A
     thread adopts the default at its first query, so the thread must query before it sets the number.
     """
-    mine = torch.get_num_threads()
+    previous = torch.get_num_threads()
     pool = ThreadPoolExecutor(1, thread_name_prefix=f"autotune-{name}")
     try:
         pool.submit(torch.get_num_threads).result()
         pool.submit(torch.set_num_threads, width).result()
     finally:
-        torch.set_num_threads(mine)
+        torch.set_num_threads(previous)
     return pool
 
 

@@ -300,16 +300,16 @@ def _operators(facts: GraphFacts) -> list[list[fx.Node]]:
         is_view = facts[node].operator in VIEWS or getattr(node.target, "is_view", False)
         if node.op != "call_function" or is_view or facts[node].operator in GENERATORS:
             continue
-        mine = [node]
+        group = [node]
         for given in node.all_input_nodes:
             theirs = owner.get(given)
-            if theirs is None or theirs is mine:
+            if theirs is None or theirs is group:
                 continue
             if facts[node].operator == "getitem" or facts[given].origin == facts[node].origin:
-                theirs += mine
-                for n in mine:
+                theirs += group
+                for n in group:
                     owner[n] = theirs
-                mine = theirs
-        for n in mine:
-            owner[n] = mine
+                group = theirs
+        for n in group:
+            owner[n] = group
     return list({id(nodes): nodes for nodes in owner.values()}.values())

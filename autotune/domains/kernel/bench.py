@@ -183,16 +183,16 @@ class _Oracle:
 
     def judge(self, run: Candidate) -> Verdict:
         """Run a candidate on a copy of the inputs and compare its returned or written results."""
-        kernel, mine = self.kernel, self._copy()
-        self._poison(mine)
-        got = run(mine)
+        kernel, copied = self.kernel, self._copy()
+        self._poison(copied)
+        got = run(copied)
         if got is not None and self.result is None:
             raise UserError(
                 f"{kernel.name}: the reference returns nothing, but the kernel returns a {type(got).__name__}"
             )
         if got is not None:
             return self._same(got, self.result, "result")
-        ours, theirs = mine.named(kernel), self._after.named(kernel)
+        ours, theirs = copied.named(kernel), self._after.named(kernel)
         if self.result is None:
             names = kernel.outputs or [n for n, v in theirs.items() if any(map(is_array, leaves(v)))]
             verdicts = [self._same(ours[n], theirs[n], n) for n in names]

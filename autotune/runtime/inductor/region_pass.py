@@ -121,7 +121,7 @@ def replace_regions(
     how = {"verify": verify, "packaged": not decided}
     made_calls = [_call_of(region, found, origin, how, cpp) for region, found in zip(regions, matches, strict=True)]
     calls = [call for call, _ in made_calls]
-    _tell(regions, matches, calls)
+    _report(regions, matches, calls)
     fates = {r: (False, _LEFT if r.workload and r.workload.fingerprint in left else _OPTION) for r in every}
     fates |= {region: (call is not None, why) for region, (call, why) in zip(regions, made_calls, strict=True)}
     try:
@@ -258,7 +258,7 @@ def _matches(regions: Sequence[Region], *, packaged: bool) -> list[Match]:
     return found
 
 
-def _tell(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[RegionCall | None]) -> None:
+def _report(regions: Sequence[Region], matches: Sequence[Match], calls: Sequence[RegionCall | None]) -> None:
     """Count the matches, and record the misses.
 
     A kernel's hit is counted when code that calls it is loaded. For a call with symbolic sizes, each size's match

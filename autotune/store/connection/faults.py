@@ -135,14 +135,14 @@ class Patience:
                 if e.waited or left <= 0:
                     e.waited = True
                     raise
-                self._tell(e, left)
+                self._warn(e, left)
                 time.sleep(min(wait, left))
                 wait = min(2 * wait, _LONGEST_S)
                 continue
             self._is_back()
             return result
 
-    def _tell(self, error: LostConnection, left: float) -> None:
+    def _warn(self, error: LostConnection, left: float) -> None:
         with self._lock:
             if self._since is None:
                 self._since = time.monotonic()

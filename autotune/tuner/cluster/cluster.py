@@ -209,7 +209,7 @@ class Run:
                     lane.heard = time.monotonic()
                 elif lane.hangs:
                     yield from self._lose(lane, ChildSilent("it was not heard of any more"))
-            self._tell()
+            self._warn_of_waiting()
         for group in self._groups.values():
             yield from group.rest()
 
@@ -379,7 +379,7 @@ class Run:
         if not any(group.busy for group in self._groups.values()):
             raise KeyboardInterrupt
 
-    def _tell(self) -> None:
+    def _warn_of_waiting(self) -> None:
         """Warn once if every lane is waiting for a device."""
         waits = [lane for lane in self._alive() if not lane.remote.placed]
         if self._said or not waits or len(waits) < len(self._alive()):

@@ -165,21 +165,21 @@ def _search_part(
     left, share = _seconds(s, followed, parts), parts.share(part, followed)
     # The part's share of the grant in a search that begins with all of these compositions.
     every = [*begun, *(c for c in followed if not any(c is b for b in begun))]
-    mine = None if granted is None else granted * Parts().share(part, every)
+    recorded_s = None if granted is None else granted * Parts().share(part, every)
     trials = None if s.trials_left is None else max(1, s.trials_left)
     own = replace(s.budget, trials=trials).part(share, None if left is None else max(1.0, left * share))
     key = s.context.key(part)
-    if part.fingerprint != s.key.workload and (effort := s.context.searched(key, own, mine)) is not None:
+    if part.fingerprint != s.key.workload and (effort := s.context.searched(key, own, recorded_s)) is not None:
         parts.settled &= effort.settled
         return _stored(s, part, key)
-    return _explore_part(s, part, parts, own, mine)
+    return _explore_part(s, part, parts, own, recorded_s)
 
 
-def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, mine: float | None) -> list[Ranked]:
+def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, recorded_s: float | None) -> list[Ranked]:
     """Search a part within its budget, and store the effort; return its candidates, fastest first.
 
     Args:
-        mine: seconds recorded for comparison with other efforts; None for no limit.
+        recorded_s: seconds recorded for comparison with other efforts; None for no limit.
     """
     again = part.fingerprint in parts.found
     if part.fingerprint == s.key.workload:
@@ -187,7 +187,7 @@ def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, mine: f
         whole, s.trials = s.trials, own.most
         stop = explore(s, own, until_s=None if own.timeout is None else s.elapsed + own.timeout)
         s.trials = whole
-        parts.ended(part, stop, settled(stop, own, mine))
+        parts.ended(part, stop, settled(stop, own, recorded_s))
         finals.refine(s)
         return _ranked(s)
     try:
@@ -198,9 +198,9 @@ def _explore_part(s: Session, part: Workload, parts: Parts, own: Budget, mine: f
     stop = explore(sub, own, until_s=own.timeout)
     if own.timeout is None or own.timeout > _REFINED_S:
         finals.refine(sub)
-    done = settled(stop, own, mine)
+    done = settled(stop, own, recorded_s)
     parts.ended(part, stop, done)
-    s.context.note(sub, stop, done, mine)
+    s.context.note(sub, stop, done, recorded_s)
     s.done += sub.measured
     s.reused += 0 if again else sub.reused
     s.failed.update(sub.failed)
@@ -220,8 +220,8 @@ def _go_on(s: Session, compositions: Sequence[Composition], parts: Parts, grante
             return
         share = Parts({f: r for f, r in parts.found.items() if f not in parts.cut}).share(cut[0], [best])
         own = replace(s.budget, trials=trials).part(share, max(1.0, left * share))
-        mine = None if granted is None else granted * Parts().share(cut[0], [best])
-        parts.found[cut[0].fingerprint] = _explore_part(s, cut[0], parts, own, mine)
+        recorded_s = None if granted is None else granted * Parts().share(cut[0], [best])
+        parts.found[cut[0].fingerprint] = _explore_part(s, cut[0], parts, own, recorded_s)
         parts.cut.discard(cut[0].fingerprint)
 
 

@@ -133,7 +133,7 @@ class RowThreads:
     """Number of the thread among those of its row in the block, and in all blocks that share the row."""
     lane, warp, rank = int_var("lane"), int_var("warp"), int_var("rank")
     """Number of the thread in its warp, of the warp in its row group, of the block in its cluster."""
-    part, mine = int_var("part"), Var("mine", "bool")
+    part, has_part = int_var("part"), Var("mine", "bool")
     """The warp whose part a lane reads, and True if that warp exists."""
     first_column, first_own = Var("c0"), Var("tv", "int64")
     """The first column of the block's tile, and of the thread."""
@@ -202,8 +202,8 @@ class RowThreads:
             out.append(Assign(self.first_own, Cast("int64", first)))
         if self.warps > 1:  # lanes that hold no warp's part read the first one's and ignore it
             out.append(Assign(self.part, Cast("int32", self.lane & self.whole_warps - 1)))
-            out.append(Assign(self.mine, self.part < self.warps))
-            out.append(Assign(self.part, Select(self.mine, self.part, Const(0, "int32"))))
+            out.append(Assign(self.has_part, self.part < self.warps))
+            out.append(Assign(self.part, Select(self.has_part, self.part, Const(0, "int32"))))
         return out
 
     def tile_indices(self, step: Var) -> list[Stmt]:

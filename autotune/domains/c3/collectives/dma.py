@@ -80,16 +80,16 @@ class CopyCollective:
                 self.output = torch.empty(self._part, dtype=dtype, device=group.device)
         # Each peer's gathered or reduced data is copied to this rank's slot in the peer's shared buffer.
         source, step = self._source.data_ptr(), 0 if spec.op == "all_gather" else self._bytes
-        pointers, mine = self._shared.pointers, me * self._bytes
+        pointers, slot_offset = self._shared.pointers, me * self._bytes
         self._pieces = cuts(self._bytes, chunks)
         self._copies = [
-            Copies([(pointers[p] + mine + begin, source + p * step + begin, length) for p in self._flags.peers])
+            Copies([(pointers[p] + slot_offset + begin, source + p * step + begin, length) for p in self._flags.peers])
             for begin, length in self._pieces
         ]
         self._gather: list[Copies] = []
         if self._result is not None:
             to_peers, peers = self._result.to_peers, self._flags.peers
-            self._gather = [Copies(to_peers(peers, mine + begin, length)) for begin, length in self._pieces]
+            self._gather = [Copies(to_peers(peers, slot_offset + begin, length)) for begin, length in self._pieces]
         if reducing:
             self._reduction = new_stream(group.device, high=True)
             self._added = [new_event() for _ in range(chunks)]
@@ -97,7 +97,7 @@ class CopyCollective:
             self.met = new_event()
         # Only an all-to-all copies a part within this device. Such a copy may be a kernel, which waits for SMs, so it
         # is enqueued where nothing else waits for it.
-        own: list[Copy] = [(self.output.data_ptr() + mine, source + mine, self._bytes)]
+        own: list[Copy] = [(self.output.data_ptr() + slot_offset, source + slot_offset, self._bytes)]
         self._own = Copies(own if spec.op == "all_to_all" else [])
         self._own_last = strategy.order == "gemm_first"
 

@@ -121,10 +121,10 @@ class HostCopy:
         self._pool = ThreadPoolExecutor(strategy.copies, "autotune-copy") if strategy.copies > 1 else None
 
     def enqueue(self, stream: Any = None) -> None:
-        mine = self._flags[self.group.rank]
+        own_flags = self._flags[self.group.rank]
         self._calls += 1
         _fence()
-        mine[_READY] = self._calls
+        own_flags[_READY] = self._calls
         work = self._add if self.spec.op in REDUCING else self._move
         if self._pool is None:
             work(*self._pieces[0])
@@ -132,7 +132,7 @@ class HostCopy:
             for future in [self._pool.submit(work, begin, end) for begin, end in self._pieces]:
                 future.result()
         _fence()
-        mine[_DONE] = self._calls
+        own_flags[_DONE] = self._calls
         for peer in self._order():
             self._await(peer, _DONE, self._calls)
 

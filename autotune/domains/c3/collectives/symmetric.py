@@ -138,15 +138,15 @@ def check_access(group: Group) -> None:
     """Raise Unsupported on all ranks if a device has no access to a peer's memory."""
 
     def found() -> str:
-        here, mine = socket.gethostname(), group.device.index or 0
+        own_host, own_index = socket.gethostname(), group.device.index or 0
         why = ""
-        for rank, (host, index) in enumerate(group.gather([here, mine])):
-            if host != here:
+        for rank, (host, index) in enumerate(group.gather([own_host, own_index])):
+            if host != own_host:
                 why = f"rank {rank} is on another host"
-            elif index != mine and not torch.cuda.can_device_access_peer(mine, index):
-                why = f"GPU {mine} has no access to the memory of GPU {index}"
-            elif index == mine and rank != group.rank:
-                why = f"ranks {group.rank} and {rank} share GPU {mine}"
+            elif index != own_index and not torch.cuda.can_device_access_peer(own_index, index):
+                why = f"GPU {own_index} has no access to the memory of GPU {index}"
+            elif index == own_index and rank != group.rank:
+                why = f"ranks {group.rank} and {rank} share GPU {own_index}"
         return next((w for w in group.gather(why) if w), "")
 
     why = group.keep("peer access", found)

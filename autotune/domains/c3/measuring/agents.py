@@ -234,9 +234,9 @@ def _own(connection: socket.socket, hello: Mapping[str, Any]) -> None:
                 else:
                     child.send(*order)
     except ChildDied as death:
-        _tell(connection, str(death))
+        _report_death(connection, str(death))
     except ChildSilent:
-        _tell(connection, "took no more frames")
+        _report_death(connection, "took no more frames")
     except OSError:
         return
     finally:
@@ -244,7 +244,7 @@ def _own(connection: socket.socket, hello: Mapping[str, Any]) -> None:
             child.kill()
 
 
-def _tell(connection: socket.socket, how: str) -> None:
+def _report_death(connection: socket.socket, how: str) -> None:
     """Send the cause of a process's death, and wait until RANK 0 has read it."""
     with contextlib.suppress(OSError):
         connection.sendall(pack({"died": how}))

@@ -286,8 +286,8 @@ class Load:
 
 
 def _processor_time() -> float:
-    mine = os.times()
-    return mine.user + mine.system
+    own = os.times()
+    return own.user + own.system
 
 
 def attempt(step: Callable[[], T], talk: Talk) -> tuple[T | None, dict[str, Any]]:

@@ -56,9 +56,9 @@ def time_ranks(
         the samples of each contender: each is the maximum over ranks, hence the same on every rank.
     """
     names = list(runs)
-    tell = before or (lambda name: None)
+    announce = before or (lambda name: None)
     taken: dict[str, Samples] = {name: [] for name in names}
-    take = _sampler(runs, group, policy, tell)
+    take = _sampler(runs, group, policy, announce)
     alone = len(names) == 1
     least = min(rounds, _LEAST if alone else _LEAST_ROUNDS)
     done, orders, begin = 0, balanced(names), time.perf_counter()
@@ -75,19 +75,19 @@ def time_ranks(
             if alone:
                 count = min(rounds - done, max(1, int(done * (budget_s / spent - 1))))
         for name in next(orders):
-            tell(name)
+            announce(name)
             taken[name] += take(name, count)
         done += count
     return {name: group.largest(samples) for name, samples in taken.items()}
 
 
 def _sampler(
-    runs: Mapping[str, Runnable], group: Group, policy: Policy, tell: Callable[[str], None]
+    runs: Mapping[str, Runnable], group: Group, policy: Policy, announce: Callable[[str], None]
 ) -> Callable[[str, int], Samples]:
     """Warm up all contenders; returns a function that takes samples of one contender on this rank."""
     if group.device.type == "cuda":
         for name, run in runs.items():
-            tell(name)
+            announce(name)
             for _ in range(max(policy.warmup, 1)):
                 run()
             torch.cuda.synchronize()
@@ -96,7 +96,7 @@ def _sampler(
 
     quickest = math.inf
     for name, run in runs.items():
-        tell(name)
+        announce(name)
         quickest = min(quickest, _warm_cpu(run, group, policy))
     inner = min(1000, max(1, math.ceil(policy.min_sample_us / max(quickest, 0.05))))
     # Each rank flushes its own cores' caches; together the ranks flush the shared caches.

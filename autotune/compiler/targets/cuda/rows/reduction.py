@@ -138,7 +138,7 @@ class RowReductions(Reductions[RowPass]):
     def read(self, nothing: Const, first: int, *part: Expr) -> Expr:
         """The part that a lane reads: ``nothing`` where there is no such warp."""
         read, threads = self.at(nothing.dtype, first, *part), self.threads
-        return read if threads.whole_warps == threads.warps else Select(threads.mine, read, nothing)
+        return read if threads.whole_warps == threads.warps else Select(threads.has_part, read, nothing)
 
     def in_warp(self, carried: RowPass) -> list[Stmt]:
         out = carried.count_elements()
