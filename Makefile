@@ -31,7 +31,7 @@ help:
 	@echo "make format  let ruff format what it may"
 	@echo "make wheel   build dist/*.whl"
 	@echo "make docs    build/docs: the documentation as a site, every link checked"
-	@echo "make figures  the tables and the picture of documents, from benchmarks/results"
+	@echo "make figures  the tables and the picture of documents, from benchmarks/results and docs/decisions"
 	@echo "make clean   remove what these targets made"
 
 venv: $(READY)
@@ -124,10 +124,11 @@ wheel: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-# After a new result file: its tables and its picture.
+# After a new result file: its tables and its picture. After a new decision: its row.
 figures: $(READY)
 	$(BIN)/python -m benchmarks.table --update README.md --update docs/explanation/benchmarks.md
 	$(BIN)/python -m benchmarks.pictures
+	$(BIN)/python scripts/docs_pages.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

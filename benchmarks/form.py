@@ -33,7 +33,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import UserError
+from autotune.errors import UserError, requoted_command
 from autotune.files import commit
 from benchmarks.c3.case import c3_problems, is_positive
 
@@ -221,3 +221,10 @@ def finished(path: Path, **own: object) -> dict[str, dict[str, Any]]:
         rest = ", ".join(f"{name} {data.get(name)}" for name in own if name != "device")
         raise UserError(f"--resume: {path} is of {data['device']}, {rest}; name another --out")
     return {case["name"]: case for case in data["cases"]}
+
+
+def measured_by(data: Mapping[str, Any]) -> str:
+    """The command of a result file as Markdown, with its present name where 0.3.0 renamed it."""
+    command = requoted_command(data["command"])
+    renamed = re.match(r"autotune bench (fusion|c3)\b", command)
+    return f"`{command}`" + (f" (since 0.3.0: `python -m benchmarks.{renamed[1]}`)" if renamed else "")

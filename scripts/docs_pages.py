@@ -1,4 +1,7 @@
-"""A hook of MkDocs that fills two pages: the commands from the parser, the decisions from their files."""
+"""A hook of MkDocs that fills the page of commands from the parser, and the table of decisions from their files.
+
+``python scripts/docs_pages.py`` writes that table to its page, which GitHub shows as it is.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-COMMANDS, DECISIONS = "reference/commands.md", "decisions/index.md"
+COMMANDS = "reference/commands.md"
+DECISIONS = Path(__file__).resolve().parent.parent / "docs/decisions/index.md"
+_TABLE = "| decision | date | status |"
 NO_BREAK = "\N{NON-BREAKING HYPHEN}"
 _OF_DOMAINS = ("search", "lookup", "compare", "calibrate")
 """The commands to which a domain may add options."""
 
 
-def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Append all commands with their options, or all decisions with their status."""
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """Append all commands with their options to their page."""
     if page.file.src_path == COMMANDS:
         from autotune.cli.app import build_parser
 
         return markdown + "\n" + "\n".join(_commands(build_parser()))
-    if page.file.src_path == DECISIONS:
-        return markdown + "\n" + _decisions(Path(config.docs_dir) / "decisions")
     return markdown
+
+
+def with_decisions(page: str, folder: Path) -> str:
+    """The page of decisions with its table, which ends the page, made from the records in ``folder``."""
+    return page.partition(_TABLE)[0] + _decisions(folder)
 
 
 def decision(text: str) -> tuple[str, str, str]:
@@ -42,7 +50,7 @@ def _decisions(folder: Path) -> str:
     for file in sorted(folder.glob("[0-9]*.md")):
         title, date, status = decision(file.read_text())
         rows.append(f"| [{file.name[:3]}: {title}]({file.name}) | {date.replace('-', NO_BREAK)} | {status} |")
-    return "\n".join(["| decision | date | status |", "|---|---|---|", *rows]) + "\n"
+    return "\n".join([_TABLE, "|---|---|---|", *rows]) + "\n"
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -104,3 +112,7 @@ def _table(command: argparse.ArgumentParser, actions: Sequence[argparse.Action])
 def _cell(text: str) -> str:
     parts = " ".join(text.split()).split("`")  # a pipe in code ends no cell
     return "`".join(part if k % 2 else part.replace("|", "\\|") for k, part in enumerate(parts))
+
+
+if __name__ == "__main__":
+    DECISIONS.write_text(with_decisions(DECISIONS.read_text(), DECISIONS.parent))

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from autotune.domains.c3.scenario import LONG, REDUCING, format_bytes
-from autotune.errors import requoted_command
 from benchmarks.c3.case import FAMILIES
+from benchmarks.form import measured_by
 from benchmarks.fusion.report import geometric_mean
 
 Case = Mapping[str, Any]
@@ -116,7 +116,7 @@ def render(data: Mapping[str, Any]) -> str:
     """A result file as Markdown."""
     head = (
         f"C3 on {data['device']}, {data['ranks']} ranks, torch {data['versions']['torch']}, {data['when'][:10]}:"
-        f" `{requoted_command(data['command'])}`\n\nTimes in ms, the slowest rank's, medians of one comparison in"
+        f" {measured_by(data)}\n\nTimes in ms, the slowest rank's, medians of one comparison in"
         " turn. In parentheses the share of the ideal speedup, (T_gemm + T_comm) / max, that is realised."
     )
     if data["schema"] > 1:

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from autotune.errors import requoted_command
 from autotune.store.records import BUSY
+from benchmarks.form import measured_by
 
 LARGE = 64 << 20
 """Bytes above which a case cannot live in the L2, and copy bandwidth is what bounds it."""
@@ -121,7 +121,7 @@ def render(data: Mapping[str, Any]) -> str:
     ]
     shown = [(title, [cell(case) for case in cases]) for title, cell in columns]
     shown = [(title, cells) for title, cells in shown if any(cell != NOTHING for cell in cells)]
-    made = f"measured {data['when'][:10]} by `{requoted_command(data['command'])}`"
+    made = f"measured {data['when'][:10]} by {measured_by(data)}"
     caption = f"{data['device']}, torch {data['versions']['torch']}; times in us, {made}."
     busy = sum(case.get("others_busy", 0.0) > BUSY for case in cases)
     if busy:

@@ -1,14 +1,16 @@
-"""The README's table and picture of :mod:`benchmarks.user_programs`: steps and gains alone."""
+"""The README's table and picture of :mod:`benchmarks.user_programs`: steps, gains, first steps and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.fusion.report import geometric_mean
-from benchmarks.user_programs.step_table import Case, gain, of
+from benchmarks.user_programs.step_table import Case, added_s, gain, of
 
 SEARCHED, LATER = "process that searched", "later process"
+FIRST = "\N{DAGGER}"
+"""Mark of a later process that was compared with torch.compile's first process."""
 
 
 def later_gain(case: Case) -> float | None:
@@ -31,24 +33,67 @@ def markdown(data: Mapping[str, Any]) -> str:
     lines = ["| program | torch.compile | autotune | gain | later process |", "|---|---:|---:|---:|---:|"]
     for case in data["cases"]:
         times = [_number(case[key]) for key in ("compile_ms", "search_ms")]
-        lines.append(f"| {case['about']} | {' | '.join(times)} | {_times(gain(case))} | {_times(later_gain(case))} |")
+        later = _times(later_gain(case)) + (FIRST if _by_first(case) else "")
+        lines.append(f"| {case['about']} | {' | '.join(times)} | {_times(gain(case))} | {later} |")
     found = [[g for case in data["cases"] if (g := of_case(case))] for of_case in (gain, later_gain)]
     means = " | ".join(_times(geometric_mean(values) if values else None) for values in found)
     lines.append(f"| geometric mean of {len(found[0])} | | | {means} |")
     searched = sorted({case["search_s"] for case in data["cases"] if case.get("search_s")}) or [0.0]
     seconds = " and ".join(f"{s:.0f}" for s in searched)
-    about = f"{data['device']}, torch {data['versions']['torch']}, {data['when'][:10]}; searches of {seconds} s."
-    return "\n".join([*lines, "", " ".join([about, *_starts(data["cases"])])]) + "\n"
+    about = [f"{data['device']}, torch {data['versions']['torch']}, {data['when'][:10]}; searches of {seconds} s."]
+    if any(map(_by_first, data["cases"])):
+        about.append(f"{FIRST} is over torch.compile's first process: its second one was not measured.")
+    about += [*_starts(data["cases"]), *_peaks(data["cases"])]
+    return "\n".join([*lines, "", *about]) + "\n"
+
+
+def _by_first(case: Case) -> bool:
+    """True if torch.compile has no later process to compare the later process with."""
+    return later_gain(case) is not None and not case.get("compile_again_ms")
 
 
 def _starts(cases: Sequence[Case]) -> list[str]:
-    """Return a sentence about the first step of later processes, in seconds, if both contenders have one."""
-    both = [[of(case, who, "first_s") for case in cases] for who in ("again", "compile again")]
-    ours, theirs = ([s for s in seconds if s is not None] for seconds in both)
-    if not ours or not theirs:
+    """Return sentences about first steps in seconds: of the first process, and of later ones if both have one."""
+    first, added, ours, theirs = (
+        _span(values, ".0f" if k < 2 else ".1f")
+        for k, values in enumerate(
+            (
+                (of(case, "compile", "first_s") for case in cases),
+                map(added_s, cases),
+                (of(case, "again", "first_s") for case in cases),
+                (of(case, "compile again", "first_s") for case in cases),
+            )
+        )
+    )
+    told = []
+    if first and added:
+        told.append(
+            f"The first step took {first} s under torch.compile; the search and the second compilation added {added} s."
+        )
+    if ours and theirs:
+        told.append(f"The first step of a later process took {ours} s, and {theirs} s under torch.compile.")
+    return told
+
+
+def _peaks(cases: Sequence[Case]) -> list[str]:
+    """Return a sentence about the peak memory of a step, as a multiple of torch.compile's."""
+    searched, later = (
+        _span((_ratio(of(case, who, "peak_bytes"), of(case, "compile", "peak_bytes")) for case in cases), ".2f")
+        for who in ("search", "again")
+    )
+    if not searched or not later:
         return []
-    spans = (f"{min(seconds):.1f} to {max(seconds):.1f}" for seconds in (ours, theirs))
-    return ["The first step of a later process takes {} s, and {} s under torch.compile.".format(*spans)]
+    return [f"A step's peak memory was {searched} times torch.compile's in the {SEARCHED}, and {later} in a {LATER}."]
+
+
+def _ratio(ours: float | None, theirs: float | None) -> float | None:
+    return ours / theirs if ours and theirs else None
+
+
+def _span(values: Iterable[float | None], form: str) -> str:
+    """Return the least and the greatest known value; "" if there is none."""
+    known = [value for value in values if value is not None]
+    return f"{min(known):{form}} to {max(known):{form}}" if known else ""
 
 
 def chart(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import inspect
+import io
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +19,7 @@ import pytest
 import autotune
 from autotune.cli.app import build_parser
 from autotune.cli.options import every_domain
+from autotune.store.snapshots.packaged import packaged
 from tests.support import ROOT
 from tests.unit.test_documents import DOCUMENTS
 
@@ -93,6 +97,65 @@ def test_an_unknown_command_or_option_is_found() -> None:
     assert _wrong("autotune serch fusion") == "autotune serch"
     assert _wrong("pip list; autotune search fusion x --gemmm 1   # --none") == "autotune search --gemmm"
     assert _wrong("autotune db prune --gemm 1") == "autotune db prune --gemm"
+
+
+_PLACEHOLDERS = {"S": "9", "N": "9", "DOMAIN": "fusion", "gelu": "fusion", "triton": "fusion"}
+"""Words of documents in the place of values, and domains of the examples."""
+_ENDS = {"|", ";", "&&", "\\", ">", "2>&1"}
+_UNPARSED = ("autotune run", "autotune -", "autotune:")
+
+
+def _fault(line: str, *, whole: bool) -> str:
+    """The parser's message about a command line, or nothing.
+
+    Args:
+        whole: a command of a code block; code within a sentence may leave arguments out.
+    """
+    match = _COMMAND.search(line.split("  #")[0].strip())
+    if match is None or match[1].startswith(_UNPARSED):
+        return ""
+    text = re.sub(r"\[\w+[\w -]*\|[^]]*\]", "", match[1])  # a choice of options
+    try:
+        words = shlex.split(text.replace("[", " ").replace("]", " "), comments=True)
+    except ValueError:  # prose that begins with the command's name
+        return ""
+    words = [_PLACEHOLDERS.get(word, word) for word in words[1:] if word != "..."]
+    words = words[: next((k for k, word in enumerate(words) if word in _ENDS), len(words))]
+    told = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(told), contextlib.redirect_stdout(told):
+            build_parser().parse_args(words)
+    except SystemExit as end:
+        said = told.getvalue()
+        missing = "required" in said or "expected" in said
+        return said if end.code and (whole or not missing) else ""
+    return ""
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_command_lines_are_parsed(document: Path) -> None:
+    text = _RESULTS.sub("", document.read_text())
+    blocks = [line for b in _FENCED.findall(text) for line in b.replace("\\\n", " ").splitlines()]
+    sentences = _INLINE.findall(_FENCED.sub("", text))
+    found = [_fault(line, whole=True) for line in blocks] + [_fault(line, whole=False) for line in sentences]
+    assert [fault for fault in found if fault] == []
+
+
+def test_a_command_line_that_the_parser_rejects_is_found() -> None:
+    assert _fault("autotune plan fusion TARGET --why", whole=False) == ""
+    assert "invalid choice: 'TARGET'" in _fault("autotune plan TARGET --why", whole=False)
+    assert _fault("autotune import", whole=False) == ""
+    assert "required" in _fault("autotune import", whole=True)
+    assert "not a number" in _fault("autotune search fusion x --timeout soon", whole=False)
+
+
+def test_packaged_snapshots_and_extras_that_documents_name_exist() -> None:
+    extras = {*tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]}
+    for document in (d for d in DOCUMENTS if "notes" not in d.parts):  # notes have what is not made yet
+        text = document.read_text()
+        assert {*re.findall(r"\bpackage:(\w+)", text)} <= {*packaged()}, document
+        groups = re.findall(r"(?:'\.|autotune-torch)\[([\w,-]+)\]'", text)
+        assert {name for group in groups for name in group.split(",")} <= extras, document
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import pictures
 from benchmarks.form import RESULTS, read
+from scripts import docs_pages
 from tests.support import ROOT
 
 FOLDERS = ("autotune", "benchmarks", "db", "docs", "examples", "scripts", "search_spaces", "tests")
@@ -122,6 +123,17 @@ def test_the_readme_is_short_and_its_picture_is_of_its_figures() -> None:
     for picture in pictures.DRAWN.values():
         assert str(picture.relative_to(ROOT)) in text
         assert pictures.origin(read(pictures.PROGRAMS)) in picture.read_text(), "run: make figures"
+
+
+def test_the_table_of_decisions_is_of_their_heads() -> None:
+    page = docs_pages.DECISIONS.read_text()
+    assert page == docs_pages.with_decisions(page, docs_pages.DECISIONS.parent), "run: make figures"
+
+
+def test_the_first_page_of_the_site_links_every_page() -> None:
+    linked = set(re.findall(r"\((\S+?\.md)\)", (ROOT / "docs/index.md").read_text()))
+    pages = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").glob("[!n]*/*.md")}
+    assert {page for page in pages if not page.startswith("decisions/0")} - linked == set()
 
 
 def test_the_site_lists_every_page() -> None:

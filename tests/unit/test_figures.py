@@ -65,10 +65,28 @@ def test_documents_agree_on_the_steps_of_a_comparison() -> None:
         *(ROOT / "docs/how-to").glob("*.md"),
         ROOT / "docs/tutorials/gpu.md",
     ]
-    pattern = r"[Nn]ext (\d+) steps|After (\d+) steps|, (\d+) steps in all|first (\d+) steps alternate"
+    pattern = (
+        r"[Nn]ext (\d+) steps|[Aa]fter (\d+) steps|takes (\d+) calls|, (\d+) steps in all|first (\d+) steps alternate"
+    )
     said = [int("".join(groups)) for file in files for groups in re.findall(pattern, file.read_text())]
     assert len(said) >= 6
     assert {*said} == {steps}
+
+
+def test_the_tutorial_shows_lines_and_figures_of_a_search_that_ran() -> None:
+    tutorial = _text("docs/tutorials/gpu.md")
+    cases = {case["name"]: case for case in read(RESULTS / "h200/user_programs.json")["cases"]}
+    gpt = cases["gpt_train"]
+    figures = f"took {gpt['compile_ms']:.1f} ms a step by torch.compile and {gpt['search_ms']:.1f} ms by autotune"
+    assert figures in " ".join(tutorial.split())
+
+    def form(line: str) -> str:
+        return re.sub(r"[\d.]+", "N", re.sub(r"stored in \S+", "stored in", line))
+
+    printed = {form(line) for case in cases.values() for line in case["contenders"]["search"].get("told", ())}
+    shown = re.findall(r"^autotune: (.*)$", tutorial, re.MULTILINE)
+    assert len(shown) >= 5
+    assert [line for line in shown if form(line) not in printed] == []
 
 
 def test_figures_of_the_readme_are_those_of_the_files() -> None:
@@ -77,7 +95,7 @@ def test_figures_of_the_readme_are_those_of_the_files() -> None:
     qwen, llama = (f"{masks[f'{name} right']:.2f}x" for name in ("qwen3_0.6b", "llama_1b"))
     assert f"Qwen 3 of 0.6B {qwen}, Llama of 1B {llama}" in readme
     bert = sorted(masks[f"bert_large {kind}"] for kind in ("ones", "right"))
-    assert f"BERT-large by lengths was {bert[0]:.2f} to {bert[1]:.2f} times as fast" in readme
+    assert f"BERT-large was {bert[0]:.2f} to {bert[1]:.2f} times as fast" in readme
     (layers,) = (case for case in read(RESULTS / "h200x4/fsdp.json")["cases"] if case["name"] == "70b 2048")
     assert f"on four H200s: {layers['stock_us'] / layers['autotune_us']:.2f}x" in readme
     means = re.findall(
