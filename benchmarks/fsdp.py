@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--turns", type=int, default=8, help="timed turns of each contender")
     made.add_argument("--steps", type=int, default=3, help="steps of a turn")
     made.add_argument("--reduce", choices=("f32", "bf16"), default="bf16", help="dtype of the reduced gradients")
+    made.add_argument("--replicas", type=int, default=1, help="hybrid sharding: groups of ranks with all parameters")
     made.add_argument("--profile", action="store_true", help="profile a step of stock and of autotune")
     made.add_argument("--search", type=int, default=60, help="steps of the search")
     made.add_argument("--compile", action="store_true", help="compile each layer by torch.compile")
@@ -63,6 +64,7 @@ def _model(args: argparse.Namespace, name: str, tokens: int, device: Any) -> tup
     import torch
     import torch.nn.functional as F
     from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     from examples.models.llama import Block, Config, RMSNorm
@@ -72,6 +74,9 @@ def _model(args: argparse.Namespace, name: str, tokens: int, device: Any) -> tup
     options: dict[str, Any] = {}
     if args.reduce == "f32":
         options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    if args.replicas > 1:
+        shape = args.replicas, args.ranks // args.replicas
+        options["mesh"] = init_device_mesh(device.type, shape, mesh_dim_names=("replicas", "shards"))
 
     class Stack(nn.Module):
         def __init__(self) -> None:
@@ -181,7 +186,7 @@ def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[
     agree = all(abs(a - b) <= bound * abs(b) for a, b in pairs)
     found = handle.found
     result = {
-        "name": f"{name} {tokens}", "layers": args.layers, "tokens": tokens,
+        "name": _label(args, name, tokens), "layers": args.layers, "tokens": tokens,
         "choice": repr(handle), "looked_up": looked_up, "search_steps": len(losses["autotune"]),
         "search_s": searched_s, "tried": len(found.tried) if found else 0,
         "agree": all(group.gather(agree)), "exact": all(group.gather(right)),
@@ -192,6 +197,12 @@ def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[
     handle.close()
     again.close()
     return result
+
+
+def _label(args: argparse.Namespace, model: str, tokens: int) -> str:
+    shards = f" {args.replicas}x{args.ranks // args.replicas}" if args.replicas > 1 else ""
+    reduced = " f32 gradients" if args.reduce == "f32" else ""
+    return f"{model} {tokens}{shards}{' compiled' if args.compile else ''}{reduced}"
 
 
 def _profiled(group: Any, step: Callable[[], object]) -> dict[str, float]:
