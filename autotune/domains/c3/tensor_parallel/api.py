@@ -128,19 +128,26 @@ class Joined:
         """Search with CUDA graphs of ``step``, for a program that captures its steps. A collective call.
 
         The host's time of a launch does not count then. Strategies have to be chosen before the program's own capture.
-        On CPUs ``step`` is called.
+        A compiled program calls it before its first step, whose graphs the search changes. On CPUs ``step`` is called.
 
         Args:
             step: enqueues one step, forward and backward, and may be captured.
             tries: number of timed plans, 8 or more.
 
         Raises:
-            UserError: ``tries`` is too small.
+            UserError: ``tries`` is too small; the step has no product that can be joined with a collective.
         """
         if tries * BLOCK < LEAST:
             raise UserError(f"autotune.tensor_parallel: a search takes {LEAST // BLOCK} plans at least, not {tries}")
         sites.seen.clear()
-        step()
+        sites.searching = True
+        try:
+            step()
+        finally:
+            sites.searching = False
+        if not sites.seen:
+            why = "the step runs no product that is joined with a collective"
+            raise UserError(f"autotune.tensor_parallel: {why}; a compiled program searches before its first step")
         trials = self._search(dict(sites.seen), tries * BLOCK)
         try:
             next(trials)
