@@ -15,17 +15,15 @@ Losses have to agree with stock's, and gathered parameters have to be equal bit 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
-import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+from benchmarks import ranks
 
 COMPARED = 24
 """Losses, from the first step on, that are compared with stock's."""
@@ -38,20 +36,17 @@ MODELS = {
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    made.add_argument("--ranks", type=int, default=2, help="processes, a GPU each (default: 2)")
+    ranks.add_arguments(made, 2)
     made.add_argument("--model", nargs="+", default=["70b"], choices=MODELS)
     made.add_argument("--tokens", nargs="+", type=int, default=[2048], help="of a rank's batch")
     made.add_argument("--layers", type=int, default=8)
     made.add_argument("--turns", type=int, default=8, help="timed turns of each contender")
     made.add_argument("--steps", type=int, default=3, help="steps of a turn")
     made.add_argument("--reduce", choices=("f32", "bf16"), default="bf16", help="dtype of the reduced gradients")
+    made.add_argument("--replicas", type=int, default=1, help="hybrid sharding: groups of ranks with all parameters")
     made.add_argument("--profile", action="store_true", help="profile a step of stock and of autotune")
     made.add_argument("--search", type=int, default=60, help="steps of the search")
     made.add_argument("--compile", action="store_true", help="compile each layer by torch.compile")
-    made.add_argument("--seconds", type=float, default=float("inf"), help="no case begins after so many")
-    made.add_argument("--db", help="database (default: one that is deleted)")
-    made.add_argument("--out", type=Path)
     return made
 
 
@@ -63,6 +58,7 @@ def _model(args: argparse.Namespace, name: str, tokens: int, device: Any) -> tup
     import torch
     import torch.nn.functional as F
     from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     from examples.models.llama import Block, Config, RMSNorm
@@ -72,6 +68,9 @@ def _model(args: argparse.Namespace, name: str, tokens: int, device: Any) -> tup
     options: dict[str, Any] = {}
     if args.reduce == "f32":
         options["mp_policy"] = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+    if args.replicas > 1:
+        shape = args.replicas, args.ranks // args.replicas
+        options["mesh"] = init_device_mesh(device.type, shape, mesh_dim_names=("replicas", "shards"))
 
     class Stack(nn.Module):
         def __init__(self) -> None:
@@ -117,11 +116,12 @@ def _prefetch(model: Any, wanted: bool) -> None:
         block.set_modules_to_forward_prefetch([after] if wanted else [])
 
 
-def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[str, Any]:
+def _case(args: argparse.Namespace, group: Any, case: tuple[int, str]) -> dict[str, Any]:
     import torch
 
     import autotune
 
+    tokens, name = case
     cuda = group.device.type == "cuda"
     stock, ours = (_model(args, name, tokens, group.device) for _ in range(2))
     generator = torch.Generator(group.device)
@@ -181,7 +181,7 @@ def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[
     agree = all(abs(a - b) <= bound * abs(b) for a, b in pairs)
     found = handle.found
     result = {
-        "name": f"{name} {tokens}", "layers": args.layers, "tokens": tokens,
+        "name": _label(args, name, tokens), "layers": args.layers, "tokens": tokens,
         "choice": repr(handle), "looked_up": looked_up, "search_steps": len(losses["autotune"]),
         "search_s": searched_s, "tried": len(found.tried) if found else 0,
         "agree": all(group.gather(agree)), "exact": all(group.gather(right)),
@@ -192,6 +192,12 @@ def _case(args: argparse.Namespace, name: str, tokens: int, group: Any) -> dict[
     handle.close()
     again.close()
     return result
+
+
+def _label(args: argparse.Namespace, model: str, tokens: int) -> str:
+    shards = f" {args.replicas}x{args.ranks // args.replicas}" if args.replicas > 1 else ""
+    reduced = " f32 gradients" if args.reduce == "f32" else ""
+    return f"{model} {tokens}{shards}{' compiled' if args.compile else ''}{reduced}"
 
 
 def _profiled(group: Any, step: Callable[[], object]) -> dict[str, float]:
@@ -227,41 +233,6 @@ def _exact(model: Any) -> bool:
         same &= all(torch.equal(p, e) for p, e in zip(block.parameters(), expected, strict=True))
         block.reshard()
     return same
-
-
-def run_rank(args: argparse.Namespace) -> None:
-    """Measure all cases; rank 0 writes them to ``--out``."""
-    import gc
-
-    import torch
-    import torch.distributed as dist
-
-    from autotune.domains.c3.group import deploy_group
-
-    cuda = args.device == "cuda"
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-    else:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-    group = deploy_group(None, device)
-    cases = []
-    begin = time.monotonic()
-    for tokens, name in itertools.product(args.tokens, args.model):
-        if group.largest([time.monotonic() - begin])[0] > args.seconds:
-            break
-        cases.append(_case(args, name, tokens, group))
-        gc.collect()
-        if cuda:
-            torch.cuda.empty_cache()
-        if group.rank == 0:
-            done = {"device": torch.cuda.get_device_name() if cuda else "cpu", "cases": cases}
-            args.out.write_text(json.dumps(done))
-            show(cases[-1])
-    group.barrier()
-    dist.destroy_process_group()
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -306,21 +277,12 @@ def show(case: dict[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    if "RANK" in os.environ:
-        run_rank(args)
+    if ranks.is_rank():
+        ranks.run_cases(args, itertools.product(args.tokens, args.model), functools.partial(_case, args), show)
         return 0
     from benchmarks import form
 
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "cases.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
-        command += ["-m", "benchmarks.fsdp", *(sys.argv[1:] if argv is None else argv), "--out", str(out)]
-        # A stream that waits for a peer must not hold back another that shares a hardware queue with it.
-        own = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "AUTOTUNE_DB": args.db or str(Path(folder) / "fsdp.db")}
-        if sys.platform == "linux":
-            own["GLOO_SOCKET_IFNAME"] = "lo"
-        code = subprocess.run(command, env=os.environ | own, check=False).returncode
-        found = json.loads(out.read_text()) if out.exists() else {"cases": []}
+    code, found = ranks.start("benchmarks.fsdp", args, argv)
     cases = found["cases"]
     if args.out and cases:
         extra = {"suite": "fsdp", "ranks": args.ranks, "compiled": args.compile, "reduce": args.reduce}

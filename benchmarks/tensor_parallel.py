@@ -23,17 +23,14 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-import json
 import math
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
+
+from benchmarks import ranks
 
 MODELS = {
     "8b": {"hidden": 4096, "inner": 14336, "heads": 32, "kv_heads": 8},
@@ -46,17 +43,13 @@ Run = Callable[[], Any]
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").splitlines()[0])
-    made.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
-    made.add_argument("--ranks", type=int, default=4, help="processes, a GPU each (default: 4)")
+    ranks.add_arguments(made, 4)
     made.add_argument("--model", nargs="+", default=["8b"], choices=MODELS)
     made.add_argument("--part", nargs="+", default=["mlp", "attention"], choices=("mlp", "attention"))
     made.add_argument("--tokens", nargs="+", type=int, default=[4096], help="of all ranks together")
     made.add_argument("--rounds", type=int, default=7, help="timed rounds of each contender")
     made.add_argument("--search", type=int, default=40, help="plans that the search times")
     made.add_argument("--without", nargs="*", default=[], choices=("async",), help="contenders to leave out")
-    made.add_argument("--seconds", type=float, default=0.0, help="begin no case after this time; 0 for no limit")
-    made.add_argument("--db", help="database (default: one that is deleted)")
-    made.add_argument("--out", type=Path)
     return made
 
 
@@ -367,11 +360,13 @@ def _distance(found: Sequence[Any], wanted: Sequence[Any]) -> float:
     return max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in pairs)
 
 
-def _measure(args: argparse.Namespace, group: Any, clock: Clock, model: str, part: str, tokens: int) -> dict[str, Any]:
+def _measure(args: argparse.Namespace, group: Any, chosen: tuple[int, str, str]) -> dict[str, Any]:
     import torch
 
     import autotune
 
+    tokens, model, part = chosen
+    clock = group.keep("benchmark clock", lambda: Clock(group))
     case = Case(args, group, model, part, tokens)
     cuda = group.device.type == "cuda"
     names = [name for name in CONTENDERS if name not in args.without and (cuda or name != "async")]
@@ -407,45 +402,6 @@ def _plain(plan: Mapping[Any, Any]) -> dict[str, Any]:
         f"{site.op} {site.width}x{site.inner}": [c["order"], c["chunks"]] if c and "chunks" in c else None
         for site, c in plan.items()
     }
-
-
-def run_rank(args: argparse.Namespace) -> None:
-    """Measure all cases; rank 0 writes them to ``--out``."""
-    import gc
-
-    import torch
-    import torch.distributed as dist
-
-    from autotune.domains.c3.group import deploy_group
-
-    cuda = args.device == "cuda"
-    begin = time.monotonic()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-        dist.init_process_group("cpu:gloo,cuda:nccl", device_id=device)
-        from torch.distributed._symmetric_memory import enable_symm_mem_for_group
-
-        enable_symm_mem_for_group(dist.group.WORLD.group_name)
-    else:
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-    group = deploy_group(None, device)
-    clock = Clock(group)
-    cases: list[dict[str, Any]] = []
-    for tokens, model, part in itertools.product(args.tokens, args.model, args.part):
-        if args.seconds and group.largest([time.monotonic() - begin])[0] > args.seconds:
-            break
-        cases.append(_measure(args, group, clock, model, part, tokens))
-        gc.collect()
-        if cuda:
-            torch.cuda.empty_cache()
-        if group.rank == 0:
-            done = {"device": torch.cuda.get_device_name() if cuda else "cpu", "cases": cases}
-            args.out.write_text(json.dumps(done))
-            show(cases[-1])
-    group.barrier()
-    dist.destroy_process_group()
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -501,21 +457,13 @@ def show(case: Mapping[str, Any]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
-    if "RANK" in os.environ:
-        run_rank(args)
+    if ranks.is_rank():
+        cases = itertools.product(args.tokens, args.model, args.part)
+        ranks.run_cases(args, cases, functools.partial(_measure, args), show)
         return 0
     from benchmarks import form
 
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "cases.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}"]
-        command += ["-m", "benchmarks.tensor_parallel", *(sys.argv[1:] if argv is None else argv), "--out", str(out)]
-        # A stream that waits for a peer must not hold back another that shares a hardware queue with it.
-        own = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "AUTOTUNE_DB": args.db or str(Path(folder) / "tp.db")}
-        if sys.platform == "linux":
-            own["GLOO_SOCKET_IFNAME"] = "lo"
-        code = subprocess.run(command, env=os.environ | own, check=False).returncode
-        found = json.loads(out.read_text()) if out.exists() else {"cases": []}
+    code, found = ranks.start("benchmarks.tensor_parallel", args, argv)
     cases = found["cases"]
     if cases:
         print(f"{gain(cases, 'nccl'):.3f}x over NCCL, {gain(cases, 'async'):.3f}x over async TP (geometric means)")

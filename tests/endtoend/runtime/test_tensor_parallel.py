@@ -93,6 +93,14 @@ def test_dtensor_programs(ranks: Ranks, db: str, batches: int) -> None:
         assert answer["repeated"] == answer["chosen"]
 
 
+def test_a_dtensor_program_that_captures_its_step(ranks: Ranks, db: str) -> None:
+    """Its graphs join products though no search runs in its steps."""
+    for answer in ranks.run(CHECKS, "dtensor_captured", db):
+        assert "no product that is joined with a collective" in answer["said"]
+        assert {engine for _, _, engine in answer["chosen"]} == {"copy"}
+        assert answer["ours"] == pytest.approx(answer["stock"], rel=1e-4)
+
+
 def test_ranks_with_other_products_search_nothing(ranks: Ranks, db: str) -> None:
     answers = ranks.run(CHECKS, "uneven", db)
     assert [answer["found"] for answer in answers] == [False, False]

@@ -41,7 +41,7 @@ def made(device: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
             group = world.on(rank)
             line = object.__new__(Line)
             line.__dict__ |= {"group": None, "exchange": Exchange(group), "rank": rank, "ranks": world.ranks}
-            line.__dict__ |= {"kernels": {}, "_begun": {}}
+            line.__dict__ |= {"kernels": {}, "_begun": {}, "_moved": []}
             line.take(artifact, "f32")
             out.append(line)
         return out

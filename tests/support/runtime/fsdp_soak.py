@@ -20,12 +20,15 @@ from autotune.store import Store
 from tests.support.runtime.ranks import Ranks
 
 
-def soaked(ranks: Ranks, db: str, *, steps: int, stops: int, stopped_s: float, every_s: float = 0.3) -> float:
+def soaked(
+    ranks: Ranks, db: str, *, steps: int, stops: int, stopped_s: float, every_s: float = 0.3, limit_s: float = 200
+) -> float:
     """The largest relative difference of a loss to stock's; ranks are stopped in turn while they train.
 
     Args:
         stops: how often a rank is stopped, each for ``stopped_s``; longer than spins last, so that peers look for it.
         every_s: seconds between two stops.
+        limit_s: the most that all steps may take.
     """
     over = threading.Event()
 
@@ -43,7 +46,7 @@ def soaked(ranks: Ranks, db: str, *, steps: int, stops: int, stopped_s: float, e
     stopper = threading.Thread(target=stop)
     stopper.start()
     try:
-        answers = ranks.run("tests.support.runtime.fsdp_checks", "soak", db, steps, timeout_s=200 + steps / 10)
+        answers = ranks.run("tests.support.runtime.fsdp_checks", "soak", db, steps, timeout_s=limit_s)
     finally:
         over.set()
         stopper.join()
@@ -57,13 +60,18 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--stops", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1.5, help="of a stop")
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two stops")
+    parser.add_argument("--limit", type=float, default=7200, help="the most seconds that all steps may take")
     parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, Ranks(Path(folder), options.ranks) as ranks:
         db = str(Path(folder) / "soak.db")
         Store.open(db).close()
-        worst = soaked(ranks, db, steps=options.steps, stops=options.stops, stopped_s=options.seconds, every_s=1.0)
+        worst = soaked(
+            ranks, db, steps=options.steps, stops=options.stops,
+            stopped_s=options.seconds, every_s=options.every, limit_s=options.limit,
+        )  # fmt: skip
     print(f"{options.steps} steps, {options.stops} stops, {time.monotonic() - begin:.0f} s: off by {worst:.1e} at most")
     return int(worst > 1e-4)
 

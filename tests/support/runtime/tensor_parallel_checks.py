@@ -251,6 +251,40 @@ def dtensor(rank: int, db: str, batches: int) -> dict[str, Any]:
         _reset()
 
 
+def dtensor_captured(rank: int, db: str) -> dict[str, Any]:
+    """A compiled DTensor program that searches with its step before it trains, and a search without products."""
+    patched: Any = api
+    real, before = patched.time, deployment()
+    patched.time = Clock(0.1)
+    try:
+        use(Deployment())
+        _reset()
+        stock = _steps(rank, _divided(), 1, 3)
+        model: Any = torch.compile(_divided(), backend="autotune")
+        handle = autotune.tensor_parallel(model, db=db)
+        said = ""
+        try:
+            handle.search(lambda: None, 8)
+        except UserError as error:
+            said = str(error)
+        x = torch.ones(1, 4, 16)
+
+        def step() -> None:
+            model(x).sum().backward()
+            model.zero_grad()
+
+        handle.search(step, 8)
+        chosen = _plain()
+        ours = _steps(rank, model, 1, 3)
+        handle.close()
+        return {"stock": stock, "ours": ours, "chosen": chosen, "said": said}
+    finally:
+        patched.time = real
+        torch._dynamo.reset()
+        use(before)
+        _reset()
+
+
 def uneven(rank: int, db: str) -> dict[str, Any]:
     """Rank 1 runs a product that rank 0 does not: no search, one warning, and training goes on."""
     before, said = deployment(), io.StringIO()

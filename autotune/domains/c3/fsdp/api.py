@@ -13,23 +13,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autotune.device import environment
-from autotune.domain import place
-from autotune.domains.c3.fsdp.steps import FAILED, LEAST, TIMED, WARM, Found, Plan, candidates, search
+from autotune.domains.c3.fsdp.steps import FAILED, LEAST, TIMED, WARM, Found, Plan, candidates, keep, search
 from autotune.domains.c3.fsdp.traffic import Gather, Kind, Scatter, Traffic
 from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.match import C3Level
 from autotune.domains.c3.ready import decide
 from autotune.domains.c3.scenario import Program, Scenario
-from autotune.domains.c3.strategy import forms_of, kernel_of, normalize
-from autotune.errors import UserError, first_line
+from autotune.domains.c3.strategy import forms_of, kernel_of
+from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
 from autotune.task import Artifact, Config
 from autotune.workload import digest
 
 log = logging.getLogger("autotune")
-POLICY = "steps of the program"
-"""The policy in a stored strategy's key: it was timed in the program."""
 
 
 def fsdp(model: nn.Module, *, steps: int = 0, db: str | None = None, group: dist.ProcessGroup | None = None) -> Sharded:
@@ -227,11 +223,8 @@ class Sharded:
                 ms = FAILED
         self._apply(self.found.plan, artifacts)
         if self._everyone.rank == 0:
-            try:
-                self._store(self.found, artifacts)
-            except Exception as error:  # training continues
-                why = first_line(error)
-                deployment().warn_once("fsdp store", f"autotune: FSDP2's choice is not stored: {why}")
+            scenarios = {kind: self._scenario(kind) for kind in self.found.plan}
+            keep(self.found, scenarios, artifacts, str(self._device), self._db, "FSDP2's choice")
 
     def _build(self, kinds: Mapping[Kind, int], side: str) -> dict[Kind, Artifact]:
         """Compile the kernels that candidates need, on each rank; one serves all sizes of a type."""
@@ -251,26 +244,6 @@ class Sharded:
                     made[key] = replace(parts[0], kernels=tuple(kernels.values()))
                 artifacts[kind] = made[key]
         return artifacts
-
-    def _store(self, found: Found, artifacts: Mapping[Kind, Artifact]) -> None:
-        from autotune.store import Store
-        from autotune.store.records import Key, Schedule
-
-        side, device = self._device.type, str(self._device)
-        with Store.open(self._db) as store:
-            env = store.put_environment(environment(device))
-            for kind, config in found.plan.items():
-                scenario = self._scenario(kind)
-                workload = scenario.workload()
-                where = store.put_device(place(workload, device))
-                key = Key(store.put_workload(workload), where, env, POLICY)
-                whole = None if config is None else normalize(config, scenario, side)
-                schedule = Schedule(
-                    key, whole, found.step_ms * 1e3, {"sequential": found.stock_ms * 1e3},
-                    artifacts[kind] if whole is not None and kernel_of(whole, kind.op) else None,
-                    "sequential" if whole is None else "autotune", workload.family, workload.extent,
-                )  # fmt: skip
-                store.put_schedule(schedule)
 
     def close(self) -> None:
         """Restore FSDP2's own collectives and free the buffers. A collective call, between two steps."""

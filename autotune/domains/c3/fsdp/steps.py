@@ -16,10 +16,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.device import environment
+from autotune.domain import place
 from autotune.domains.c3.fsdp.traffic import Kind
 from autotune.domains.c3.scenario import Program, Scenario
-from autotune.domains.c3.strategy import HostStrategy, Strategy, normalize
-from autotune.task import Config
+from autotune.domains.c3.strategy import HostStrategy, Strategy, kernel_of, normalize
+from autotune.errors import first_line
+from autotune.runtime.deployment import deployment
+from autotune.task import Artifact, Config
 
 WARM, TIMED = 1, 2
 """Untimed and timed steps of a block."""
@@ -32,6 +36,8 @@ MARGIN = 0.005
 """Minimum gain of a plan over stock, as a fraction of the step."""
 HEAVY = 0.01
 """Minimum share of a step's bytes for a kind to be searched; smaller ones stay with torch's own group."""
+POLICY = "steps of the program"
+"""The policy in a stored strategy's key: it was timed in the program."""
 FAILED = math.inf
 """Time of a plan that cannot run here."""
 
@@ -125,6 +131,41 @@ def search(
     if ours_ms > (1 - MARGIN) * stock_ms:
         return Found(stock, stock_ms, stock_ms, tried)
     return Found(best, ours_ms, stock_ms, tried)
+
+
+def keep(
+    found: Found,
+    scenarios: Mapping[Any, Scenario],
+    artifacts: Mapping[Any, Artifact],
+    device: str,
+    db: str | None,
+    what: str,
+) -> None:
+    """Store the strategies of a search, with the kernels that they need, for one rank of all.
+
+    Args:
+        scenarios: what the strategy of each kind is stored for.
+        artifacts: kernels by kind.
+        what: begins the warning where they cannot be stored. Training continues.
+    """
+    from autotune.store import Store
+    from autotune.store.records import Key, Schedule
+
+    try:
+        with Store.open(db) as store:
+            env = store.put_environment(environment(device))
+            for kind, config in found.plan.items():
+                workload = scenarios[kind].workload()
+                where = store.put_device(place(workload, device))
+                schedule = Schedule(
+                    Key(store.put_workload(workload), where, env, POLICY),
+                    config, found.step_ms * 1e3, {"sequential": found.stock_ms * 1e3},
+                    artifacts.get(kind) if config is not None and kernel_of(config, kind.op) else None,
+                    "sequential" if config is None else "autotune", workload.family, workload.extent,
+                )  # fmt: skip
+                store.put_schedule(schedule)
+    except Exception as error:
+        deployment().warn_once(f"{what} store", f"autotune: {what} is not stored: {first_line(error)}")
 
 
 def _typical(times: Sequence[float]) -> float:

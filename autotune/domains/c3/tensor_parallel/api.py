@@ -11,9 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autotune.device import environment
-from autotune.domain import place
-from autotune.domains.c3.fsdp.steps import BLOCK, LEAST, TIMED, WARM, Found, search
+from autotune.domains.c3.fsdp.steps import BLOCK, LEAST, TIMED, WARM, Found, keep, search
 from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.strategy import kernel_of
 from autotune.domains.c3.tensor_parallel.sites import Site, candidates, plans, sites
@@ -22,8 +20,6 @@ from autotune.runtime.deployment import deployment
 from autotune.task import Artifact, Config
 
 log = logging.getLogger("autotune")
-POLICY = "steps of the program"
-"""The policy in a stored strategy's key: it was timed in the program."""
 _built: dict[str, dict[tuple[str, int], Artifact]] = {}
 """Kernels of searches in this process, by device."""
 _ENOUGH_MS, _MOST_CALLS = 5.0, 16
@@ -131,19 +127,26 @@ class Joined:
         """Search with CUDA graphs of ``step``, for a program that captures its steps. A collective call.
 
         The host's time of a launch does not count then. Strategies have to be chosen before the program's own capture.
-        On CPUs ``step`` is called.
+        A compiled program calls it before its first step, whose graphs the search changes. On CPUs ``step`` is called.
 
         Args:
             step: enqueues one step, forward and backward, and may be captured.
             tries: number of timed plans, 8 or more.
 
         Raises:
-            UserError: ``tries`` is too small.
+            UserError: ``tries`` is too small; the step has no product that can be joined with a collective.
         """
         if tries * BLOCK < LEAST:
             raise UserError(f"autotune.tensor_parallel: a search takes {LEAST // BLOCK} plans at least, not {tries}")
         sites.seen.clear()
-        step()
+        sites.searching = True
+        try:
+            step()
+        finally:
+            sites.searching = False
+        if not sites.seen:
+            why = "the step runs no product that is joined with a collective"
+            raise UserError(f"autotune.tensor_parallel: {why}; a compiled program searches before its first step")
         trials = self._search(dict(sites.seen), tries * BLOCK)
         try:
             next(trials)
@@ -193,14 +196,13 @@ class Joined:
         assert self.found is not None
         sites.chosen.update(self.found.plan)
         if self._everyone.rank == 0:
-            try:
-                self._store(self.found, artifacts)
-            except Exception as error:  # training continues
-                text = f"autotune: the choice of tensor-parallel products is not stored: {first_line(error)}"
-                deployment().warn_once("tensor parallel store", text)
+            scenarios = {site: site.scenario for site in found}
+            keep(
+                self.found, scenarios, artifacts, str(self._device), self._db, "the choice of tensor-parallel products"
+            )
 
-    def _build(self, found: Mapping[Site, int]) -> dict[tuple[str, int], Artifact]:
-        """Compile the kernel that adds, on each rank, by dtype and number of ranks. Without it, torch adds."""
+    def _build(self, found: Mapping[Site, int]) -> dict[Site, Artifact]:
+        """Compile the kernel that adds, on each rank, once for a dtype and a number of ranks; torch adds without it."""
         from autotune.domains.c3.task import build
 
         made = _built.setdefault(str(self._device), {})
@@ -215,26 +217,7 @@ class Joined:
                     continue
             if key in made and site.op == "reduce_scatter":
                 sites.line(site.group, self._device).take(made[key], site.dtype)
-        return made
-
-    def _store(self, found: Found, artifacts: Mapping[tuple[str, int], Artifact]) -> None:
-        from autotune.store import Store
-        from autotune.store.records import Key, Schedule
-
-        device = str(self._device)
-        with Store.open(self._db) as store:
-            env = store.put_environment(environment(device))
-            for site, config in found.plan.items():
-                workload = site.scenario.workload()
-                where = store.put_device(place(workload, device))
-                key = Key(store.put_workload(workload), where, env, POLICY)
-                adds = config is not None and kernel_of(config, site.op)
-                schedule = Schedule(
-                    key, config, found.step_ms * 1e3, {"sequential": found.stock_ms * 1e3},
-                    artifacts.get((site.dtype, site.ranks)) if adds else None,
-                    "sequential" if config is None else "autotune", workload.family, workload.extent,
-                )  # fmt: skip
-                store.put_schedule(schedule)
+        return {site: made[site.dtype, site.ranks] for site in found if (site.dtype, site.ranks) in made}
 
     def close(self) -> None:
         """Return to the groups' own collectives, and free the buffers. A collective call, between two steps."""

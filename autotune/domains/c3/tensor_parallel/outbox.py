@@ -12,16 +12,29 @@ enqueues all signals of a call before it enqueues a wait for peers, so that stre
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autotune.domains.c3.collectives.symmetric import Flags, check_access, give_all, new_event, new_stream, take
+from autotune.domains.c3.collectives.symmetric import (
+    Copies,
+    Flags,
+    MemOps,
+    check_access,
+    give_all,
+    new_event,
+    new_stream,
+    take,
+)
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.tensor_parallel.panels import PARTS
 from autotune.runtime.deployment import deployment
 
+Move = tuple[int, int, int, int]
+"""A copy: its offset in the target, the peer, the offset in the peer's outbox, and the number of bytes."""
 _DONE = PARTS
 _RING = 2
 """Outboxes of a size, used in turn: a call may begin while peers still pull what the call before it published."""
@@ -42,30 +55,39 @@ class Outbox:
         self._buffer = take(group, nbytes)
         self.pointers = self._buffer.pointers
         others = self._flags.peers
-        self._ready = {(slot, p): self._flags.tell(slot, [p]) for slot in range(PARTS) for p in others}
+        self._ready: dict[tuple[int, tuple[int, ...]], MemOps] = {}
         self._arrived = {(slot, p): self._flags.wait(slot, [p]) for slot in range(PARTS) for p in others}
-        self._all_ready, self._all_arrived = self._flags.tell(0), self._flags.wait(0)
+        self._all_arrived = self._flags.wait(0)
         self._done, self._free = self._flags.tell(_DONE), self._flags.wait(_DONE)
         self._done(torch.cuda.current_stream().cuda_stream)
+        self._views: dict[tuple[torch.dtype, tuple[int, ...]], Tensor] = {}
 
     def view(self, like: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The outbox as a tensor of ``shape``."""
-        numel = 1
-        for extent in shape:
-            numel *= extent
-        return self._buffer.view(like.dtype, numel).view(shape)
+        """The outbox as a tensor of ``shape``, with the dtype of ``like``."""
+        found = self._views.get((like.dtype, shape))
+        if found is None:
+            found = self._buffer.view(like.dtype, math.prod(shape)).view(shape)
+            self._views[like.dtype, shape] = found
+        return found
 
     def open(self, stream: int) -> None:
         """Wait until the peers have pulled the last call's rows."""
         self._free(stream)
 
-    def publish(self, stream: int, slot: int = 0, peer: int | None = None) -> None:
-        """Signal to ``peer``, or to all peers, that the rows of ``slot`` may be read."""
-        (self._all_ready if peer is None else self._ready[slot, peer])(stream)
+    def publish(self, stream: int, slot: int = 0, peers: tuple[int, ...] = ()) -> None:
+        """Signal to ``peers``, or to all without them, that the rows of ``slot`` may be read."""
+        told = self._ready.get((slot, peers))
+        if told is None:
+            told = self._ready[slot, peers] = self._flags.tell(slot, peers or None)
+        told(stream)
 
     def arrival(self, stream: int, peer: int | None = None, slot: int = 0) -> None:
         """Wait until ``peer`` has published the rows of ``slot``; None for all peers' first slot."""
         (self._all_arrived if peer is None else self._arrived[slot, peer])(stream)
+
+    def pull(self, stream: int, target: int, moves: Sequence[Move]) -> None:
+        """Copy rows of peers to the memory that begins at address ``target``."""
+        Copies([(target + at, self.pointers[peer] + begin, size) for at, peer, begin, size in moves])(stream)
 
     def release(self, stream: int) -> None:
         """Signal to all peers that their rows have been pulled."""

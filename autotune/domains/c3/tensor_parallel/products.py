@@ -6,7 +6,9 @@ contiguous, except the second factors, which may be transposed.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,8 +18,8 @@ from torch import Tensor
 from autotune.domains.c3.collectives.host import all_gather, reduce_scatter
 from autotune.domains.c3.collectives.nccl import DTYPES
 from autotune.domains.c3.collectives.sm import launch
-from autotune.domains.c3.collectives.symmetric import Copies, Copy, new_event
-from autotune.domains.c3.tensor_parallel.outbox import Exchange, Outbox
+from autotune.domains.c3.collectives.symmetric import new_event
+from autotune.domains.c3.tensor_parallel.outbox import Exchange, Move
 from autotune.domains.c3.tensor_parallel.panels import Panel, panels, sender
 from autotune.task import Artifact, Kernel
 
@@ -38,6 +40,7 @@ class Line:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.kernels: dict[torch.dtype, Kernel] = {}
         self._begun: dict[int, tuple[Any, Any]] = {}
+        self._moved: list[Any] = []
 
     def take(self, artifact: Artifact | None, dtype: str) -> None:
         """Use the kernel of a stored strategy, or of a search."""
@@ -66,74 +69,42 @@ class Line:
         batches, rows, width = x.shape
         gathered = _empty(x, batches, self.ranks * rows, width)
         results = [_empty(x, batches, self.ranks * rows, factor.shape[1]) for factor in factors]
-        order = panels(self.rank, self.ranks, chunks)
         box = self.exchange.outbox(x.nbytes) if engine == "copy" and self.exchange is not None else None
         if box is None or self.exchange is None:
             self._gather(gathered, x)
-            for panel in order:
-                _multiply(gathered, factors, results, panel.rows(rows), panel.rows(rows))
+            for panel in panels(self.rank, self.ranks, chunks):
+                span = panel.rows(rows)
+                _multiply(_rows(gathered, span), factors, results, span)
             return gathered, results
-        self._gather_by_panels(box, self.exchange, x, gathered, factors, results, order, lanes)
-        return gathered, results
-
-    def _gather_by_panels(
-        self,
-        box: Outbox,
-        exchange: Exchange,
-        x: Tensor,
-        gathered: Tensor,
-        factors: Sequence[Tensor],
-        results: Sequence[Tensor],
-        order: Sequence[Panel],
-        lanes: int,
-    ) -> None:
-        main, rows = torch.cuda.current_stream(), x.shape[1]
+        line = width * x.itemsize
+        own, rest = _gather_steps(self.rank, self.ranks, chunks, batches, rows, line)
+        main = torch.cuda.current_stream()
         box.open(main.cuda_stream)
-        _copy(x, box.view(x, tuple(x.shape)))
+        _copy(x, [box.view(x, (batches, rows, width)), gathered[:, self.rank * rows : (self.rank + 1) * rows]])
         box.publish(main.cuda_stream)
-        copying, computing = exchange.fork(main, lanes)
-        own, span = gathered[:, self.rank * rows : (self.rank + 1) * rows], order[0].rows(rows)
-        if order[0].shards == range(self.rank, self.rank + 1):
-            _multiply(x, factors, results, (0, rows), span)
-            with torch.cuda.stream(computing.at(1)):
-                _copy(x, own)
-            rest = order[1:]
-        else:
-            _copy(x, own)
-            rest = order
-        arrivals = []
-        for k, panel in enumerate(rest):
+        copying, computing = self.exchange.fork(main, lanes)
+        if own is not None:
+            _multiply(x, factors, results, own)
+        target, arrivals = gathered.data_ptr(), []
+        for k, (_, moves) in enumerate(rest):
             stream = copying.at(k)
             if k == 0:
                 box.arrival(stream.cuda_stream)
-                come = exchange.event(stream)
-            elif k < len(copying.streams):
+                come = self.exchange.event(stream) if lanes > 1 else None
+            elif k < lanes:
                 stream.wait_event(come)
-            for peer in _from_next(panel, self.rank):
-                Copies(self._into_gathered(box, gathered, peer, rows, panel))(stream.cuda_stream)
-            arrivals.append(exchange.event(stream))
-        copying.join(copying.streams[0])
-        box.release(copying.streams[0].cuda_stream)
-        for k, (panel, arrived) in enumerate(zip(rest, arrivals, strict=True), len(order) - len(rest)):
+            box.pull(stream.cuda_stream, target, moves)
+            if k == len(rest) - 1:
+                copying.join(stream)
+                box.release(stream.cuda_stream)
+            arrivals.append(self.exchange.event(stream))
+        for k, ((span, _), arrived) in enumerate(zip(rest, arrivals, strict=True), own is not None):
             stream = computing.at(k)
             stream.wait_event(arrived)
-            with torch.cuda.stream(stream):
-                _multiply(gathered, factors, results, panel.rows(rows), panel.rows(rows))
+            with _on(stream, main):
+                _multiply(_rows(gathered, span), factors, results, span)
         computing.join(main)
-        copying.join(main)
-
-    def _into_gathered(self, box: Outbox, gathered: Tensor, peer: int, rows: int, panel: Panel) -> list[Copy]:
-        line = gathered.shape[2] * gathered.itemsize
-        low, high = panel.within(rows)
-        target, source = gathered.data_ptr(), box.pointers[peer]
-        return [
-            (
-                target + (batch * gathered.shape[1] + peer * rows + low) * line,
-                source + (batch * rows + low) * line,
-                (high - low) * line,
-            )
-            for batch in range(gathered.shape[0])
-        ]
+        return gathered, results
 
     def _gather(self, gathered: Tensor, x: Tensor) -> None:
         """The group's own all-gather along dimension 1."""
@@ -165,53 +136,37 @@ class Line:
         batches, total, _ = left[0].shape
         rows, width = total // self.ranks, factors[0].shape[1]
         parts = _empty(left[0], self.ranks, batches, rows, width)
-        order = panels(self.rank, self.ranks, chunks)[::-1]
         box = self.exchange.outbox(parts.nbytes) if engine == "copy" and self.exchange is not None else None
         if box is None or self.exchange is None:
-            self._begin_stock(left, factors, parts, order)
+            self._begin_stock(left, factors, parts, panels(self.rank, self.ranks, chunks)[::-1])
             return parts
         exchange, main = self.exchange, torch.cuda.current_stream()
+        products, moves = _scatter_steps(self.rank, self.ranks, chunks, batches, rows, width * parts.itemsize)
         box.open(main.cuda_stream)
         whole = box.view(parts, (batches, total, width))
         copying, computing = exchange.fork(main, lanes)
-        for k, panel in enumerate(order):
-            stream, span = computing.at(k), panel.rows(rows)
-            with torch.cuda.stream(stream):
-                if panel.shards == range(self.rank, self.rank + 1):
-                    _add(left, factors, parts[self.rank], span, (0, rows))
+        for k, (span, part, peers, own) in enumerate(products):
+            stream = computing.at(k)
+            with _on(stream, main):
+                if not peers:
+                    _add(left, factors, parts[self.rank], span)
                     continue
-                _add(left, factors, whole, span, span)
-                if self.rank in panel.shards:
-                    _copy(whole[:, self.rank * rows : (self.rank + 1) * rows], parts[self.rank])
-            for peer in panel.shards:
-                if peer != self.rank:
-                    box.publish(stream.cuda_stream, panel.part, peer)
+                _add(left, factors, _rows(whole, span), span)
+                if own:
+                    _copy(whole[:, self.rank * rows : (self.rank + 1) * rows], [parts[self.rank]])
+            box.publish(stream.cuda_stream, part, peers)
         computing.join(main)
-        owners = [(owner, panel) for panel in order for owner in panel.shards if owner != self.rank]
-        for k, (owner, panel) in enumerate(owners):
-            peer, stream = sender(self.rank, self.ranks, owner), copying.at(k)
-            box.arrival(stream.cuda_stream, peer, panel.part)
-            Copies(self._into_parts(box, parts, peer, panel))(stream.cuda_stream)
+        target = parts.data_ptr()
+        for k, (peer, part, pulled) in enumerate(moves):
+            stream = copying.at(k)
+            box.arrival(stream.cuda_stream, peer, part)
+            box.pull(stream.cuda_stream, target, pulled)
         copying.join(copying.streams[0])
         box.release(copying.streams[0].cuda_stream)
-        moved = new_event()  # one of its own: other calls may come before end_scatter
+        moved = self._moved.pop() if self._moved else new_event()  # other calls may come before end_scatter
         moved.record(copying.streams[0])
-        self._begun[parts.data_ptr()] = (None, moved)
+        self._begun[target] = (None, moved)
         return parts
-
-    def _into_parts(self, box: Outbox, parts: Tensor, peer: int, panel: Panel) -> list[Copy]:
-        _, batches, rows, width = parts.shape
-        line = width * parts.itemsize
-        low, high = panel.within(rows)
-        target, source = parts.data_ptr(), box.pointers[peer]
-        return [
-            (
-                target + ((peer * batches + batch) * rows + low) * line,
-                source + (batch * self.ranks * rows + self.rank * rows + low) * line,
-                (high - low) * line,
-            )
-            for batch in range(batches)
-        ]
 
     def _begin_stock(
         self, left: Sequence[Tensor], factors: Sequence[Tensor], parts: Tensor, order: Sequence[Panel]
@@ -220,7 +175,7 @@ class Line:
         _, batches, rows, width = parts.shape
         whole = parts.view(batches, self.ranks * rows, width)
         for panel in order:
-            _add(left, factors, whole, panel.rows(rows), panel.rows(rows))
+            _add(left, factors, _rows(whole, panel.rows(rows)), panel.rows(rows))
         if batches > 1:
             parts.copy_(whole.view(batches, self.ranks, rows, width).transpose(0, 1).clone())
         out = _empty(parts, batches, rows, width)
@@ -236,6 +191,7 @@ class Line:
             return stock
         main = torch.cuda.current_stream()
         main.wait_event(found)
+        self._moved.append(found)
         kernel = self.kernels.get(parts.dtype)
         if kernel is None:
             return parts.sum(0)
@@ -245,38 +201,94 @@ class Line:
         return out
 
 
-def _from_next(panel: Panel, rank: int) -> list[int]:
-    """The peers in a panel; those after ``rank`` first, so that ranks read from different peers."""
-    others = [shard for shard in panel.shards if shard != rank]
-    return sorted(others, key=lambda shard: shard ^ rank)
+@lru_cache(maxsize=1024)
+def _gather_steps(
+    rank: int, ranks: int, chunks: int, batches: int, rows: int, line: int
+) -> tuple[tuple[int, int] | None, tuple[tuple[tuple[int, int], tuple[Move, ...]], ...]]:
+    """The rows of the product that needs no copy, and the rows of the others, with the copies that each waits for.
+
+    Args:
+        line: bytes of a row.
+    """
+    order = panels(rank, ranks, chunks)
+    begins = order[0].shards == range(rank, rank + 1)
+    rest = []
+    for panel in order[begins:]:
+        low, high = panel.within(rows)
+        # The peers after this rank come first, so that ranks read from different peers.
+        others = sorted((shard for shard in panel.shards if shard != rank), key=lambda shard: shard ^ rank)
+        moves = tuple(
+            (((batch * ranks + peer) * rows + low) * line, peer, (batch * rows + low) * line, (high - low) * line)
+            for peer in others
+            for batch in range(batches)
+        )
+        rest.append((panel.rows(rows), moves))
+    return order[0].rows(rows) if begins else None, tuple(rest)
+
+
+@lru_cache(maxsize=1024)
+def _scatter_steps(
+    rank: int, ranks: int, chunks: int, batches: int, rows: int, line: int
+) -> tuple[
+    tuple[tuple[tuple[int, int], int, tuple[int, ...], bool], ...], tuple[tuple[int, int, tuple[Move, ...]], ...]
+]:
+    """The products of a scatter in their order, and the copies from peers.
+
+    Returns:
+        of each product: its rows, the part of its shard, the peers that wait for it, and True if it has the own shard
+        too. Of each peer's part: the peer, the part, and the copies.
+    """
+    order = panels(rank, ranks, chunks)[::-1]
+    products, moves = [], []
+    for panel in order:
+        low, high = panel.within(rows)
+        others = tuple(shard for shard in panel.shards if shard != rank)
+        products.append((panel.rows(rows), panel.part, others, len(others) < len(panel.shards)))
+        for owner in others:
+            peer = sender(rank, ranks, owner)
+            pulled = tuple(
+                (
+                    ((peer * batches + batch) * rows + low) * line, peer,
+                    ((batch * ranks + rank) * rows + low) * line, (high - low) * line,
+                )
+                for batch in range(batches)
+            )  # fmt: skip
+            moves.append((peer, panel.part, pulled))
+    return tuple(products), tuple(moves)
 
 
 def _empty(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
-def _copy(source: Tensor, *targets: Tensor) -> None:
+def _rows(matrices: Tensor, span: tuple[int, int]) -> Tensor:
+    """Rows ``span`` of every batch."""
+    return matrices[:, span[0] : span[1]]
+
+
+def _on(stream: Any, main: Any) -> Any:
+    """A context manager that makes ``stream`` current, where ``main`` is."""
+    return contextlib.nullcontext() if stream is main else torch.cuda.stream(stream)
+
+
+def _copy(source: Tensor, targets: Sequence[Tensor]) -> None:
     """Copy to each target, by one kernel if all are contiguous."""
     if source.shape[0] == 1:  # a slice of one batch is contiguous, but has other strides
-        source, targets = source[0], tuple(target[0] for target in targets)
+        source, targets = source[0], [target[0] for target in targets]
     torch._foreach_copy_(list(targets), [source] * len(targets))
 
 
-def _multiply(
-    source: Tensor, factors: Sequence[Tensor], results: Sequence[Tensor], span: tuple[int, int], to: tuple[int, int]
-) -> None:
-    """Products of rows ``span`` of every batch, written to rows ``to`` of the results."""
+def _multiply(source: Tensor, factors: Sequence[Tensor], results: Sequence[Tensor], to: tuple[int, int]) -> None:
+    """Products of every batch, written to rows ``to`` of the results."""
     for factor, result in zip(factors, results, strict=True):
         for batch in range(source.shape[0]):
-            torch.mm(source[batch, span[0] : span[1]], factor, out=result[batch, to[0] : to[1]])
+            torch.mm(source[batch], factor, out=result[batch, to[0] : to[1]])
 
 
-def _add(
-    left: Sequence[Tensor], factors: Sequence[Tensor], target: Tensor, span: tuple[int, int], to: tuple[int, int]
-) -> None:
-    """Sums of products of rows ``span``, written to rows ``to`` of the target."""
+def _add(left: Sequence[Tensor], factors: Sequence[Tensor], target: Tensor, span: tuple[int, int]) -> None:
+    """Sums of products of rows ``span``, written to the target."""
     for batch in range(target.shape[0]):
-        out = target[batch, to[0] : to[1]]
+        out = target[batch]
         torch.mm(left[0][batch, span[0] : span[1]], factors[0], out=out)
         for other, factor in zip(left[1:], factors[1:], strict=True):
             out.addmm_(other[batch, span[0] : span[1]], factor)
