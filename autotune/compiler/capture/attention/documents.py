@@ -1,4 +1,4 @@
-"""Recognition of masks of packed documents: a query sees keys of its own document alone.
+"""Recognition of masks of packed documents: a query sees only keys of its own document.
 
 Such a mask is an ``and`` with a part that compares a number of each query with a number of each key. The other parts
 may be anything, for example a triangle, or a comparison of positions. This is a reason to compute attention by spans
