@@ -1,13 +1,14 @@
 """Masks that come with the data, on a GPU: results, gradients and times.
 
     python tests/gpu/masks_check.py --part check     # results and gradients against fp64
+    python tests/gpu/masks_check.py --part check --masks documents
     python tests/gpu/masks_check.py --part time      # microseconds of one attention, forward and backward
     python tests/gpu/masks_check.py --part step --models bert_large --lock FILE
 
-Each function takes queries, keys, values and a mask of keys ``[B, S]``. Inductor compiles it as it is written and after
-:func:`rewrite_attention`. A step is one of training: forward, backward and fused AdamW. Nothing else is
-rewritten, and no stored kernel runs, so a ratio is what masks alone bring. Times are by replays of a CUDA graph, and of
-steps launched from Python, in turn; ``--lock`` keeps several processes from timing at once.
+Each function takes queries, keys, values and a mask of keys ``[B, S]``, or numbers of documents. Inductor compiles it
+as it is written and after :func:`rewrite_attention`. A step is one of training: forward, backward and fused AdamW.
+Nothing else is rewritten, and no stored kernel runs, so a ratio is what masks alone bring. Times are by replays of a
+CUDA graph, and of steps launched from Python, in turn; ``--lock`` keeps several processes from timing at once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,6 @@ from torch import Tensor
 from autotune.compiler.capture.attention import kernels, rewrite_attention
 from tests.gpu.command import keep
 
-KINDS = ("ones", "right", "left", "holes", "empty")
 SHAPES: dict[str, tuple[int, int, int, int, int, bool, int]] = {
     "bert": (16, 16, 16, 512, 64, False, 0),
     "encoder 2048": (4, 14, 14, 2048, 64, False, 0),
@@ -43,6 +44,12 @@ SHAPES: dict[str, tuple[int, int, int, int, int, bool, int]] = {
     "window": (4, 32, 8, 2048, 128, True, 512),
 }
 """Batch, heads, heads of keys, length, head size, causal, window."""
+PACKED: dict[str, tuple[int, int, int, int, int, bool, int]] = {
+    "packed": (1, 32, 8, 4096, 64, True, 0),
+    "packed, 128 wide": (1, 32, 8, 4096, 128, True, 0),
+    "packed, 4 rows": (4, 14, 2, 2048, 64, True, 0),
+    "packed encoder": (4, 16, 16, 2048, 64, False, 0),
+}
 SMALL: dict[str, tuple[int, int, int, int, int, bool, int]] = {
     "encoder": (4, 4, 4, 200, 64, False, 0),
     "encoder, groups": (4, 8, 2, 256, 128, False, 0),
@@ -50,6 +57,12 @@ SMALL: dict[str, tuple[int, int, int, int, int, bool, int]] = {
     "decoder": (4, 4, 4, 333, 64, True, 0),
     "decoder, groups": (4, 8, 2, 512, 128, True, 0),
     "window": (4, 8, 2, 512, 128, True, 100),
+}
+SMALL_PACKED: dict[str, tuple[int, int, int, int, int, bool, int]] = {
+    "packed decoder": (2, 4, 4, 333, 64, True, 0),
+    "packed decoder, groups": (2, 8, 2, 512, 128, True, 0),
+    "packed decoder, 80 wide": (1, 4, 4, 600, 80, True, 0),
+    "packed encoder": (3, 8, 2, 400, 64, False, 0),
 }
 
 
@@ -107,12 +120,64 @@ def run(fn: Callable[..., Tensor], given: Sequence[Tensor], grad: Tensor, *rest:
     return [out.detach(), *torch.autograd.grad(out, given, grad)]
 
 
-def reference(given: Sequence[Tensor], grad: Tensor, mask: Tensor, causal: bool, window: int) -> list[Tensor]:
+def by_documents(q: Tensor, k: Tensor, v: Tensor, given: Tensor, causal: bool, window: int, p: float) -> Tensor:
+    """The same for numbers of documents ``[B, S]``."""
+    b, h, s, d = q.shape
+    place = torch.arange(s, device=q.device)
+    mask = (given[:, :, None] == given[:, None, :])[:, None]
+    if causal:
+        mask = mask & (place <= place[:, None])
+    k, v = (x[:, :, None].expand(b, x.shape[1], h // x.shape[1], s, d).reshape(b, h, s, d) for x in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p).transpose(1, 2).contiguous()
+
+
+def documents(kind: str, batch: int, length: int, device: str) -> Tensor:
+    """int64 [B, S], the number of each position's document."""
+    place = torch.arange(length, device=device).expand(batch, length)
+    ends = torch.tensor([0.17, 0.22, 0.56, 0.67, 0.76, 0.98], device=device) * length
+    several = (place[..., None] >= ends).sum(-1)
+    made = {
+        "one text": torch.zeros_like(place),
+        "7 texts": several,
+        "short texts": place * 16 // length,
+        "padded": torch.where(place >= 0.8 * length, -1, several),
+        "apart": several % 3,
+        "holes": place % 3,
+    }
+    return made[kind].contiguous()
+
+
+@dataclass(frozen=True)
+class Family:
+    """Masks of one kind: those that are checked and timed, the program, and what a query sees."""
+
+    kinds: tuple[str, ...]
+    timed: tuple[str, ...]
+    make: Callable[[str, int, int, str], Tensor]
+    program: Callable[..., Tensor]
+    small: dict[str, tuple[int, int, int, int, int, bool, int]]
+    shapes: dict[str, tuple[int, int, int, int, int, bool, int]]
+    seen: Callable[[Tensor], Tensor]
+    dropout: bool
+
+
+KEYS = Family(
+    ("ones", "right", "left", "holes", "empty"), ("ones", "right", "left", "holes"), valid_keys, attention, SMALL,
+    SHAPES, lambda given: given.bool()[:, None, None, :], True,
+)  # fmt: skip
+DOCUMENTS = Family(
+    ("one text", "7 texts", "short texts", "padded", "apart", "holes"),
+    ("one text", "7 texts", "short texts", "apart", "holes"), documents, by_documents, SMALL_PACKED,
+    PACKED, lambda given: (given[:, :, None] == given[:, None, :])[:, None], False,
+)  # fmt: skip
+
+
+def reference(given: Sequence[Tensor], grad: Tensor, seen: Tensor, causal: bool, window: int) -> list[Tensor]:
     """In fp64; a query that sees no key gets zeros."""
     q, k, v = (x.detach().double().requires_grad_() for x in given)
     s = q.shape[2]
     back = torch.arange(s, device=q.device)[:, None] - torch.arange(s, device=q.device)[None, :]
-    seen = mask.bool()[:, None, None, :] & ((back >= 0) | (not causal)) & ((back < window) | (not window))
+    seen = seen & ((back >= 0) | (not causal)) & ((back < window) | (not window))
     few = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     k_, v_ = few
     scores = (q @ k_.transpose(-1, -2) * q.shape[-1] ** -0.5).masked_fill(~seen, -1e30)
@@ -126,21 +191,21 @@ def apart(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
     return max(float(((a.double() - b).abs().max() / b.abs().max()).nan_to_num(1e9)) for a, b in pairs)
 
 
-def check(device: str) -> list[dict[str, Any]]:
+def check(device: str, family: Family) -> list[dict[str, Any]]:
     found = []
-    for name, shape in SMALL.items():
+    for name, shape in family.small.items():
         causal, window = shape[5:]
         given = inputs(shape, device)
         grad = torch.randn(shape[0], shape[3], shape[1], shape[4], device=device, dtype=torch.bfloat16)
         changed: list[int] = []
         torch._dynamo.reset()
-        compiled = torch.compile(attention, backend=ways(changed)["rewritten"], dynamic=False)
+        compiled = torch.compile(family.program, backend=ways(changed)["rewritten"], dynamic=False)
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
-            few = {kind: valid_keys(kind, shape[0], shape[3], device) for kind in KINDS}
-            written = {kind: run(attention, given, grad, few[kind], causal, window, 0.0) for kind in KINDS}
-        for kind in KINDS:
+            few = {kind: family.make(kind, shape[0], shape[3], device) for kind in family.kinds}
+            written = {kind: run(family.program, given, grad, few[kind], causal, window, 0.0) for kind in family.kinds}
+        for kind in family.kinds:
             torch.full((1 << 26,), float("nan"), device=device)  # what the allocator hands out next
-            want = reference(given, grad, few[kind], causal, window)
+            want = reference(given, grad, family.seen(few[kind]), causal, window)
             ours, theirs = (
                 apart(x, want) for x in (run(compiled, given, grad, few[kind], causal, window, 0.0), written[kind])
             )
@@ -149,23 +214,25 @@ def check(device: str) -> list[dict[str, Any]]:
                 {"case": name, "mask": kind, "error": ours, "written": theirs, "changed": changed, "right": right}
             )
             print("ok   " if right else "WRONG", found[-1], flush=True)
-        found.append(dropped(name, shape, device))
-        print("ok   " if found[-1]["right"] else "WRONG", found[-1], flush=True)
-    found.append(deployed(device))
+        if family.dropout:
+            found.append(dropped(name, shape, device))
+            print("ok   " if found[-1]["right"] else "WRONG", found[-1], flush=True)
+    found.append(deployed(device, family))
     print("ok   " if found[-1]["right"] else "WRONG", found[-1], flush=True)
     return found
 
 
-def deployed(device: str) -> dict[str, Any]:
+def deployed(device: str, family: Family) -> dict[str, Any]:
     """By ``backend="autotune"``: a layer whose regions surround attention."""
     import autotune
 
-    shape = SMALL["decoder, groups"]
-    given, mask = inputs(shape, device), valid_keys("right", shape[0], shape[3], device)
+    shape, kind = list(family.small.values())[1], family.kinds[1]
+    causal = shape[5]
+    given, mask = inputs(shape, device), family.make(kind, shape[0], shape[3], device)
     grad = torch.randn(shape[0], shape[3], shape[1], shape[4], device=device, dtype=torch.bfloat16)
 
     def layer(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        return F.silu(attention(F.silu(q), k * 2, v + 1, mask, True, 0, 0.0))
+        return F.silu(family.program(F.silu(q), k * 2, v + 1, mask, causal, 0, 0.0))
 
     torch._dynamo.reset()
     before = autotune.counters().attention
@@ -175,7 +242,7 @@ def deployed(device: str) -> dict[str, Any]:
     changed, error = autotune.counters().attention - before, apart(ours, want)
     return {
         "case": "deployed",
-        "mask": "right",
+        "mask": kind,
         "error": error,
         "changed": changed,
         "right": error < 0.05 and changed == 1,
@@ -188,7 +255,7 @@ def dropped(name: str, shape: tuple[Any, ...], device: str) -> dict[str, Any]:
     torch._dynamo.reset()
     compiled = torch.compile(attention, backend=ways([])["rewritten"], dynamic=False)
     worst, means = 0.0, []
-    for kind in KINDS:
+    for kind in KEYS.kinds:
         given, mask = inputs(shape, device), valid_keys(kind, shape[0], shape[3], device)
         grad = torch.randn(shape[0], shape[3], shape[1], shape[4], device=device, dtype=torch.bfloat16)
         out, _, _, dv = run(compiled, given, grad, mask, causal, window, 0.25)
@@ -196,7 +263,7 @@ def dropped(name: str, shape: tuple[Any, ...], device: str) -> dict[str, Any]:
         worst = max(worst, float((left - right).abs() / (out.double() * grad.double()).square().sum().sqrt()))
         ones = [*given[:2], torch.ones_like(given[2]).requires_grad_()]
         sums = run(compiled, ones, grad, mask, causal, window, 0.25)[0].double().mean(-1)
-        seen = reference(ones, grad, mask, causal, window)[0].mean(-1) > 0
+        seen = reference(ones, grad, KEYS.seen(mask), causal, window)[0].mean(-1) > 0
         means.append(float(sums[seen].mean()))
     right = worst < 0.1 and all(abs(m - 1) < 0.02 for m in means)
     return {"case": name, "mask": "dropout", "apart": worst, "means": means, "right": right}
@@ -242,9 +309,9 @@ def to_launch(call: Callable[[], Any]) -> float:
     return statistics.median(taken)
 
 
-def timed(device: str) -> list[dict[str, Any]]:
+def timed(device: str, family: Family) -> list[dict[str, Any]]:
     found = []
-    for name, shape in SHAPES.items():
+    for name, shape in family.shapes.items():
         causal, window = shape[5:]
         for p in (0.0, 0.1) if name == "bert" else (0.0,):
             given = inputs(shape, device)
@@ -252,13 +319,13 @@ def timed(device: str) -> list[dict[str, Any]]:
             compiled = {}
             for way, backend in ways([]).items():
                 torch._dynamo.reset()
-                compiled[way] = torch.compile(attention, backend=backend, dynamic=False)
-                run(compiled[way], given, grad, valid_keys("ones", shape[0], shape[3], device), causal, window, p)
-            mask = valid_keys("ones", shape[0], shape[3], device)
+                compiled[way] = torch.compile(family.program, backend=backend, dynamic=False)
+                mask = family.make(family.kinds[0], shape[0], shape[3], device)
+                run(compiled[way], given, grad, mask, causal, window, p)
             rest = mask, causal, window, p
             replays = {w: graph_of(functools.partial(run, fn, given, grad, *rest), 5) for w, fn in compiled.items()}
-            for kind in ("ones", "right", "left", "holes"):
-                mask.copy_(valid_keys(kind, shape[0], shape[3], device))
+            for kind in family.timed:
+                mask.copy_(family.make(kind, shape[0], shape[3], device))
                 us = {way: ms * 200 for way, ms in in_turn(replays, 7).items()}
                 found.append({"case": name, "dropout": p, "mask": kind, **us, "ratio": us["written"] / us["rewritten"]})
                 print({k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()}, flush=True)
@@ -281,6 +348,8 @@ def models() -> dict[str, tuple[Callable[[], torch.nn.Module], int, int]]:
         "bert_large": (lambda: t.BertForMaskedLM(bert), 16, 512),
         "llama_1b": (lambda: t.LlamaForCausalLM(llama), 4, 2048),
         "qwen3_0.6b": (lambda: t.Qwen3ForCausalLM(qwen), 4, 2048),
+        "llama_packed": (lambda: t.LlamaForCausalLM(llama), 1, 4096),
+        "qwen3_packed": (lambda: t.Qwen3ForCausalLM(qwen), 1, 4096),
     }
 
 
@@ -295,6 +364,13 @@ def locked(path: str | None, how: int) -> Iterator[None]:
         yield
 
 
+def positions(which: Tensor) -> Tensor:
+    """Positions that begin at 0 with each document."""
+    begins = torch.diff(which, prepend=which[:, :1] - 1) != 0
+    place = torch.arange(which.shape[1], device=which.device).expand_as(which)
+    return place - torch.where(begins, place, 0).cummax(-1).values
+
+
 def step(name: str, device: str, lock: str | None) -> list[dict[str, Any]]:
     make, batch, length = models()[name]
     torch.manual_seed(0)
@@ -302,8 +378,21 @@ def step(name: str, device: str, lock: str | None) -> list[dict[str, Any]]:
         model = make().to(torch.bfloat16).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True, capturable=True)
     ids = torch.randint(5, 30000, (batch, length), device=device)
-    masks = {kind: valid_keys(kind, batch, length, device) for kind in ("ones", "right", "left")}
-    mask, labels = masks["ones"].clone(), ids.clone()
+    packed = name.endswith("packed")
+    model.config.use_cache = model.config.use_cache and not packed
+    if packed:
+        family, kinds = DOCUMENTS, ("one text", "7 texts", "short texts")
+        masks = {kind: positions(documents(kind, batch, length, device)) for kind in kinds}
+    else:
+        family, kinds = KEYS, ("ones", "right", "left")
+        masks = {kind: valid_keys(kind, batch, length, device) for kind in kinds}
+    mask, labels = masks[kinds[0]].clone(), ids.clone()
+
+    def fill(kind: str) -> None:
+        mask.copy_(masks[kind])
+        if family is KEYS:
+            labels.copy_(torch.where(mask.bool(), ids, -100))
+
     changed: list[int] = []
     steps, peaks = {}, {}
     for way, backend in ways(changed).items():
@@ -312,7 +401,8 @@ def step(name: str, device: str, lock: str | None) -> list[dict[str, Any]]:
 
         def one(compiled: Any = compiled) -> Tensor:
             optimizer.zero_grad(set_to_none=True)
-            loss = compiled(input_ids=ids, attention_mask=mask, labels=labels).loss
+            given = {"position_ids": mask} if packed else {"attention_mask": mask}
+            loss = compiled(input_ids=ids, labels=labels, **given).loss
             loss.backward()
             optimizer.step()
             return loss.detach()
@@ -330,8 +420,7 @@ def step(name: str, device: str, lock: str | None) -> list[dict[str, Any]]:
     with locked(lock, fcntl.LOCK_EX):
         launched, host = {}, {}
         for kind in masks:
-            mask.copy_(masks[kind])
-            labels.copy_(torch.where(mask.bool(), ids, -100))
+            fill(kind)
             in_turn(steps, 2)
             launched[kind] = in_turn(steps, 9)
             host[kind] = {way: to_launch(one) for way, one in steps.items()}
@@ -344,8 +433,7 @@ def step(name: str, device: str, lock: str | None) -> list[dict[str, Any]]:
                 print(f"{name} {way}: not captured: {repr(error)[:200]}", flush=True)
                 continue
             for kind in masks:
-                mask.copy_(masks[kind])
-                labels.copy_(torch.where(mask.bool(), ids, -100))
+                fill(kind)
                 replayed.setdefault(kind, {})[way] = in_turn({way: replay}, 9)[way]
             del replay
     for kind in masks:
@@ -364,6 +452,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--part", choices=("check", "time", "step"), default="check")
+    parser.add_argument("--masks", choices=("keys", "documents"), default="keys", help="of the parts check and time")
     parser.add_argument("--models", nargs="+", default=["bert_large", "llama_1b", "qwen3_0.6b"])
     parser.add_argument("--lock", help="a file that only one process holds while it times")
     args = parser.parse_args()
@@ -375,8 +464,8 @@ def main() -> int:
         return 0
     kernels.LEAST_QUERIES = 0  # also where a step launched from Python gains nothing
     with locked(args.lock, fcntl.LOCK_SH if args.part == "check" else fcntl.LOCK_EX):
-        found = check(args.device) if args.part == "check" else timed(args.device)
-    keep(f"masks_{args.part}", found)
+        found = (check if args.part == "check" else timed)(args.device, KEYS if args.masks == "keys" else DOCUMENTS)
+    keep(f"masks_{args.part}_{args.masks}", found)
     print("wrong:", sum(not one.get("right", True) for one in found), "of", len(found))
     return 0 if all(one.get("right", True) for one in found) else 1
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import autotune
 from autotune.compiler.capture.attention import rules
+from tests.support.compiler import spanned_attention  # noqa: F401
 from tests.support.compiler.padded_attention import REFERENCE
 
 transformers = pytest.importorskip("transformers")
@@ -41,17 +42,33 @@ def masks() -> dict[str, Tensor]:
 @pytest.mark.parametrize(("make", "apart"), [(bert, 1e-9), (llama, 1e-5)])  # Llama's norms compute in fp32
 def test_a_training_step_with_a_mask(make: Any, apart: float, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "kernel_of", lambda *call: REFERENCE)
+    agree(make(), [{"attention_mask": mask} for mask in masks().values()], apart)
+
+
+def test_a_training_step_of_packed_documents(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "has_spans", lambda *call: True)
+    given = []
+    for cuts in ([TOKENS], [5, 7], [1, 1, 8, 2], [1] * TOKENS):
+        packed = torch.cat([torch.arange(count) for count in cuts])
+        given.append({"position_ids": torch.stack([packed, torch.arange(TOKENS), packed.flip(0).sort().values])})
+    model = llama()
+    model.config.use_cache = False  # with a cache, transformers takes positions for those of one text
+    agree(model, given, 1e-5)
+
+
+def agree(made: Any, given: list[dict[str, Tensor]], apart: float) -> None:
+    """Assert that two layers run by other kernels, with eager mode's results and gradients."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = make().double().train()
+    model = made.double().train()
     reference = copy.deepcopy(model)
     run = torch.compile(model, backend="autotune")
     ids = torch.arange(BATCH * TOKENS).reshape(BATCH, TOKENS) + 3
-    for mask in masks().values():
+    for more in given:
         for one in (model, reference):
             one.zero_grad()
-        ours = run(input_ids=ids, attention_mask=mask, labels=ids)
-        theirs = reference(input_ids=ids, attention_mask=mask, labels=ids)
+        ours = run(input_ids=ids, labels=ids, **more)
+        theirs = reference(input_ids=ids, labels=ids, **more)
         torch.testing.assert_close(ours.logits, theirs.logits, rtol=apart, atol=apart)
         ours.loss.backward()
         theirs.loss.backward()

@@ -21,6 +21,11 @@ def probabilities(q: Tensor, k: Tensor, valid: Tensor, causal: bool, window: int
         seen = seen & (back >= 0)
     if window:
         seen = seen & (back < window)
+    return seen_probabilities(q, k, seen, scale)
+
+
+def seen_probabilities(q: Tensor, k: Tensor, seen: Tensor, scale: float) -> Tensor:
+    """[B, H, queries, keys] by bool [B, 1, queries, keys], True where a key is seen."""
     scores = q @ _repeated(k, q).transpose(-1, -2) * scale
     return torch.where(seen, scores, -torch.inf).softmax(-1).nan_to_num(0.0).where(seen, 0.0)
 
@@ -44,7 +49,11 @@ def _backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     causal, window, _, scale, _ = rest[-5:]
-    p = probabilities(q, k, valid, causal, window, scale)
+    return gradients(grad, q, k, v, probabilities(q, k, valid, causal, window, scale), scale)
+
+
+def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values, by the probabilities."""
     dp = grad @ _repeated(v, q).transpose(-1, -2)
     ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * scale
     groups = (k.shape[1], q.shape[1] // k.shape[1])

@@ -1,4 +1,4 @@
-"""Selection of the fused kernel for attention with a key mask, from measurements."""
+"""Selection of the kernel for attention with a mask that is an input, from measurements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH
 
 _HALF = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 128
-"""Largest head size; above it the kernels of :mod:`.rows` would spill."""
+"""Largest head size; above it the kernels in Triton would spill."""
 LEAST_QUERIES = 1024
 """Least query rows. With 512, launching the replacement of a mask takes the host longer than the mask (BERT-large)."""
 _LARGEST_GRID = 65535
@@ -25,13 +25,7 @@ def kernel_of(
     less than flash attention (`decision 028 <../decisions/028-masks-that-come-with-the-data.md>`_). Other devices were
     not measured.
     """
-    if query.device.type != "cuda" or query.dtype not in _HALF or torch.are_deterministic_algorithms_enabled():
-        return None
-    if query.shape[0] * query.shape[1] > _LARGEST_GRID or query.shape[2] < LEAST_QUERIES:
-        return None
-    if query.shape[-1] % 8 or query.shape[-1] > _LARGEST_HEAD or any(t.stride(-1) != 1 for t in (query, key, value)):
-        return None
-    if torch.cuda.get_device_capability(query.device) != (9, 0) or not _has_triton():
+    if not _run_by_triton(query, key, value) or torch.are_deterministic_algorithms_enabled():
         return None
     cuda = torch.backends.cuda
     told = cuda.SDPAParams(query, key, value, None, float(dropout), causal, True)
@@ -40,6 +34,22 @@ def kernel_of(
     if not cuda.can_use_flash_attention(told, False):
         return None
     return FLASH if causal else BY_LENGTHS
+
+
+def has_spans(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
+    """Return True if a call with a mask of documents runs by spans."""
+    return not dropout and _run_by_triton(query, key, value)
+
+
+def _run_by_triton(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Return True if the kernels of :mod:`.rows` and :mod:`.spans` accept a call and gain by it."""
+    if query.device.type != "cuda" or query.dtype not in _HALF:
+        return False
+    if query.shape[0] * query.shape[1] > _LARGEST_GRID or query.shape[2] < LEAST_QUERIES:
+        return False
+    if query.shape[-1] % 8 or query.shape[-1] > _LARGEST_HEAD or any(t.stride(-1) != 1 for t in (query, key, value)):
+        return False
+    return torch.cuda.get_device_capability(query.device) == (9, 0) and _has_triton()
 
 
 def _has_triton() -> bool:

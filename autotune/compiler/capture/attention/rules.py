@@ -10,7 +10,8 @@ These rules run on Dynamo's graph, before AOTAutograd. The results are those of 
 - A mask that is constant at compile time and hides nothing is removed. A mask that hides exactly the later keys becomes
   ``is_causal``.
 - A ``where`` with a constant condition is replaced by its branch, which exposes a bias of the model.
-- A key mask that is an input becomes attention by lengths (:mod:`.padded`).
+- A key mask that is an input becomes attention by lengths (:mod:`.padded`), a mask of packed documents attention by
+  spans (:mod:`.spanned`).
 - A mask or bias whose last stride is not 1 is made contiguous, once for all its readers.
 - Keys and values repeated for groups of queries are passed once if PyTorch has a fused kernel for grouped queries. If
   it has none and a group has one position, as in decoding, the group's queries become positions of their key's head.
@@ -48,10 +49,12 @@ from autotune.compiler.capture.attention.calls import (
     unrepeated,
 )
 from autotune.compiler.capture.attention.constants import Constants
+from autotune.compiler.capture.attention.documents import is_of_documents
 from autotune.compiler.capture.attention.effects import Contexts, Writes, called
 from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, Formulas
-from autotune.compiler.capture.attention.kernels import kernel_of
+from autotune.compiler.capture.attention.kernels import has_spans, kernel_of
 from autotune.compiler.capture.attention.padding import Padding, padding_of
+from autotune.compiler.capture.attention.spanned import SPANNED, SPANS
 
 log = logging.getLogger("autotune")
 
@@ -83,8 +86,9 @@ def _rewritten(
     constants: Constants,
     formulas: Formulas,
     causal: Mapping[fx.Node, bool] | None = None,
+    documents: frozenset[fx.Node] = frozenset(),
 ) -> int:
-    walk = _Walk(gm.graph, writes, contexts, constants, formulas, causal or {})
+    walk = _Walk(gm.graph, writes, contexts, constants, formulas, causal or {}, documents)
     changed, met = 0, False
     try:
         for node in list(gm.graph.nodes):
@@ -98,9 +102,9 @@ def _rewritten(
                 read = {p: formula for p, a in tensors.items() if (formula := formulas.of(a)) is not None}
                 within = Contexts(inner.graph, contexts.of(node))
                 masks = {p: found for p, a in tensors.items() if (found := walk.is_causal(a)) is not None}
-                changed += _rewritten(
-                    inner, writes, within, Constants(inner.graph, writes, held), formulas.inside(read), masks
-                )
+                packed = frozenset(p for p, a in tensors.items() if walk.is_of_documents(a))
+                known = Constants(inner.graph, writes, held)
+                changed += _rewritten(inner, writes, within, known, formulas.inside(read), masks, packed)
     finally:  # also if a rule fails on a later call
         if met:
             gm.graph.lint()
@@ -135,9 +139,10 @@ class _Walk:
         constants: Constants,
         formulas: Formulas,
         causal: Mapping[fx.Node, bool],
+        documents: frozenset[fx.Node],
     ) -> None:
         self._graph, self._writes, self._contexts = graph, writes, contexts
-        self._constants, self._formulas, self._causal = constants, formulas, causal
+        self._constants, self._formulas, self._causal, self._documents = constants, formulas, causal, documents
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
         """By mask and number of keys: the call before which the mask was made contiguous, and the contiguous copy."""
@@ -146,6 +151,8 @@ class _Walk:
         """The last row of each mask that is a graph input."""
         self._bounds: dict[tuple[fx.Node, bool, int], tuple[fx.Node, tuple[fx.Node, ...]]] = {}
         """By key mask, structure and number of queries: the first call that needed the bounds, and the bounds."""
+        self._spans: dict[tuple[fx.Node, int], tuple[fx.Node, tuple[fx.Node, ...]]] = {}
+        """By mask and batch: the first call that needed the spans, and the mask [B, queries, keys] with its spans."""
 
     def visit(self, node: fx.Node) -> bool:
         """Rewrite one call; return True if anything changed."""
@@ -163,8 +170,8 @@ class _Walk:
         if copied and not (is_static(node) and old.is_contiguous()):
             return False
         with self._graph.inserting_before(node):
-            if (padded := self._padded(node, call)) is not None:
-                self._replace(node, padded, copied)
+            if (masked := self._padded(node, call) or self._spanned(node, call)) is not None:
+                self._replace(node, masked, copied)
                 return True
             new = self._with_groups(node, self._with_mask(node, call))
         if new == call:
@@ -301,8 +308,8 @@ class _Walk:
 
     def _padded(self, node: fx.Node, call: Call) -> fx.Node | None:
         """The call by the lengths of a key mask; None if the mask is of another kind or no kernel accepts the call."""
-        mask, value = call.attn_mask, fake(node)
-        if mask is None or call.is_causal is not False or not self._is_plain(node, call):
+        mask = call.attn_mask
+        if mask is None or call.is_causal is not False or not self._is_plain(node, call) or fake(mask).ndim != 4:
             return None
         queries, keys = fake(call.query).shape[-2], fake(call.key).shape[-2]
         found = self._padding_of(mask, queries, keys) or self._handed_over(node, mask, queries, keys)
@@ -310,17 +317,20 @@ class _Walk:
             return None
         if any(self._written(found.valid, one, node) for one in found.passed):
             return None
-        call = self._once_a_group(node, call)
-        query, key, value_ = (self._of_type(node, n, value.dtype) for n in (call.query, call.key, call.value))
-        scale = fake(query).shape[-1] ** -0.5 if call.scale is None else float(call.scale)
-        kernel = kernel_of(fake(query), fake(key), fake(value_), found.causal, found.window, call.dropout_p, scale)
+        given, scale = self._operands(node, call)
+        query, key, value = map(fake, given)
+        kernel = kernel_of(query, key, value, found.causal, found.window, call.dropout_p, scale)
         if kernel is None:
             return None
-        valid, *bounds = self._bounds_of(node, found, fake(query).shape[0], queries)
+        valid, *bounds = self._bounds_of(node, found, query.shape[0], queries)
         how = found.causal, found.window, float(call.dropout_p), scale, kernel
-        return self._function(
-            node, torch.ops.autotune.padded_attention.default, query, key, value_, valid, *bounds, *how
-        )
+        return self._function(node, torch.ops.autotune.padded_attention.default, *given, valid, *bounds, *how)
+
+    def _operands(self, node: fx.Node, call: Call) -> tuple[tuple[fx.Node, fx.Node, fx.Node], float]:
+        """The query, key and value without repeats, in the type that autocast would have given them, and the scale."""
+        call, dtype = self._once_a_group(node, call), fake(node).dtype
+        query, key, value = (self._of_type(node, n, dtype) for n in (call.query, call.key, call.value))
+        return (query, key, value), fake(query).shape[-1] ** -0.5 if call.scale is None else float(call.scale)
 
     def _padding_of(self, mask: fx.Node, queries: int, keys: int) -> Padding | None:
         """:func:`padding_of`, cached for all layers."""
@@ -350,12 +360,50 @@ class _Walk:
             last = self._last[mask] = self._method(node, "narrow", mask, 2, queries - 1, 1)
         return Padding(last, (mask,), self._causal[mask], 0)
 
+    def _spanned(self, node: fx.Node, call: Call) -> fx.Node | None:
+        """The call by spans of a mask of documents; None if the mask is of another kind or no kernel accepts it."""
+        mask = call.attn_mask
+        if mask is None or call.is_causal is not False or not self._is_plain(node, call):
+            return None
+        queries, keys = fake(call.query).shape[-2], fake(call.key).shape[-2]
+        if not self.is_of_documents(mask) or self._what_hides(mask, queries == keys) is not None:
+            return None
+        given, scale = self._operands(node, call)
+        query, key, value = map(fake, given)
+        if not has_spans(query, key, value, call.dropout_p):
+            return None
+        spans = self._spans_of(node, mask, (query.shape[0], queries, keys))
+        return None if spans is None else self._function(node, SPANNED, *given, *spans, scale)
+
+    def is_of_documents(self, mask: fx.Node) -> bool:
+        """Return True for a mask of packed documents, also for one that the calling graph computed."""
+        return mask in self._documents or is_of_documents(mask)
+
+    def _spans_of(self, node: fx.Node, mask: fx.Node, shape: tuple[int, int, int]) -> tuple[fx.Node, ...] | None:
+        """The mask as [B, queries, keys], and its spans, cached for all calls; None if the mask differs by head."""
+        value = fake(mask)
+        if not is_static(mask) or value.dtype != torch.bool or value.ndim < 2 or tuple(value.shape[-2:]) != shape[1:]:
+            return None
+        if (value.ndim == 4 and value.shape[1] != 1 and value.stride(1) != 0) or (value.ndim == 3 and len(value) != 1):
+            return None
+        made = self._spans.get((mask, shape[0]))
+        if made is None or not self._contexts.alike(made[0], node) or self._writes.between([mask], made[0], node):
+            seen = mask
+            if value.ndim != 3:
+                seen = self._method(node, *(("select", mask, 1, 0) if value.ndim == 4 else ("unsqueeze", mask, 0)))
+            if fake(seen).shape[0] != shape[0]:
+                seen = self._method(node, "expand", seen, *shape)
+            spans = self._function(node, SPANS, seen)
+            parts = [self._function(node, operator.getitem, spans, place) for place in range(3)]
+            made = self._spans[mask, shape[0]] = node, (seen, *parts)
+        return made[1]
+
     def _is_plain(self, node: fx.Node, call: Call) -> bool:
         """Return True for a call of four static axes and one batch, without a transformation of ``torch.func``."""
         given = [fake(n) for n in (call.query, call.key, call.value)]
         if not all(map(is_static, (node, call.query, call.key, call.value))) or call.attn_mask is None:
             return False
-        if any(t.ndim != 4 or is_functorch_wrapped_tensor(t) for t in (*given, fake(call.attn_mask))):
+        if any(t.ndim != 4 for t in given) or any(map(is_functorch_wrapped_tensor, (*given, fake(call.attn_mask)))):
             return False
         if type(call.dropout_p) not in (int, float) or not isinstance(call.scale, float | int | None):
             return False
