@@ -82,6 +82,24 @@ def wait_for_quiet(limit_s: float) -> None:
             return
 
 
+@contextlib.contextmanager
+def share_processors() -> Iterator[None]:
+    """Leave the processors that other processes keep busy out of torch's threads; one thread remains.
+
+    The threads of an operator wait for each other, and spin meanwhile. Beside eight busy processes on two cores, an
+    oracle of 300 operators took 12 processor seconds and 36 s with two threads; it takes 3 processor seconds with one.
+    """
+    import torch
+
+    meter, threads = Meter(), torch.get_num_threads()
+    time.sleep(_WINDOW_S)
+    torch.set_num_threads(max(1, threads - round(meter.others())))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def idle(device: str, busy: float, moment_s: float = 1.0) -> bool:
     """True if other processes leave a device idle for ``moment_s`` seconds.
 

@@ -59,6 +59,76 @@ def test_what_looks_at_imports_or_sets_libraries_is_a_new_interpreter(request: p
     assert _python(imported).stdout == "False\n"
 
 
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The text of a server that starts at once."""
+    package = tmp_path / "tests" / "support"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    monkeypatch.setattr(forks, "ROOT", tmp_path)
+    return package / "fork_server.py"
+
+
+def test_the_server_finds_what_pythonpath_alone_has(
+    stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "dependency.py").write_text("NUMBER = 7")
+    stub.write_text("""
+import socket
+def main(descriptor, many):
+    import dependency
+    requests = socket.socket(fileno=descriptor)
+    requests.recv(1 << 16)
+    requests.sendall(dependency.NUMBER.to_bytes(8, "little"))
+""")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "elsewhere"), str(tmp_path / "no such folder")]))
+    server = forks.Server()
+    assert server.fork({}, [0, 1, 2]) == 7
+    server.close()
+
+
+def test_a_server_that_ended_is_an_error_that_says_how(stub: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stub.write_text("""
+def main(descriptor, many):
+    import no_such_module
+""")
+    server = forks.Server()
+    for _ in range(2):
+        with pytest.raises(forks.ForkError, match="The tests' fork server ended with exit code 1"):
+            server.fork({}, [0, 1, 2])
+    assert "No module named 'no_such_module'" in capfd.readouterr().err
+    server.close()
+
+
+def test_a_process_that_the_system_refuses_is_an_error() -> None:
+    code = """
+import os, socket
+from tests.support import fork_server, forks
+ours, theirs = socket.socketpair()
+fork = os.fork
+if not (server := fork()):
+    ours.close()
+    own = os.getpid()
+    def refuse_second():
+        if os.getpid() != own:
+            raise BlockingIOError(11, "no more processes")
+        return fork()
+    os.fork = refuse_second
+    fork_server._serve(theirs)
+theirs.close()
+for _ in range(2):  # the server goes on
+    try:
+        forks.Server(ours).fork({}, [0, 1, 2])
+    except forks.ForkError as error:
+        print(error)
+"""
+    done = _python(code, timeout=60)
+    assert done.stdout.count("The tests' fork server got no process from the system.") == 2, done
+    assert "no more processes" in done.stderr
+
+
 @pytest.mark.usefixtures("new_interpreters")
 def test_what_is_compiled_before_forks_runs_no_autograd() -> None:
     """A build of torch for GPUs starts threads with the first backward pass, after which it refuses to run in forks."""

@@ -6,6 +6,7 @@ import compileall
 import contextlib
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,20 @@ def make_bytecode(config: pytest.Config) -> None:
         return
     files = [path for folder in ("autotune", "tests") for path in sorted((ROOT / folder).rglob("*.py"))]
     count, children = len(os.sched_getaffinity(0)), list[int]()
-    for k in range(count):
-        if (child := os.fork()) == 0:
-            try:
-                for path in files[k::count]:
-                    with contextlib.suppress(Exception):  # of a text that is no Python, or of pytest's own functions
-                        _compile(path, config)
-            finally:
-                os._exit(0)
-        children.append(child)
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn of threads. They are OpenBLAS's, which ends them before a fork.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for k in range(count):
+            if (child := os.fork()) == 0:
+                try:
+                    for path in files[k::count]:
+                        with contextlib.suppress(
+                            Exception
+                        ):  # of a text that is no Python, or of pytest's own functions
+                            _compile(path, config)
+                finally:
+                    os._exit(0)
+            children.append(child)
     for child in children:
         os.waitpid(child, 0)
 

@@ -85,7 +85,8 @@ def main(descriptor: int, many: bool) -> None:
 def _preload(many: bool) -> None:
     gc.disable()
     for name in _PRELOADED:
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):  # the processes that need it report it
+            importlib.import_module(name)
     from numba.core.registry import cpu_target
     from torch._inductor.codegen.common import init_backend_registration
 
@@ -199,9 +200,10 @@ def _serve(requests: socket.socket) -> Callable[[], None]:
             os.read(begin, 1)  # ends when the process between is gone: who asked is the parent now
             os.close(begin)
             return _become(request, standard)
-        pid = os.read(answer, 8)
+        os.close(tell)
+        pid = os.read(answer, 8) or bytes(8)  # none, if the system refused the second process
         os.waitpid(between, 0)
-        for fd in (begin, let_begin, answer, tell, *standard):
+        for fd in (begin, let_begin, answer, *standard):
             os.close(fd)
         requests.sendall(pid)
 
@@ -287,8 +289,8 @@ def _finish(program: Callable[[], None]) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-def _own_server(standard: list[int]) -> tuple[socket.socket, int]:
-    """A server for what this process will start, forked while there are no threads: how to ask it, and its number."""
+def _own_server(standard: list[int]) -> tuple[socket.socket, Callable[[], int]]:
+    """Fork a server for what this process will start, while it has no threads: its socket, and a wait for its end."""
     ours, theirs = socket.socketpair()
     if (pid := os.fork()) == 0:
         ours.close()
@@ -296,7 +298,7 @@ def _own_server(standard: list[int]) -> tuple[socket.socket, int]:
             os.close(fd)
         _finish(_serve(theirs))
     theirs.close()
-    return ours, pid
+    return ours, functools.cache(lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def _open_standard_streams() -> None:

@@ -19,7 +19,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -40,12 +40,21 @@ _LATER = (
 """Variables that libraries read when they are imported, and those among them that are read again, or by a fork."""
 
 
+class ForkError(RuntimeError):
+    """The server forked no process."""
+
+
 class Server:
     """This process's end of a server. Starts with the first request."""
 
-    def __init__(self, requests: socket.socket | None = None, pid: int = 0, tests: Path | None = None) -> None:
+    def __init__(
+        self,
+        requests: socket.socket | None = None,
+        wait: Callable[[], int] | None = None,
+        tests: Path | None = None,
+    ) -> None:
         self._requests = requests
-        self._pid = pid
+        self._wait = wait
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._environment = dict(os.environ)
@@ -56,31 +65,44 @@ class Server:
         return os.getpid() == self._owner and _settings(env) == _settings(self._environment)
 
     def fork(self, request: dict[str, Any], standard: Sequence[int]) -> int:
-        """The number of a new process, which is a child of this one."""
+        """The number of a new process, which is a child of this one.
+
+        Raises:
+            ForkError: the server has ended, or the system refused it a process.
+        """
         text = json.dumps(request).encode()
         with self._lock:
             requests = self._requests = self._requests or self._start()
-            with _adopting():
-                socket.send_fds(requests, [len(text).to_bytes(8, "little")], list(standard))
-                requests.sendall(text)
-                return int.from_bytes(requests.recv(8), "little")
+            try:
+                with _adopting():
+                    socket.send_fds(requests, [len(text).to_bytes(8, "little")], list(standard))
+                    requests.sendall(text)
+                    answer = requests.recv(8, socket.MSG_WAITALL)
+            except ConnectionError:
+                answer = b""
+            if pid := int.from_bytes(answer, "little"):
+                return pid
+            how = "got no process from the system" if answer else f"ended with exit code {self._wait and self._wait()}"
+            raise ForkError(f"The tests' fork server {how}. Standard error has its traceback.")
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
         code = f"from tests.support import fork_server; fork_server.main({theirs.fileno()}, {self.tests is not None})"
-        env = {**self._environment, "PYTHONPATH": str(ROOT)}
+        path = self._environment.get("PYTHONPATH")  # dependencies may be found by it alone
+        env = {**self._environment, "PYTHONPATH": f"{ROOT}{os.pathsep}{path}" if path else str(ROOT)}
         if self.tests:
             env["TMPDIR"] = str(self.tests)
         with theirs:
-            self._pid = REAL(
+            self._wait = REAL(
                 [sys.executable, "-c", code], cwd=ROOT, env=env, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
-            ).pid
+            ).wait
         return ours
 
     def close(self) -> None:
         if self._requests is not None:
+            assert self._wait is not None
             self._requests.close()
-            os.waitpid(self._pid, 0)
+            self._wait()
 
 
 def _settings(env: Mapping[str, str]) -> dict[str, str]:

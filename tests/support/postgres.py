@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import SOCKETS
+
 
 def binaries() -> Path | None:
     """The folder of initdb and postgres, which distributions keep out of the PATH."""
@@ -50,8 +52,7 @@ class PostgresServer:
             pytest.skip("no PostgreSQL server is installed (initdb and postgres were not found)")
         pytest.importorskip("psycopg", reason="psycopg is not installed")
         self._who = _unprivileged()
-        # Not under pytest's folder: that is closed to other users, and too long a name for a socket.
-        self.folder = Path(tempfile.mkdtemp(prefix="autotune-pg-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="autotune-pg-", dir=SOCKETS))
         self._process: subprocess.Popen[bytes] | None = None
         if self._who:
             os.chown(self.folder, int(str(self._who["user"])), int(str(self._who["group"])))

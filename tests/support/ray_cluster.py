@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, SOCKETS
 
 _STORE_BYTES = 80 << 20  # Ray's least is 75 MiB
 
@@ -24,7 +24,7 @@ class LocalCluster:
         pytest.importorskip("ray", reason="Ray is not installed")
         from ray.cluster_utils import Cluster
 
-        self.folder = tempfile.mkdtemp(prefix="ray-")  # not pytest's: too long a name for a socket
+        self.folder = tempfile.mkdtemp(prefix="ray-", dir=SOCKETS)
         os.makedirs(os.path.join(tempfile.gettempdir(), "ray"), exist_ok=True)  # Ray notes the address there
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": self.folder}
         self._cluster = Cluster(initialize_head=True, head_node_args={**head, "object_store_memory": _STORE_BYTES})

@@ -19,7 +19,7 @@ import pytest
 import autotune
 from autotune.cli.app import build_parser
 from autotune.cli.options import every_domain
-from autotune.store.snapshots.packaged import packaged
+from autotune.store.opening import packaged
 from tests.support import ROOT
 from tests.unit.test_documents import DOCUMENTS
 

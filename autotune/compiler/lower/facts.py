@@ -46,6 +46,8 @@ _ALIGNMENT = 16
 _WINDOWS = frozenset(["getitem", "select", "slice", "narrow", "diagonal"])
 _LARGEST = frozenset(["amax", "max"])
 _SCALING = frozenset(["clamp", "clamp_min", "clamp_max", "maximum", "minimum", "mul", "div", "reciprocal", "abs"])
+_PICKING = frozenset(["gather", "index_select", "embedding", "index", "take"])
+"""Operators that read no more of their table than they return."""
 _LIBRARIES = (
     *("convolution", "cudnn", "_cudnn", "mkldnn", "_mkl", "miopen", "_conv", "_fft", "linalg", "_linalg"),
     *("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_fused_sdp"),
@@ -279,6 +281,21 @@ class GraphFacts:
 
     def _is_narrow(self, node: fx.Node) -> bool:
         return self[node].is_tensor and _dtype(self[node].value) in FLOATS
+
+
+def moved_bytes(facts: GraphFacts, nodes: Sequence[fx.Node], name: str) -> int:
+    """Lower bound on the bytes that one kernel for ``nodes``, which are operator ``name``, reads and writes.
+
+    It is at least ``UNKNOWN_BYTES`` if a size is symbolic.
+    """
+    inside = set(nodes)
+    given = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside)
+    read = [facts[n].touched_bytes for n in given]
+    made = sum(facts[n].touched_bytes for n in nodes if any(u not in inside for u in n.users))
+    if name in _PICKING and read:
+        table = max(range(len(read)), key=read.__getitem__)
+        read[table] = min(read[table], made)
+    return sum(read) + made
 
 
 def _described(node: fx.Node) -> NodeFacts:

@@ -5,6 +5,7 @@ Baselines are rebuilt from the user's original program.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from autotune.ir import oracle
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
 from autotune.ir.inputs import index_bounds, make_inputs
 from autotune.ir.oracle import from_float, interpret, may_explain
+from autotune.measure.quiet import share_processors
 from autotune.measure.verify import compare, typical
 from autotune.runtime.inductor.index_check import index_arguments
 from autotune.runtime.launch.executor import load_executor
@@ -35,6 +37,8 @@ _KEPT_BYTES = 1 << 31
 _KEPT_SHARE = 0.2
 """Share of a GPU's memory that replaces the maximum if larger: a large region's oracle takes seconds, longer than all
 other steps of a candidate."""
+_LONG_BYTES = 1 << 22
+"""Bytes of a region's inputs and outputs from which a CPU's oracle takes longer than the look at other processes."""
 _VIEWS = ("reshape", "view", "expand", "unsqueeze", "squeeze", "permute", "slice", "select", "clone")
 _FOLLOWED = frozenset(
     # gather, index and index_select return elements of their first argument, which are then the indices.
@@ -104,8 +108,16 @@ class _Expectation:
 
     def slack(self, graph: Graph) -> list[torch.Tensor | None]:
         if self._slack is None:
-            self._slack = oracle.slack(graph, self.inputs, self.want, self.inputs[0].device)
+            device = self.inputs[0].device
+            with _beside_others(graph, device):
+                self._slack = oracle.slack(graph, self.inputs, self.want, device)
         return self._slack
+
+
+def _beside_others(graph: Graph, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """A context for an oracle's operators: on a busy CPU a large region's use fewer threads."""
+    long = device.type == "cpu" and graph.bytes_moved >= _LONG_BYTES
+    return share_processors() if long else contextlib.nullcontext()
 
 
 class FusionBench(Bench):
@@ -239,8 +251,9 @@ class FusionBench(Bench):
         """Inputs and the oracle's results; those of the last seeds are cached unless they are too large."""
         found = self._expected.get((seed, special))
         if found is None:
-            inputs = make_inputs(self.graph, seed, self.device, special, self._within)
-            found = _Expectation(inputs, interpret(self.graph, inputs))
+            with _beside_others(self.graph, self.device):
+                inputs = make_inputs(self.graph, seed, self.device, special, self._within)
+                found = _Expectation(inputs, interpret(self.graph, inputs))
             if found.nbytes <= self._kept_bytes:
                 while len(self._expected) >= 2:
                     del self._expected[next(iter(self._expected))]

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from autotune.compiler.capture.options import requirements
-from autotune.compiler.lower.facts import UNKNOWN_BYTES, GraphFacts
+from autotune.compiler.lower.facts import UNKNOWN_BYTES, GraphFacts, moved_bytes
 from autotune.compiler.lower.op_names import GENERATORS, VIEWS
 from autotune.compiler.regions.find import Binding, Region, outside, regions_from, workload_of
 from autotune.compiler.regions.symbols import traced
@@ -240,10 +240,6 @@ def rederived(workload: Workload, side: str) -> tuple[str, Binding]:
     return made.fingerprint, binding
 
 
-_PICKING = frozenset(["gather", "index_select", "embedding", "index", "take"])
-"""Operators that read no more of their table than they return."""
-
-
 @dataclass(frozen=True)
 class EagerCost:
     """Kernels and bytes of a region in eager mode.
@@ -276,21 +272,6 @@ def eager_cost(gm: fx.GraphModule) -> EagerCost:
         names[name] = names.get(name, 0) + max(1, sum(facts[n].operator == name for n in nodes))
         total += moved_bytes(facts, nodes, name)
     return EagerCost(sum(names.values()), total, names)
-
-
-def moved_bytes(facts: GraphFacts, nodes: Sequence[fx.Node], name: str) -> int:
-    """Lower bound on the bytes that one kernel for ``nodes``, which are operator ``name``, reads and writes.
-
-    It is at least ``UNKNOWN_BYTES`` if a size is symbolic.
-    """
-    inside = set(nodes)
-    given = dict.fromkeys(i for n in nodes for i in n.all_input_nodes if i not in inside)
-    read = [facts[n].touched_bytes for n in given]
-    made = sum(facts[n].touched_bytes for n in nodes if any(u not in inside for u in n.users))
-    if name in _PICKING and read:
-        table = max(range(len(read)), key=read.__getitem__)
-        read[table] = min(read[table], made)
-    return sum(read) + made
 
 
 def _operators(facts: GraphFacts) -> list[list[fx.Node]]:

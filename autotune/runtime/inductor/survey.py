@@ -94,9 +94,8 @@ def covered(facts: GraphFacts, fates: Mapping[Region, tuple[bool, str]]) -> Iter
         fates: for each region, True if a stored kernel runs it, and the reason.
     """
     # A warm start, which finds no regions, imports this module.
-    from autotune.compiler.lower.facts import LIBRARY_CALL, UNKNOWN_BYTES
+    from autotune.compiler.lower.facts import LIBRARY_CALL, UNKNOWN_BYTES, moved_bytes
     from autotune.compiler.regions.find import outside
-    from autotune.domains.fusion.inspection import moved_bytes
 
     for region, (stored, why) in fates.items():
         what = region.workload.label if region.workload else ", ".join(_operators(facts, region.nodes))

@@ -72,6 +72,9 @@ def search(s: Session, compositions: Sequence[Composition], granted: float | Non
     parts = Parts()
     begun: list[Composition] = []
     for n, c in enumerate(compositions):
+        if s.ranking() and _seconds(s, (), parts) == 0:
+            parts.settled = False
+            break
         if not parts.promising(c, compositions):
             continue
         followed = _followed(s, compositions, n, parts)

@@ -7,7 +7,8 @@ import pytest
 from autotune import api, task
 from autotune.measure.policy import Policy
 from autotune.store import Store
-from autotune.tuner.phases.explore import AT_FLOOR
+from autotune.tuner.phases.explore import AT_FLOOR, TIME_UP
+from tests.support.clock import paced
 from tests.support.toy import pair_domain, toy_domain
 from tests.support.toy.toy_domain import workload as toy
 
@@ -48,6 +49,18 @@ def test_parts_are_not_searched_where_the_default_is_expected_at_the_floor_and_i
         assert found.measured > parts
     else:
         assert (found.stop, found.measured) == (AT_FLOOR, 1)
+
+
+def test_no_part_is_begun_after_the_time_if_the_default_works(
+    store: Store, policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paced(2.0, monkeypatch.setattr)
+    floor = {"least_us": 1500, "predicted": 1.0}  # the default takes 2800
+    whole = pair_domain.workload({"rows": 64, "slow_us": 900}, {"rows": 32, "slow_us": 500}, eager_us=100_000, **floor)
+    (short,) = api.tune_workloads([whole], "cpu", store, policy=policy, timeout=1.0)
+    assert (short.measured, short.stop, short.winner) == (1, TIME_UP, "autotune")
+    (longer,) = api.tune_workloads([whole], "cpu", store, policy=policy, timeout=600.0)
+    assert longer.measured > 24
 
 
 @pytest.mark.parametrize(("eager_us", "at_floor"), [(0, True), (100_000, False)])

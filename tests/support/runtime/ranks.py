@@ -10,12 +10,13 @@ import importlib
 import os
 import subprocess
 import sys
+import tempfile
 import traceback
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from tests.support import ROOT, forks
+from tests.support import ROOT, SOCKETS, forks
 
 
 class Ranks:
@@ -28,7 +29,7 @@ class Ranks:
     def __init__(self, folder: Path, ranks: int = 2, *, first_imports: bool = False) -> None:
         self._pipes: list[Connection] = []
         self._processes = []
-        with Listener(str(folder / "ranks")) as listener:
+        with tempfile.TemporaryDirectory(dir=SOCKETS) as sockets, Listener(f"{sockets}/ranks") as listener:
             for rank in range(ranks):
                 words = [str(listener.address), str(rank), str(ranks), str(folder / "rendezvous")]
                 with forks.new_interpreters() if first_imports and rank == 0 else contextlib.nullcontext():

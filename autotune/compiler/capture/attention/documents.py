@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autotune.compiler.capture.attention.results import fake, is_static, is_tensor
+from autotune.compiler.capture.attention.calls import fake, is_static, is_tensor
 
 _AND = ("and_", "__and__", "bitwise_and", "logical_and")
 _EQUAL = ("eq", "__eq__")
