@@ -124,54 +124,6 @@ def compile_graph(
     return _to_be_saved(compiled)
 
 
-def compile_bare(gm: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Callable[..., Any]:
-    """Compile an aten module by Inductor, as a function of its inputs without Dynamo's and AOTAutograd's wrappers.
-
-    A stored kernel runs inside such wrappers as well, so a comparison omits them. If the inner code takes or returns
-    other tensors than the module, AOTAutograd's whole code is returned.
-
-    Raises:
-        Exception: any error of Inductor's.
-    """
-    from torch._functorch import config as aot_config
-    from torch._inductor import compile_fx
-
-    bare: list[Any] = []
-
-    def inner(module: fx.GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Any:
-        made = compile_fx.compile_fx_inner(module, inputs, **kwargs)
-        bare.append((made, len(inputs)))
-        return made
-
-    # AOTAutograd's cache would return earlier code without calling ``inner``.
-    with torch.no_grad(), aot_config.patch(enable_autograd_cache=False):
-        whole: Any = compile_fx.compile_fx(gm, list(examples), inner_compile=inner)
-        want = _tensors(whole(*examples))
-        if len(bare) == 1 and bare[0][1] == len(examples):
-            code = bare[0][0]
-            try:
-                same = _alike(_tensors(code(list(examples))), want)
-            except Exception:
-                same = False
-            if same:
-                return lambda *inputs: code(list(inputs))
-    return whole  # type: ignore[no-any-return]
-
-
-def _tensors(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, (tuple, list)) else [result]
-
-
-def _alike(got: Sequence[Any], want: Sequence[Any]) -> bool:
-    return len(got) == len(want) and all(
-        isinstance(a, torch.Tensor)
-        and a.shape == b.shape
-        and a.dtype == b.dtype
-        and torch.allclose(a, b, equal_nan=True)
-        for a, b in zip(got, want, strict=True)
-    )
-
-
 def takes_kernels(patches: Mapping[str, Any]) -> bool:
     """True if Inductor's code can launch stored kernels; logs one warning if not.
 
@@ -404,7 +356,6 @@ __all__ = [
     "PackagedModel",
     "aoti_compile_and_package",
     "aoti_load_package",
-    "compile_bare",
     "compile_graph",
     "deploy_backend",
     "inductor_settings",

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 from torch._prims_common import compute_required_storage_length
-from torch._subclasses import FakeTensor, FakeTensorMode
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.symbols import traced
@@ -271,32 +270,10 @@ class FusionBench(Bench):
         return aten.from_json(self.source, self.device.type)
 
     def _inductor(self) -> Runnable:
-        if self.device.type == "cpu":
-            from autotune.runtime.backend import compile_bare
+        from autotune.runtime.inductor.baseline import compile_bare, compile_cached
 
-            return _Baseline(compile_bare(self._module(), self.given.views), self)
-        return _Baseline(_compiled(self._module(), self.given.views), self)
-
-
-def _compiled(module: Any, inputs: Sequence[torch.Tensor]) -> Callable[..., object]:
-    """Compile an aten module with Inductor directly; Dynamo would only trace the same calls again.
-
-    Args:
-        inputs: real tensors, or fake tensors of :func:`_fake_mode`; Inductor's cache requires that mode.
-    """
-    from torch._inductor.compile_fx import compile_fx
-
-    mode = _fake_mode()
-    fakes = [t if isinstance(t, FakeTensor) else mode.from_tensor(t, static_shapes=True) for t in inputs]
-    with torch.no_grad():
-        made: Any = compile_fx(module, fakes)
-    return made  # type: ignore[no-any-return]
-
-
-def _fake_mode() -> FakeTensorMode:
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    return FakeTensorMode(shape_env=ShapeEnv())
+        compiled = compile_bare if self.device.type == "cpu" else compile_cached
+        return _Baseline(compiled(self._module(), self.given.views), self)
 
 
 def compile_ahead(workload: Workload, device: str) -> None:
@@ -305,11 +282,13 @@ def compile_ahead(workload: Workload, device: str) -> None:
     Raises:
         Exception: any exception of Inductor.
     """
+    from autotune.runtime.inductor.baseline import compile_cached, fake_mode
+
     if not workload.source or check_source(workload):
         return
-    with _fake_mode():
+    with fake_mode():
         inputs = source_inputs(workload.source, (), torch.device(device))
-    _compiled(aten.from_json(workload.source, torch.device(device).type), inputs)
+    compile_cached(aten.from_json(workload.source, torch.device(device).type), inputs)
 
 
 def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

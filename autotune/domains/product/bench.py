@@ -13,7 +13,7 @@ from autotune.compiler.regions import aten
 from autotune.compiler.regions.formulas import reference
 from autotune.measure.timer import capture, keep_running
 from autotune.measure.verify import compare
-from autotune.runtime.backend import compile_bare
+from autotune.runtime.inductor.baseline import compile_cached, fake_mode
 from autotune.runtime.inductor.product_call import bound
 from autotune.task import Artifact, Bench, Config, Runnable, Verdict
 from autotune.workload import Workload
@@ -23,9 +23,10 @@ _ROWS = 2048
 _CALLS = 8
 _GRAPH_US = 1200.0
 """Calls per CUDA graph, and the upper bound on the graph's duration in microseconds."""
-_LEAD_S = 0.006
-_REPLAYS = 4
-"""A sample is the mean of ``_REPLAYS`` replays, after ``_LEAD_S`` seconds of the same calls."""
+_LEAD_S = 0.002
+_REPLAYS = 2
+"""A sample is the mean of ``_REPLAYS`` replays, after ``_LEAD_S`` seconds of the same calls. A comparison alternates
+between contenders, and so keeps the device busy."""
 
 
 class ProductBench(Bench):
@@ -45,9 +46,7 @@ class ProductBench(Bench):
         """
         generator = torch.Generator(self.device).manual_seed(seed)
         made = []
-        rest = self.source.get("rest", {"program": {"inputs": [None]}, "shares": []})
-        further = [t for t, k in zip(rest["program"]["inputs"][:-1], rest["shares"], strict=True) if k < 0]
-        for k, spec in enumerate([*self.source["inputs"], *further]):
+        for k, spec in enumerate(_inputs(self.source)):
             shape, strides = [int(n) for n in spec["shape"]], [int(n) for n in spec["strides"]]
             base = torch.empty_strided(shape, strides, dtype=torch.float32, device=self.device)
             base.normal_(generator=generator)
@@ -122,40 +121,73 @@ class ProductBench(Bench):
 
     def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
         # For a product without a further epilogue, Inductor makes the same library call as eager mode.
-        if self.spec["epilogue"] in ("", "bias"):
-            return {"inductor": self._eager}
-        return {"eager": self._eager, "inductor": self._inductor}
+        alone = self.spec["epilogue"] in ("", "bias")
+        return {"inductor": self._eager if alone else self._inductor}
 
     def _eager(self) -> Runnable:
-        return _Program(self._program().forward, self)
+        return _Program(_program(self.source, self.device.type).forward, self)
 
     def _inductor(self) -> Runnable:
-        return _Program(compile_bare(self._program(), self.given), self)
-
-    def _program(self) -> fx.GraphModule:
-        """The product and the rest of its region, as a function of the bench's inputs."""
-        product = aten.from_json(self.source, self.device.type)
-        if "rest" not in self.source:
-            return product
-        rest, graph = aten.from_json(self.source["rest"]["program"], self.device.type), fx.Graph()
-        given = [graph.placeholder(f"x{k}") for k in range(len(self.given))]
-        own = len(self.source["inputs"])
-        (result,) = _inlined(graph, product, given[:own])
-        results = _inlined(graph, rest, [*self.of_rest(given[:own], given[own:]), result])
-        graph.output((*results, result) if self.source["rest"]["is_read"] else tuple(results))
-        return fx.GraphModule(torch.nn.Module(), graph)
+        return _Program(compile_cached(_program(self.source, self.device.type), self.given), self)
 
     @cached_property
     def compiled_rest(self) -> Callable[..., Any]:
         """The rest of the region, compiled by Inductor; its last input is the product's result."""
-        rest = aten.from_json(self.source["rest"]["program"], self.device.type)
-        own, shape = len(self.source["inputs"]), self.source["rest"]["program"]["inputs"][-1]["shape"]
-        return compile_bare(rest, [*self.of_rest(self.given[:own], self.given[own:]), self.outputs()[0].view(shape)])
+        given = _given_to_rest(self.source, self.given, self.outputs()[0])
+        return compile_cached(_rest(self.source, self.device.type), given)
 
-    def of_rest(self, own: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        """All inputs of the rest except the last, from the product's inputs and the additional ones."""
-        more = iter(others)
-        return [own[k] if k >= 0 else next(more) for k in self.source["rest"]["shares"]]
+
+def compile_ahead(workload: Workload, device: str) -> None:
+    """Compile a product and its region with Inductor, to fill the cache for the bench's own compilation.
+
+    Raises:
+        Exception: any exception of Inductor.
+    """
+    source, spec = workload.source, workload.spec
+    if spec["epilogue"] in ("", "bias"):
+        return
+    with fake_mode():
+        given = [
+            torch.empty_strided(t["shape"], t["strides"], dtype=getattr(torch, t["dtype"]), device=device)
+            for t in _inputs(source)
+        ]
+        result = torch.empty(spec["m"], spec["n"], dtype=getattr(torch, spec["dtype"]), device=device)
+    compile_cached(_program(source, torch.device(device).type), given)
+    if "rest" in source:
+        compile_cached(_rest(source, torch.device(device).type), _given_to_rest(source, given, result))
+
+
+def _inputs(source: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Shape, strides and type of the product's inputs, then of the additional inputs of the rest of its region."""
+    rest = source.get("rest", {"program": {"inputs": [None]}, "shares": []})
+    further = [t for t, k in zip(rest["program"]["inputs"][:-1], rest["shares"], strict=True) if k < 0]
+    return [*source["inputs"], *further]
+
+
+def _program(source: Mapping[str, Any], device: str) -> fx.GraphModule:
+    """The product and the rest of its region, as a function of the tensors of :func:`_inputs`."""
+    product = aten.from_json(source, device)
+    if "rest" not in source:
+        return product
+    rest, graph = _rest(source, device), fx.Graph()
+    given = [graph.placeholder(f"x{k}") for k in range(len(_inputs(source)))]
+    (result,) = _inlined(graph, product, given[: len(source["inputs"])])
+    results = _inlined(graph, rest, _given_to_rest(source, given, result))
+    graph.output((*results, result) if source["rest"]["is_read"] else tuple(results))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _rest(source: Mapping[str, Any], device: str) -> fx.GraphModule:
+    """The rest of a region, as a function of the tensors of :func:`_given_to_rest`."""
+    return aten.from_json(source["rest"]["program"], device)
+
+
+def _given_to_rest(source: Mapping[str, Any], given: Sequence[Any], result: Any) -> list[Any]:
+    """The inputs of the rest of a region, from the inputs of the whole and the product's ``result``."""
+    more = iter(given[len(source["inputs"]) :])
+    shared = [given[k] if k >= 0 else next(more) for k in source["rest"]["shares"]]
+    shape = source["rest"]["program"]["inputs"][-1]["shape"]
+    return [*shared, result.view(shape) if isinstance(result, torch.Tensor) else result]
 
 
 def _elapsed_us(run: Callable[[], object], times: int = 1) -> float:
@@ -196,9 +228,8 @@ class _Candidate:
         self.into(tensors, outputs)
         if "rest" not in bench.source:
             return outputs
-        shape = bench.source["rest"]["program"]["inputs"][-1]["shape"]
         with torch.no_grad():
-            return bench.compiled_rest(*bench.of_rest(tensors[: self.own], tensors[self.own :]), outputs[0].view(shape))
+            return bench.compiled_rest(*_given_to_rest(bench.source, tensors, outputs[0]))
 
 
 class _Program:

@@ -70,6 +70,11 @@ class Products(Domain):
 
         return ProductBench(workload, device)
 
+    def compile_baselines(self, workload: Workload, device: str) -> None:
+        from autotune.domains.product.bench import compile_ahead
+
+        compile_ahead(workload, device)
+
     def bytes_moved(self, workload: Workload) -> int:
         m, n, k = (int(workload.spec[name]) for name in "mnk")
         whole = m * n * _MATRICES.get(str(workload.spec["epilogue"]), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -186,6 +187,24 @@ def test_a_wrong_algorithm_fails_verification(monkeypatch: pytest.MonkeyPatch, d
                 right = bench.verify(bench.load({"algorithm": 0}, artifact), 1)
                 assert right.ok, right.detail
                 assert not bench.verify(bench.load({"algorithm": 1}, artifact), 1).ok
+
+
+def test_inductor_s_code_is_compiled_ahead(
+    library: Library, db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process beside the worker fills Inductor's cache, which the worker's baselines read."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", True)
+    (workload,) = [w for w in stored(db) if "rest" in w.source]
+    domain = domain_of("product")
+    domain.compile_baselines(workload, "cpu")
+    there = set(tmp_path.glob("fxgraph/*/*/*"))
+    assert len(there) == 2, "the whole program, and the rest behind the product"
+    bench = domain.open_bench(workload, "cpu")
+    candidate = bench.load({"algorithm": 0}, open_task(workload, "cpu").build({"algorithm": 0}))
+    (baseline,) = bench.baselines().values()
+    torch.testing.assert_close(candidate(), baseline()(), rtol=2e-2, atol=6e-2)
+    assert set(tmp_path.glob("fxgraph/*/*/*")) == there
 
 
 def test_a_verdict_leaves_a_product_with_its_region(library: Library, db: str) -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.domains.fusion.bench import FusionBench, _compiled
+from autotune.domains.fusion.bench import FusionBench
 from autotune.measure.baselines import BaselinePool
 from autotune.measure.policy import Policy
+from autotune.runtime.inductor.baseline import compile_cached
 from autotune.tuner.context import Context
 from autotune.workload import Workload
 from tests.support.hostile import workload_of
@@ -32,7 +33,7 @@ def test_inductor_s_cache_has_what_was_compiled_ahead(tmp_path: Path, monkeypatc
         assert built.artifact is not None, built.reason
     assert any(tmp_path.glob("fxgraph/*/*/*")), "Inductor passes its cache by where there is no ShapeEnv"
     bench = FusionBench(workload, "cpu")
-    run = _compiled(bench._module(), bench.given.views)
+    run = compile_cached(bench._module(), bench.given.views)
     torch.testing.assert_close(run(*bench.given.views)[0], bench._module().forward(*bench.given.views)[0])
 
 
