@@ -16,7 +16,7 @@ from autotune.runtime.match import exact_match, from_package, match, other_rows,
 from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
-from autotune.workload import Workload
+from autotune.workload import PRODUCT, Workload
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,8 @@ def lookup(
 ) -> LookupResult:
     """Look up the stored schedules for the regions of a callable; records nothing and compiles no kernel.
 
+    Products of the domain "product" are among them where ``AUTOTUNE_PRODUCTS`` asks for them.
+
     Args:
         fn: function or ``nn.Module``. Its backward is looked up too if inputs or parameters require grad.
         inputs: a tuple or list of positional example inputs, or a single one. Only their shapes, strides and types
@@ -166,7 +168,9 @@ def lookup(
         UserError: missing device, unusable database, or a callable that cannot be captured.
     """
     from autotune.compiler.capture.recording import capture_for_user
-    from autotune.compiler.regions.find import find_regions
+    from autotune.compiler.lower.facts import GraphFacts
+    from autotune.compiler.regions.find import regions_from
+    from autotune.runtime.inductor.product_call import searched_products
 
     args = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
     name = resolve_device(device or _device_of(fn, args, kwargs or {}))
@@ -177,9 +181,13 @@ def lookup(
         label=label or getattr(fn, "__name__", type(fn).__name__),
         fuse_attention=deployment().settings.attention == "fuse",
     )
-    regions = [r for graph in captured for r in find_regions(graph.module, name.partition(":")[0])]
+    found = list[tuple[Workload | None, str]]()
+    for graph in captured:
+        facts = GraphFacts(graph.module.graph, name.partition(":")[0])
+        regions = regions_from(facts)
+        found += [(region.workload, region.reason) for region in regions]
+        found += [(product.workload, "") for product in searched_products(facts, regions)]
     with deployment().opened(db) as store:
-        found = ((region.workload, region.reason) for region in regions)
         return _matched(found, store, name, strict=strict, explained=explain)
 
 
@@ -230,7 +238,7 @@ def _matched(
     tunable = []
     for name, w in known.items():
         found = match(w, store, identity, env, strict=strict)
-        if found.level is Level.NONE:
+        if found.level is Level.NONE and w.kind != PRODUCT:  # the packaged snapshots have none
             found, _ = from_package(w, found, store, identity, env, strict=strict)
         ladder = _ladder(w, found, store, identity, env, strict=strict) if explained else ()
         tunable.append(RegionMatch(w, found.level, found.schedule, found.tuned, found.reason, counts[name], ladder))
@@ -245,6 +253,12 @@ def _ladder(
     Args:
         found: result of :func:`match` or :func:`from_package` with the other arguments.
     """
+    if workload.kind == PRODUCT:  # it has no rows to vary, and holds for one device and library
+        if found.level is Level.EXACT:
+            return (Rung("exact", Outcome.TAKEN, "tuned for it on this device", found.differences),)
+        if store is None:
+            return (Rung("exact", Outcome.EMPTY, found.reason),)
+        return (on_this_device(workload, store, device, env, found.reason),)
     packaged, last = Rung("packaged", Outcome.NOT_ASKED), Rung("none", Outcome.NOT_ASKED)
     if found.level in (Level.PACKAGED, Level.NONE):
         _, packaged = from_package(workload, found, store, device, env, strict=strict)

@@ -113,7 +113,7 @@ def match(
     """Look a workload up.
 
     Args:
-        workload: of kind "fusion".
+        workload: of kind "fusion" or "product".
         store: the database; None never matches.
         device: must equal the device that a schedule was tuned on, unless ``rules`` allow another.
         env: the current software.
@@ -127,6 +127,10 @@ def match(
         return Match(Level.NONE, reason="there is no database")
     rules = rules or deployment().settings
     how: How = "strict" if strict else rules.environment
+    if workload.kind == PRODUCT:
+        from autotune.runtime.inductor import product_call  # it loads torch
+
+        return product_call.match(workload, store, device, env, how)
     exact, why = exact_match(workload, store, device, env, how)
     if exact is not None and exact.predicted:
         return Match(Level.HEURISTIC, exact, workload, PREDICTED, software(exact, store, env))

@@ -22,13 +22,12 @@ from autotune import numerics
 from autotune.compiler.capture.recording import CapturedGraph, capture_for_user
 from autotune.compiler.capture.signature import signature
 from autotune.compiler.lower.facts import GraphFacts
-from autotune.compiler.regions.epilogues import products_of
 from autotune.compiler.regions.find import regions_from
 from autotune.domains.fusion.builtin import BUILTIN
 from autotune.errors import UserError, first_line
 from autotune.files import import_object
 from autotune.runtime.deployment import deployment
-from autotune.runtime.launch import cublaslt
+from autotune.runtime.inductor.product_call import searched_products
 from autotune.words import closest
 from autotune.workload import Workload
 
@@ -224,8 +223,7 @@ def workloads_of(
             facts = GraphFacts(graph.module.graph)
             regions = regions_from(facts)
             met.update(r.workload for r in regions if r.workload is not None)
-            if deployment().settings.products == "search":
-                met.update(p.workload for p in products_of(facts, regions, cublaslt.version()))
+            met.update(p.workload for p in searched_products(facts, regions))
         counts |= met
     return list(counts.items())
 

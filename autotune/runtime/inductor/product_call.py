@@ -10,14 +10,14 @@ import base64
 import json
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.device import environment, identify
-from autotune.errors import first_line
+from autotune.device import DeviceIdentity, Environment, environment, identify
+from autotune.errors import UserError, first_line
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch import cublaslt
@@ -26,7 +26,11 @@ from autotune.store.records import Schedule
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
+    from autotune.compiler.lower.facts import GraphFacts
     from autotune.compiler.regions.epilogues import Product
+    from autotune.compiler.regions.find import Region
+    from autotune.store.reading import Match as How
+    from autotune.store.reading import Reader
 
 log = logging.getLogger("autotune")
 
@@ -151,20 +155,39 @@ def matmul_of(spec: Mapping[str, Any]) -> cublaslt.Matmul:
     return cublaslt.Matmul(m, n, k, lda, ldb, bool(ta), bool(tb), getattr(torch, spec["dtype"]), str(spec["epilogue"]))
 
 
+def searched_products(facts: GraphFacts, regions: Sequence[Region]) -> list[Product]:
+    """The products of a graph that the settings ask for. Look-ups warn of a setting that cannot be read."""
+    from autotune.compiler.regions.epilogues import products_of
+
+    try:
+        asked = deployment().settings.products == "search"
+    except UserError:
+        return []
+    return products_of(facts, regions, cublaslt.version()) if asked else []
+
+
 def look_up(workload: Workload, device: str) -> Match:
     """The stored schedule of a product on "cuda:N". Never raises: an error logs one warning."""
     try:
-        store = deployment().store()
-        if store is None:
-            return Match(Level.NONE, reason="there is no database")
-        how = deployment().settings.environment
-        place = identify(device).fingerprint
-        found = store.get_schedule(workload.fingerprint, place, environment(device), match=how)
+        own = deployment()
+        return match(workload, own.store(), identify(device), environment(device), own.settings.environment)
     except Exception as error:
         deployment().warn_once(
             f"match {workload.fingerprint}", f"autotune: looking up {workload.label} failed: {error!r}"
         )
         return Match(Level.NONE, reason="the look-up failed")
+
+
+def match(workload: Workload, store: Reader | None, device: DeviceIdentity, env: Environment, how: How) -> Match:
+    """Look a product up in a database, for exactly this device and library; arguments as of
+    :func:`autotune.runtime.match.match`.
+
+    Raises:
+        UserError: the database failed.
+    """
+    if store is None:
+        return Match(Level.NONE, reason="there is no database")
+    found = store.get_schedule(workload.fingerprint, device.fingerprint, env, match=how)
     if found is None or deployment().disabled(found) or not _is_proper(found):
         return Match(Level.NONE, reason="not tuned on this device")
     return Match(Level.EXACT, found, workload)
@@ -198,4 +221,15 @@ def _won(schedule: Schedule | None) -> float:
     return max(0.0, schedule.baselines.get("inductor", 0.0) - schedule.latency_us)
 
 
-__all__ = ["MARGIN", "PREFIX", "ProductCall", "bound", "is_faster", "load", "look_up", "matmul_of"]
+__all__ = [
+    "MARGIN",
+    "PREFIX",
+    "ProductCall",
+    "bound",
+    "is_faster",
+    "load",
+    "look_up",
+    "match",
+    "matmul_of",
+    "searched_products",
+]

@@ -25,21 +25,20 @@ from autotune.compiler.capture.options import requirements
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import symbols_of
-from autotune.compiler.regions.epilogues import Product, products_of
+from autotune.compiler.regions.epilogues import Product
 from autotune.compiler.regions.find import Region, regions_from
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda.source import PREFIX
-from autotune.errors import Unsupported, UserError
+from autotune.errors import Unsupported
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.index_check import add_check, indices_of
-from autotune.runtime.inductor.product_call import ProductCall, is_faster
+from autotune.runtime.inductor.product_call import ProductCall, is_faster, searched_products
 from autotune.runtime.inductor.region_call import RegionCall, at_these, permitted
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import memory_of, readers, region_node
 from autotune.runtime.inductor.survey import Surveyed, covered, note
 from autotune.runtime.inductor.verdict import Left, Trial, graph_fingerprint, ranks_agree, stored_left
 from autotune.runtime.ladder import Level, Match
-from autotune.runtime.launch import cublaslt
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.match import look_up
 from autotune.store.records import Schedule
@@ -96,7 +95,7 @@ def replace_regions(
     left, decided, predicted = stored_left(name, devices, mode) if trial is None else Left(trial.left, True)
     deployment().count("left", len(every) - len(_without(every, left)))
     searched = _permitted(_without(every, left - predicted))
-    products = [] if origin or cpp or not _searches_products() else products_of(facts, searched, cublaslt.version())
+    products = [] if origin or cpp else searched_products(facts, searched)
     note(_surveyed(name, mode, searched, left - predicted, products))
     regions = _without(searched, left)
     if bare:
@@ -142,14 +141,6 @@ def replace_regions(
             made |= _replace(graph, region, call, origin, made)
     stable_topological_sort(graph)  # a reader of a result may precede the last of the region's nodes
     graph.eliminate_dead_code()
-
-
-def _searches_products() -> bool:
-    """True where the settings ask for products. Look-ups warn of a setting that cannot be read."""
-    try:
-        return deployment().settings.products == "search"
-    except UserError:
-        return False
 
 
 def _chosen(products: Sequence[Product], left: frozenset[str], *, packaged: bool) -> list[tuple[Product, Schedule]]:

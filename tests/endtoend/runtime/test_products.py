@@ -110,6 +110,23 @@ def test_what_is_left_of_a_region_is_looked_up_as_a_region(library: Library, db:
     assert counters["hits"] == 3, "two products and the norm"
 
 
+def test_a_look_up_lists_products(library: Library, db: str) -> None:
+    found = stored(db)
+    block = Block().requires_grad_(False)
+    rows = {row.workload.fingerprint: row for row in autotune.lookup(block, X, explain=True) if row.workload}
+    for workload in found:
+        assert rows[workload.fingerprint].level == "exact"
+        assert [step.rung for step in rows[workload.fingerprint].ladder] == ["exact"]
+    (alone,) = [row for row in rows.values() if row.workload and row.workload.spec.get("epilogue") == "bias"]
+    assert alone.level == "none"
+    assert alone.reason == "not tuned on this device"
+    assert [step.outcome for step in alone.ladder] == ["empty"]
+    autotune.configure(products="leave")
+    assert not {w.fingerprint for w in found} & {
+        row.workload.fingerprint for row in autotune.lookup(block, X) if row.workload
+    }
+
+
 def test_without_an_entry_the_program_stays_as_it_is(library: Library, db: str) -> None:
     Store.open(db).close()
     assert "products" not in deployed()
