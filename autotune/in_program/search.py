@@ -35,6 +35,7 @@ from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveyi
 from autotune.runtime.inductor.verdict import stored_verdict
 from autotune.store.records import Verdict
 from autotune.words import microseconds, plural
+from autotune.workload import PRODUCT
 
 if TYPE_CHECKING:
     from autotune.store import Store
@@ -344,13 +345,15 @@ def first_candidates(seconds: float, regions: int) -> int:
 def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result]) -> list[tuple[Workload, float]]:
     """The workloads that may still gain, with the possible gain in microseconds of a step, the largest first.
 
-    The possible gain is the time beyond moving the workload's bytes at the best rate of all results.
+    The possible gain is the time beyond moving the workload's bytes at the best rate of all results. Products compute
+    for longer than that, and the first pass has timed their few candidates.
 
     Args:
         counted: workloads with their numbers of occurrences.
         results: of their searches.
     """
-    timed = {r.workload: (r.best_us, r.bytes_moved) for r in results if r.best_us and r.bytes_moved}
+    memory_bound = [r for r in results if r.kind != PRODUCT]
+    timed = {r.workload: (r.best_us, r.bytes_moved) for r in memory_bound if r.best_us and r.bytes_moved}
     best = max((moved / us for us, moved in timed.values()), default=1.0)
     gains = [
         (workload, count * (us - moved / best))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from autotune.domain import domain_of
 from autotune.in_program.processes import shares
 from autotune.in_program.search import LEAST_S, first_candidates, gains_left, granted_s
 from autotune.tuner.result import Result
-from autotune.workload import Workload
+from autotune.workload import PRODUCT, Workload
 from tests.support import zoo
+from tests.support.hostile import workload_of
 
 
 def workload(name: str) -> Workload:
@@ -22,8 +25,10 @@ def result(of: Workload, best_us: float | None, moved: int) -> Result:
 
 def test_the_region_goes_first_that_a_step_may_gain_most_of() -> None:
     fast, slow, often, failed, unknown = (workload(name) for name in ("fast", "slow", "often", "failed", "unknown"))
+    product = Workload(PRODUCT, {})
     results = [result(fast, 10.0, 1000), result(slow, 100.0, 5000), result(often, 20.0, 1000), result(failed, None, 9)]
-    counted = [(fast, 3), (slow, 1), (often, 6), (failed, 1), (unknown, 1)]
+    results.append(result(product, 500.0, 1000))
+    counted = [(fast, 3), (slow, 1), (often, 6), (failed, 1), (unknown, 1), (product, 1)]
     found = [(w.label, round(gain)) for w, gain in gains_left(counted, results)]
     assert found == [("often", 60), ("slow", 50)], "the fastest moves 100 bytes a microsecond, and has nothing to gain"
 
@@ -43,12 +48,18 @@ def test_a_short_search_begins_with_what_usually_saves_most() -> None:
     shared = [domain.bytes_saved(w) / domain.bytes_moved(w) for w in found]
     assert shared == sorted(shared, reverse=True)
     assert len(set(shared)) == 3
-    product = domain_of("product")
-    spec = {"m": 64, "n": 64, "k": 64, "dtype": "bfloat16", "epilogue": "gelu"}
-    work = Workload("product", spec)
-    assert product.bytes_saved(work) / product.bytes_moved(work) < shared[-1], "regions come before products"
     one, several = shares([(found[0], 1)]), shares([(found[0], 7)])
     assert several == pytest.approx({name: 7 * share for name, share in one.items()})
+
+
+def test_an_epilogue_is_searched_before_what_it_replaces_and_a_product_alone_behind() -> None:
+    product, fusion = domain_of("product"), domain_of("fusion")
+    sizes = {"m": 16384, "n": 3072, "k": 768, "dtype": "bfloat16"}
+    alone, trained, inferred = (
+        product.bytes_saved(Workload("product", {**sizes, "epilogue": name})) for name in ("", "gelu_aux", "gelu")
+    )
+    gelu = workload_of(lambda x: F.gelu(x, approximate="tanh"), torch.empty(16384, 3072, dtype=torch.bfloat16))
+    assert alone < fusion.bytes_saved(gelu) < trained < inferred
 
 
 @pytest.mark.parametrize(
