@@ -1,8 +1,8 @@
 """Matrix products for which autotune selects a cuBLASLt algorithm, with the region after them as the epilogue.
 
-torch uses the first algorithm from the library's heuristics. For wide products another one is up to 14% faster (one
-H100, see ``benchmarks/notes/epilogues.md``). Epilogues are GELU and ReLU after a bias, GELU's derivative, and the
-addition of a residual connection.
+torch uses the first algorithm from the library's heuristics. For wide products in half precision and many products in
+TF32 another one is up to 20% faster (one H100, see ``benchmarks/notes/epilogues.md``). Epilogues are GELU and ReLU
+after a bias, GELU's derivative, and the addition of a residual connection.
 
 A region fits an epilogue if it reads one product, element by element, and has the formula of the epilogue
 (:mod:`autotune.compiler.regions.formulas`).
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune import numerics
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.lower.facts import LIBRARY_CALL, GraphFacts
 from autotune.compiler.regions import aten
@@ -34,12 +35,14 @@ aten_ops = torch.ops.aten
 DEVICES = {"cuda"}
 """Types of devices whose library has epilogues."""
 TYPES = (torch.bfloat16, torch.float16)
-_ALIGNED = 8
-"""Half-precision elements in 16 bytes; the library reads rows at full speed if their length is a multiple of this."""
-_WIDE = 2
+"""Types of products with a region. Products alone may be fp32 too, where TF32 is allowed."""
+_ALIGNED = 16
+"""The library reads rows at full speed if their length is a multiple of so many bytes."""
 _LEAST_ROWS = 1024
-"""Products without a region are candidates from this many rows on, with at least ``_WIDE`` times as many columns as
-terms; smaller ones gained nothing."""
+"""Half-precision products without a region are candidates from this many rows on, with as many columns as terms or
+more; others gained nothing. In TF32 the shape does not matter."""
+_LEAST_WORK = 1e9
+"""Floating-point operations from which a product in TF32 is a candidate, about 15 microseconds."""
 
 ROLES = ("a", "b", "bias", "other")
 RESULTS = ("y", "kept")
@@ -91,8 +94,10 @@ def products_of(facts: GraphFacts, regions: Sequence[Region], library: str) -> l
     """
     if not library or requirements():
         return []
+    tf32 = numerics.read(["cuda"]).get("cuda.matmul.fp32_precision") == "tf32"
+    types = (*TYPES, torch.float32) if tf32 else TYPES
     found = [_with_region(facts, region, library) for region in regions]
-    found += [_alone(facts, node, library) for node in facts.nodes]
+    found += [_alone(facts, node, library) for node in facts.nodes if _multiplies(facts, node, types)]
     return [product for product in found if product is not None]
 
 
@@ -146,11 +151,10 @@ def _is_like(value: Any, like: torch.Tensor) -> bool:
 
 
 def _alone(facts: GraphFacts, node: fx.Node, library: str) -> Product | None:
-    if not _multiplies(facts, node):
-        return None
     *bias, a, b = node.args
     (rows, terms), columns = facts[a].value.shape, facts[b].value.shape[1]  # type: ignore[index]
-    if rows < _LEAST_ROWS or columns < _WIDE * terms:
+    half = facts[node].value.dtype in TYPES
+    if (rows < _LEAST_ROWS or columns < terms) if half else 2 * rows * terms * columns < _LEAST_WORK:
         return None
     inputs: list[Any] = list(dict.fromkeys(node.args))
     graph = fx.Graph()
@@ -176,7 +180,7 @@ def _is_needed(facts: GraphFacts, region: Region, product: fx.Node) -> bool:
     return False
 
 
-def _multiplies(facts: GraphFacts, node: fx.Node) -> bool:
+def _multiplies(facts: GraphFacts, node: fx.Node, types: Sequence[torch.dtype] = TYPES) -> bool:
     """True for a plain product of two matrices, perhaps with a bias, that the library takes at full speed."""
     if facts[node].operator not in ("mm", "addmm") or facts[node].reason != LIBRARY_CALL:
         return False
@@ -184,10 +188,12 @@ def _multiplies(facts: GraphFacts, node: fx.Node) -> bool:
     if node.kwargs or len(values) != len(node.args) or getattr(node.target, "_overloadname", "") != "default":
         return False
     like = facts[node].value
-    if like.device.type not in DEVICES or like.dtype not in TYPES or any(v.dtype != like.dtype for v in values):
+    if like.device.type not in DEVICES or like.dtype not in types or any(v.dtype != like.dtype for v in values):
         return False
     bias, (a, b) = values[:-2], values[-2:]
-    if not all(type(n) is int and n for n in (*a.shape, *b.shape)) or any(n % _ALIGNED for n in b.shape):
+    if not all(type(n) is int and n for n in (*a.shape, *b.shape)):
+        return False
+    if any(n * like.element_size() % _ALIGNED for n in b.shape):
         return False
     if any(tuple(v.shape) != (b.shape[1],) or v.stride() != (1,) for v in bias):
         return False
@@ -197,9 +203,10 @@ def _multiplies(facts: GraphFacts, node: fx.Node) -> bool:
 def _rows(matrix: torch.Tensor) -> list[Any] | None:
     """The leading dimension of a matrix, and True if it is column-major; None if the library cannot read it."""
     (rows, columns), (down, along) = matrix.shape, matrix.stride()
-    if along == 1 and down >= columns and down % _ALIGNED == 0:
+    size = matrix.element_size()
+    if along == 1 and down >= columns and down * size % _ALIGNED == 0:
         return [int(down), False]
-    return [int(along), True] if down == 1 and along >= rows and along % _ALIGNED == 0 else None
+    return [int(along), True] if down == 1 and along >= rows and along * size % _ALIGNED == 0 else None
 
 
 def _made(facts: GraphFacts, region: Region, product: fx.Node, kept: bool, fit: Fit, library: str) -> Product | None:

@@ -20,7 +20,7 @@ from autotune.workload import PRODUCT, Workload
 if TYPE_CHECKING:
     from autotune.domains.product.bench import ProductBench
 
-_BYTES = {"bfloat16": 2, "float16": 2}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _MATRICES = {"gelu_aux": 2, "dgelu": 2, "add": 2, "bias_add": 2}
 """Number of matrices of the result's shape that an epilogue reads or writes, where that is more than one."""
 _ALONE = 0.03
@@ -87,8 +87,9 @@ class Products(Domain):
     def bytes_saved(self, workload: Workload) -> float:
         spec = workload.spec
         m, n, k = (int(spec[name]) for name in "mnk")
-        epilogue = _BYTES[str(spec["dtype"])] * m * n * _SAVED.get(str(spec["epilogue"]), 0)
-        return epilogue + _ALONE * 2 * m * n * k / _BALANCE
+        size = _BYTES[str(spec["dtype"])]
+        epilogue = size * m * n * _SAVED.get(str(spec["epilogue"]), 0)
+        return epilogue + _ALONE * size * m * n * k / _BALANCE  # TF32 is half as fast as half precision
 
     def bytes_held(self, workload: Workload) -> int:
         return self.bytes_moved(workload)

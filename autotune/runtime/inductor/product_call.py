@@ -150,7 +150,8 @@ def matmul_of(spec: Mapping[str, Any]) -> cublaslt.Matmul:
     if not all(type(n) is int and 0 < n < 1 << 31 for n in numbers) or spec["epilogue"] not in cublaslt.EPILOGUES:
         raise ValueError("its sizes or its epilogue are damaged")
     m, n, k = numbers[:3]
-    if lda < (m if ta else k) or ldb < (k if tb else n) or spec["dtype"] not in ("bfloat16", "float16"):
+    types = ("bfloat16", "float16", "float32") if spec["epilogue"] in ("", "bias") else ("bfloat16", "float16")
+    if lda < (m if ta else k) or ldb < (k if tb else n) or spec["dtype"] not in types:
         raise ValueError("its matrices are damaged")
     return cublaslt.Matmul(m, n, k, lda, ldb, bool(ta), bool(tb), getattr(torch, spec["dtype"]), str(spec["epilogue"]))
 

@@ -28,7 +28,8 @@ _ALIGNMENT = 16
 """Minimum alignment of each tensor in bytes, which the tensor-core kernels require."""
 
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataType
-_COMPUTE_32F = 68
+_COMPUTE = {torch.float32: 77, torch.float16: 68, torch.bfloat16: 68}
+"""cublasComputeType_t: sums in fp32, and fp32 factors as TF32."""
 # cublasLtMatmulDescAttributes_t
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS, _AUX, _AUX_LD, _BIAS_TYPE = 3, 4, 7, 8, 11, 12, 26
 # cublasLtMatmulPreferenceAttributes_t
@@ -63,6 +64,7 @@ class Matmul:
     Attributes:
         lda, ldb: stride between the rows of a factor, or between its columns if it is transposed, in elements.
         ta, tb: True if the factor's columns are contiguous in memory.
+        dtype: of all matrices; fp32 is computed in TF32.
         epilogue: of :data:`EPILOGUES`.
     """
 
@@ -141,7 +143,10 @@ class _Plan:
         self.what, self.device, self.lock = what, device, threading.Lock()
         lib, self.handle = library(), _handle(device)
         self.description = ctypes.c_void_p()
-        _check(lib.cublasLtMatmulDescCreate(ctypes.byref(self.description), _COMPUTE_32F, 0), "describing a product")
+        _check(
+            lib.cublasLtMatmulDescCreate(ctypes.byref(self.description), _COMPUTE[what.dtype], 0),
+            "describing a product",
+        )
         # y.T = b.T @ a.T: the library's first factor is the product's second.
         self._put(_TRANSA, ctypes.c_int32(what.tb))
         self._put(_TRANSB, ctypes.c_int32(what.ta))

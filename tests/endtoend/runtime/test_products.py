@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import autotune
+from autotune import numerics
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions.epilogues import Product, products_of
@@ -211,17 +212,32 @@ def test_inductor_s_code_is_compiled_ahead(
 ) -> None:
     """A process beside the worker fills Inductor's cache, which the worker's baselines read."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(torch._inductor.config, "fx_graph_cache", True)
     (workload,) = [w for w in stored(db) if "rest" in w.source]
     domain = domain_of("product")
-    domain.compile_baselines(workload, "cpu")
-    there = set(tmp_path.glob("fxgraph/*/*/*"))
-    assert len(there) == 2, "the whole program, and the rest behind the product"
-    bench = domain.open_bench(workload, "cpu")
-    candidate = bench.load({"algorithm": 0}, open_task(workload, "cpu").build({"algorithm": 0}))
-    (baseline,) = bench.baselines().values()
-    torch.testing.assert_close(candidate(), baseline()(), rtol=2e-2, atol=6e-2)
-    assert set(tmp_path.glob("fxgraph/*/*/*")) == there
+    with torch._inductor.config.patch(fx_graph_cache=True):
+        domain.compile_baselines(workload, "cpu")
+        there = set(tmp_path.glob("fxgraph/*/*/*"))
+        assert len(there) == 2, "the whole program, and the rest behind the product"
+        bench = domain.open_bench(workload, "cpu")
+        candidate = bench.load({"algorithm": 0}, open_task(workload, "cpu").build({"algorithm": 0}))
+        (baseline,) = bench.baselines().values()
+        torch.testing.assert_close(candidate(), baseline()(), rtol=2e-2, atol=6e-2)
+        assert set(tmp_path.glob("fxgraph/*/*/*")) == there
+
+
+def test_a_product_in_tf32_is_verified_by_numbers_that_tf32_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    emulate(monkeypatch, wrong=(1,))
+    monkeypatch.setenv("AUTOTUNE_PRODUCTS", "search")
+    numerics.restore({"cuda.matmul.fp32_precision": "tf32"})
+    linear = nn.Linear(768, 768).requires_grad_(False)
+    (workload,) = [w for w, _ in workloads_of(linear, (torch.randn(1024, 768),)) if w.kind == "product"]
+    assert workload.spec["dtype"] == "float32"
+    bench = domain_of("product").open_bench(workload, "cpu")
+    for x in bench.given:
+        assert torch.equal(x, x.bfloat16().float())
+    task = open_task(workload, "cpu")
+    assert bench.verify(bench.load({"algorithm": 0}, task.build(task.default())), 1).ok
+    assert not bench.verify(bench.load({"algorithm": 1}, task.build(task.default())), 1).ok
 
 
 def test_a_verdict_leaves_a_product_with_its_region(library: Library, db: str) -> None:

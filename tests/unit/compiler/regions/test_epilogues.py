@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from autotune import numerics
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions import epilogues
@@ -159,7 +160,20 @@ def test_wide_products_are_workloads_alone() -> None:
     assert names(found(lambda x, w, b: x @ w.t(), *args)) == [""]
     assert names(found(F.linear, *args)) == ["bias"]
     assert found(lambda x, w, b: x[:512] @ w.t(), *args) == [], "too few rows"
-    assert found(lambda x, w, b: x @ w[:32].t(), *args) == [], "too few columns"
+    assert names(found(lambda x, w, b: x @ w[:32].t(), *args)) == [""]
+    assert found(lambda x, w, b: x @ w[:24].t(), *args) == [], "too few columns"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_products_in_fp32_are_workloads_where_tf32_is_allowed(precision: str) -> None:
+    x, w, b = torch.randn(1024, 768), torch.randn(768, 768), torch.randn(768)
+    numerics.restore({"cuda.matmul.fp32_precision": precision})
+    searched = [names(found(F.linear, x, w, b)), names(found(lambda x: x.t() @ x, x))]
+    assert searched == ([["bias"], [""]] if precision == "tf32" else [[], []])
+    assert found(F.linear, x[:512], w, b) == [], "too little work"
+    assert found(F.linear, x[:, :766].contiguous(), w[:, :766].contiguous(), b) == [], "rows that are not aligned"
+    assert found(TANH, *tensors(torch.float32)) == [], "epilogues are for half precision"
 
 
 @torch.no_grad()
