@@ -77,7 +77,7 @@ def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
     from autotune.api import tune_workloads
     from autotune.errors import UserError
     from autotune.in_program.processes import shares
-    from autotune.measure.timing.quiet import device_lock
+    from autotune.measure.quiet import device_lock
     from autotune.runtime.deployment import deployment
     from autotune.runtime.inductor.survey import Surveyed, surveying
     from autotune.store import Store
@@ -131,7 +131,7 @@ def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 class Running:
-    """A program that has taken its first step, compiled with what the database has."""
+    """A program that has taken its first step, compiled with the schedules of the database."""
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         import torch

@@ -32,7 +32,7 @@ from autotune.domains.fusion.program_spec import workloads_of
 from autotune.errors import first_line
 from autotune.measure.baselines import BaselinePool
 from autotune.measure.pool import CompilePool
-from autotune.measure.timing.quiet import device_lock
+from autotune.measure.quiet import device_lock
 from autotune.measure.worker import Worker
 from autotune.runtime.backend import trial_backend
 from autotune.runtime.deployment import deployment

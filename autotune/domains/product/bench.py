@@ -89,10 +89,15 @@ class ProductBench(Bench):
 
             if len(self._graphs) >= _CALLS:
                 self._graphs.clear()
-            self._graphs[id(run)] = run, capture(calls), count
+            self._graphs[id(run)] = run, capture(calls, self._pool), count
         _, replay, count = self._graphs[id(run)]
         keep_running(replay, _LEAD_S)
         return _elapsed_us(replay, _REPLAYS) / (_REPLAYS * count)
+
+    @cached_property
+    def _pool(self) -> Any:
+        """The memory of all graphs, of which one runs at a time: results of large products take gigabytes."""
+        return torch.cuda.graph_pool_handle()
 
     def verify(self, run: Runnable, seed: int) -> Verdict:
         """Compare the results with float64, on random inputs that contain one NaN."""
