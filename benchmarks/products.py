@@ -18,11 +18,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import positive_int, seconds
 from benchmarks import form
 from benchmarks.suite_options import names
+
+if TYPE_CHECKING:
+    from autotune.tuner.result import Result
 
 _BLOCK = 12
 _NAMES = 24
@@ -65,7 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             library = {"cublasLt": cublaslt.version().split()[-1]}
             extra = {"suite": "products", "failed": failed}
             form.write(args.out, identify(args.device).label, cases, library, extra=extra)
-        printed(case)
+        ms = f"{case['without_ms']:.2f} ms, with {case['products']} products {case['products_ms']:.2f} ms"
+        print(f"{name}: {ms}, {case['ratio']:.3f}x {case['ratios']}", flush=True)
+        print(f"  host {case['host']} ms, losses {case['losses']}, {case['seconds']} s", flush=True)
     return int(bool(failed) or any(case["ratio"] < 0.99 for case in cases))
 
 
@@ -97,6 +102,8 @@ def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
             list(found), args.device, store, timeout=args.search, weights=weights, numerics=numerics.read()
         )
     searched = time.monotonic()
+    rows = [row_of(found[w], result) for w in found for result in results if result.workload == w.fingerprint]
+    print(f"{name}: {len(rows)} products, {searched - compiled:.1f} s", *map(line_of, rows), sep="\n", flush=True)
     deployment().reset_counters()
     running = {"without": without, "products": Running(name, args)}
     used = deployment().counters().products
@@ -108,14 +115,6 @@ def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
                 times[key].append(statistics.median(running[key].times(_BLOCK)))
                 host[key].append(running[key].host_ms())
         kernels = {key: one.kernels() for key, one in running.items()}
-    rows = []
-    of = {result.workload: result for result in results}
-    for workload in found:
-        result = of[workload.fingerprint]
-        row = {"workload": workload.label, "count": found[workload], "winner": result.winner, "us": result.best_us}
-        row |= {"config": result.best, "baselines_us": dict(result.baselines), "seconds": round(result.seconds, 2)}
-        rows.append({**row, "begun": result.begun, "failed": dict(result.failed), "error": result.error})
-    rows.sort(key=lambda row: -row["count"] * (row["us"] or 0.0))
     return {
         "name": name,
         "products": used,
@@ -128,6 +127,21 @@ def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "workloads": rows,
         "kernels": kernels,
     }
+
+
+def row_of(count: int, result: Result) -> dict[str, Any]:
+    """A product's row: its occurrences in a step, and the result of its search."""
+    row = {"workload": result.label, "count": count, "winner": result.winner, "us": result.best_us}
+    row |= {"config": result.best, "baselines_us": dict(result.baselines), "seconds": round(result.seconds, 2)}
+    return {**row, "begun": result.begun, "failed": dict(result.failed), "error": result.error}
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A product's row as a line of text."""
+    best, other = row["us"], row["baselines_us"].get("inductor")
+    gain = f"{other / best:.3f}x of {other:.1f} us" if best and other else row["error"] or "not reached"
+    algorithm = (row["config"] or {}).get("algorithm")
+    return f"  {row['count']:4} {row['workload']:44} #{algorithm} {gain} ({row['seconds']} s) {row['failed'] or ''}"
 
 
 class Running:
@@ -187,20 +201,6 @@ class Running:
     def loss(self) -> float:
         """The mean of the first step's result."""
         return float(self.last.detach().float().mean())
-
-
-def printed(case: dict[str, Any]) -> None:
-    """Print a case: a line for the step, and one for each product."""
-    print(
-        f"{case['name']}: {case['without_ms']:.2f} ms, with {case['products']} products {case['products_ms']:.2f} ms,"
-        f" {case['ratio']:.3f}x {case['ratios']}, host {case['host']}, losses {case['losses']}, {case['seconds']} s"
-    )
-    for row in case["workloads"]:
-        best, other = row["us"], row["baselines_us"].get("inductor")
-        gain = f"{other / best:.3f}x of {other:.1f} us" if best and other else row["error"] or "not reached"
-        algorithm = (row["config"] or {}).get("algorithm")
-        print(f"  {row['count']:4} {row['workload']:44} #{algorithm} {gain} ({row['seconds']} s) {row['failed'] or ''}")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
