@@ -284,7 +284,6 @@ def _results(found: Comparison) -> Iterator[str]:
 
 
 def _farthest(found: Comparison, kind: str) -> float | None:
-    """The largest difference from eager's results among the contenders of a kind."""
     apart = [found.steps[who].difference for who in found.of(kind) if who in found.steps]
     return max((d for d in apart if d is not None), default=None)
 

@@ -175,7 +175,6 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
 
 
 def _parts(graph: Graph) -> dict[Root, int]:
-    """The connected part that each root belongs to."""
     found: dict[Root, int] = {}
     for n, outputs in enumerate(components(graph)):
         stored = [Root("o", k) for k in outputs]
