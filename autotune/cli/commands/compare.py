@@ -23,7 +23,7 @@ from autotune.cli.options import (
     positive_int,
 )
 from autotune.cli.output import TUNABLE, machine_output, microseconds, ratio
-from autotune.ir.ops import asking
+from autotune.ir.nodes import asking
 from autotune.measure.policy import default_policy
 from autotune.runtime.deployment import deployment
 from autotune.store import attached

@@ -15,7 +15,7 @@ from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
 from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph, Output, Value
-from autotune.ir.ops import STRICT
+from autotune.ir.nodes import STRICT
 from autotune.ir.simplify import components, simplify
 
 

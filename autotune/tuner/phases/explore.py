@@ -15,10 +15,10 @@ from autotune.space import Space
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.tuner.context import Session
-from autotune.tuner.ending import LEASE_S
 from autotune.tuner.phases import finals
 from autotune.tuner.sampling import History
 from autotune.tuner.seeds import Pruning, Seed
+from autotune.tuner.threads import LEASE_S
 
 _ASKS = 24  # consecutive useless proposals of the sampler before a search without it
 _LISTABLE = 20_000  # largest space that this search enumerates
