@@ -67,7 +67,7 @@ def search(
         UserError: invalid arguments.
     """
     from autotune.device import resolve_devices
-    from autotune.ir.ops import asking
+    from autotune.ir.nodes import asking
     from autotune.store import Store
 
     given = isinstance(target, Workload) or (isinstance(target, Sequence) and not isinstance(target, str))

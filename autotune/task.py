@@ -265,7 +265,6 @@ def _built_in() -> dict[str, str]:
 
 @functools.cache
 def _installed() -> dict[str, str]:
-    """The domains of entry points."""
     from importlib.metadata import entry_points
 
     return {entry.name: entry.value for entry in entry_points(group=GROUP)}

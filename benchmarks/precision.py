@@ -31,7 +31,7 @@ from autotune.compiler.regions.find import Region, find_regions
 from autotune.device import environment, identify, resolve_device
 from autotune.domain import open_task
 from autotune.ir.graph import Graph
-from autotune.ir.ops import DEFAULT, STRICT, asking
+from autotune.ir.nodes import DEFAULT, STRICT, asking
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.store.records import Key, Schedule

@@ -387,7 +387,6 @@ def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
 
 
 def _over(theirs: Sequence[float], ours: Sequence[float]) -> float:
-    """Return the median speedup of ours over theirs across rounds."""
     return statistics.median(a / b for a, b in zip(theirs, ours, strict=True))
 
 

@@ -23,7 +23,7 @@ from autotune.compiler.targets.cuda.source import GENERATOR, OVERWRITES, PREFIX,
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.canonical import family_of, row_extent, single
 from autotune.ir.graph import REDUCTIONS, Graph, is_product
-from autotune.ir.ops import LIGHT, POINTWISE, STRICT
+from autotune.ir.nodes import LIGHT, POINTWISE, STRICT
 from autotune.task import Artifact, Config, Kernel
 from autotune.workload import Json
 

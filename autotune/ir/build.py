@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import Unreachable, Unsupported
 from autotune.ir.graph import Value
-from autotune.ir.nodes import MAX_VALUES
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import MAX_VALUES, POINTWISE
 
 if TYPE_CHECKING:
     import torch

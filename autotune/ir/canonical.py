@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Any
 
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 from autotune.ir.simplify import components, part, remap, remap_output, remap_value
 from autotune.workload import Workload, canonical_json, digest
 

@@ -10,7 +10,7 @@ the axes that they vary over. There are five kinds of value:
                       hi) outside which the value is 0 and memory is not touched (slices and concatenations)
 ``gather``            as load, plus ``index_stride * args[0]``; args[0] is an integer value in ``[0, bound)``
 ``const``, ``index``  a scalar constant; the index along one axis, ``scale * i + shift``
-pointwise             see :mod:`autotune.ir.ops`
+pointwise             see :mod:`autotune.ir.nodes`
 reduction             ``sum`` ``max`` ``min`` ``prod`` of args[0] over the axes ``over``; ``sum_at`` is an index-add of
                       args[0] with the indices args[1]: it has one axis more (:func:`at_axis`), and its element ``p``
                       is the sum over ``over`` of the terms with ``args[1] == p``; other indices are ignored
@@ -35,6 +35,7 @@ from autotune.ir.nodes import (
     FLOATS,
     LEAVES,
     MAX_VALUES,
+    POINTWISE,
     REDUCTIONS,
     SHORT,
     STORAGE_BYTES,
@@ -46,7 +47,6 @@ from autotune.ir.nodes import (
     compute_type,
     reach,
 )
-from autotune.ir.ops import POINTWISE
 
 __all__ = [
     "COMPUTE_TYPES", "EIGHT_BIT_FLOATS", "FLOATS", "LEAVES", "REDUCTIONS", "SHORT", "STORAGE_BYTES",
@@ -97,7 +97,7 @@ class Graph:
         values: the values in topological order.
         inputs: the storage types of the inputs.
         outputs: the stores.
-        precision: the permitted approximations (:mod:`autotune.ir.ops`): "" for the default, or "strict".
+        precision: the permitted approximations (:mod:`autotune.ir.nodes`): "" for the default, or "strict".
     """
 
     extents: tuple[int, ...]

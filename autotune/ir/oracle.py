@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, Output, Value, at_axis
-from autotune.ir.ops import LIBRARY
+from autotune.ir.nodes import LIBRARY
 
 _COMPUTE = {"float32": torch.float64, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
 _MAX = float(torch.finfo(torch.float32).max) * (1 + 2**-25)

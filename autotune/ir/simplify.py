@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, at_axis
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 
 Range = tuple[int, int]
 Member = TypeVar("Member")

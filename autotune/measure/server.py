@@ -127,7 +127,6 @@ class Server:
         return {**outcome.to_json(), "restart": False}
 
     def _measured(self, run: Runnable, samples: Sequence[float], error: float | None) -> Outcome:
-        """Return the outcome of a timing, with the bench's metrics."""
         outcome = Outcome(Status.OK, tuple(samples), error)
         assert self.bench is not None
         return replace(outcome, metrics=self.bench.metrics(run, outcome.latency_us or 0.0))

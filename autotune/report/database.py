@@ -136,7 +136,6 @@ def _bytes(workload: Workload) -> int:
 def _own(
     workload: Workload, config: Mapping[str, Any] | None, schedule: Schedule | None, device: DeviceIdentity
 ) -> Sequence[Exhibit]:
-    """Return the domain's exhibits of a workload."""
     try:
         domain = known_domain(workload.kind)
         return domain.exhibits(workload, config, schedule, device) if domain else ()
@@ -339,7 +338,6 @@ def savings(store: Store) -> Iterator[Page]:
 
 
 def _kind(row: Overview) -> str:
-    """Return the kind of a workload's page."""
     return "scenario" if row.kind == "c3" else "workload"
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from autotune.device import environment, identify
 from autotune.errors import first_line
-from autotune.ir.ops import asked
+from autotune.ir.nodes import asked
 from autotune.runtime.background import Background
 from autotune.runtime.coverage import Coverage, Row
 from autotune.runtime.database import Database, PackagedSnapshots

@@ -300,7 +300,6 @@ def _with_parents(c: sa.Connection, model: type[Base], rows: Sequence[Row], foun
 
 
 def _stored(c: sa.Connection, model: type[Base], keys: Sequence[str], rows: Sequence[Row]) -> dict[Any, Row]:
-    """The existing rows with the keys of ``rows``, by key."""
     found = {}
     for part in batches(rows, 150):
         same = sa.tuple_(*(getattr(model, n) for n in keys)).in_([tuple(row[n] for n in keys) for row in part])

@@ -206,7 +206,6 @@ class Snapshot(Reader):
             return list(self._sqlite.execute(query, values))
 
     def _condition(self, where: Where) -> tuple[str, list[Any]]:
-        """The text of an SQL condition, and its values."""
         parts, values = ["1"], list[Any]()
         for name, value in where.items():
             if name == "extents":

@@ -86,7 +86,6 @@ def _rows(store: Store, query: Any) -> Iterator[Any]:
 
 
 def _dangling(store: Store, model: type[Base]) -> Iterator[str]:
-    """Dangling references."""
     table = Base.metadata.tables[model.__tablename__]
     for foreign in sorted(table.foreign_keys, key=lambda f: f.parent.name):
         other = foreign.column.table.alias("other")

@@ -29,10 +29,9 @@ from autotune.store.records import Effort, Key, Measurement
 from autotune.store.store import Store
 from autotune.store.tables.measurements import owner_name
 from autotune.task import Artifact, Composition, Config, Status, Task, config_key
-from autotune.tuner.ending import Interrupt
-from autotune.tuner.memory import Memory
 from autotune.tuner.options import Budget, Pace, SearchOptions
 from autotune.tuner.result import Progress
+from autotune.tuner.threads import Interrupt, Memory
 from autotune.words import size
 from autotune.workload import Workload, digest
 

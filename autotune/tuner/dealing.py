@@ -136,7 +136,6 @@ class Dealing:
         return sum(self._turns.shares[i] for i in lane.queue)
 
     def _hear(self, lane: Lane) -> Iterator[Result]:
-        """Process the lane's new messages."""
         while not lane.over:
             try:
                 frame = lane.child.poll()
@@ -191,7 +190,6 @@ class Dealing:
         yield from self._send(lane, {"turn": lane.turn, "then": then, "budget": asdict(budget)})
 
     def _options(self, turn: int) -> SearchOptions:
-        """Return the options of a turn."""
         return self._turns.options
 
     def _again(self, lane: Lane, turn: int | None) -> bool:

@@ -20,10 +20,10 @@ from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool
 from autotune.store.store import Store
 from autotune.tuner.context import Context
-from autotune.tuner.ending import Lease
 from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.prefetch import Prefetcher
 from autotune.tuner.study import tune
+from autotune.tuner.threads import Lease
 from autotune.workload import Workload
 
 

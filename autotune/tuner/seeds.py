@@ -146,7 +146,6 @@ def remembered(context: Context, task: Task, space: Space) -> Sequence[Config]:
 
 
 def _in_common(one: Config, other: Config) -> float:
-    """Return the share of parameters in which two candidates agree."""
     return sum(other.get(name) == value for name, value in one.items()) / max(len(one), len(other), 1)
 
 

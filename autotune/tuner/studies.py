@@ -165,7 +165,6 @@ def importances(measurements: Sequence[Measurement]) -> dict[str, float]:
 
 
 def _varied(configs: Sequence[Config]) -> list[str]:
-    """Return the parameters that all configurations have and whose values differ."""
     if not configs:
         return []
     shared = set(configs[0]).intersection(*configs[1:])

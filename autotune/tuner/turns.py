@@ -8,11 +8,11 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.tuner.context import Context
-from autotune.tuner.ending import Lease
 from autotune.tuner.options import FINAL_SHARE, Budget, SearchOptions
 from autotune.tuner.prefetch import Prefetcher
 from autotune.tuner.result import Result
 from autotune.tuner.study import known, tune
+from autotune.tuner.threads import Lease
 from autotune.workload import Workload
 
 _LEAST_S = 1.0

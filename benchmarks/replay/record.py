@@ -24,11 +24,11 @@ from autotune.store import Store
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, Task, config_key
 from autotune.tuner.context import Context
-from autotune.tuner.ending import Lease
 from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.phases.explore import SEEDS, Explorer
 from autotune.tuner.phases.screen import learn_stored
 from autotune.tuner.seeds import Seed
+from autotune.tuner.threads import Lease
 from autotune.workload import Workload
 from benchmarks.replay.recording import SUFFIX, Recording, Row
 

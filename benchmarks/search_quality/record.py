@@ -34,8 +34,8 @@ from autotune.measure.worker import Worker
 from autotune.store import Store
 from autotune.task import Config, Status, config_key
 from autotune.tuner.context import Context
-from autotune.tuner.ending import Lease
 from autotune.tuner.options import SearchOptions
+from autotune.tuner.threads import Lease
 from autotune.workload import Workload
 from benchmarks.replay.record import Candidates, record, task_of
 from benchmarks.replay.recording import SUFFIX, Recording

@@ -134,7 +134,7 @@ def _record(device: str, side: int) -> dict[str, Any]:
     from autotune.domains.kernel.workloads import workloads_of
     from autotune.store import Store
     from autotune.tuner.context import Context
-    from autotune.tuner.ending import Lease
+    from autotune.tuner.threads import Lease
     from benchmarks.replay.record import record
 
     shape = {"m": side, "n": side, "k": side}

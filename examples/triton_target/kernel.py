@@ -30,7 +30,7 @@ from autotune.compiler.program.passes import build_program, once_a_row
 from autotune.compiler.program.program import Pass
 from autotune.errors import Unsupported
 from autotune.ir.graph import EIGHT_BIT_FLOATS, Graph
-from autotune.ir.ops import STRICT
+from autotune.ir.nodes import STRICT
 from examples.triton_target.printer import Full, ProgramId, Range, Reduce, TritonPrinter
 
 ROW, COLUMN, FIRST = Var("row", "int64"), Var("column", "int64"), Var("first", "int32")

@@ -12,7 +12,7 @@ from autotune.compiler.program.passes import build_program
 from autotune.compiler.targets.cpu.kernel import load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph, Output, Value, compute_type
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 from autotune.ir.oracle import interpret
 
 TORCH = {

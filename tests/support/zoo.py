@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autotune.compiler.schedules.cuda import Scheme
 from autotune.ir.graph import Graph
-from autotune.ir.ops import LIBRARY
+from autotune.ir.nodes import LIBRARY
 from autotune.space import load_space
 from autotune.task import Config, Task, config_key
 from autotune.workload import Workload
@@ -197,7 +197,7 @@ def every_function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 def library_functions(x: Tensor) -> Tensor:
-    """Every function that an entry in ``autotune.ir.ops`` alone makes known, where it has values."""
+    """Every function that an entry in ``autotune.ir.nodes`` alone makes known, where it has values."""
     inside, above = 0.9 * torch.tanh(x), x.abs() + 1.25
     near = {"acosh": above, "lgamma": above, "log1p": above}
     terms = [getattr(torch, name)(near.get(name, inside)) for name in LIBRARY]

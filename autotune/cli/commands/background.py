@@ -157,7 +157,6 @@ _printed: set[str] = set()
 
 
 def _say(error: UserError | str) -> None:
-    """Print an error once."""
     text = safe_line(error)
     if text not in _printed:
         print(f"autotune: {text}", file=sys.stderr, flush=True)

@@ -23,7 +23,7 @@ from autotune.cli.options import (
     positive_int,
 )
 from autotune.cli.output import TUNABLE, machine_output, microseconds, ratio
-from autotune.ir.ops import asking
+from autotune.ir.nodes import asking
 from autotune.measure.policy import default_policy
 from autotune.runtime.deployment import deployment
 from autotune.store import attached
@@ -284,7 +284,6 @@ def _results(found: Comparison) -> Iterator[str]:
 
 
 def _farthest(found: Comparison, kind: str) -> float | None:
-    """The largest difference from eager's results among the contenders of a kind."""
     apart = [found.steps[who].difference for who in found.of(kind) if who in found.steps]
     return max((d for d in apart if d is not None), default=None)
 

@@ -367,7 +367,6 @@ def _each_target(args: argparse.Namespace) -> list[argparse.Namespace]:
 
 
 def _part(searched: SearchOutcome, target: str, counted: Counted) -> SearchOutcome:
-    """The part of a search that was for one target."""
     own = frozenset(workload.fingerprint for workload, _ in counted)
     results = [result for result in searched.results if result.workload in own]
     answer = _answer(target, searched.answer["device"], counted, results)

@@ -136,7 +136,6 @@ class ProgressDisplay:
         return f"[{' '.join(words)}] " if words else ""
 
     def _finish_line(self, shown: _Shown) -> None:
-        """Print a workload's last state, unless it is printed already."""
         if self._bar is None and shown.last != shown.printed:
             self._print(shown)
 

@@ -78,7 +78,6 @@ def rewrite_joint(graph: fx.Graph) -> None:
 
 
 def _has_streams(graph: fx.Graph) -> bool:
-    """Return True if the program assigned any node to a stream."""
     return any(stream_of(node) is not None for node in graph.nodes)
 
 

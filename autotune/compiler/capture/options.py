@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.ir.ops import STRICT
+from autotune.ir.nodes import STRICT
 
 _MISSING = object()
 

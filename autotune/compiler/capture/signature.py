@@ -34,7 +34,7 @@ from torch.utils import _pytree as pytree
 
 import autotune
 from autotune import numerics
-from autotune.ir.ops import asked
+from autotune.ir.nodes import asked
 from autotune.workload import digest
 
 _PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.Size, enum.Enum)

@@ -144,7 +144,7 @@ class Cast(Expr):
 
 @dataclass(frozen=True, slots=True)
 class Op(Expr):
-    """An operator of ``autotune.ir.ops`` on arguments of arithmetic type ``of``; a target computes it."""
+    """An operator of ``autotune.ir.nodes`` on arguments of arithmetic type ``of``; a target computes it."""
 
     name: str
     args: tuple[Expr, ...]

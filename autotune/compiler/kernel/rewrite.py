@@ -43,7 +43,6 @@ class Rewriter:
         return self.change(x)
 
     def _node(self, node: Any) -> Any:
-        """The node with its fields rewritten."""
         changed = {}
         for field in dataclasses.fields(node):
             old = getattr(node, field.name)

@@ -373,7 +373,7 @@ def broadcast_names(region: Region, shape: Sequence[int], operands: Sequence[Laz
 
 
 def pointwise(op: str, *operands: Operand, dtype: torch.dtype | None = None) -> Lazy:
-    """An operator of :data:`autotune.ir.ops.POINTWISE` with broadcasting.
+    """An operator of :data:`autotune.ir.nodes.POINTWISE` with broadcasting.
 
     Numbers become constants of the first tensor's type. The caller has cast the tensors to one arithmetic type;
     ``dtype`` is the result's storage type, by default that of the first tensor.

@@ -22,7 +22,7 @@ from autotune.compiler.lower.rules import RULES
 from autotune.compiler.lower.rules.reductions import check_work
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph, Output
-from autotune.ir.ops import asked
+from autotune.ir.nodes import asked
 from autotune.ir.simplify import drop_slots, simplify
 
 _DEPTH = 100_000

@@ -27,7 +27,7 @@ from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates,
 from autotune.compiler.planner.plan import build_plan, by_rows, can_be_read_back, cone, homes, make_plan
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
-from autotune.ir.ops import LIGHT, POINTWISE
+from autotune.ir.nodes import LIGHT, POINTWISE
 
 
 @dataclass(frozen=True)

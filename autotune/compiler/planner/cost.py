@@ -20,7 +20,7 @@ from autotune.compiler.program.passes import find_moments
 from autotune.compiler.program.rewrites import FEWEST
 from autotune.compiler.program.vectors import unit_axis
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Figures:
         first_us: the time of a launch before its first byte, timed by itself.
         next_us: the additional time of another kernel after it.
         ops_gs: light operators (as fused multiply-adds) in 10^9 a second, on all ``units`` compute units.
-        heavy_gs: operators of special functions, in the same unit (their cost in ``autotune.ir.ops`` over time).
+        heavy_gs: operators of special functions, in the same unit (their cost in ``autotune.ir.nodes`` over time).
     """
 
     copy_gbs: float = 4100.0

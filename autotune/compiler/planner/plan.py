@@ -15,7 +15,7 @@ from autotune.compiler.schedules.cuda import legal
 from autotune.errors import Unsupported
 from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph, Output, Value
-from autotune.ir.ops import STRICT
+from autotune.ir.nodes import STRICT
 from autotune.ir.simplify import components, simplify
 
 
@@ -175,7 +175,6 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
 
 
 def _parts(graph: Graph) -> dict[Root, int]:
-    """The connected part that each root belongs to."""
     found: dict[Root, int] = {}
     for n, outputs in enumerate(components(graph)):
         stored = [Root("o", k) for k in outputs]

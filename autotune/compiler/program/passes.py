@@ -14,7 +14,7 @@ from dataclasses import replace
 from autotune.compiler.program.program import Column, Moments, Online, Pass, Program, stride_of
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value, has_sum_at
-from autotune.ir.ops import LIGHT, POINTWISE
+from autotune.ir.nodes import LIGHT, POINTWISE
 
 Kept = list[set[int]]
 """For each pass, the values that it takes from earlier ones."""

@@ -16,7 +16,7 @@ from autotune.compiler.program.program import Pass, Program, stride_of
 from autotune.compiler.program.vectors import narrowest
 from autotune.errors import Unsupported
 from autotune.ir.graph import LEAVES, REDUCTIONS, Graph, Value, at_axis
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 
 MOST_SUMS = 4
 """Most sums of one group: each has a separate list in shared memory."""

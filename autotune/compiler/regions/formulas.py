@@ -17,7 +17,7 @@ import torch
 
 from autotune.compiler.regions.find import Region
 from autotune.ir.graph import Graph, Value
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 from autotune.ir.oracle import interpret
 from autotune.workload import canonical_json
 

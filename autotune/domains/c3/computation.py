@@ -130,7 +130,6 @@ class ProgramComputation:
                 t.detach().fill_(float("nan"))
 
     def _tensors(self) -> list[Tensor]:
-        """All input tensors, parameters and buffers."""
         found = [t for t in tree_leaves((self._args, self._kwargs)) if isinstance(t, torch.Tensor)]
         for owner in (self._fn, getattr(self._fn, "__self__", None)):
             if isinstance(owner, torch.nn.Module):

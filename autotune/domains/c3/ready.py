@@ -38,10 +38,10 @@ def decide(scenario: Scenario, group: Group, *, db: str | None = None, strict: b
 
     A scenario without an exact match is recorded as a miss if a search could run it: see :func:`searchable`.
     """
-    told: Any = None
+    message: Any = None
     if group.rank == 0:
-        told = match_to_wire(look_up(scenario, str(group.device), db, strict))
-    match = match_from_wire(group.gather(told)[0])
+        message = match_to_wire(look_up(scenario, str(group.device), db, strict))
+    match = match_from_wire(group.gather(message)[0])
     deployment().count("overlaps")
     if match.schedule is not None:
         deployment().count("overlap_hits")

@@ -21,7 +21,7 @@ from autotune.compiler.targets.cpu.columns import column_split, parts_of, planes
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, SHORT, STORAGE_BYTES, Graph
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 from autotune.task import Config
 
 HOMES = ("thread", "warp", "block", "cluster", "grid", "again", "output")

@@ -24,7 +24,7 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import Graph, Output, Value
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 from autotune.ir.simplify import simplify
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key

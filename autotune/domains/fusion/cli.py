@@ -18,7 +18,7 @@ from autotune.cli.options import check_modes, command_line, positive_int
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output, microseconds
 from autotune.compiler.planner.beam import ABLATIONS, PLANS
 from autotune.errors import UserError, quoted_command
-from autotune.ir.ops import PRECISIONS, asking
+from autotune.ir.nodes import PRECISIONS, asking
 from autotune.measure.policy import CACHES, default_policy
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import Level

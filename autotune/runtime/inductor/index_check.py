@@ -116,7 +116,6 @@ def check_index(index: torch.Tensor, low: int, extent: int, text: str) -> None:
 
 @lru_cache(maxsize=1)
 def _register_lowering() -> None:
-    """Register the node's lowering with Inductor, once a process."""
     from torch._inductor import ir, lowering
     from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V, ops

@@ -181,12 +181,12 @@ class _BySizes:
         return _ready(replace(call, inputs=inputs, outputs=outputs))
 
 
-def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -> RegionCall:
+def at_these(call: RegionCall, sizes: Mapping[str, int], *, counted: bool = True) -> RegionCall:
     """A call of symbolic sizes with concrete ones. If no stored kernel takes them, ``tuned`` is empty.
 
     Args:
         sizes: by symbol.
-        tell: count a hit, and record a miss.
+        counted: True to count a hit, and to record a miss.
     """
     from autotune.compiler.regions.find import workload_of  # a warm start of a graph with static sizes needs neither
     from autotune.compiler.regions.symbols import traced
@@ -200,9 +200,9 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, tell: bool = True) -
     if found.schedule is not None and found.schedule.config is not None and found.tuned is not None:
         tuned = found.tuned.fingerprint
         deployment().keep_match(call.device, found)
-        deployment().count("hits_other_rows", int(tell and found.level is Level.OTHER_ROWS))
-        deployment().count("hits_packaged", int(tell and found.level is Level.PACKAGED))
-    if tell and not found.level.own:
+        deployment().count("hits_other_rows", int(counted and found.level is Level.OTHER_ROWS))
+        deployment().count("hits_packaged", int(counted and found.level is Level.PACKAGED))
+    if counted and not found.level.own:
         deployment().record_misses([(workload, found.reason)], call.device)
     return replace(
         call, spec=workload.spec, tuned=tuned, slots=binding.inputs, results=binding.outputs, source=program, symbols={}

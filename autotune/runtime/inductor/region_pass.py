@@ -194,7 +194,6 @@ def _alone_us(region: Region, found: Match) -> float:
 
 
 def _without(regions: Sequence[Region], left: frozenset[str]) -> list[Region]:
-    """The regions whose workloads are not left to Inductor."""
     return [region for region in regions if region.workload is None or region.workload.fingerprint not in left]
 
 
@@ -425,7 +424,7 @@ def _with_symbols(call: RegionCall, region: Region, origin: Mapping[fx.Node, fx.
     general = replace(call, source=source, symbols=places, overwrites=())  # the kernel depends on the sizes
     sizes = {name: 2 * layouts[k].size[dim] + 16 for name, (k, dim) in places.items()}
     try:
-        other = at_these(general, sizes, tell=False)
+        other = at_these(general, sizes, counted=False)
     except (RuntimeError, ValueError) as e:  # these sizes violate the program's relations among sizes
         raise Unsupported(f"its operators at other sizes: {e}") from e
     if not other.tuned:

@@ -215,15 +215,15 @@ def _agree(store: Any, rank: int, ranks: int) -> bool:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     state = deployment().state() + f"{identify(device).fingerprint}{environment(device).strict}".encode()
     with _lock:
-        told = _settled.get(id(store))
-        if told is None:
+        settled = _settled.get(id(store))
+        if settled is None:
             whole = state + torch_settings.text(torch_settings.read([device])).encode()
-            told = _settled[id(store)] = (state, _settle(store, rank, ranks, whole))
-            if not told[1]:
+            settled = _settled[id(store)] = (state, _settle(store, rank, ranks, whole))
+            if not settled[1]:
                 deployment().warn_once("ranks differ", _DIFFERENT)
-    if told[1] and told[0] != state:
+    if settled[1] and settled[0] != state:
         deployment().warn_once("ranks changed", _CHANGED)
-    return told[1]
+    return settled[1]
 
 
 def _settle(store: Any, rank: int, ranks: int, state: bytes) -> bool:

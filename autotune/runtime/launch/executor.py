@@ -325,7 +325,6 @@ def _same_place(t: torch.Tensor, stride: tuple[int, ...]) -> bool:
 
 
 def _restride(t: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A copy in the kernel's strides."""
     if any(s == 0 and n > 1 for n, s in zip(t.shape, stride, strict=True)):
         raise RuntimeError(f"an input expected to be expanded came with strides {tuple(t.stride())}")
     deployment().count("restrided")

@@ -15,10 +15,10 @@ from autotune.space import Space
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.tuner.context import Session
-from autotune.tuner.ending import LEASE_S
 from autotune.tuner.phases import finals
 from autotune.tuner.sampling import History
 from autotune.tuner.seeds import Pruning, Seed
+from autotune.tuner.threads import LEASE_S
 
 _ASKS = 24  # consecutive useless proposals of the sampler before a search without it
 _LISTABLE = 20_000  # largest space that this search enumerates
@@ -260,7 +260,6 @@ class Explorer:
         return None
 
     def _reuse(self, candidate: _Candidate, measured: Measurement) -> None:
-        """Use another search's measurement of a candidate."""
         self.s.known[config_key(candidate.config)] = measured
         self.s.reused += 1
         self._answer(candidate, measured)
@@ -309,7 +308,6 @@ class Explorer:
                 self._take(key)
 
     def _take(self, key: str) -> None:
-        """Measure a compiled candidate."""
         candidate = self._flying[key]
         assert candidate.future is not None
         best = self.s.best_us
@@ -349,7 +347,6 @@ class Explorer:
                 self.history.tell(trial, m)
 
     def _abandon(self) -> None:
-        """Release the candidates that were begun and not measured."""
         for candidate in [*self._flying.values(), *self._awaited.values()]:
             if candidate.future is not None and self.s.whole is not None:  # a part's search may continue
                 self.context.pool.keep(self.s.task.workload, self.s.task.device, candidate.config, candidate.future)

@@ -12,7 +12,7 @@ from autotune.measure.worker import Contender, MachineFault
 from autotune.store.records import Measurement, Schedule
 from autotune.task import REFERENCE, Config, Status, config_key
 from autotune.tuner.context import Session
-from autotune.tuner.ending import LEASE_S
+from autotune.tuner.threads import LEASE_S
 
 WINNER = "autotune"
 _FEW = 8

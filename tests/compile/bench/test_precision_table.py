@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.ir.ops import DEFAULT, STRICT
+from autotune.ir.nodes import DEFAULT, STRICT
 from benchmarks import precision, precision_table
 from benchmarks.fusion.cases.case import Case, Draw, Shape
 from benchmarks.precision import Prepared, Wide, errors

@@ -11,7 +11,7 @@ import torch
 from autotune.compiler.targets.cpu.passes import shared_exponentials
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import compute_type
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 from tests.support.cpu_graphs import TORCH, Build, run
 
 INF, NAN = math.inf, math.nan

@@ -23,7 +23,7 @@ from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError
 from autotune.ir.graph import Graph
-from autotune.ir.ops import asking
+from autotune.ir.nodes import asking
 from autotune.workload import Workload
 from tests.support.simulator.groups import check_group
 from tests.support.zoo import ZOO, workloads

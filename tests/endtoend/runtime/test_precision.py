@@ -13,7 +13,7 @@ import autotune
 from autotune.domains.fusion.inspection import check_source
 from autotune.domains.fusion.program_spec import captured, workloads_of
 from autotune.errors import UserError
-from autotune.ir.ops import VARIABLE, asked, asking
+from autotune.ir.nodes import VARIABLE, asked, asking
 from autotune.runtime.deployment import deployment
 from autotune.runtime.lookup import lookup
 from autotune.store import Store

@@ -54,7 +54,7 @@ _SEARCH = """
 import json, os, sys
 from autotune import task
 task.DOMAINS["toy"] = {module!r}
-from autotune.tuner.ending import Interrupt
+from autotune.tuner.threads import Interrupt
 from {package}.policy import QUICK
 from {module} import workload
 from autotune.api import tune_workloads

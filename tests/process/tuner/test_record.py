@@ -11,7 +11,7 @@ from autotune.domain import policy_for
 from autotune.store import Store
 from autotune.task import Status
 from autotune.tuner.context import Context
-from autotune.tuner.ending import Lease
+from autotune.tuner.threads import Lease
 from autotune.workload import Workload
 from benchmarks.replay.__main__ import main
 from benchmarks.replay.record import Candidates, record, task_of

@@ -21,7 +21,7 @@ from autotune.store import Store
 from autotune.store.records import Key, Measurement
 from autotune.store.tables.measurements import owner_name
 from autotune.task import Status, config_key
-from autotune.tuner.ending import Lease
+from autotune.tuner.threads import Lease
 from tests.support import forks
 from tests.support.toy.toy_domain import BLOCKS, GOOD, workload
 
@@ -150,7 +150,7 @@ def test_lease_is_renewed_and_given_back(store: Store, monkeypatch: Any) -> None
     """By a clock that stands still until told: how late a busy machine wakes the thread that renews does not matter."""
     from autotune.device import environment, identify
     from autotune.store.tables import measurements as claims
-    from autotune.tuner import ending
+    from autotune.tuner import threads
 
     now, renewed = [1000.0], threading.Semaphore(0)
     renew = store.renew
@@ -161,7 +161,7 @@ def test_lease_is_renewed_and_given_back(store: Store, monkeypatch: Any) -> None
 
     monkeypatch.setattr(claims, "time", SimpleNamespace(time=lambda: now[0]))
     monkeypatch.setattr(store, "renew", counted)
-    monkeypatch.setattr(ending, "LEASE_S", 0.3)
+    monkeypatch.setattr(threads, "LEASE_S", 0.3)
     key = Key(
         store.put_workload(workload()),
         store.put_device(identify("cpu")),

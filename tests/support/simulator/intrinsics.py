@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autotune.ir.ops import LIBRARY
+from autotune.ir.nodes import LIBRARY
 
 float32 = np.float32
 

@@ -13,7 +13,7 @@ from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cpu.columns import column_split, row_wise
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 from tests.support.cpu_graphs import Build, cross_entropy, gelu_layer_norm, layer_norm, logsumexp, softmax
 from tests.support.zoo import ZOO, workloads
 

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from autotune.tuner.memory import Memory
+from autotune.tuner.threads import Memory
 
 
 def test_two_threads_that_ask_for_one_value_get_it_from_one_making() -> None:

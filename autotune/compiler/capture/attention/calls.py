@@ -102,9 +102,9 @@ class Call:
     @classmethod
     def of(cls, node: fx.Node) -> Call | None:
         """The arguments of ``node``; None if one is not a dense tensor."""
-        told: dict[str, Any] = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
-        there = [told["query"], told["key"], told["value"], told["attn_mask"]]
-        return cls(**told) if all(is_tensor(t) for t in there if t is not None) else None
+        given: dict[str, Any] = {**_DEFAULTS, **dict(zip(_NAMES, node.args, strict=False)), **node.kwargs}
+        there = [given["query"], given["key"], given["value"], given["attn_mask"]]
+        return cls(**given) if all(is_tensor(t) for t in there if t is not None) else None
 
 
 def fused_takes(call: Call) -> bool:
@@ -124,11 +124,11 @@ def fused_takes(call: Call) -> bool:
     try:
         query, key, value = (fake(n) for n in (call.query, call.key, call.value))
         mask = None if call.attn_mask is None else fake(call.attn_mask)
-        told = cuda.SDPAParams(query, key, value, mask, float(call.dropout_p), bool(call.is_causal), True)
+        params = cuda.SDPAParams(query, key, value, mask, float(call.dropout_p), bool(call.is_causal), True)
         for number in torch._C._get_sdp_priority_order():
             if number == int(SDPBackend.MATH.value):
                 return False
-            if any(int(k.value) == number and check(told, False) for k, check in checks.items()):
+            if any(int(k.value) == number and check(params, False) for k, check in checks.items()):
                 return True
     except Exception:
         log.debug("torch's choice of a kernel for attention cannot be asked for", exc_info=True)
@@ -160,8 +160,8 @@ def unrepeated(node: fx.Node) -> fx.Node | None:
     """
     if node.target in (torch.repeat_interleave, "repeat_interleave"):
         x = node.args[0]
-        told = [*node.args[1:], *node.kwargs.values()]
-        fits = len(told) == 2 and type(told[0]) is int and told[1] in (1, -3)
+        options = [*node.args[1:], *node.kwargs.values()]
+        fits = len(options) == 2 and type(options[0]) is int and options[1] in (1, -3)
         return x if fits and is_tensor(x) and fake(x).ndim == 4 else None  # type: ignore[return-value,arg-type]
     if node.target not in ("reshape", "view", "contiguous", "flatten"):
         return None

@@ -92,8 +92,8 @@ class Constants:
 
 def _is_as_traced(made: Any, node: fx.Node) -> bool:
     """True if a result has the traced type and shape; the type of a product differs under autocast."""
-    told = node.meta.get("example_value")
-    return not isinstance(told, torch.Tensor) or (made.dtype, made.shape) == (told.dtype, told.shape)
+    traced = node.meta.get("example_value")
+    return not isinstance(traced, torch.Tensor) or (made.dtype, made.shape) == (traced.dtype, traced.shape)
 
 
 def _call(node: fx.Node, held: Mapping[fx.Node, Any]) -> Any:

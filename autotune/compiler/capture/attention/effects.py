@@ -150,14 +150,12 @@ def _nodes(value: Any) -> list[fx.Node]:
 
 
 def _storages(node: fx.Node) -> set[int]:
-    """The addresses of the storages of a node's fake results."""
     values = pytree.tree_leaves(node.meta.get("example_value"))
     dense = (v for v in values if isinstance(v, torch.Tensor) and v.layout == torch.strided)
     return {_unwrapped(v).untyped_storage()._cdata for v in dense}
 
 
 def _unwrapped(value: torch.Tensor) -> torch.Tensor:
-    """The tensor inside the wrappers of ``torch.func`` transformations."""
     while is_functorch_wrapped_tensor(value):
         value = get_unwrapped(value)
     return value

@@ -223,10 +223,10 @@ Reader = Callable[[Formulas, fx.Node, tuple[Number, ...]], Element]
 
 
 def _arange(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
-    told = [*node.args, *(node.kwargs[k] for k in ("start", "end", "step") if k in node.kwargs)]
-    if len(told) > 2:
+    given = [*node.args, *(node.kwargs[k] for k in ("start", "end", "step") if k in node.kwargs)]
+    if len(given) > 2:
         raise _Unknown
-    begin = _number(told[0]) if len(told) == 2 else sympy.Integer(0)
+    begin = _number(given[0]) if len(given) == 2 else sympy.Integer(0)
     return begin + axis(0)
 
 
@@ -390,11 +390,11 @@ def _gathered(formulas: Formulas, source: Formula, places: Sequence[Any]) -> Ele
 
 def _differences(formulas: Formulas, node: fx.Node, shape: tuple[Number, ...]) -> Element:
     """``diff(x, prepend=first)`` along the last axis, if all differences, including the first, are the same number."""
-    told = dict(zip(("n", "dim", "prepend"), node.args[1:], strict=False)) | node.kwargs
+    options = dict(zip(("n", "dim", "prepend"), node.args[1:], strict=False)) | node.kwargs
     source = formulas.operand(node.args[0]).element
-    begin = formulas.operand(told.pop("prepend", None))
+    begin = formulas.operand(options.pop("prepend", None))
     first = begin.element
-    if told not in ({}, {"dim": -1}, {"n": 1}, {"n": 1, "dim": -1}) or begin.shape[-1:] != (1,):
+    if options not in ({}, {"dim": -1}, {"n": 1}, {"n": 1, "dim": -1}) or begin.shape[-1:] != (1,):
         raise _Unknown
     if not isinstance(source, sympy.Expr) or not isinstance(first, sympy.Expr):
         raise _Unknown

@@ -11,7 +11,7 @@ from autotune.compiler.lower import views
 from autotune.compiler.lower.lazy import NARROW, Lazy, Number, Operand, Region, cast, fitting, kind, pointwise, scalar
 from autotune.compiler.lower.rules.table import alike, rule, rules
 from autotune.errors import Unsupported
-from autotune.ir.ops import LIBRARY
+from autotune.ir.nodes import LIBRARY
 
 
 def promote(*operands: Operand) -> torch.dtype:

@@ -30,7 +30,7 @@ from autotune.compiler.targets.cpu.passes import fetched, shared_exponentials, s
 from autotune.compiler.targets.cpu.printer import Accumulate, Break, Loop, Memory, Named, buffer, output, plane, source
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Value, compute_type
-from autotune.ir.ops import STRICT
+from autotune.ir.nodes import STRICT
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _COMPARE = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}

@@ -34,7 +34,7 @@ from autotune.compiler.targets.cpu.rows import RowBuilder
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import LEAVES, REDUCTIONS, Graph
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 
 _PARALLEL_WORK = 1 << 16  # element-operations worth waking another thread for: about 10 us of one core
 _WORD = 8  # bytes of an argument block's words

@@ -16,7 +16,7 @@ from dataclasses import replace
 from autotune.compiler.program.passes import with_kept, without
 from autotune.compiler.program.program import Program, stride_of
 from autotune.ir.graph import STORAGE_BYTES, Graph
-from autotune.ir.ops import LIGHT, POINTWISE, STRICT
+from autotune.ir.nodes import LIGHT, POINTWISE, STRICT
 
 LINE = 64
 """Bytes of a cache line, and of a streaming store."""

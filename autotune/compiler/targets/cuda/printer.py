@@ -17,7 +17,7 @@ from autotune.compiler.targets.cuda import device
 from autotune.compiler.targets.cuda.device import HINTS
 from autotune.errors import Unsupported
 from autotune.ir.graph import SHORT, Value
-from autotune.ir.ops import LIBRARY
+from autotune.ir.nodes import LIBRARY
 
 CTOR = {"float32": "float32", "int32": "int32", "int64": "int64", "bool": "boolean"}
 LOG2E = "float32(1.4426950408889634)"

@@ -219,12 +219,12 @@ def share(group: Group, nbytes: int) -> list[mmap.mmap]:
         problem = f"no {nbytes} bytes of shared memory: {error.strerror}"
     windows: list[mmap.mmap] = []
     try:
-        told = group.gather({"host": _host(), "name": name, "problem": problem})
-        problem = next((t["problem"] for t in told if t["problem"]), "")
-        if len({t["host"] for t in told}) > 1:
+        gathered = group.gather({"host": _host(), "name": name, "problem": problem})
+        problem = next((t["problem"] for t in gathered if t["problem"]), "")
+        if len({t["host"] for t in gathered}) > 1:
             problem = "the ranks are on different hosts, and share no memory"
         try:
-            windows = [] if problem else [_map(str(t["name"]), nbytes) for t in told]
+            windows = [] if problem else [_map(str(t["name"]), nbytes) for t in gathered]
         except OSError as error:
             problem = f"a rank's memory cannot be mapped by another: {error.strerror}"
         problem = next((p for p in group.gather(problem) if p), "")

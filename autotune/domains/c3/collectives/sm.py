@@ -253,7 +253,7 @@ def emit_sum(
         ]
     between: list[tuple[str, int]] = [("flags", 0), ("chunks", 0), ("rank", 0)] if resident else []
     args = [("source", r) for r in range(ranks)] + between + [("destination", 0)]
-    told = {
+    launch = {
         "op": kind_of(form, mean=mean),
         "args": [list(a) for a in args],
         "align": [size] * ranks + ([4, 1, 1] if resident else []) + [size],
@@ -264,7 +264,7 @@ def emit_sum(
     }
     code = ("\n".join(packs), single)
     params = (*(dtype,) * ranks, *(("i32", "u8", "u8") if resident else ()), dtype)
-    return Listing(code, tuple(body), params, told, threads, 0, cluster, name=f"{PREFIX}c3_{told['op']}")
+    return Listing(code, tuple(body), params, launch, threads, 0, cluster, name=f"{PREFIX}c3_{launch['op']}")
 
 
 def _walk(total: str, first: str, count: str, threads: int, unroll: int, load: Lines, store: Lines) -> list[str]:

@@ -227,8 +227,8 @@ class Flags:
 
     def tell(self, slot: int, peers: Sequence[int] | None = None) -> MemOps:
         """Set flag ``slot`` of this rank at ``peers``; None for all."""
-        told = self.peers if peers is None else peers
-        return MemOps([("write", self._word(p, self._rank, slot), 1) for p in told])
+        signalled = self.peers if peers is None else peers
+        return MemOps([("write", self._word(p, self._rank, slot), 1) for p in signalled])
 
     def wait(self, slot: int, peers: Sequence[int] | None = None) -> MemOps:
         """Wait for flag ``slot`` of ``peers`` (None for all), and reset the flags for the next use.

@@ -53,9 +53,9 @@ def serve_agent() -> bool:
         torchrun_agents()
         return False
     _one_host()
-    told = _await_address(_store())
-    while told:
-        port, _, token = told.partition(" ")
+    address = _await_address(_store())
+    while address:
+        port, _, token = address.partition(" ")
         try:
             connection = socket.create_connection(("127.0.0.1", int(port)), timeout=_CONNECT_S)
         except OSError:

@@ -86,7 +86,7 @@ class Sites:
         return self.chosen[site]
 
     def identity(self) -> str:
-        """What compiled graphs depend on, apart from the default database."""
+        """The settings that compiled graphs depend on, apart from the default database."""
         return f"{self.searching}{deployment().state(self.db)!r}" if self.db else str(self.searching)
 
     def wants(self, site: Site, device: torch.device) -> bool:

@@ -18,7 +18,7 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.ir.inputs import make_inputs
-from autotune.ir.ops import STRICT
+from autotune.ir.nodes import STRICT
 from autotune.ir.oracle import interpret
 from tests.support.read_back import cut, graph_of, mixer_norm, plain_norm, stream_norm, workload_of
 from tests.support.zoo import BF16, Case, T, workloads_of

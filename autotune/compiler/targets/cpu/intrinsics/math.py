@@ -8,7 +8,7 @@ least squares.
 Errors against fp64, in units in the last place over the whole range (``tests/compile/cpu/test_cpu_math.py`` measures
 them): at most 2 for exp, exp2, log, rsqrt; 3 for log2, log1p, expm1, sigmoid, erf; 4 for tanh. 0, infinities and NaN
 give what torch gives.
-``pow`` and the other functions in ``autotune.ir.ops.LIBRARY`` are those of libm: right for every argument, but not
+``pow`` and the other functions in ``autotune.ir.nodes.LIBRARY`` are those of libm: right for every argument, but not
 vectorised.
 
 Results of exp and exp2 that are denormal in fp32 are 0. Every function takes an llvmlite builder and fp32 values and
@@ -29,7 +29,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from autotune.ir.ops import LIBRARY
+from autotune.ir.nodes import LIBRARY
 
 Builder = Any
 Ir = Any

@@ -195,7 +195,7 @@ OPS["isnan"] = _make(
 )
 OPS["isinf"] = _make("isinf", 1, "bool", _is_inf)
 OPS["where"] = _make("where", 3, None, lambda b, t, args: b.select(*args))
-"""Graph operator to intrinsic; what ``autotune.ir.ops`` names, but for ``cast``, which is :data:`CASTS`."""
+"""Graph operator to intrinsic; what ``autotune.ir.nodes`` names, but for ``cast``, which is :data:`CASTS`."""
 
 
 def _cast(to: str) -> Any:

@@ -39,7 +39,7 @@ from autotune.compiler.targets.cuda.source import OuterSchedule
 from autotune.compiler.targets.cuda.tensors import Tensors, fixed_index, moving_index, unravel_index, within
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Value
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 
 
 class Lanes(Tensors):

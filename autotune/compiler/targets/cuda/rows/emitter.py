@@ -35,7 +35,7 @@ from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions, RowTens
 from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.compiler.targets.cuda.threads import RowThreads
 from autotune.errors import Unsupported
-from autotune.ir.ops import POINTWISE
+from autotune.ir.nodes import POINTWISE
 
 
 def parts_of(c: Column) -> tuple[str, ...]:

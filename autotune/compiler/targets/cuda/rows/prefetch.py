@@ -120,7 +120,6 @@ class NextRow:
         return Var(f"v{i}{row}", self.emitter.graph.values[i].dtype)
 
     def _loads(self, row: Expr) -> list[Stmt]:
-        """Loads every pack of a row."""
         emitter, threads = self.emitter, self.threads
         indices = [*emitter.row_indices(), *emitter.bases(self.loads, ())]
         own = {emitter.row, emitter.column, *(s.defines for s in indices)}

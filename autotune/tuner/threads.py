@@ -1,13 +1,61 @@
-"""Orderly end of a search: its claims are released, and after the first Ctrl-C it stores its results."""
+"""Objects that the threads of a search share: a cache of values, the lease of its claims, and the user's interrupt.
+
+One thread computes each cached value. The claims of a search are released at its end, and after the first Ctrl-C it
+stores its results.
+"""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from autotune.store.store import Store
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Memory(Generic[K, V]):
+    """Cache of the newest ``most`` values by key.
+
+    A thread that needs a value in computation by another thread waits only for that value.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._known: dict[K, Future[V]] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def get(self, key: K, make: Callable[[], V]) -> V:
+        """Return the value of a key, computed by ``make`` if it is new.
+
+        Raises:
+            Exception: what ``make`` raised; the next call computes the value again.
+        """
+        with self._lock:
+            found = self._known.get(key)
+            if found is None:
+                own: Future[V] = Future()
+                while len(self._known) >= self._most:
+                    del self._known[next(iter(self._known))]
+                self._known[key] = own
+        if found is not None:
+            return found.result()
+        try:
+            own.set_result(make())
+        except BaseException as error:
+            own.set_exception(error)
+            with self._lock:
+                self._known.pop(key, None)
+        return own.result()
+
 
 LEASE_S = 30.0
 """Seconds that a claim outlives a killed search on another host. On this host, the death is detected at once."""
