@@ -113,7 +113,7 @@ def ways(changed: list[int]) -> dict[str, Any]:
         return compile_fx(gm, list(examples))
 
     def by_spans(gm: Any, examples: Sequence[Any]) -> Any:
-        with mock.patch.object(rules, "kernel_of", lambda *call: None):
+        with mock.patch.object(rules, "kernel_of", return_value=None):
             return rewritten(gm, examples)
 
     return {"written": "inductor", "rewritten": rewritten, "spans": by_spans}
@@ -143,7 +143,7 @@ def by_documents(q: Tensor, k: Tensor, v: Tensor, given: Tensor, causal: bool, w
 
 def by_windows(q: Tensor, k: Tensor, v: Tensor, given: Tensor, causal: bool, window: int, p: float) -> Tensor:
     """With keys of a window on both sides, and a mask of keys."""
-    b, h, s, d = q.shape
+    s = q.shape[2]
     place = torch.arange(s, device=q.device)
     mask = ((place - place[:, None]).abs() <= window // 2) & given.bool()[:, None, None, :]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, enable_gqa=True)
@@ -332,9 +332,10 @@ def to_launch(call: Callable[[], Any]) -> float:
     return statistics.median(taken)
 
 
-def timed(device: str, family: Family) -> list[dict[str, Any]]:
+def timed(device: str, family: Family, only: Sequence[str] | None, lock: str | None) -> list[dict[str, Any]]:
     found = []
-    for name, shape in family.shapes.items():
+    for name in only or family.shapes:
+        shape = family.shapes[name]
         causal, window = shape[5:]
         for p in (0.0, 0.1) if name == "bert" else (0.0,):
             given = inputs(shape, device)
@@ -346,14 +347,17 @@ def timed(device: str, family: Family) -> list[dict[str, Any]]:
                 torch._dynamo.reset()
                 compiled[way] = torch.compile(family.program, backend=backend, dynamic=False)
                 mask = family.make(family.kinds[0], shape[0], shape[3], device)
-                run(compiled[way], given, grad, mask, causal, window, p)
+                with locked(lock, fcntl.LOCK_SH):
+                    run(compiled[way], given, grad, mask, causal, window, p)
             rest = mask, causal, window, p
-            replays = {w: graph_of(functools.partial(run, fn, given, grad, *rest), 5) for w, fn in compiled.items()}
-            for kind in family.timed:
-                mask.copy_(family.make(kind, shape[0], shape[3], device))
-                us = {way: ms * 200 for way, ms in in_turn(replays, 7).items()}
-                found.append({"case": name, "dropout": p, "mask": kind, **us, "ratio": us["written"] / us["rewritten"]})
-                print({k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()}, flush=True)
+            with locked(lock, fcntl.LOCK_EX):
+                replays = {w: graph_of(functools.partial(run, fn, given, grad, *rest), 5) for w, fn in compiled.items()}
+                for kind in family.timed:
+                    mask.copy_(family.make(kind, shape[0], shape[3], device))
+                    us = {way: ms * 200 for way, ms in in_turn(replays, 7).items()}
+                    ratio = us["written"] / us["rewritten"]
+                    found.append({"case": name, "dropout": p, "mask": kind, **us, "ratio": ratio})
+                    print({k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()}, flush=True)
     return found
 
 
@@ -482,6 +486,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--part", choices=("check", "time", "step"), default="check")
     parser.add_argument("--masks", choices=list(FAMILIES), default="keys", help="of the parts check and time")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="cases of the part time")
     parser.add_argument("--least", type=int, default=kernels.LEAST_QUERIES, help="least queries by lengths in a step")
     parser.add_argument("--models", nargs="+", default=["bert_large", "llama_1b", "qwen3_0.6b"])
     parser.add_argument("--lock", help="a file that only one process holds while it times")
@@ -494,8 +499,12 @@ def main() -> int:
         keep("masks_" + "_".join(args.models), found)
         return 0
     kernels.LEAST_QUERIES = kernels.LEAST_SPANNED = 0  # also where a step launched from Python gains nothing
-    with locked(args.lock, fcntl.LOCK_SH if args.part == "check" else fcntl.LOCK_EX):
-        found = (check if args.part == "check" else timed)(args.device, FAMILIES[args.masks])
+    family = FAMILIES[args.masks]
+    if args.part == "check":
+        with locked(args.lock, fcntl.LOCK_SH):
+            found = check(args.device, family)
+    else:
+        found = timed(args.device, family, args.only, args.lock)
     keep(f"masks_{args.part}_{args.masks}", found)
     print("wrong:", sum(not one.get("right", True) for one in found), "of", len(found))
     return 0 if all(one.get("right", True) for one in found) else 1
