@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import fcntl
 import functools
 import json
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -32,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.compiler.capture.attention import kernels, rewrite_attention
+from autotune.compiler.capture.attention import kernels, rewrite_attention, rules
 from tests.gpu.command import keep
 
 SHAPES: dict[str, tuple[int, int, int, int, int, bool, int]] = {
@@ -57,6 +59,10 @@ SMALL: dict[str, tuple[int, int, int, int, int, bool, int]] = {
     "decoder": (4, 4, 4, 333, 64, True, 0),
     "decoder, groups": (4, 8, 2, 512, 128, True, 0),
     "window": (4, 8, 2, 512, 128, True, 100),
+}
+BANDS: dict[str, tuple[int, int, int, int, int, bool, int]] = {
+    "window on both sides": (8, 12, 12, 1024, 64, False, 128),
+    "window on both sides, 4096": (2, 12, 12, 4096, 64, False, 128),
 }
 SMALL_PACKED: dict[str, tuple[int, int, int, int, int, bool, int]] = {
     "packed decoder": (2, 4, 4, 333, 64, True, 0),
@@ -106,7 +112,11 @@ def ways(changed: list[int]) -> dict[str, Any]:
         changed.append(rewrite_attention(gm))
         return compile_fx(gm, list(examples))
 
-    return {"written": "inductor", "rewritten": rewritten}
+    def by_spans(gm: Any, examples: Sequence[Any]) -> Any:
+        with mock.patch.object(rules, "kernel_of", return_value=None):
+            return rewritten(gm, examples)
+
+    return {"written": "inductor", "rewritten": rewritten, "spans": by_spans}
 
 
 def inputs(shape: tuple[int, ...], device: str) -> list[Tensor]:
@@ -129,6 +139,15 @@ def by_documents(q: Tensor, k: Tensor, v: Tensor, given: Tensor, causal: bool, w
         mask = mask & (place <= place[:, None])
     k, v = (x[:, :, None].expand(b, x.shape[1], h // x.shape[1], s, d).reshape(b, h, s, d) for x in (k, v))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p).transpose(1, 2).contiguous()
+
+
+def by_windows(q: Tensor, k: Tensor, v: Tensor, given: Tensor, causal: bool, window: int, p: float) -> Tensor:
+    """With keys of a window on both sides, and a mask of keys."""
+    s = q.shape[2]
+    place = torch.arange(s, device=q.device)
+    mask = ((place - place[:, None]).abs() <= window // 2) & given.bool()[:, None, None, :]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, enable_gqa=True)
+    return out.transpose(1, 2).contiguous()
 
 
 def documents(kind: str, batch: int, length: int, device: str) -> Tensor:
@@ -170,6 +189,8 @@ DOCUMENTS = Family(
     ("one text", "7 texts", "short texts", "apart", "holes"), documents, by_documents, SMALL_PACKED,
     PACKED, lambda given: (given[:, :, None] == given[:, None, :])[:, None], False,
 )  # fmt: skip
+WINDOWS = Family(("ones",), ("ones", "right", "holes"), valid_keys, by_windows, {}, BANDS, KEYS.seen, False)
+FAMILIES = {"keys": KEYS, "documents": DOCUMENTS, "windows": WINDOWS}
 
 
 def reference(given: Sequence[Tensor], grad: Tensor, seen: Tensor, causal: bool, window: int) -> list[Tensor]:
@@ -217,6 +238,8 @@ def check(device: str, family: Family) -> list[dict[str, Any]]:
         if family.dropout:
             found.append(dropped(name, shape, device))
             print("ok   " if found[-1]["right"] else "WRONG", found[-1], flush=True)
+    if not family.small:
+        return found
     found.append(deployed(device, family))
     print("ok   " if found[-1]["right"] else "WRONG", found[-1], flush=True)
     return found
@@ -309,26 +332,32 @@ def to_launch(call: Callable[[], Any]) -> float:
     return statistics.median(taken)
 
 
-def timed(device: str, family: Family) -> list[dict[str, Any]]:
+def timed(device: str, family: Family, only: Sequence[str] | None, lock: str | None) -> list[dict[str, Any]]:
     found = []
-    for name, shape in family.shapes.items():
+    for name in only or family.shapes:
+        shape = family.shapes[name]
         causal, window = shape[5:]
         for p in (0.0, 0.1) if name == "bert" else (0.0,):
             given = inputs(shape, device)
             grad = torch.randn(shape[0], shape[3], shape[1], shape[4], device=device, dtype=torch.bfloat16)
             compiled = {}
             for way, backend in ways([]).items():
+                if way == "spans" and (family is not KEYS or p):
+                    continue
                 torch._dynamo.reset()
                 compiled[way] = torch.compile(family.program, backend=backend, dynamic=False)
                 mask = family.make(family.kinds[0], shape[0], shape[3], device)
-                run(compiled[way], given, grad, mask, causal, window, p)
+                with locked(lock, fcntl.LOCK_SH):
+                    run(compiled[way], given, grad, mask, causal, window, p)
             rest = mask, causal, window, p
-            replays = {w: graph_of(functools.partial(run, fn, given, grad, *rest), 5) for w, fn in compiled.items()}
-            for kind in family.timed:
-                mask.copy_(family.make(kind, shape[0], shape[3], device))
-                us = {way: ms * 200 for way, ms in in_turn(replays, 7).items()}
-                found.append({"case": name, "dropout": p, "mask": kind, **us, "ratio": us["written"] / us["rewritten"]})
-                print({k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()}, flush=True)
+            with locked(lock, fcntl.LOCK_EX):
+                replays = {w: graph_of(functools.partial(run, fn, given, grad, *rest), 5) for w, fn in compiled.items()}
+                for kind in family.timed:
+                    mask.copy_(family.make(kind, shape[0], shape[3], device))
+                    us = {way: ms * 200 for way, ms in in_turn(replays, 7).items()}
+                    ratio = us["written"] / us["rewritten"]
+                    found.append({"case": name, "dropout": p, "mask": kind, **us, "ratio": ratio})
+                    print({k: round(v, 2) if isinstance(v, float) else v for k, v in found[-1].items()}, flush=True)
     return found
 
 
@@ -336,6 +365,8 @@ def models() -> dict[str, tuple[Callable[[], torch.nn.Module], int, int]]:
     import transformers as t
 
     bert = t.BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+    sure = copy.deepcopy(bert)
+    sure.hidden_dropout_prob = sure.attention_probs_dropout_prob = 0.0
     llama = t.LlamaConfig(
         hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, head_dim=64,
         intermediate_size=8192, vocab_size=128256, tie_word_embeddings=True,
@@ -346,6 +377,7 @@ def models() -> dict[str, tuple[Callable[[], torch.nn.Module], int, int]]:
     )  # fmt: skip
     return {
         "bert_large": (lambda: t.BertForMaskedLM(bert), 16, 512),
+        "bert_large_without_dropout": (lambda: t.BertForMaskedLM(sure), 16, 512),
         "llama_1b": (lambda: t.LlamaForCausalLM(llama), 4, 2048),
         "qwen3_0.6b": (lambda: t.Qwen3ForCausalLM(qwen), 4, 2048),
         "llama_packed": (lambda: t.LlamaForCausalLM(llama), 1, 4096),
@@ -395,7 +427,8 @@ def step(name: str, device: str, lock: str | None) -> list[dict[str, Any]]:
 
     changed: list[int] = []
     steps, peaks = {}, {}
-    for way, backend in ways(changed).items():
+    for way in ("written", "rewritten"):
+        backend = ways(changed)[way]
         torch._dynamo.reset()
         compiled = torch.compile(model, backend=backend, dynamic=False)
 
@@ -452,19 +485,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--part", choices=("check", "time", "step"), default="check")
-    parser.add_argument("--masks", choices=("keys", "documents"), default="keys", help="of the parts check and time")
+    parser.add_argument("--masks", choices=list(FAMILIES), default="keys", help="of the parts check and time")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="cases of the part time")
+    parser.add_argument("--least", type=int, default=kernels.LEAST_QUERIES, help="least queries by lengths in a step")
     parser.add_argument("--models", nargs="+", default=["bert_large", "llama_1b", "qwen3_0.6b"])
     parser.add_argument("--lock", help="a file that only one process holds while it times")
     args = parser.parse_args()
     torch.cuda.set_device(args.device)
     torch.manual_seed(0)
+    kernels.LEAST_QUERIES = args.least
     if args.part == "step":
         found = [row for name in args.models for row in step(name, args.device, args.lock)]
         keep("masks_" + "_".join(args.models), found)
         return 0
-    kernels.LEAST_QUERIES = 0  # also where a step launched from Python gains nothing
-    with locked(args.lock, fcntl.LOCK_SH if args.part == "check" else fcntl.LOCK_EX):
-        found = (check if args.part == "check" else timed)(args.device, KEYS if args.masks == "keys" else DOCUMENTS)
+    kernels.LEAST_QUERIES = kernels.LEAST_SPANNED = 0  # also where a step launched from Python gains nothing
+    family = FAMILIES[args.masks]
+    if args.part == "check":
+        with locked(args.lock, fcntl.LOCK_SH):
+            found = check(args.device, family)
+    else:
+        found = timed(args.device, family, args.only, args.lock)
     keep(f"masks_{args.part}_{args.masks}", found)
     print("wrong:", sum(not one.get("right", True) for one in found), "of", len(found))
     return 0 if all(one.get("right", True) for one in found) else 1

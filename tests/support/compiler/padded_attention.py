@@ -63,5 +63,5 @@ def gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, p: Tensor, scale: f
     return dq, dk, dv
 
 
-_library.impl("padded_attention", _forward, "CPU")
+_library.impl("padded_attention_forward", _forward, "CPU")
 _library.impl("padded_attention_backward", _backward, "CPU")

@@ -43,5 +43,5 @@ def _backward(
     return gradients(grad, q, k, v, p, scale)
 
 
-_library.impl("spanned_attention", _forward, "CPU")
+_library.impl("spanned_attention_forward", _forward, "CPU")
 _library.impl("spanned_attention_backward", _backward, "CPU")

@@ -25,16 +25,19 @@ BY_LENGTHS, CUDNN, FLASH = "lengths", "cudnn", "flash"
 
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("mask_bounds(Tensor valid, SymInt queries, bool causal) -> (Tensor, Tensor, Tensor)")
-_ARGUMENTS = "bool causal, int window, float dropout_p, float scale, str kernel"
+_GIVEN = (
+    "Tensor query, Tensor key, Tensor value, Tensor valid, Tensor bounds, Tensor cum_query, Tensor cum_key, "
+    "bool causal, int window, float dropout_p, float scale, str kernel"
+)
+_library.define(f"padded_attention({_GIVEN}) -> Tensor")
 _library.define(
-    "padded_attention(Tensor query, Tensor key, Tensor value, Tensor valid, Tensor bounds, Tensor cum_query, "
-    f"Tensor cum_key, {_ARGUMENTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"padded_attention_forward({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 _library.define(
     "padded_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor valid, Tensor bounds, "
     "Tensor cum_query, Tensor cum_key, Tensor output, Tensor logsumexp, Tensor own, Tensor seed, Tensor offset, "
-    f"{_ARGUMENTS}) -> (Tensor, Tensor, Tensor)"
+    "bool causal, int window, float dropout_p, float scale, str kernel) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -72,6 +75,9 @@ def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, 
 
 def _flat(x: Tensor) -> Tensor:
     """View [B, H, S, D] as [B S, H, D]; other strides cost a copy."""
+    (batch, heads, length, size), strides = x.shape, x.stride()
+    if strides[0] == length * strides[2]:  # one operator, where the host's time matters
+        return x.as_strided((batch * length, heads, size), (strides[2], strides[1], strides[3]))
     return x.transpose(1, 2).flatten(0, 1)
 
 
@@ -86,14 +92,14 @@ def _fused(
     """The output [B, H, S, D], the logsumexp, and the seed and offset of dropout from a fused kernel."""
     queries, keys = q.shape[2], k.shape[2]
     if kernel == BY_LENGTHS:
-        out, lse, seed, offset, _ = aten._flash_attention_forward(
+        out, lse, seed, offset, _ = aten._flash_attention_forward.default(
             _flat(q), _flat(k), _flat(v), *cums, queries, keys, p, False, False, scale=scale
         )
         return _as_rows(out, q.shape[0]), lse, seed, offset
     if kernel == CUDNN:
         found = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, p, causal, False, scale=scale)
         return found[0], found[1], found[6], found[7]
-    out, lse, seed, offset, _ = aten._flash_attention_forward(
+    out, lse, seed, offset, _ = aten._flash_attention_forward.default(
         *(x.transpose(1, 2) for x in (q, k, v)), None, None, queries, keys, p, causal, False, scale=scale,
         **_sides(window),
     )  # fmt: skip
@@ -111,13 +117,13 @@ def _fused_backward(
         )
         return dq, dk, dv
     if kernel == BY_LENGTHS:
-        found = aten._flash_attention_backward(
+        found = aten._flash_attention_backward.default(
             _flat(grad), _flat(q), _flat(k), _flat(v), _flat(out), lse, *cums, queries, keys, p, False, seed, offset,
             scale=scale,
         )  # fmt: skip
         dq, dk, dv = (_as_rows(x, q.shape[0]) for x in found)
         return dq, dk, dv
-    found = aten._flash_attention_backward(
+    found = aten._flash_attention_backward.default(
         *(x.transpose(1, 2) for x in (grad, q, k, v, out)), lse, None, None, queries, keys, p, causal, seed, offset,
         scale=scale, **_sides(window),
     )  # fmt: skip
@@ -193,23 +199,32 @@ def _backward_fake(
     return dq, dk, dv
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:7], *output)
-    ctx.how = inputs[7:]
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
+class _Padded(torch.autograd.Function):
+    """AOTAutograd traces through this function, so that a step calls operators without autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        found = torch.ops.autotune.padded_attention_forward.default(*given)
+        ctx.save_for_backward(*given[:7], *found)
+        ctx.how = given[7:]
+        ctx.set_materialize_grads(False)
+        return found[0]  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * 12
+        found = torch.ops.autotune.padded_attention_backward.default(grad, *ctx.saved_tensors, *ctx.how)
+        return (*found, *[None] * 9)
 
 
-def _gradients(ctx: Any, grad: Tensor | None, *others: Any) -> tuple[Any, ...]:
-    if grad is None:
-        return (None,) * 12
-    found = torch.ops.autotune.padded_attention_backward(grad, *ctx.saved_tensors, *ctx.how)
-    return (*found, *[None] * 9)
+def _padded(*given: Any) -> Tensor:
+    return _Padded.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
 
 
 _library.impl("mask_bounds", _bounds, "CompositeImplicitAutograd")
-_library.impl("padded_attention", _forward_cuda, "CUDA")
+_library.impl("padded_attention", _padded, "CompositeImplicitAutograd")
+_library.impl("padded_attention_forward", _forward_cuda, "CUDA")
 _library.impl("padded_attention_backward", _backward_cuda, "CUDA")
-torch.library.register_fake("autotune::padded_attention", _forward_fake, lib=_library)
+torch.library.register_fake("autotune::padded_attention_forward", _forward_fake, lib=_library)
 torch.library.register_fake("autotune::padded_attention_backward", _backward_fake, lib=_library)
-torch.library.register_autograd("autotune::padded_attention", _gradients, setup_context=_save, lib=_library)

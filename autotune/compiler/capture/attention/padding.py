@@ -57,6 +57,22 @@ def padding_of(mask: fx.Node, queries: int, keys: int, constants: Constants) -> 
     return Padding(parts.valid, tuple(parts.passed), *known)
 
 
+def has_row_spans(mask: fx.Node, queries: int, keys: int, constants: Constants) -> bool:
+    """Return True for a key mask, a constant, or both, whose rows see one span of keys if no key is padding.
+
+    Args:
+        mask: a node of any number of axes, which broadcast to ``[B, heads, queries, keys]``.
+    """
+    parts = _Parts(constants)
+    if not parts.take(mask) or (parts.valid is not None and tuple(fake(parts.valid).shape[1:]) != (1, 1, keys)):
+        return False
+    if parts.structure is None:
+        return True
+    seen = parts.structure.expand(queries, keys).int()
+    begins = (seen.diff(dim=1) > 0).sum(1) + seen[:, 0]
+    return bool((begins <= 1).all())
+
+
 class _Parts:
     """The parts of a mask during its decomposition."""
 
@@ -91,9 +107,10 @@ class _Parts:
         return name in _SAME and fake(node).ndim == 4 and self.take(node.args[0])
 
     def _add(self, held: Tensor) -> bool:
-        if any(n != 1 for n in held.shape[:-2]):
+        outer = max(held.ndim - 2, 0)
+        if any(held.shape[axis] != 1 and held.stride(axis) != 0 for axis in range(outer)):
             return False
-        seen = held.reshape(held.shape[-2:]) if held.ndim >= 2 else held
+        seen = held[(0,) * outer]
         self.structure = seen if self.structure is None else self.structure & seen
         return True
 

@@ -13,13 +13,12 @@ kernels here add their contribution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from autotune.compiler.capture.attention.launching import launch
 
 ROWS, KEYS = 64, 64
 """Query rows and keys of a block."""
@@ -227,24 +226,6 @@ def _attention_rows_of_keys(
     tl.store(y, (tl.load(y, mask=there, other=0.0).to(tl.float32) + dv).to(DV.dtype.element_ty), mask=there)
 
 
-_compiled: dict[tuple[Any, ...], Any] = {}
-
-
-def _launch(kernel: Any, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Any, ...]) -> None:
-    """Launch a kernel that Triton compiled for the same numbers, types and alignments.
-
-    Triton's launch inspects each argument again, which takes longer than a kernel that returns at once.
-    """
-    key = (kernel, numbers, tensors[0].device, *((t.dtype, t.data_ptr() % 16) for t in tensors))
-    known = _compiled.get(key)
-    if known is None:
-        known = kernel[grid](*tensors, *numbers)
-        if known is not None:  # None of Triton's interpreter
-            _compiled[key] = known
-    else:
-        known[(*grid, 1)](*tensors, *numbers)
-
-
 def forward(
     q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, out: Tensor, lse: Tensor,
     seeds: tuple[Tensor, Tensor], causal: bool, window: int, p: float, scale: float,
@@ -265,7 +246,7 @@ def forward(
     b, h, queries, d = q.shape
     own = torch.empty(b, h, queries, dtype=torch.float32, device=q.device)
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *lse.stride()[:2], *valid.stride()
-    _launch(
+    launch(
         _attention_rows, (triton.cdiv(queries, ROWS), b * h),
         (q, k, v, valid, bounds, out, lse, own, *(seeds if p else (own, own))),
         (*strides, h, h // k.shape[1], queries, k.shape[2], scale, float("inf"), causal, window, p,
@@ -287,14 +268,14 @@ def backward(
     active = bounds
     if causal:  # the gradient of padding is zeros in most programs
         active = torch.zeros(b, dtype=torch.int32, device=q.device)
-        _launch(_attention_rows_active, blocks, (grad, bounds, active), (*grad.stride()[:3], h, queries, d, wide, ROWS))
+        launch(_attention_rows_active, blocks, (grad, bounds, active), (*grad.stride()[:3], h, queries, d, wide, ROWS))
     dq, dk, dv = gradients
     given = q, k, v, valid, bounds, out, grad, own, active
     strides = *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *grad.stride()[:3]
     rest = *valid.stride(), h, h // few, queries, keys, scale, causal, window, p, d, wide, ROWS, KEYS
     seeds = seeds if p else (own, own)
-    _launch(_attention_rows_of_queries, blocks, (*given, dq, *seeds), (*strides, *dq.stride()[:3], *rest))
-    _launch(
+    launch(_attention_rows_of_queries, blocks, (*given, dq, *seeds), (*strides, *dq.stride()[:3], *rest))
+    launch(
         _attention_rows_of_keys, (triton.cdiv(keys, KEYS), b * few), (*given, dk, dv, *seeds),
         (*strides, *dk.stride()[:3], *dv.stride()[:3], *rest),
     )  # fmt: skip

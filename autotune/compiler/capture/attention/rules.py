@@ -10,8 +10,8 @@ These rules run on Dynamo's graph, before AOTAutograd. The results are those of 
 - A mask that is constant at compile time and hides nothing is removed. A mask that hides exactly the later keys becomes
   ``is_causal``.
 - A ``where`` with a constant condition is replaced by its branch, which exposes a bias of the model.
-- A key mask that is an input becomes attention by lengths (:mod:`.padded`), a mask of packed documents attention by
-  spans (:mod:`.spanned`).
+- A key mask that is an input becomes attention by lengths (:mod:`.padded`). A mask of packed documents, a sliding
+  window, and a key mask without a kernel by lengths become attention by spans (:mod:`.spanned`).
 - A mask or bias whose last stride is not 1 is made contiguous, once for all its readers.
 - Keys and values repeated for groups of queries are passed once if PyTorch has a fused kernel for grouped queries. If
   it has none and a group has one position, as in decoding, the group's queries become positions of their key's head.
@@ -53,7 +53,7 @@ from autotune.compiler.capture.attention.documents import is_of_documents
 from autotune.compiler.capture.attention.effects import Contexts, Writes, called
 from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, Formulas
 from autotune.compiler.capture.attention.kernels import has_spans, kernel_of
-from autotune.compiler.capture.attention.padding import Padding, padding_of
+from autotune.compiler.capture.attention.padding import Padding, has_row_spans, padding_of
 from autotune.compiler.capture.attention.spanned import SPANNED, SPANS
 
 log = logging.getLogger("autotune")
@@ -147,6 +147,7 @@ class _Walk:
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
         """By mask and number of keys: the call before which the mask was made contiguous, and the contiguous copy."""
         self._paddings: dict[tuple[fx.Node, int, int], Padding | None] = {}
+        self._spanned_masks: dict[tuple[fx.Node, int, int], bool] = {}
         self._last: dict[fx.Node, fx.Node] = {}
         """The last row of each mask that is a graph input."""
         self._bounds: dict[tuple[fx.Node, bool, int], tuple[fx.Node, tuple[fx.Node, ...]]] = {}
@@ -361,12 +362,12 @@ class _Walk:
         return Padding(last, (mask,), self._causal[mask], 0)
 
     def _spanned(self, node: fx.Node, call: Call) -> fx.Node | None:
-        """The call by spans of a mask of documents; None if the mask is of another kind or no kernel accepts it."""
+        """The call by spans; None if rows of the mask may not see one span of keys, or no kernel accepts the call."""
         mask = call.attn_mask
         if mask is None or call.is_causal is not False or not self._is_plain(node, call):
             return None
         queries, keys = fake(call.query).shape[-2], fake(call.key).shape[-2]
-        if not self.is_of_documents(mask) or self._what_hides(mask, queries == keys) is not None:
+        if self._what_hides(mask, queries == keys) is not None or not self._has_spans(mask, queries, keys):
             return None
         given, scale = self._operands(node, call)
         query, key, value = map(fake, given)
@@ -374,6 +375,14 @@ class _Walk:
             return None
         spans = self._spans_of(node, mask, (query.shape[0], queries, keys))
         return None if spans is None else self._function(node, SPANNED, *given, *spans, scale)
+
+    def _has_spans(self, mask: fx.Node, queries: int, keys: int) -> bool:
+        """Return True if each row of a mask probably sees one span of keys, from the graph; cached for all layers."""
+        asked = mask, queries, keys
+        if asked not in self._spanned_masks:
+            known = self.is_of_documents(mask) or mask in self._causal
+            self._spanned_masks[asked] = known or has_row_spans(mask, queries, keys, self._constants)
+        return self._spanned_masks[asked]
 
     def is_of_documents(self, mask: fx.Node) -> bool:
         """Return True for a mask of packed documents, also for one that the calling graph computed."""
@@ -436,11 +445,10 @@ class _Walk:
         self._contexts.put(made, where)
         return made
 
-    def _replace(self, node: fx.Node, padded: fx.Node, copied: bool) -> None:
-        """Replace a call by the first result of ``padded``."""
-        with self._graph.inserting_before(node):
-            result = self._function(node, operator.getitem, padded, 0)
-            if copied:
+    def _replace(self, node: fx.Node, result: fx.Node, copied: bool) -> None:
+        """Replace a call by ``result``, whose strides may differ."""
+        if copied:
+            with self._graph.inserting_before(node):
                 result = self._method(node, "contiguous", result)
         made = () if copied else copies(node)
         node.replace_all_uses_with(result)

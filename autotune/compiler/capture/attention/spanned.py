@@ -17,7 +17,8 @@ from torch import Tensor
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("mask_spans(Tensor mask) -> (Tensor, Tensor, Tensor)")
 _GIVEN = "Tensor query, Tensor key, Tensor value, Tensor mask, Tensor rows, Tensor keys, Tensor holes"
-_library.define(f"spanned_attention({_GIVEN}, float scale) -> (Tensor, Tensor)")
+_library.define(f"spanned_attention({_GIVEN}, float scale) -> Tensor")
+_library.define(f"spanned_attention_forward({_GIVEN}, float scale) -> (Tensor, Tensor)")
 _library.define(
     f"spanned_attention_backward(Tensor grad, {_GIVEN}, Tensor output, Tensor logsumexp, float scale) "
     "-> (Tensor, Tensor, Tensor)"
@@ -73,25 +74,34 @@ def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *given: Any) -
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:7], *output)
-    ctx.scale = inputs[7]
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
+class _Spanned(torch.autograd.Function):
+    """AOTAutograd traces through this function, so that a step calls operators without autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        out, lse = torch.ops.autotune.spanned_attention_forward.default(*given)
+        ctx.save_for_backward(*given[:7], out, lse)
+        ctx.scale = given[7]
+        ctx.set_materialize_grads(False)
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+        if grad is None:
+            return (None,) * 8
+        found = torch.ops.autotune.spanned_attention_backward.default(grad, *ctx.saved_tensors, ctx.scale)
+        return (*found, *[None] * 5)
 
 
-def _gradients(ctx: Any, grad: Tensor | None, *others: Any) -> tuple[Any, ...]:
-    if grad is None:
-        return (None,) * 8
-    found = torch.ops.autotune.spanned_attention_backward(grad, *ctx.saved_tensors, ctx.scale)
-    return (*found, *[None] * 5)
+def _spanned(*given: Any) -> Tensor:
+    return _Spanned.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
 
 
 _library.impl("mask_spans", _spans, "CompositeImplicitAutograd")
-_library.impl("spanned_attention", _forward_cuda, "CUDA")
+_library.impl("spanned_attention", _spanned, "CompositeImplicitAutograd")
+_library.impl("spanned_attention_forward", _forward_cuda, "CUDA")
 _library.impl("spanned_attention_backward", _backward_cuda, "CUDA")
-torch.library.register_fake("autotune::spanned_attention", _forward_fake, lib=_library)
+torch.library.register_fake("autotune::spanned_attention_forward", _forward_fake, lib=_library)
 torch.library.register_fake("autotune::spanned_attention_backward", _backward_fake, lib=_library)
-torch.library.register_autograd("autotune::spanned_attention", _gradients, setup_context=_save, lib=_library)
 
 SPANS, SPANNED = torch.ops.autotune.mask_spans.default, torch.ops.autotune.spanned_attention.default

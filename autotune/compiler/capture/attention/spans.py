@@ -9,7 +9,6 @@ results are right for any mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from autotune.compiler.capture.attention.launching import launch
 
 LOG2_E = 1.4426950408889634
 
@@ -263,28 +264,14 @@ class Blocks:
 
 
 def blocks_of(size: int) -> tuple[Blocks, Blocks, Blocks]:
-    """Blocks of the forward pass and of the gradients of queries and of keys, for a head size."""
+    """Blocks of the forward pass and of the gradients of queries and of keys, as measured for a head size."""
     if size <= 64:
-        return Blocks(128, 64, 4, 3), Blocks(128, 64, 8, 3), Blocks(64, 128, 8, 2)
-    return Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(64, 128, 8, 2)
+        return Blocks(64, 64, 4, 3), Blocks(64, 32, 4, 3), Blocks(64, 64, 4, 3)
+    return Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(32, 64, 4, 3)
 
 
-_compiled: dict[tuple[Any, ...], Any] = {}
-
-
-def _launch(
-    kernel: Any, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Any, ...], blocks: Blocks
-) -> None:
-    """Launch a kernel that Triton compiled for the same numbers, types and alignments."""
-    numbers = *numbers, blocks.rows, blocks.keys
-    key = (kernel, numbers, blocks, tensors[0].device, *((t.dtype, t.data_ptr() % 16) for t in tensors))
-    known = _compiled.get(key)
-    if known is None:
-        known = kernel[grid](*tensors, *numbers, num_warps=blocks.warps, num_stages=blocks.stages)
-        if known is not None:  # None of Triton's interpreter
-            _compiled[key] = known
-    else:
-        known[(*grid, 1)](*tensors, *numbers)
+def _launch(kernel: Any, grid: tuple[int, int], tensors: tuple[Tensor, ...], numbers: tuple[Any, ...], blocks: Blocks):
+    launch(kernel, grid, tensors, (*numbers, blocks.rows, blocks.keys), blocks.warps, blocks.stages)
 
 
 def forward(

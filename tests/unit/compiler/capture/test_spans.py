@@ -98,9 +98,20 @@ def of_three(which: Tensor) -> Tensor:
     return first_row(which)[None] & torch.ones(S, S, dtype=torch.bool).tril()
 
 
+def a_window(which: Tensor) -> Tensor:
+    """A constant: keys on both sides."""
+    place = torch.arange(S)
+    return ((place[:, None] - place).abs() < 3).expand(B, 1, S, S)
+
+
+def a_padded_window(which: Tensor) -> Tensor:
+    return a_window(which) & (which > 0)[:, None, None, :]
+
+
 BY_SPANS: dict[str, Made] = {
     "transformers": of_transformers, "numbers": by_numbers, "causal": causal, "lower": lower,
     "padding": without_padding, "window": windowed, "two axes": first_row, "three axes": of_three,
+    "a window": a_window, "a padded window": a_padded_window,
 }  # fmt: skip
 
 
@@ -124,8 +135,14 @@ def of_the_keys(which: Tensor) -> Tensor:
     return (which[:, None, None, :] == which[:, None, None, :1]).expand(B, 1, S, S) & (torch.rand(S, S) < 2)
 
 
+def two_windows(which: Tensor) -> Tensor:
+    place = torch.arange(S)
+    return (((place[:, None] - place).abs() < 2) | (place == 0)).expand(B, 1, S, S)
+
+
 LEFT_ALONE: dict[str, Made] = {
-    "either": either, "added": added, "of heads": of_heads, "negated": negated, "of the keys": of_the_keys
+    "either": either, "added": added, "of heads": of_heads, "negated": negated, "of the keys": of_the_keys,
+    "two windows": two_windows,
 }  # fmt: skip
 
 
