@@ -124,6 +124,51 @@ def test_calls_back_to_back(device: Device, made: Any, lanes: int, ranks: int) -
         Calls(world, made(world), 1 + seed % 2, chunks, lanes).play(5, replayed=seed % 3 == 1)
 
 
+def reuse_memory(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    """Results of equal shapes get equal addresses in every call, as in a program's steps."""
+    kept: dict[Any, torch.Tensor] = {}
+    real = products._empty
+
+    def empty(like: torch.Tensor, *shape: int) -> torch.Tensor:
+        return kept.setdefault((world.rank, shape), real(like, *shape))
+
+    monkeypatch.setattr(products, "_empty", empty)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_calls_that_repeat_are_graphs(
+    device: Device, made: Any, monkeypatch: pytest.MonkeyPatch, lanes: int, ranks: int
+) -> None:
+    """Calls with the addresses of earlier ones run as graphs, beside others by calls."""
+    for seed, (bias, queues) in enumerate((b, q) for b in BIASES for q in QUEUES):
+        with monkeypatch.context() as patch:
+            world = device.open(ranks, seed, queues, bias)
+            reuse_memory(patch, world)
+            world.shuffle = seed % 2 == 1
+            lines = made(world)
+            found = [watch(patch, line) for line in lines]
+            Calls(world, lines, 1 + seed % 2, CHUNKS[seed % len(CHUNKS)], lanes).play(7, replayed=False)
+            for graphs in found:
+                assert graphs[:2] == [None, None]
+                assert len(set(graphs[2:])) == 4
+                assert None not in graphs[2:]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, line: Line) -> list[Graph | None]:
+    """The graphs that a line's calls run as, from now on."""
+    assert line.exchange is not None
+    graphs, found = line.exchange.graphs, list[Graph | None]()
+    real = graphs.get
+
+    def get(*given: Any) -> Any:
+        found.append(real(*given))
+        return found[-1]
+
+    monkeypatch.setattr(graphs, "get", get)
+    return found
+
+
 @pytest.mark.parametrize("step", ["open", "publish", "arrival", "release"])
 def test_each_step_is_needed(device: Device, made: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     def attempt(seed: int) -> None:

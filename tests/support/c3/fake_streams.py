@@ -99,6 +99,15 @@ class Graph:
         self._origin = origin
         self.join(origin)
 
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
+        self.begin(self.world.current())
+
+    def capture_end(self) -> None:
+        self.end()
+
+    def pool(self) -> object:
+        return self
+
     def join(self, stream: Stream) -> None:
         if self._over:
             raise CaptureFault("a stream waits for what only a graph has")

@@ -125,16 +125,16 @@ def searched(rank: int, db: str, gain: float) -> dict[str, Any]:
         use(Deployment())
         _reset()
         layer = Layer(rank, dist.get_world_size())
-        handle = autotune.tensor_parallel(layer, steps=30, db=db)
-        ours = train(rank, layer, 33)
+        handle = autotune.tensor_parallel(layer, steps=40, db=db)
+        ours = train(rank, layer, 43)
         chosen = _plain()
         found = handle.found
         handle.close()
         closed = repr(handle)
-        stock = train(rank, Layer(rank, dist.get_world_size()), 33)
+        stock = train(rank, Layer(rank, dist.get_world_size()), 43)
         _reset()
         second = Layer(rank, dist.get_world_size())
-        again = autotune.tensor_parallel(second, steps=30, db=db)
+        again = autotune.tensor_parallel(second, steps=40, db=db)
         looked_up = train(rank, second, 4)
         repeated, text, searches = _plain(), repr(again), again.found is not None
         again.close()
@@ -231,8 +231,8 @@ def dtensor(rank: int, db: str, batches: int) -> dict[str, Any]:
         before_search = len(sites.seen)
         torch._dynamo.reset()
         model: Any = torch.compile(_divided(), backend="autotune")
-        handle = autotune.tensor_parallel(model, steps=30, db=db)
-        ours = _steps(rank, model, batches, 33)
+        handle = autotune.tensor_parallel(model, steps=40, db=db)
+        ours = _steps(rank, model, batches, 43)
         chosen, calls = _plain(), sorted([site.op, n] for site, n in sites.seen.items())
         found = handle.found is not None
         handle.close()
@@ -293,7 +293,7 @@ def uneven(rank: int, db: str) -> dict[str, Any]:
         _reset()
         with contextlib.redirect_stderr(said):
             layer = Layer(rank, dist.get_world_size())
-            handle = autotune.tensor_parallel(layer, steps=30, db=db)
+            handle = autotune.tensor_parallel(layer, steps=40, db=db)
             train(rank, layer, 1)
             if rank == 1:
                 sites.seen[next(iter(sites.seen)).__class__("all_gather", 8, 8, 8, "f32", 2)] += 1

@@ -148,10 +148,10 @@ def keep(
         artifacts: kernels by kind.
         what: begins the warning where they cannot be stored. Training continues.
     """
-    from autotune.store import Store
-    from autotune.store.records import Key, Schedule
-
     try:
+        from autotune.store import Store
+        from autotune.store.records import Key, Schedule
+
         with Store.open(db) as store:
             env = store.put_environment(environment(device))
             for kind, config in found.plan.items():

@@ -22,6 +22,9 @@ from autotune.task import Artifact, Config
 log = logging.getLogger("autotune")
 _built: dict[str, dict[tuple[str, int], Artifact]] = {}
 """Kernels of searches in this process, by device."""
+_CAPTURE = 1
+"""A further untimed step of a block: products become graphs when they are called with the same addresses again."""
+_LEAST = LEAST // BLOCK * (BLOCK + _CAPTURE)
 _ENOUGH_MS, _MOST_CALLS = 5.0, 16
 """Replays of a graph are timed together for about so long, and at most so many."""
 
@@ -44,7 +47,7 @@ def tensor_parallel(
 
     Args:
         model: the model; its forward pass starts a step.
-        steps: maximum number of training steps for a search, 24 or more; 0 only looks up.
+        steps: maximum number of training steps for a search, 32 or more; 0 only looks up.
         db: database; None for $AUTOTUNE_DB or the default file.
         group: the ranks that train this model; None for all. Each pipeline stage has its own.
 
@@ -54,8 +57,8 @@ def tensor_parallel(
     Raises:
         UserError: ``steps`` is too small; torch.distributed is not initialised; the model has no parameters.
     """
-    if steps and steps < LEAST:
-        raise UserError(f"autotune.tensor_parallel: a search takes {LEAST} steps at least, not {steps}")
+    if steps and steps < _LEAST:
+        raise UserError(f"autotune.tensor_parallel: a search takes {_LEAST} steps at least, not {steps}")
     device = next((parameter.device for parameter in model.parameters()), None)
     if device is None:
         raise UserError("autotune.tensor_parallel: the model has no parameters")
@@ -115,11 +118,11 @@ class Joined:
         missing = any(self._everyone.gather(any(site not in sites.stored for site in found)))
         if not missing or not self._steps:
             return
-        trials = self._search(found, self._steps)
+        trials = self._search(found, self._steps // (BLOCK + _CAPTURE) * BLOCK)
         try:
             next(trials)
             while True:
-                trials.send((yield from self._everyone.timed_block(WARM, TIMED, time.perf_counter)))
+                trials.send((yield from self._everyone.timed_block(WARM + _CAPTURE, TIMED, time.perf_counter)))
         except StopIteration:
             pass
 

@@ -12,8 +12,10 @@ enqueues all signals of a call before it enqueues a wait for peers, so that stre
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -31,13 +33,17 @@ from autotune.domains.c3.collectives.symmetric import (
 )
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.tensor_parallel.panels import PARTS
+from autotune.errors import first_line
 from autotune.runtime.deployment import deployment
 
+log = logging.getLogger("autotune")
 Move = tuple[int, int, int, int]
 """A copy: its offset in the target, the peer, the offset in the peer's outbox, and the number of bytes."""
 _DONE = PARTS
 _RING = 2
 """Outboxes of a size, used in turn: a call may begin while peers still pull what the call before it published."""
+_GRAPHS = 2048
+"""The most graphs of a group; each takes some hundred kilobytes."""
 _RESERVE = 1.2
 """Free memory required for outboxes, as a multiple of their size."""
 
@@ -104,7 +110,7 @@ class Lanes:
 
     Args:
         main: the caller's stream.
-        begun: an event on ``main``; each other stream waits for it when it is first used.
+        begun: an event on ``main``; each other stream waits for it when it is first used. None if there is no other.
     """
 
     def __init__(self, exchange: Exchange, streams: list[Any], main: Any, begun: Any) -> None:
@@ -141,6 +147,7 @@ class Exchange:
         self._computing = new_stream(group.device)
         self._events: list[Any] = []
         self._next = 0
+        self.graphs = Graphs(group.device)
         self._rings: dict[int, tuple[list[Outbox], list[int]]] = {}
 
     def outbox(self, nbytes: int) -> Outbox | None:
@@ -155,6 +162,7 @@ class Exchange:
                 text = f"autotune: products and collectives run one after the other: {why}"
                 deployment().warn_once("tensor parallel memory", text)
             self._rings[nbytes] = [] if why else [Outbox(self.group, nbytes) for _ in range(_RING)], [0]
+        self._next = 0
         boxes, turn = self._rings[nbytes]
         if not boxes:
             return None
@@ -165,19 +173,16 @@ class Exchange:
         needed, free = int(_RESERVE * _RING * nbytes), torch.cuda.mem_get_info(self.group.device)[0]
         return f"{needed >> 20} MiB of buffers do not fit {free >> 20} MiB of free memory" if needed > free else ""
 
-    def fork(self, main: Any, lanes: int) -> tuple[Lanes, Lanes]:
-        """Streams of copies and streams of products, which begin after the work enqueued so far on ``main``.
+    def copying(self, main: Any, lanes: int) -> Lanes:
+        """Streams of copies, 1 or 2, which begin after the work enqueued so far on ``main``."""
+        return Lanes(self, self._copying[:lanes], main, self.event(main))
 
-        Args:
-            lanes: number of streams of each, 1 or 2. The first stream of products is ``main``.
-        """
-        self._next = 0
-        begun = self.event(main)
-        copying = Lanes(self, self._copying[:lanes], main, begun)
-        return copying, Lanes(self, [main, self._computing][:lanes], main, begun)
+    def computing(self, main: Any, lanes: int) -> Lanes:
+        """Streams of products, 1 or 2; the first is ``main``."""
+        return Lanes(self, [main, self._computing][:lanes], main, self.event(main) if lanes > 1 else None)
 
     def event(self, stream: Any) -> Any:
-        """An event behind the work enqueued so far. It is used again after the next :meth:`fork`."""
+        """An event behind the work enqueued so far. A later call uses it again."""
         if self._next == len(self._events):
             self._events.append(new_event())
         event = self._events[self._next]
@@ -185,9 +190,81 @@ class Exchange:
         event.record(stream)
         return event
 
+    def run(self, what: Hashable, where: Hashable, work: Callable[[], None]) -> None:
+        """Enqueue ``work`` on the current stream, as one graph if it can; see :meth:`Graphs.get`."""
+        events = self._events, self._next
+        self._events, self._next = self.graphs.events, 0  # an event of a capture is no event outside of it
+        graph = self.graphs.get(what, where, work)
+        self._events, self._next = events
+        if graph is None:
+            work()
+        else:
+            graph.replay()
+
     def close(self) -> None:
         """Free all outboxes. A collective call."""
+        self.graphs.clear()
         for boxes, _ in self._rings.values():
             for box in boxes:
                 box.close()
         self._rings.clear()
+
+
+class Graphs:
+    """CUDA graphs of pieces of work by the addresses that they use, so that a repeated one costs the host one launch.
+
+    Programs that are launched from Python allocate equal addresses in each step, as a rule.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.events: list[Any] = []
+        self._stream = new_stream(device)
+        self._pool: Any = None
+        self._graphs: dict[tuple[Hashable, Hashable], Any] = {}
+        self._warm: set[tuple[int, Hashable]] = set()
+        self._most = _GRAPHS
+
+    def get(self, what: Hashable, where: Hashable, work: Callable[[], None]) -> Any:
+        """The graph of ``work``; None if it has to be enqueued by calls.
+
+        Work is enqueued by calls in a program's own capture, the first time in a thread, since libraries allocate
+        memory then, and if there are too many graphs.
+
+        Args:
+            what: shapes and choices.
+            where: all addresses that ``work`` depends on.
+        """
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        graph = self._graphs.get((what, where))
+        if graph is None and len(self._graphs) < self._most:
+            warm = (threading.get_ident(), what)
+            if warm not in self._warm:
+                self._warm.add(warm)
+                return None
+            graph = self._capture(work)
+            if graph is not None:
+                self._graphs[what, where] = graph
+        return graph
+
+    def _capture(self, work: Callable[[], None]) -> Any:
+        cuda: Any = torch.cuda
+        graph = cuda.CUDAGraph()
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
+        except RuntimeError as error:
+            log.debug("autotune: products are enqueued by calls: %s", first_line(error))
+            self._most = 0
+            return None
+        self._pool = graph.pool()
+        return graph
+
+    def clear(self) -> None:
+        """Free the graphs; none may be in progress."""
+        self._graphs.clear()
+        self._warm.clear()

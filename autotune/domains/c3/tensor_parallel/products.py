@@ -19,10 +19,11 @@ from autotune.domains.c3.collectives.host import all_gather, reduce_scatter
 from autotune.domains.c3.collectives.nccl import DTYPES
 from autotune.domains.c3.collectives.sm import launch
 from autotune.domains.c3.collectives.symmetric import new_event
-from autotune.domains.c3.tensor_parallel.outbox import Exchange, Move
+from autotune.domains.c3.tensor_parallel.outbox import Exchange, Move, Outbox
 from autotune.domains.c3.tensor_parallel.panels import Panel, panels, sender
 from autotune.task import Artifact, Kernel
 
+_Product = tuple[tuple[int, int], int, tuple[int, ...], bool]
 _BLOCKS = 264
 """Thread blocks of the kernel that adds: two for each SM of an H100."""
 
@@ -76,13 +77,32 @@ class Line:
                 span = panel.rows(rows)
                 _multiply(_rows(gathered, span), factors, results, span)
             return gathered, results
-        line = width * x.itemsize
-        own, rest = _gather_steps(self.rank, self.ranks, chunks, batches, rows, line)
+        what = ("gather", x.shape, x.dtype, chunks, lanes, *_layouts(factors))
+        where = (box, *_addresses(x, gathered, *factors, *results))
+        exchange = self.exchange
+        exchange.run(
+            what, where, lambda: self._gather_by_panels(exchange, box, x, gathered, factors, results, chunks, lanes)
+        )
+        return gathered, results
+
+    def _gather_by_panels(
+        self,
+        exchange: Exchange,
+        box: Outbox,
+        x: Tensor,
+        gathered: Tensor,
+        factors: Sequence[Tensor],
+        results: Sequence[Tensor],
+        chunks: int,
+        lanes: int,
+    ) -> None:
+        batches, rows, width = x.shape
+        own, rest = _gather_steps(self.rank, self.ranks, chunks, batches, rows, width * x.itemsize)
         main = torch.cuda.current_stream()
         box.open(main.cuda_stream)
         _copy(x, [box.view(x, (batches, rows, width)), gathered[:, self.rank * rows : (self.rank + 1) * rows]])
         box.publish(main.cuda_stream)
-        copying, computing = self.exchange.fork(main, lanes)
+        copying, computing = exchange.copying(main, lanes), exchange.computing(main, lanes)
         if own is not None:
             _multiply(x, factors, results, own)
         target, arrivals = gathered.data_ptr(), []
@@ -90,21 +110,20 @@ class Line:
             stream = copying.at(k)
             if k == 0:
                 box.arrival(stream.cuda_stream)
-                come = self.exchange.event(stream) if lanes > 1 else None
+                come = exchange.event(stream) if lanes > 1 else None
             elif k < lanes:
                 stream.wait_event(come)
             box.pull(stream.cuda_stream, target, moves)
             if k == len(rest) - 1:
                 copying.join(stream)
                 box.release(stream.cuda_stream)
-            arrivals.append(self.exchange.event(stream))
+            arrivals.append(exchange.event(stream))
         for k, ((span, _), arrived) in enumerate(zip(rest, arrivals, strict=True), own is not None):
             stream = computing.at(k)
             stream.wait_event(arrived)
             with _on(stream, main):
                 _multiply(_rows(gathered, span), factors, results, span)
         computing.join(main)
-        return gathered, results
 
     def _gather(self, gathered: Tensor, x: Tensor) -> None:
         """The group's own all-gather along dimension 1."""
@@ -142,20 +161,10 @@ class Line:
             return parts
         exchange, main = self.exchange, torch.cuda.current_stream()
         products, moves = _scatter_steps(self.rank, self.ranks, chunks, batches, rows, width * parts.itemsize)
-        box.open(main.cuda_stream)
-        whole = box.view(parts, (batches, total, width))
-        copying, computing = exchange.fork(main, lanes)
-        for k, (span, part, peers, own) in enumerate(products):
-            stream = computing.at(k)
-            with _on(stream, main):
-                if not peers:
-                    _add(left, factors, parts[self.rank], span)
-                    continue
-                _add(left, factors, _rows(whole, span), span)
-                if own:
-                    _copy(whole[:, self.rank * rows : (self.rank + 1) * rows], [parts[self.rank]])
-            box.publish(stream.cuda_stream, part, peers)
-        computing.join(main)
+        copying = exchange.copying(main, lanes)
+        what = ("scatter", parts.shape, parts.dtype, chunks, lanes, *_layouts(left), *_layouts(factors))
+        where = (box, *_addresses(parts, *left, *factors))
+        exchange.run(what, where, lambda: self._scatter_by_panels(exchange, box, left, factors, parts, products, lanes))
         target = parts.data_ptr()
         for k, (peer, part, pulled) in enumerate(moves):
             stream = copying.at(k)
@@ -167,6 +176,34 @@ class Line:
         moved.record(copying.streams[0])
         self._begun[target] = (None, moved)
         return parts
+
+    def _scatter_by_panels(
+        self,
+        exchange: Exchange,
+        box: Outbox,
+        left: Sequence[Tensor],
+        factors: Sequence[Tensor],
+        parts: Tensor,
+        products: Sequence[_Product],
+        lanes: int,
+    ) -> None:
+        """The products, whose rows peers may then read."""
+        _, batches, rows, width = parts.shape
+        main = torch.cuda.current_stream()
+        box.open(main.cuda_stream)
+        whole = box.view(parts, (batches, self.ranks * rows, width))
+        computing = exchange.computing(main, lanes)
+        for k, (span, part, peers, own) in enumerate(products):
+            stream = computing.at(k)
+            with _on(stream, main):
+                if not peers:
+                    _add(left, factors, parts[self.rank], span)
+                    continue
+                _add(left, factors, _rows(whole, span), span)
+                if own:
+                    _copy(whole[:, self.rank * rows : (self.rank + 1) * rows], [parts[self.rank]])
+            box.publish(stream.cuda_stream, part, peers)
+        computing.join(main)
 
     def _begin_stock(
         self, left: Sequence[Tensor], factors: Sequence[Tensor], parts: Tensor, order: Sequence[Panel]
@@ -229,9 +266,7 @@ def _gather_steps(
 @lru_cache(maxsize=1024)
 def _scatter_steps(
     rank: int, ranks: int, chunks: int, batches: int, rows: int, line: int
-) -> tuple[
-    tuple[tuple[tuple[int, int], int, tuple[int, ...], bool], ...], tuple[tuple[int, int, tuple[Move, ...]], ...]
-]:
+) -> tuple[tuple[_Product, ...], tuple[tuple[int, int, tuple[Move, ...]], ...]]:
     """The products of a scatter in their order, and the copies from peers.
 
     Returns:
@@ -259,6 +294,15 @@ def _scatter_steps(
 
 def _empty(like: Tensor, *shape: int) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+def _layouts(matrices: Sequence[Tensor]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Shapes and strides."""
+    return [(matrix.shape, matrix.stride()) for matrix in matrices]
+
+
+def _addresses(*tensors: Tensor) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def _rows(matrices: Tensor, span: tuple[int, int]) -> Tensor:
