@@ -292,8 +292,9 @@ def other_thirds(items: Sequence[pytest.Item], own: int) -> list[pytest.Item]:
     """
     layers = [Path(__file__).parent / layer for layer in _IN_THIRDS]
     families: dict[object, list[pytest.Item]] = {}
+    chosen = {path for path in {item.path for item in items} if any(map(path.is_relative_to, layers))}
     for item in items:
-        if any(layer in (item.path, *item.path.parents) for layer in layers):
+        if item.path in chosen:
             families.setdefault((item.path, getattr(item, "originalname", item.name)), []).append(item)
     many = itertools.chain.from_iterable(cases for cases in families.values() if len(cases) >= _MANY)
     return [item for number, item in enumerate(many) if number % 3 != own]
