@@ -16,7 +16,7 @@ from torch import Tensor
 
 from autotune.compiler.kernel.nodes import Var
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.schedules.cuda.pointwise import LEAST_BYTES, SCHEME
+from autotune.compiler.schedules.cuda.pointwise import LEAST_BYTES, TRANSPOSE
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import BARRIER, Counts
 from autotune.compiler.targets.cuda.printer import CudaPrinter
@@ -115,22 +115,22 @@ def graph(name: str) -> Graph:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
     g = graph(case.name)
-    configs = [SCHEME.default(g), *SCHEME.seeds(g), *drawn(SCHEME, g, 1, 3, lambda config: config["tile"])]
-    space = SCHEME.space_of(g, load_space("fusion", "cuda"))
+    configs = [TRANSPOSE.default(g), *TRANSPOSE.seeds(g), *drawn(TRANSPOSE, g, 1, 3, lambda config: config["tile"])]
+    space = TRANSPOSE.space_of(g, load_space("fusion", "cuda"))
     assert space.contains(configs[0])
     assert {32, 64} == {c["tile"] for c in configs}
     for n, config in enumerate(configs):
-        assert SCHEME.normalize(g, config) == config
-        assert SCHEME.reject(g, config) is None
-        check_group(g, SCHEME.emit(g, config, 3), seed=n, special=bool(n % 2))
+        assert TRANSPOSE.normalize(g, config) == config
+        assert TRANSPOSE.reject(g, config) is None
+        check_group(g, TRANSPOSE.emit(g, config, 3), seed=n, special=bool(n % 2))
 
 
 @pytest.mark.parametrize("name", ["several", "guarded", "stacked_along"])
 def test_kernels_compile(name: str) -> None:
     g = graph(name)
-    default = SCHEME.default(g)
-    for config in (default, SCHEME.normalize(g, default | {"tile": 64, "blocks_per_sm": 2})):
-        (source,) = SCHEME.emit(g, config, 132).sources
+    default = TRANSPOSE.default(g)
+    for config in (default, TRANSPOSE.normalize(g, default | {"tile": 64, "blocks_per_sm": 2})):
+        (source,) = TRANSPOSE.emit(g, config, 132).sources
         kernel = build(source)
         assert kernel.resources["stack"] == 0
         assert kernel.resources["registers"] <= (96 if config == default else 200)
@@ -146,16 +146,16 @@ LARGE = (
 @pytest.mark.parametrize("case", LARGE, ids=str)
 def test_large_tensors_are_read_and_written_in_whole_vectors(case: Case) -> None:
     (g,) = graphs_of(case.fn, case.inputs)
-    assert scheme_of(g) is SCHEME
-    config = SCHEME.default(g)
-    (source,) = SCHEME.emit(g, config, 132).sources
+    assert scheme_of(g) is TRANSPOSE
+    config = TRANSPOSE.default(g)
+    (source,) = TRANSPOSE.emit(g, config, 132).sources
     text = compile_ptx(source, "sm_90")[0]
     widths = Counter(re.findall(r"(?:ld|st)\.global\S*?\.(v4\.u32|[a-z]\d+) ", text))
     assert set(widths) == {"v4.u32"}
     kernel = build(source)
     assert kernel.resources["stack"] == 0
     assert kernel.resources["blocks_per_sm"] * source.block >= 768
-    assert SCHEME.reject(g, config | {"threads_per_row": 96}) == "96 threads do not divide a tile of " + str(
+    assert TRANSPOSE.reject(g, config | {"threads_per_row": 96}) == "96 threads do not divide a tile of " + str(
         config["tile"]
     )
 
@@ -181,11 +181,11 @@ def test_a_warp_touches_every_bank_once(
 ) -> None:
     (g,) = graphs_of(case.fn, case.inputs)
     changed: Config = {"threads_per_row": 128, "vector_bytes": vector_bytes, "tile": tile}
-    config = SCHEME.normalize(g, SCHEME.default(g) | changed)
+    config = TRANSPOSE.normalize(g, TRANSPOSE.default(g) | changed)
     assert config["tile"] == tile
     monkeypatch.setattr(Machine, "words", _Banks)
     monkeypatch.setattr(_Banks, "seen", {})
-    made = SCHEME.emit(g, config, 3)
+    made = TRANSPOSE.emit(g, config, 3)
     run_group(g, made, make_inputs(g, seed=0))
     block = made.sources[0].block
     assert min(map(len, _Banks.seen.values())) >= 2 * tile * tile // block
@@ -214,7 +214,7 @@ def test_mirror_images_follow_each_other_and_every_tile_comes_once(n: int) -> No
 
 def test_a_missing_barrier_is_found() -> None:
     g = graph("both_outputs")
-    made = SCHEME.emit(g, SCHEME.default(g), 3)
+    made = TRANSPOSE.emit(g, TRANSPOSE.default(g), 3)
     (good,) = made.sources
     barriers = [n for n, s in enumerate(good.body) if s == BARRIER]
     assert len(barriers) == 2
@@ -226,7 +226,7 @@ def test_a_missing_barrier_is_found() -> None:
 
 def test_tiles_share_a_launch_with_other_groups() -> None:
     (g,) = graphs_of(with_transposed, (T(64, 64),))
-    assert scheme_of(g) is SCHEME
+    assert scheme_of(g) is TRANSPOSE
     task = task_of(beside(g, update(37), update(1301)))
     (grid,) = run_packed(task)
     assert grid >= 4
@@ -234,18 +234,18 @@ def test_tiles_share_a_launch_with_other_groups() -> None:
 
 def test_what_was_stored_without_tiles_is_made_no_more() -> None:
     g = graph("square")
-    default = SCHEME.default(g)
+    default = TRANSPOSE.default(g)
     for old in (default | {"tile": 0}, {k: v for k, v in default.items() if k != "tile"}):
-        assert SCHEME.normalize(g, old)["tile"] == 32
+        assert TRANSPOSE.normalize(g, old)["tile"] == 32
         with pytest.raises(Superseded, match="which this autotune lacks"):
-            SCHEME.emit(g, old, 3)
+            TRANSPOSE.emit(g, old, 3)
 
 
 def test_an_axis_across_the_tiles_may_be_open() -> None:
     g = graph("nhwc")
-    (source,) = SCHEME.emit(g, SCHEME.default(g), 3).sources
+    (source,) = TRANSPOSE.emit(g, TRANSPOSE.default(g), 3).sources
     assert source.launch["dynamic"]
-    (fixed,) = SCHEME.emit(graph("square"), SCHEME.default(graph("square")), 3).sources
+    (fixed,) = TRANSPOSE.emit(graph("square"), TRANSPOSE.default(graph("square")), 3).sources
     assert not fixed.launch["dynamic"]
 
 
@@ -263,6 +263,6 @@ def test_an_axis_across_the_tiles_may_be_open() -> None:
 def test_what_other_schemes_do_as_well_is_left_to_them(name: str, fn: Any, inputs: Any) -> None:
     for g in graphs_of(fn, inputs):
         with pytest.raises(Unsupported):
-            SCHEME.check(g)
-        assert scheme_of(g) is not SCHEME
+            TRANSPOSE.check(g)
+        assert scheme_of(g) is not TRANSPOSE
     assert LEAST_BYTES == 1 << 15
