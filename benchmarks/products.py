@@ -114,7 +114,7 @@ def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
             for key in sorted(running, reverse=bool(k % 2)):
                 times[key].append(statistics.median(running[key].times(_BLOCK)))
                 host[key].append(running[key].host_ms())
-        kernels = {key: one.kernels() for key, one in running.items()}
+        kernels = {key: one.kernels() for key, one in running.items()} if torch.cuda.is_available() else {}
     return {
         "name": name,
         "products": used,

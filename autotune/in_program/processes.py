@@ -106,7 +106,8 @@ class Processes:
             return
         weights = shares(counted)
         tasks = []
-        for workload in sorted((w for w, _ in counted), key=lambda workload: -weights[workload.fingerprint]):
+        # Regions before products, which need less of what the worker imports.
+        for workload in sorted((w for w, _ in counted), key=lambda w: (w.kind != _KIND, -weights[w.fingerprint])):
             task = open_task(workload, self.device)
             tasks.append(task)
             self.pool.ahead(workload, self.device, task.normalize(task.default()))

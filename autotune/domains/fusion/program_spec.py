@@ -223,7 +223,8 @@ def workloads_of(
             facts = GraphFacts(graph.module.graph)
             regions = regions_from(facts)
             met.update(r.workload for r in regions if r.workload is not None)
-            met.update(p.workload for p in searched_products(facts, regions))
+            products = searched_products(facts, regions)
+            met.update(w for p in products for w in (p.workload, p.rest) if w is not None)
         counts |= met
     return list(counts.items())
 

@@ -9,6 +9,7 @@ Everything else is left to Inductor, which then fuses, allocates and generates c
 
 from __future__ import annotations
 
+import functools
 import logging
 import operator
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -150,6 +151,7 @@ def _chosen(products: Sequence[Product], left: frozenset[str], *, packaged: bool
         left: workloads that are left to Inductor.
     """
 
+    @functools.cache  # the layers of a model have the same products
     def stored(workload: Workload | None, device: str) -> Schedule | None:
         return None if workload is None else look_up(workload, device, packaged=packaged).schedule
 
@@ -201,7 +203,8 @@ def _surveyed(
     name: str, mode: str, regions: Sequence[Region], left: frozenset[str], products: Iterable[Product]
 ) -> Surveyed:
     found = [(device_of(region), region.workload) for region in regions]
-    found += [(product.device, product.workload) for product in products if product.workload.fingerprint not in left]
+    more = [(product.device, w) for product in products for w in (product.workload, product.rest) if w is not None]
+    found += [(device, workload) for device, workload in more if workload.fingerprint not in left]
     known = [(device, workload) for device, workload in found if device is not None and workload is not None]
     return Surveyed(name, mode, tuple(known), left)
 
