@@ -214,7 +214,7 @@ def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -
         return math.inf
     busy = min(1.0, blocks / figures.units)
     resident = min(float(fit), max(1.0, blocks / figures.units))
-    terms = s.n_tokens / s.n_places  # of a place
+    terms = s.n_tokens / s.n_destinations  # of a destination
     alone = owned > 1 and terms <= MANY * match
     turns = math.ceil(owned / match) * math.ceil(terms / 2) if alone else terms / (match * FLIGHT) * owned
     turns += math.ceil(owned / match / int(config["unroll"])) * (0.4 if config.get("prefetch") else 1.0)

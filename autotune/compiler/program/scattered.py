@@ -1,9 +1,10 @@
-"""Split of a group with index-adds (``sum_at``) into three programs: the indices (*places*), the terms, the results.
+"""Split of a group with index-adds (``sum_at``) into three programs: the indices (*destinations*), the terms, the
+results.
 
-Each is a separate program over the same values. The places are walked along the *tokens* (the axes that are summed
-over). The terms are walked along the *columns* (the axes that a term and its sum share) of one token, and the results
-along the columns of one *place*. Several sums, such as those of an embedding that was read twice, share the result's
-places and columns, and have separate tokens. See :mod:`autotune.compiler.targets.cuda.scatter`.
+Each is a separate program over the same values. The destinations are walked along the *tokens* (the axes that are
+summed over). The terms are walked along the *columns* (the axes that a term and its sum share) of one token, and the
+results along the columns of one *destination*. Several sums, such as those of an embedding that was read twice, share
+the result's destinations and columns, and have separate tokens. See :mod:`autotune.compiler.targets.cuda.scatter`.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ class Sum:
     Attributes:
         total: its value.
         term: the value of its terms.
-        place: the value of its indices.
+        destination: the value of its indices.
         tokens: the axes that it sums over, outermost first.
-        places: the program that computes and keeps ``place``.
+        destinations: the program that computes and keeps ``destination``.
         terms: the program that computes and keeps ``term``.
     """
 
     total: int
     term: int
-    place: int
+    destination: int
     tokens: tuple[int, ...]
-    places: Program
+    destinations: Program
     terms: Program
 
     @property
@@ -76,7 +77,7 @@ class Scattered:
         return sum(one.n_tokens for one in self.sums)
 
     @property
-    def n_places(self) -> int:
+    def n_destinations(self) -> int:
         return self.graph.extents[self.at]
 
     @property
@@ -124,13 +125,13 @@ def _part(
 
 
 def _with_column(graph: Graph, totals: list[int]) -> Graph:
-    """The graph with an axis of extent 1 for terms and results; the places are computed without it."""
+    """The graph with an axis of extent 1 for terms and results; the destinations are computed without it."""
     x = len(graph.extents)
-    places = set(_needed(graph, [graph.values[i].args[1] for i in totals]))
+    destinations = set(_needed(graph, [graph.values[i].args[1] for i in totals]))
     values: list[Value] = []
     plain: dict[int, int] = {}
-    for i, v in enumerate(graph.values):  # for the places
-        if i in places or v.op == "const":
+    for i, v in enumerate(graph.values):  # for the destinations
+        if i in destinations or v.op == "const":
             plain[i] = len(values)
             values.append(replace(v, args=tuple(plain[a] for a in v.args)))
     where: dict[int, int] = {}
@@ -162,8 +163,9 @@ def _totals(graph: Graph) -> list[int]:
 
 @lru_cache(maxsize=256)
 def scattered(graph: Graph) -> Scattered:
-    """The parts of a group. Raises Unsupported where it is not sums at the same places with pointwise operators before
-    and after them."""
+    """The parts of a group. Raises Unsupported where it is not sums at the same destinations with pointwise operators
+    before and after them.
+    """
     totals = _totals(graph)
     if any(len(graph.values[i].axes) == 1 for i in totals):
         if any(len(graph.values[i].axes) > 1 for i in totals):
@@ -181,14 +183,14 @@ def scattered(graph: Graph) -> Scattered:
     cols = _by_stride(graph, wide - {at}, [*(j for i in totals for j in before[i]), *results])
     sums = []
     for i in totals:
-        (term, place), over = values[i].args, values[i].over
-        finding = _needed(graph, [place])
+        (term, destination), over = values[i].args, values[i].over
+        finding = _needed(graph, [destination])
         for j in (*before[i], *results, *finding):
             if values[j].op not in POINTWISE and values[j].op not in LEAVES:
                 raise Unsupported(f"operator {values[j].op} with sums at indices")
         if not {a for j in before[i] for a in values[j].axes} <= {*over, *cols}:
             raise Unsupported("terms that vary over other axes than their sums")
         tokens = _by_stride(graph, over, finding)
-        places, terms = _part(graph, (), tokens, finding), _part(graph, tokens, cols, before[i])
-        sums.append(Sum(i, term, place, tokens, places, terms))
+        destinations, terms = _part(graph, (), tokens, finding), _part(graph, tokens, cols, before[i])
+        sums.append(Sum(i, term, destination, tokens, destinations, terms))
     return Scattered(graph, tuple(sums), at, cols, _part(graph, (at,), cols, results, tuple(totals)))

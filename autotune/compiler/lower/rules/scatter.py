@@ -17,17 +17,17 @@ from autotune.errors import Unsupported
 from autotune.ir.build import Builder
 
 
-def _sum_at(rows: Lazy, places: Lazy, extent: int) -> Lazy:
-    """The fp32 sum [extent, *rest] of the rows [*places.shape, *rest] of each index in ``places``.
+def _sum_at(rows: Lazy, destinations: Lazy, extent: int) -> Lazy:
+    """The fp32 sum [extent, *rest] of the rows [*destinations.shape, *rest] of each index in ``destinations``.
 
     Rows with an index outside [0, extent) are ignored.
     """
-    if rows.kind != "float32" or places.kind not in ("int32", "int64"):
+    if rows.kind != "float32" or destinations.kind not in ("int32", "int64"):
         raise Unsupported("sums at indices of other types than floats at integers")
-    region, tokens, origin = rows.region, places.ndim, rows.region.origin
+    region, tokens, origin = rows.region, destinations.ndim, rows.region.origin
     for d in range(tokens):
-        if places.shape[d] > 1:
-            region.names.unify(places.names[d], rows.names[d])
+        if destinations.shape[d] > 1:
+            region.names.unify(destinations.names[d], rows.names[d])
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
         build, where = region.build, index[0]
@@ -35,24 +35,24 @@ def _sum_at(rows: Lazy, places: Lazy, extent: int) -> Lazy:
         for i in index:
             used.update(a for a, _ in i.terms)
             used.update(build.values[i.pick[0]].axes if i.pick else ())
-        runs = zip(places.names, places.shape, strict=True)
+        runs = zip(destinations.names, destinations.shape, strict=True)
         token = tuple([region.run_over(n, used) if e > 1 else Index() for n, e in runs])
         over = [a for i in token for a, _ in i.terms]
-        place, term = places.at(token), rows.at((*token, *index[1:]), guards)
+        destination, term = destinations.at(token), rows.at((*token, *index[1:]), guards)
         if extent == 1 or not over:  # one index, or one term
-            here = build.index(where.terms, where.offset, where.pick, build.values[place].dtype)
-            found = build.pointwise("eq", [place, here])
+            here = build.index(where.terms, where.offset, where.pick, build.values[destination].dtype)
+            found = build.pointwise("eq", [destination, here])
             return build.reduce("sum", build.pointwise("where", [found, term, build.const(0.0, "float32")]), over)
         axis = where.terms[0][0] if where.terms else -1
         if where != Index(((axis, 1),)) or build.extents[axis] != extent:
             raise Unsupported("sums at indices of which a part is read")
         if axis in build.values[term].axes:
             raise Unsupported("a diagonal of sums at indices")
-        if not set(over) & set(build.values[place].axes) or not _walked(build, term, over):
+        if not set(over) & set(build.values[destination].axes) or not _walked(build, term, over):
             raise Unsupported("terms or indices that are the same everywhere")
         _, ways = region.work.setdefault(origin, (made.numel, {}))
         ways[index, guards] = region.elements(index, guards)
-        return build.sum_at(term, place, over, axis)
+        return build.sum_at(term, destination, over, axis)
 
     names = [region.names.new(extent), *rows.names[tokens:]]
     made = Lazy(region, (extent, *rows.shape[tokens:]), rows.dtype, names, at)
@@ -78,11 +78,11 @@ def _embedding_dense_backward(
         raise Unsupported("a gradient scaled by how often a row was read")
     if type(num_weights) is not int or grad_output.shape[: indices.ndim] != indices.shape:
         raise Unsupported("a gradient of other rows than were read")
-    places = indices
+    destinations = indices
     if 0 <= padding_idx < num_weights:
         padding = pointwise("eq", indices, padding_idx, dtype=torch.bool)
-        places = pointwise("where", padding, scalar(region, -1, indices.dtype), indices, dtype=indices.dtype)
-    return _sum_at(grad_output, places, num_weights)
+        destinations = pointwise("where", padding, scalar(region, -1, indices.dtype), indices, dtype=indices.dtype)
+    return _sum_at(grad_output, destinations, num_weights)
 
 
 @rule("index_add")
@@ -100,8 +100,8 @@ def _index_put(
     index = _only(indices)
     if not accumulate or self.dtype != values.dtype:
         raise Unsupported("other than an addition at one index")
-    places = counted(index, self.shape[0])
-    return self + _sum_at(views.expand(values, [*index.shape, *self.shape[1:]]), places, self.shape[0])
+    destinations = counted(index, self.shape[0])
+    return self + _sum_at(views.expand(values, [*index.shape, *self.shape[1:]]), destinations, self.shape[0])
 
 
 @rule("_unsafe_masked_index_put_accumulate")
@@ -114,8 +114,8 @@ def _masked_index_put(region: Region, self: Lazy, mask: Lazy, indices: Sequence[
         mask = views.squeeze(mask, [mask.ndim - 1])
     nowhere = scalar(region, -1, index.dtype)
     kept = views.expand(mask, index.shape)
-    places = pointwise("where", kept, counted(index, self.shape[0]), nowhere, dtype=index.dtype)
-    return self + _sum_at(views.expand(values, [*index.shape, *self.shape[1:]]), places, self.shape[0])
+    destinations = pointwise("where", kept, counted(index, self.shape[0]), nowhere, dtype=index.dtype)
+    return self + _sum_at(views.expand(values, [*index.shape, *self.shape[1:]]), destinations, self.shape[0])
 
 
 def _only(indices: Sequence[Lazy | None]) -> Lazy:

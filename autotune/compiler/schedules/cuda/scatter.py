@@ -2,10 +2,11 @@
 
 Parameters have the names of the row-wise scheme with these meanings:
 
-- ``owned``: The number of places (rows of the result) of a block.
+- ``owned``: The number of destinations (rows of the result) of a block.
 - ``threads_per_row``: The threads for a block's chunk of the columns, each with a vector of adjacent elements.
-- ``rows_per_block``: The threads (match lanes) per column, which share the block's places or the terms of one place.
-- ``unroll``: The number of places that a match lane stores at a time.
+- ``rows_per_block``: The threads (match lanes) per column, which share the block's destinations or the terms of one
+  destination.
+- ``unroll``: The number of destinations that a match lane stores at a time.
 
 See :mod:`autotune.compiler.targets.cuda.scatter`.
 """
@@ -35,7 +36,8 @@ THREADS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 5
 MATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 OWNED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 LEAST_BYTES = 1 << 14
-"""Bytes of results that a block should have if there are many places: with fewer, its latencies are not hidden."""
+"""Bytes of results that a block should have if there are many destinations: with fewer, its latencies are not hidden.
+"""
 SECTOR = 32
 """Least bytes of a memory access."""
 _SAME = ("threads_per_row", "rows_per_block", "vector_bytes", "unroll", "max_registers", "load_hint", "store_hint")
@@ -46,7 +48,7 @@ def place_bytes(s: Scattered) -> int:
     """Bytes of the indices that a block scans."""
     total = 0
     for one in s.sums:
-        values = [s.graph.values[i] for i in one.places.passes[0].compute]
+        values = [s.graph.values[i] for i in one.destinations.passes[0].compute]
         slots = {v.slot for v in values if v.op == "load"}
         total += one.n_tokens * max(1, sum(STORAGE_BYTES[s.graph.inputs[slot]] for slot in slots))
     return total
@@ -58,14 +60,16 @@ def vectors(s: Scattered) -> list[int]:
 
 
 def most_owned(s: Scattered) -> int:
-    """Most places of a block: an entry of its list has the numbers of a term and of a place in one 32-bit word."""
+    """Most destinations of a block: an entry of its list has the numbers of a term and of a destination in one 32-bit
+    word.
+    """
     return next((r for r in reversed(OWNED) if r * max(one.n_tokens for one in s.sums) < LIMIT), OWNED[0])
 
 
 def blocks_of(s: Scattered, config: Mapping[str, Choice]) -> tuple[int, int]:
-    """(groups of places, chunks of columns): their product is the number of blocks."""
+    """(groups of destinations, chunks of columns): their product is the number of blocks."""
     chunk = int(config["threads_per_row"]) * max(1, s.vector(int(config["vector_bytes"])))
-    return -(-s.n_places // int(config["owned"])), -(-s.n_cols // chunk)
+    return -(-s.n_destinations // int(config["owned"])), -(-s.n_cols // chunk)
 
 
 class ScatterScheme(Scheme):
@@ -75,7 +79,7 @@ class ScatterScheme(Scheme):
 
     def check(self, graph: Graph) -> None:
         s = scattered(graph)
-        if max(s.n_places, s.n_cols, *(one.n_tokens for one in s.sums)) >= LIMIT:
+        if max(s.n_destinations, s.n_cols, *(one.n_tokens for one in s.sums)) >= LIMIT:
             raise Unsupported("more indices or terms than 32-bit counters hold")
 
     def space_of(self, graph: Graph, space: Space) -> Space:
@@ -84,7 +88,7 @@ class ScatterScheme(Scheme):
         widest = min(s.vector(b) for b in usable)
         most = next((t for t in THREADS if t * widest >= s.n_cols), THREADS[-1])
         threads = [t for t in THREADS if t <= most]
-        owned = [r for r in OWNED if r < 2 * s.n_places and r <= most_owned(s)]
+        owned = [r for r in OWNED if r < 2 * s.n_destinations and r <= most_owned(s)]
         space = narrow(having(space, self.schedule), **{name: [only] for name, only in _ONE.items()})
         space = narrow(space, vector_bytes=usable, threads_per_row=threads, rows_per_block=MATCH, owned=owned)
         return space if fetchable(s) else narrow(space, prefetch=[False])
@@ -101,7 +105,7 @@ class ScatterScheme(Scheme):
             m //= 2
         while t * m < 64 or t * m % 32:
             m *= 2
-        owned = min(power_of_two(s.n_places), most_owned(s), 1 << (int(c["owned"]).bit_length() - 1))
+        owned = min(power_of_two(s.n_destinations), most_owned(s), 1 << (int(c["owned"]).bit_length() - 1))
         unroll = max(1, min(int(c["unroll"]), owned // m))
         c |= {"prefetch": bool(c["prefetch"]) and bool(fetchable(s))}
         return c | {"threads_per_row": t, "rows_per_block": m, "owned": owned, "unroll": unroll}
@@ -109,8 +113,8 @@ class ScatterScheme(Scheme):
     def default(self, graph: Graph) -> Config:
         """Whole rows in 16-byte accesses, in several waves of blocks.
 
-        A block owns enough rows to write more bytes than it scans. If places are few, the default is narrow chunks of
-        columns and many match lanes.
+        A block owns enough rows to write more bytes than it scans. If destinations are few, the default is narrow
+        chunks of columns and many match lanes.
         """
         s = scattered(graph)
         usable = vectors(s)
@@ -121,11 +125,11 @@ class ScatterScheme(Scheme):
         threads = threads or next((t for t in (128, 256, 96, 192, 160, 224) if packs % t == 0), 128)
         chunk, owned = threads * vec, 1
         scanned = max(LEAST_BYTES, place_bytes(s))
-        written = chunk * sum(STORAGE_BYTES[o.dtype] for o in s.graph.outputs)  # of one place
+        written = chunk * sum(STORAGE_BYTES[o.dtype] for o in s.graph.outputs)  # of one destination
 
         def worth(owned: int) -> bool:
-            """True if ``owned`` places per block are better than half as many."""
-            blocks = -(-s.n_places // owned) * -(-s.n_cols // chunk)
+            """True if ``owned`` destinations per block are better than half as many."""
+            blocks = -(-s.n_destinations // owned) * -(-s.n_cols // chunk)
             enough = scanned * (4 if blocks >= 8 * SMS else 1)
             return blocks >= 2 * SMS and owned // 2 * written < enough
 
@@ -133,7 +137,7 @@ class ScatterScheme(Scheme):
             owned *= 2
         least = max(1, SECTOR // (vec * s.unit))
         while owned == 1 and threads % 2 == 0 and threads > least:
-            if s.n_places * -(-s.n_cols // (threads * vec)) >= SMS:
+            if s.n_destinations * -(-s.n_cols // (threads * vec)) >= SMS:
                 break
             threads //= 2
         match = max(1, power_of_two(512 // threads + 1) // 2)
@@ -154,7 +158,7 @@ class ScatterScheme(Scheme):
         if threads % 2 == 0:
             out.append(d | {"threads_per_row": threads // 2, "rows_per_block": match * 2, "owned": min(owned * 2, 256)})
             out.append(d | {"threads_per_row": threads // 2})
-        if threads % 4 == 0:  # narrow, so that more match lanes share a place of many terms
+        if threads % 4 == 0:  # narrow, so that more match lanes share a destination of many terms
             out.append(d | {"threads_per_row": threads // 4, "rows_per_block": match * 4, "owned": min(owned * 4, 256)})
         less = [b for b in vectors(s) if b < int(d["vector_bytes"])]
         out += [d | {"vector_bytes": b, "threads_per_row": threads * 2} for b in less]
@@ -165,8 +169,8 @@ class ScatterScheme(Scheme):
         return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
 
     def threads(self, config: Config) -> str:
-        places, lanes = plural(int(config["owned"]), "place"), plural(int(config["rows_per_block"]), "match lane")
-        return f"{places} a block, {config['threads_per_row']} threads along the columns, {lanes}"
+        owned, lanes = plural(int(config["owned"]), "destination"), plural(int(config["rows_per_block"]), "match lane")
+        return f"{owned} a block, {config['threads_per_row']} threads along the columns, {lanes}"
 
     def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
         return ScatterKernel(scattered(graph), ScatterSchedule.from_config(config)).source()

@@ -1,13 +1,14 @@
 """The scatter skeleton: index-add of rows without atomics; each result is written once.
 
-A block owns ``owned`` adjacent places (rows of the result) and a chunk of the columns. It *scans* the indices of all
-terms and lists the terms of its places. Counts by warp shuffles and the warps' totals give each term's number in the
-list, so the order is always the same. The list is *sorted* by place, with one warp per place.
+A block owns ``owned`` adjacent destinations (rows of the result) and a chunk of the columns. It *scans* the indices of
+all terms and lists the terms of its destinations. Counts by warp shuffles and the warps' totals give each term's number
+in the list, so the order is always the same. The list is *sorted* by destination, with one warp per destination.
 
 The threads then form ``rows_per_block`` *match lanes* of ``threads_per_row`` threads on the columns. A match lane takes
-a place, adds its terms in registers and stores the results computed from the sum. All match lanes share a place with
-many terms, and their sums are reduced in shared memory. If a block's places have more terms than the sorted list holds
-(padding, a column of two), the block processes one place after the other and scans again for each.
+a destination, adds its terms in registers and stores the results computed from the sum. All match lanes share a
+destination with many terms, and their sums are reduced in shared memory. If a block's destinations have more terms than
+the sorted list holds (padding, a column of two), the block processes one destination after the other and scans again
+for each.
 
 Terms are read once. Each block reads the indices once, from the L2. Other tensors may be prefetched into the L2 during
 the scan (``prefetch``), so that memory is busy then too.
@@ -67,16 +68,17 @@ from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES
 
 MOST_SORTED = 2048
-"""Terms of a block's places that it sorts; of more, it takes place by place."""
+"""Terms of a block's destinations that it sorts; of more, it takes destination by destination."""
 MOST_PACKS = 4
-"""Packs of places that a thread reads at a time."""
+"""Packs of destinations that a thread reads at a time."""
 MANY = 8
-"""Terms of one place, for each match lane, from which on all match lanes share them."""
+"""Terms of one destination, for each match lane, from which on all match lanes share them."""
 FLIGHT = 2
-"""Terms that a thread has in flight where it has a place by itself, of few terms mostly."""
+"""Terms that a thread has in flight where it has a destination by itself, of few terms mostly."""
 FLIGHT_TOGETHER = 6
-"""The same where match lanes share a place of many: such a block may be the last one (a quarter of all terms is padding
-in a translator's batches, and took 110 us of 164 with 4)."""
+"""The same where match lanes share a destination of many: such a block may be the last one (a quarter of all terms is
+padding in a translator's batches, and took 110 us of 164 with 4).
+"""
 
 
 LINE = 128
@@ -84,7 +86,9 @@ LINE = 128
 
 
 def fetchable(s: Scattered) -> tuple[int, ...]:
-    """The loads, except those of terms, that can be prefetched during the scan: by places, adjacent along columns."""
+    """The loads, except those of terms, that can be prefetched during the scan: by destinations, adjacent along
+    columns.
+    """
     found = []
     for i in s.results.passes[1].compute:
         v = s.graph.values[i]
@@ -131,10 +135,10 @@ class _Adder:
     """One sum as a kernel sees it: how its indices are read, and its terms; its part of shared memory.
 
     Attributes:
-        place, term: functions that read a pack of indices, and one of a term.
+        destination, term: functions that read a pack of indices, and one of a term.
         add: function that adds a term to the sums where ``on``.
         step: tokens that a block scans at a time; ``packs`` of each thread.
-        begin: word where it is written where the terms of each place begin in the sorted list.
+        begin: word where it is written where the terms of each destination begin in the sorted list.
         sorted: word where the sorted list begins.
     """
 
@@ -143,12 +147,12 @@ class _Adder:
 
     def __init__(self, one: Sum, schedule: ScatterSchedule, vec: int, begin: int) -> None:
         self.one, self.tokens, self.pick = one, one.n_tokens, one.place_vector
-        self.places = _emitter(one.places, schedule, self.pick)
+        self.destinations = _emitter(one.destinations, schedule, self.pick)
         self.terms = _emitter(one.terms, schedule, vec)
         self.packs = _packs(one, schedule)
         self.step = schedule.block * self.pick * self.packs
         self.begin, self.sorted = begin, begin + schedule.owned + 1
-        self.place, _ = self.places.pass_function(0, one.places.passes[0])
+        self.destination, _ = self.destinations.pass_function(0, one.destinations.passes[0])
         self.term, _ = self.terms.pass_function(0, one.terms.passes[0])
         packed = self.terms.packed(one.term)
         unpacked = [Assign(self.taken, Unpack(self.terms.storage(one.term), vec, self.taken))] if packed else []
@@ -157,10 +161,10 @@ class _Adder:
 
 
 class ScatterKernel:
-    """The kernel of a group with sums at places. Raises Unsupported where the schedule does not fit.
+    """The kernel of a group with sums at destinations. Raises Unsupported where the schedule does not fit.
 
     Of a schedule ``threads_per_row`` threads are along the columns, ``rows_per_block`` are the match lanes, ``unroll``
-    places are stored at a time, and a block has ``owned`` of them.
+    destinations are stored at a time, and a block has ``owned`` of them.
     """
 
     memory, lane_sums = Var("si"), Var("sf")
@@ -168,11 +172,13 @@ class ScatterKernel:
     lane, warp, below = int_var("lane"), int_var("warp"), int_var("below")
     """Number of the thread in its warp, of the warp; a bit for each lane below."""
     first, rows, column = int_var("first"), int_var("rows"), int_var("col")
-    """The first place of the block, its number of places, and the thread's first column."""
+    """The first destination of the block, its number of destinations, and the thread's first column."""
     base, low, count, room = Var("base"), Var("low", "int64"), int_var("count"), int_var("room")
-    """Of a step of the scan: its first token, the first of the places that it looks for, how many; the list's room."""
+    """Of a step of the scan: its first token, the first of the destinations that it looks for, how many; the list's
+    room.
+    """
     total, found, at = int_var("total"), int_var("found"), int_var("at")
-    place, entry = int_var("r"), int_var("k")
+    destination, entry = int_var("r"), int_var("k")
     over, inside = Var("over", "bool"), Var("inside", "bool")
 
     def __init__(self, s: Scattered, schedule: ScatterSchedule) -> None:
@@ -189,15 +195,15 @@ class ScatterKernel:
         self.results = _emitter(s.results, schedule, self.vec, tested=True)
         self.result, _ = self.results.pass_function(1, s.results.passes[1])
         self.nothing = Assign(_Adder.accumulated, closed([Return((ZERO,) * self.vec)])())
-        if max(s.n_places, s.n_cols, *(one.n_tokens * owned for one in s.sums)) >= LIMIT:
+        if max(s.n_destinations, s.n_cols, *(one.n_tokens * owned for one in s.sums)) >= LIMIT:
             raise Unsupported("more indices or terms than 32-bit counters hold")
         self.chunk = self.lanes * self.vec
         self.chunks = -(-s.n_cols // self.chunk)
         self.partial = self.chunks * self.chunk > s.n_cols  # threads without columns
         self.warps = self.block // 32
         self.unroll = max(1, min(schedule.unroll, owned // self.match))
-        # Words of shared memory: totals of warps, the list, and for each sum where the places begin and the sorted
-        # list. Sums of the match lanes take the place of the list.
+        # Words of shared memory: totals of warps, the list, and for each sum where the destinations begin and the
+        # sorted list. Sums of the match lanes replace the list.
         step = max(self.block * one.place_vector * _packs(one, schedule) for one in s.sums)
         self.list = self.warps
         self.words = self.list + max(step, self.block * self.vec if self.match > 1 else 0)
@@ -233,10 +239,11 @@ class ScatterKernel:
             for at, term in terms
         ]
 
-    def store(self, place: Expr, sums: list[Var], ok: Expr) -> list[Stmt]:
-        """Stores what is made of the sums of place number ``place`` of the block's where ``ok``. That of another place
-        is computed all the same, at the last one there is."""
-        row = Assign(CudaEmitter.row, _least(_int(self.first + place), self.s.n_places - 1))
+    def store(self, destination: Expr, sums: list[Var], ok: Expr) -> list[Stmt]:
+        """Stores what is made of the sums of destination number ``destination`` of the block's where ``ok``. That of
+        another destination is computed all the same, at the last one there is.
+        """
+        row = Assign(CudaEmitter.row, _least(_int(self.first + destination), self.s.n_destinations - 1))
         given = {
             CudaEmitter.column.name: self.column,
             self.results.kept(0).name: reduce(add, sums),
@@ -245,12 +252,12 @@ class ScatterKernel:
         return [row, *_before(self.results, 1), Do(self.result(given))]
 
     def fetch(self) -> list[Stmt]:
-        """Bring other tensors into the L2, each match lane those of its places."""
+        """Bring other tensors into the L2, each match lane those of its destinations."""
         e, chosen, across = self.results, fetchable(self.s), Var("across", "int32")
         if not self.schedule.prefetch or not chosen:
             return []
         out: list[Stmt] = [
-            Assign(CudaEmitter.row, _int(self.first + self.place)),
+            Assign(CudaEmitter.row, _int(self.first + self.destination)),
             *e.row_indices(),
             *e.bases(chosen, ()),
         ]
@@ -264,28 +271,28 @@ class ScatterKernel:
             Assign(CudaEmitter.column, self.column),
             *e.column_indices(),
         ]
-        return [*before, loop(self.place, self.rows, out, self.grid.line, self.match)]
+        return [*before, loop(self.destination, self.rows, out, self.grid.line, self.match)]
 
     def scan(self, one: _Adder) -> list[Stmt]:
         """One step of the scan, over the indices from ``base`` on.
 
         The indices in ``[low, low + count)`` are appended to the list from entry ``total`` up to entry ``room``;
-        ``found`` is their number. An entry is a token's number times ``owned`` plus the number of the place.
+        ``found`` is their number. An entry is a token's number times ``owned`` plus the number of the destination.
         """
         out: list[Stmt] = []
         packs = [(p, Var(f"t{p}", "int32"), Var(f"g{p}")) for p in range(one.packs)]
         for p, token, pack in packs:
             out.append(Assign(token, _int(self.base + (p * self.block + THREAD) * one.pick)))
-            out.append(Assign(pack, one.place({CudaEmitter.column.name: _least(token, one.tokens - one.pick)})))
-        hits = []  # whether it is one, the token, the place
+            out.append(Assign(pack, one.destination({CudaEmitter.column.name: _least(token, one.tokens - one.pick)})))
+        hits = []  # whether it is one, the token, the destination
         for p, token, pack in packs:
             there = Var(f"on{p}", "bool")
             out.append(Assign(there, token < one.tokens))
             for e in range(one.pick):
-                place, hit = Var(f"d{p}_{e}", "int64"), Var(f"h{p}_{e}", "bool")
-                out.append(Assign(place, Cast("int64", pack[e]) - self.low))
-                out.append(Assign(hit, _select(there, _select(place >= 0, place < self.count))))
-                hits.append((hit, token + e, place))
+                destination, hit = Var(f"d{p}_{e}", "int64"), Var(f"h{p}_{e}", "bool")
+                out.append(Assign(destination, Cast("int64", pack[e]) - self.low))
+                out.append(Assign(hit, _select(there, _select(destination >= 0, destination < self.count))))
+                hits.append((hit, token + e, destination))
         own, upto, other, w = (Var(name, "int32") for name in ("own", "upto", "other", "w"))
         zero = Const(0, "int32")
         ones: list[Expr] = [Select(hit, Const(1, "int32"), zero) for hit, _, _ in hits]
@@ -301,15 +308,15 @@ class ScatterKernel:
         ]
         out += [Assign(self.at, _int(self.total + upto - own)), Assign(self.found, zero), loop(w, self.warps, before)]
         listed = []
-        for hit, number, place in hits:
-            entry = _int(number * self.owned + (self.low - self.first) + place)
+        for hit, number, destination in hits:
+            entry = _int(number * self.owned + (self.low - self.first) + destination)
             fits = when(self.at < self.room, [Assign(self.word(Const(self.list) + self.at), entry)])
             listed.append(when(hit, [fits, Assign(self.at, _int(self.at + 1))]))
         return [*out, when(own > 0, listed), BARRIER]
 
     def sort(self, one: _Adder) -> list[Stmt]:
-        """Sorts the list of ``total`` entries by place: a warp a place, in the order of the list."""
-        first, e, token, place, start, n, votes = (
+        """Sorts the list of ``total`` entries by destination: a warp a destination, in the order of the list."""
+        first, e, token, destination, start, n, votes = (
             Var(name, "int32") for name in ("k0", "e", "token", "r0", "start", "n", "votes")
         )
         here, zero = Var("here", "bool"), Const(0, "int32")
@@ -317,12 +324,12 @@ class ScatterKernel:
             Assign(self.entry, _int(first + self.lane)),
             Assign(e, self.word(Const(self.list) + _least(self.entry, self.total - 1))),
             Assign(token, quotient(e, self.owned)),
-            Assign(place, _int(e - token * self.owned)),
+            Assign(destination, _int(e - token * self.owned)),
             Assign(_Adder.on, self.entry < self.total),
-            Assign(here, _select(_Adder.on, place.equals(self.place))),
+            Assign(here, _select(_Adder.on, destination.equals(self.destination))),
         ]
         count = [
-            Assign(start, _int(start + bits_set(ballot(_select(_Adder.on, place < self.place))))),
+            Assign(start, _int(start + bits_set(ballot(_select(_Adder.on, destination < self.destination))))),
             Assign(n, _int(n + bits_set(ballot(here)))),
         ]
         put = [
@@ -330,15 +337,19 @@ class ScatterKernel:
             when(here, [Assign(self.word(Const(one.sorted) + start + bits_set(votes & self.below)), token)]),
             Assign(start, _int(start + bits_set(votes))),
         ]
-        of_place = [
+        of_destination = [
             Assign(start, zero),
             Assign(n, zero),
             loop(first, self.total, [*entry, *count], step=32),
-            when(self.lane.equals(0), [Assign(self.word(Const(one.begin) + self.place), start)]),
+            when(self.lane.equals(0), [Assign(self.word(Const(one.begin) + self.destination), start)]),
             when(n > 0, [loop(first, self.total, [*entry, *put], step=32)]),
         ]
         end = Assign(self.word(Const(one.begin + self.owned)), self.total)
-        return [loop(self.place, self.owned, of_place, self.warp, self.warps), when(THREAD.equals(0), [end]), BARRIER]
+        return [
+            loop(self.destination, self.owned, of_destination, self.warp, self.warps),
+            when(THREAD.equals(0), [end]),
+            BARRIER,
+        ]
 
     def join(self) -> list[Stmt]:
         """Brings the sums of all match lanes together in those of the first, two by two."""
@@ -354,39 +365,40 @@ class ScatterKernel:
             step //= 2
         return [*out, BARRIER] if out else []
 
-    # ---- the ways through a block's places --------------------------------------------------------------------------
+    # ---- the ways through a block's destinations ---------------------------------------------------------------------
 
     def alone(self) -> list[Stmt]:
-        """A match lane takes places by itself, ``unroll`` at a time so that loads of other tensors are in flight
+        """A match lane takes destinations by itself, ``unroll`` at a time so that loads of other tensors are in flight
         together; those of many terms are left out."""
         out: list[Stmt] = []
-        places = [(Var(f"r{q}", "int32"), Var(f"ok{q}", "bool")) for q in range(self.unroll)]
+        destinations = [(Var(f"r{q}", "int32"), Var(f"ok{q}", "bool")) for q in range(self.unroll)]
         ends = [(Var(f"start{n}", "int32"), Var(f"stop{n}", "int32")) for n in range(len(self.sums))]
-        for q, (place, ok) in enumerate(places):
-            out += [Assign(place, _int(self.place + q * self.match)), Assign(ok, place < self.rows)]
+        for q, (destination, ok) in enumerate(destinations):
+            out += [Assign(destination, _int(self.destination + q * self.match)), Assign(ok, destination < self.rows)]
             for one, (start, stop) in zip(self.sums, ends, strict=True):
-                out.append(Assign(start, self.word(Const(one.begin) + place)))
-                out.append(Assign(stop, self.word(Const(one.begin + 1) + place)))
+                out.append(Assign(start, self.word(Const(one.begin) + destination)))
+                out.append(Assign(stop, self.word(Const(one.begin + 1) + destination)))
                 out.append(Assign(ok, Select(stop - start <= self.many, ok, FALSE)))
             for n, (one, (start, stop)) in enumerate(zip(self.sums, ends, strict=True)):
                 out += [Assign(stop, Select(ok, stop, start)), self.nothing]
                 out.append(loop(self.entry, stop, self.add(one, one.sorted, 1, FLIGHT, 1, stop), start, FLIGHT))
                 out.append(Assign(Var(f"a{q}_{n}"), _Adder.accumulated))
-        for q, (place, ok) in enumerate(places):
+        for q, (destination, ok) in enumerate(destinations):
             sums = [Var(f"a{q}_{n}") for n in range(len(self.sums))]
-            out += self.store(place, sums, _select(self.inside, ok) if self.partial else ok)
-        return [loop(self.place, self.owned, out, self.grid.line, self.match * self.unroll)]
+            out += self.store(destination, sums, _select(self.inside, ok) if self.partial else ok)
+        return [loop(self.destination, self.owned, out, self.grid.line, self.match * self.unroll)]
 
     @property
     def many(self) -> int:
-        """Terms of a place above which all match lanes share them."""
+        """Terms of a destination above which all match lanes share them."""
         return MANY * self.match if self.match > 1 else self.most_sorted
 
     def together(self) -> list[Stmt]:
-        """Adds up the terms of place number ``r`` of the block's, which all match lanes share as they are found, and
-        stores the result."""
+        """Adds up the terms of destination number ``r`` of the block's, which all match lanes share as they are found,
+        and stores the result.
+        """
         step, zero = self.match * FLIGHT_TOGETHER, Const(0, "int32")
-        out: list[Stmt] = [Assign(self.low, Cast("int64", self.first + self.place))]
+        out: list[Stmt] = [Assign(self.low, Cast("int64", self.first + self.destination))]
         out += [Assign(self.count, _int(1)), Assign(self.total, zero)]
         sums = [Var(f"a_{n}") for n in range(len(self.sums))]
         for one, scan, total in zip(self.sums, self.scans, sums, strict=True):
@@ -394,7 +406,7 @@ class ScatterKernel:
             work = [Assign(self.found, scan()), loop(self.entry, self.found, terms, self.grid.line, step)]
             out += [Assign(self.room, _int(one.step)), self.nothing, loop(self.base, one.tokens, work, step=one.step)]
             out += [BARRIER, *self.join(), Assign(total, _Adder.accumulated)]
-        store = self.store(self.place, sums, self.inside if self.partial else TRUE)
+        store = self.store(self.destination, sums, self.inside if self.partial else TRUE)
         return [*out, *([when(self.grid.line.equals(0), store)] if self.match > 1 else store)]
 
     def body(self) -> list[Stmt]:
@@ -407,7 +419,7 @@ class ScatterKernel:
             Assign(self.grid.line, quotient(THREAD, self.lanes)),
             Assign(group, quotient(BLOCK, self.chunks)),
             Assign(self.first, _int(group * self.owned)),
-            Assign(self.rows, _least(_int(self.owned), s.n_places - self.first)),
+            Assign(self.rows, _least(_int(self.owned), s.n_destinations - self.first)),
             Assign(self.column, _int((BLOCK - group * self.chunks) * self.chunk + self.grid.offset * self.vec)),
             Shared(self.memory, 0, "int32"),
         ]
@@ -419,10 +431,10 @@ class ScatterKernel:
         if self.match > 1:
             out.append(Shared(self.lane_sums, 0, "float32"))
         for one in self.sums:
-            out += _before(one.places, 0)
+            out += _before(one.destinations, 0)
         out += self.fetch()
         if self.owned == 1:
-            return [*out, Assign(self.place, _int(0)), *self.together()]
+            return [*out, Assign(self.destination, _int(0)), *self.together()]
         out += [Assign(self.low, Cast("int64", self.first)), Assign(self.count, self.rows)]
         out += [Assign(self.room, _int(self.most_sorted)), Assign(self.over, FALSE)]
         for one, scan in zip(self.sums, self.scans, strict=True):
@@ -432,16 +444,16 @@ class ScatterKernel:
         many = Var("many", "bool")
         crowded = []
         for one in self.sums:
-            terms = self.word(Const(one.begin + 1) + self.place) - self.word(Const(one.begin) + self.place)
+            terms = self.word(Const(one.begin + 1) + self.destination) - self.word(Const(one.begin) + self.destination)
             crowded.append(Assign(many, Select(terms > self.many, TRUE, many)))
         alone = Unary("not ", self.over)
         out.append(when(alone, self.alone()))
         each = [Assign(many, self.over), when(alone, crowded), when(many, self.together())]
-        return [*out, loop(self.place, self.rows, each)]
+        return [*out, loop(self.destination, self.rows, each)]
 
     def source(self) -> CudaSource:
-        units = Units(-(-self.s.n_places // self.owned) * self.chunks)
-        parts = [self.results, *(e for one in self.sums for e in (one.places, one.terms))]
+        units = Units(-(-self.s.n_destinations // self.owned) * self.chunks)
+        parts = [self.results, *(e for one in self.sums for e in (one.destinations, one.terms))]
         align = [max(need) for need in zip(*(part.alignments() for part in parts), strict=True)]
         extent, params, schedule = self.s.graph.extents[0], self.results.params(), self.schedule
         return CudaSource.scheduled(
