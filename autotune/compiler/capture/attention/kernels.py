@@ -12,8 +12,6 @@ _LARGEST_HEAD = 128
 """Largest head size; above it the kernels in Triton would spill."""
 LEAST_QUERIES = 1024
 """Least query rows. With 512, launching the replacement of a mask takes the host longer than the mask (BERT-large)."""
-LEAST_SPANNED = 512
-"""Least query rows of attention by spans, which has fewer launches."""
 _LARGEST_GRID = 65535
 """Most blocks along the second axis of a CUDA grid, one for each head of a batch row."""
 
@@ -27,9 +25,7 @@ def kernel_of(
     less than flash attention (`decision 028 <../decisions/028-masks-that-come-with-the-data.md>`_). Other devices were
     not measured.
     """
-    if query.shape[2] < LEAST_QUERIES or not _run_by_triton(query, key, value):
-        return None
-    if torch.are_deterministic_algorithms_enabled():
+    if not _run_by_triton(query, key, value) or torch.are_deterministic_algorithms_enabled():
         return None
     cuda = torch.backends.cuda
     told = cuda.SDPAParams(query, key, value, None, float(dropout), causal, True)
@@ -42,14 +38,14 @@ def kernel_of(
 
 def has_spans(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
     """Return True if a call whose rows see spans of keys runs by spans."""
-    return not dropout and query.shape[2] >= LEAST_SPANNED and _run_by_triton(query, key, value)
+    return not dropout and _run_by_triton(query, key, value)
 
 
 def _run_by_triton(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Return True if the kernels of :mod:`.rows` and :mod:`.spans` accept a call and gain by it."""
     if query.device.type != "cuda" or query.dtype not in _HALF:
         return False
-    if query.shape[0] * query.shape[1] > _LARGEST_GRID:
+    if query.shape[0] * query.shape[1] > _LARGEST_GRID or query.shape[2] < LEAST_QUERIES:
         return False
     if query.shape[-1] % 8 or query.shape[-1] > _LARGEST_HEAD or any(t.stride(-1) != 1 for t in (query, key, value)):
         return False

@@ -10,8 +10,8 @@ These rules run on Dynamo's graph, before AOTAutograd. The results are those of 
 - A mask that is constant at compile time and hides nothing is removed. A mask that hides exactly the later keys becomes
   ``is_causal``.
 - A ``where`` with a constant condition is replaced by its branch, which exposes a bias of the model.
-- A key mask that is an input becomes attention by lengths (:mod:`.padded`). A mask of packed documents, a sliding
-  window, and a key mask without a kernel by lengths become attention by spans (:mod:`.spanned`).
+- A key mask that is an input becomes attention by lengths (:mod:`.padded`). A mask of packed documents and a sliding
+  window become attention by spans (:mod:`.spanned`).
 - A mask or bias whose last stride is not 1 is made contiguous, once for all its readers.
 - Keys and values repeated for groups of queries are passed once if PyTorch has a fused kernel for grouped queries. If
   it has none and a group has one position, as in decoding, the group's queries become positions of their key's head.
@@ -86,9 +86,9 @@ def _rewritten(
     constants: Constants,
     formulas: Formulas,
     causal: Mapping[fx.Node, bool] | None = None,
-    documents: frozenset[fx.Node] = frozenset(),
+    spanned: frozenset[fx.Node] = frozenset(),
 ) -> int:
-    walk = _Walk(gm.graph, writes, contexts, constants, formulas, causal or {}, documents)
+    walk = _Walk(gm.graph, writes, contexts, constants, formulas, causal or {}, spanned)
     changed, met = 0, False
     try:
         for node in list(gm.graph.nodes):
@@ -102,9 +102,9 @@ def _rewritten(
                 read = {p: formula for p, a in tensors.items() if (formula := formulas.of(a)) is not None}
                 within = Contexts(inner.graph, contexts.of(node))
                 masks = {p: found for p, a in tensors.items() if (found := walk.is_causal(a)) is not None}
-                packed = frozenset(p for p, a in tensors.items() if walk.is_of_documents(a))
+                spanned = frozenset(p for p, a in tensors.items() if walk.sees_spans(a))
                 known = Constants(inner.graph, writes, held)
-                changed += _rewritten(inner, writes, within, known, formulas.inside(read), masks, packed)
+                changed += _rewritten(inner, writes, within, known, formulas.inside(read), masks, spanned)
     finally:  # also if a rule fails on a later call
         if met:
             gm.graph.lint()
@@ -139,15 +139,15 @@ class _Walk:
         constants: Constants,
         formulas: Formulas,
         causal: Mapping[fx.Node, bool],
-        documents: frozenset[fx.Node],
+        spanned: frozenset[fx.Node],
     ) -> None:
         self._graph, self._writes, self._contexts = graph, writes, contexts
-        self._constants, self._formulas, self._causal, self._documents = constants, formulas, causal, documents
+        self._constants, self._formulas, self._causal, self._spanned_inputs = constants, formulas, causal, spanned
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
         """By mask and number of keys: the call before which the mask was made contiguous, and the contiguous copy."""
         self._paddings: dict[tuple[fx.Node, int, int], Padding | None] = {}
-        self._spanned_masks: dict[tuple[fx.Node, int, int], bool] = {}
+        self._seeing_spans: dict[fx.Node, bool] = {}
         self._last: dict[fx.Node, fx.Node] = {}
         """The last row of each mask that is a graph input."""
         self._bounds: dict[tuple[fx.Node, bool, int], tuple[fx.Node, tuple[fx.Node, ...]]] = {}
@@ -367,7 +367,7 @@ class _Walk:
         if mask is None or call.is_causal is not False or not self._is_plain(node, call):
             return None
         queries, keys = fake(call.query).shape[-2], fake(call.key).shape[-2]
-        if self._what_hides(mask, queries == keys) is not None or not self._has_spans(mask, queries, keys):
+        if self._what_hides(mask, queries == keys) is not None or not self.sees_spans(mask):
             return None
         given, scale = self._operands(node, call)
         query, key, value = map(fake, given)
@@ -376,17 +376,12 @@ class _Walk:
         spans = self._spans_of(node, mask, (query.shape[0], queries, keys))
         return None if spans is None else self._function(node, SPANNED, *given, *spans, scale)
 
-    def _has_spans(self, mask: fx.Node, queries: int, keys: int) -> bool:
-        """Return True if each row of a mask probably sees one span of keys, from the graph; cached for all layers."""
-        asked = mask, queries, keys
-        if asked not in self._spanned_masks:
-            known = self.is_of_documents(mask) or mask in self._causal
-            self._spanned_masks[asked] = known or has_row_spans(mask, queries, keys, self._constants)
-        return self._spanned_masks[asked]
-
-    def is_of_documents(self, mask: fx.Node) -> bool:
-        """Return True for a mask of packed documents, also for one that the calling graph computed."""
-        return mask in self._documents or is_of_documents(mask)
+    def sees_spans(self, mask: fx.Node) -> bool:
+        """Return True if each row of a mask probably sees one span of keys, also if the calling graph computed it."""
+        if mask not in self._seeing_spans:
+            known = mask in self._spanned_inputs or is_of_documents(mask)
+            self._seeing_spans[mask] = known or has_row_spans(mask, self._constants)
+        return self._seeing_spans[mask]
 
     def _spans_of(self, node: fx.Node, mask: fx.Node, shape: tuple[int, int, int]) -> tuple[fx.Node, ...] | None:
         """The mask as [B, queries, keys], and its spans, cached for all calls; None if the mask differs by head."""

@@ -135,6 +135,12 @@ def of_the_keys(which: Tensor) -> Tensor:
     return (which[:, None, None, :] == which[:, None, None, :1]).expand(B, 1, S, S) & (torch.rand(S, S) < 2)
 
 
+def a_wide_window(which: Tensor) -> Tensor:
+    """A constant that hides too little."""
+    place = torch.arange(S)
+    return ((place[:, None] - place).abs() < S - 2).expand(B, 1, S, S)
+
+
 def two_windows(which: Tensor) -> Tensor:
     place = torch.arange(S)
     return (((place[:, None] - place).abs() < 2) | (place == 0)).expand(B, 1, S, S)
@@ -142,7 +148,7 @@ def two_windows(which: Tensor) -> Tensor:
 
 LEFT_ALONE: dict[str, Made] = {
     "either": either, "added": added, "of heads": of_heads, "negated": negated, "of the keys": of_the_keys,
-    "two windows": two_windows,
+    "two windows": two_windows, "a wide window": a_wide_window,
 }  # fmt: skip
 
 
