@@ -203,11 +203,11 @@ class Exchange:
 
     def close(self) -> None:
         """Free all outboxes. A collective call."""
-        self.graphs.clear()
         for boxes, _ in self._rings.values():
             for box in boxes:
-                box.close()
+                box.close()  # waits for the device
         self._rings.clear()
+        self.graphs.clear()
 
 
 class Graphs:
@@ -268,3 +268,4 @@ class Graphs:
         """Free the graphs; none may be in progress."""
         self._graphs.clear()
         self._warm.clear()
+        self._pool = None
