@@ -70,6 +70,7 @@ class Device:
         fakes: dict[str, Any] = {
             "Stream": self._streams(), "Event": lambda enable_timing: Event(), "CUDAGraph": self._new_graph,
             "graph": lambda *a, **k: self.world.capture(*a, **k), "stream": lambda s: self.world.using(s),
+            "set_stream": lambda s: self.world.switch(s),
             "current_stream": lambda device=None: self.world.current(), "synchronize": lambda device=None: None,
             "is_current_stream_capturing": lambda: self.world.current().graph is not None,
         }  # fmt: skip
