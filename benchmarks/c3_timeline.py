@@ -1,7 +1,7 @@
 """What bounds a strategy: times of several strategies of one scenario in turn, and a table of what ran when in each.
 
     python -m benchmarks.c3_timeline --gemm 8192x8192x8192 --collective reduce_scatter --bytes 512MiB \\
-        "copy gemm_first ctas=128" "copy comm_first ctas=8 chunks=8 adds=resident"
+        "copy gemm_first ctas=128" "sm comm_first ctas=24"
 
 A strategy is a label, as tables of ``benchmarks.c3`` have it. Both parts alone, the copy engines alone and NCCL alone
 are timed with them. The table has rank 0's kernels and copies by the profiler; copies to several peers of one chunk
@@ -72,10 +72,10 @@ def times(
 
 def _built(kernels: dict[str, Artifact], scenario: Any, config: Config, device: str) -> Artifact:
     """The artifact of a strategy; strategies with equal kernels share one."""
-    from autotune.domains.c3.strategy import kernel_of
+    from autotune.domains.c3.strategy import form_of, kernel_of
     from autotune.domains.c3.task import build
 
-    key = str(config.get("adds")) if kernel_of(config, scenario.collective) else ""
+    key = form_of(config) if kernel_of(config, scenario.collective) else "none"
     if key not in kernels:
         kernels[key] = build(scenario, config, device)
     return kernels[key]

@@ -37,7 +37,7 @@ def start(module: str, args: argparse.Namespace, argv: Sequence[str] | None) -> 
     """Run a benchmark's module in ``args.ranks`` processes.
 
     Returns:
-        their exit code, and what :func:`run_cases` wrote: ``device`` and ``cases``.
+        their exit code, and the ``device`` and ``cases`` that :func:`run_cases` wrote.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "cases.json"

@@ -69,7 +69,6 @@ class Strategy(_Labelled):
     reserve: int = 0
     ctas: int = 0
     chunks: int = 1
-    adds: str = "launched"
 
     @property
     def blocks(self) -> int:
@@ -103,11 +102,11 @@ def limits(side: str) -> Mapping[str, tuple[int | str, ...]]:
 
 
 EARLIER: Mapping[str, frozenset[str]] = {
-    "cuda": frozenset({"launch", "panels", "streams", "direction", "batch"}),
+    "cuda": frozenset({"launch", "panels", "streams", "direction", "batch", "adds"}),
     "cpu": frozenset({"chunks", "panels"}),
 }
 """Parameters of earlier versions. In comparisons on four H200s they gained 0.1% on average and 1.6% at most
-(docs/decisions/005), so stored strategies run without them."""
+(docs/decisions/005), and ``adds`` lost (benchmarks/notes/c3-state.md). Stored strategies run without them."""
 
 
 def current(config: Mapping[str, Any], side: str) -> Config:
@@ -156,9 +155,6 @@ def normalize(config: Mapping[str, Any], scenario: Scenario, side: str) -> Confi
         c["ctas"] = SM_BLOCKS
     if engine != "copy" or not adds:
         c["chunks"] = 1  # only reductions by copies overlap work with the next chunk
-    if engine != "copy" or scenario.collective != "reduce_scatter":
-        c["adds"] = "launched"
-    c.setdefault("adds", "launched")  # strategies of earlier versions
     return c
 
 
@@ -167,11 +163,9 @@ def kernel_of(config: Mapping[str, Any], collective: str) -> bool:
     return collective in REDUCING and config["engine"] in ("copy", "sm") and "copies" not in config
 
 
-def forms_of(config: Mapping[str, Any]) -> list[str]:
-    """Forms of the reduction kernel that a strategy on CUDA needs."""
-    if config["engine"] == "sm":
-        return ["pairs"]
-    return ["", "resident"] if config.get("adds") == "resident" else [""]
+def form_of(config: Mapping[str, Any]) -> str:
+    """The form of the reduction kernel that a strategy on CUDA needs."""
+    return "pairs" if config["engine"] == "sm" else ""
 
 
 def reject(config: Mapping[str, Any], scenario: Scenario, side: str, *, sms: int = 0) -> str | None:

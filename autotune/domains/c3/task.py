@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from autotune.device import DeviceIdentity, describe_cuda
 from autotune.domains.c3.scenario import Scenario
-from autotune.domains.c3.strategy import BASELINES, Strategy, by_rule, forms_of, improper, kernel_of, normalize, reject
+from autotune.domains.c3.strategy import BASELINES, Strategy, by_rule, form_of, improper, kernel_of, normalize, reject
 from autotune.errors import BuildError, Unsupported, UserError
 from autotune.measure.policy import MIB, Policy
 from autotune.space import Space, load_space
@@ -51,7 +51,7 @@ class C3Task(Task):
         space = load_space("c3", self.side, file)
         if self.side == "cpu":
             return space.restrict("threads", [c for c in space["threads"].choices if self._fits(c)] or [0])
-        for name, least in (("engine", "nccl"), ("chunks", 1), ("reserve", 0), ("adds", "launched")):
+        for name, least in (("engine", "nccl"), ("chunks", 1), ("reserve", 0)):
             possible = [c for c in space[name].choices if self._possible(name, c)]
             space = space.restrict(name, possible or [least])
         return space
@@ -118,10 +118,10 @@ def build(scenario: Scenario, config: Config, device: str, *, mean: bool = False
     from autotune.domains.c3.collectives.sm import build_sum
 
     try:
-        kernels = [build_sum(scenario.ranks, scenario.dtype, target, form, mean=mean) for form in forms_of(config)]
+        kernel = build_sum(scenario.ranks, scenario.dtype, target, form_of(config), mean=mean)
     except Unsupported as error:
         raise BuildError(str(error)) from error
-    return Artifact(target, tuple(kernels), generator=_GENERATOR)
+    return Artifact(target, (kernel,), generator=_GENERATOR)
 
 
 def open_measurer(workload: Workload, device: str, policy: Policy) -> Measurer:

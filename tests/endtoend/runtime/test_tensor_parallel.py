@@ -126,6 +126,6 @@ def test_mistakes(ranks: Ranks) -> None:
         assert "not float64" in said[1]
         assert "7 rows do not divide among 2 ranks" in said[2]
         assert "2 or 3 dimensions, not 1" in said[3]
-        assert "24 steps at least, not 5" in said[4]
+        assert "32 steps at least, not 5" in said[4]
         assert "no parameters" in said[5]
         assert "8 plans at least, not 3" in said[6]

@@ -116,34 +116,6 @@ def stored(t: torch.Tensor) -> np.ndarray[Any, Any]:
     return t.view(torch.uint8).numpy() if t.numel() else np.zeros(0, np.uint8)
 
 
-def check_resident(ranks: int, dtype: str, n: int, chunks: int, me: int, grid: int = 2) -> list[tuple[int, int]]:
-    """The flags that the kernel waits for, each with the elements that were written before."""
-    memory = Memory()
-    terms = [numbers(dtype, n, seed) for seed in range(ranks)]
-    places = [memory.place(8, stored(t), read=True) for t in terms]
-    target = memory.place(8, stored(terms[0]), write=True)
-    waits: list[tuple[int, int]] = []
-    source = emit_sum(ranks, dtype, BLOCK, UNROLL, form="resident")
-    pointers = [Pointer(a, BYTES[dtype]) for a in places] + [Pointer(0, 4), Pointer(chunks, 1), Pointer(me, 1)]
-    code = functions(source.text, memory)
-    code["settled"] = lambda value: value
-    code["until_one"] = lambda flags, index: waits.append((int(index), int(memory.writable.sum())))
-    run_listing(source, grid, [*pointers, Pointer(target, BYTES[dtype]), n], code, barriers=True)
-    total = terms[0].float()
-    for t in terms[1:]:
-        total = total + t.float()
-    assert memory.elements(target, n, dtype) == total.to(TORCH[dtype]).tolist()
-    return waits
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("n", [1, 9, 515, 1030])
-@pytest.mark.parametrize("chunks", [1, 3, 8])
-def test_a_resident_kernel_waits_for_each_peer_of_each_chunk(dtype: str, n: int, chunks: int) -> None:
-    waits = check_resident(3, dtype, n, chunks, me=1)
-    assert {index for index, _ in waits} == {3 * c + r for c in range(chunks) for r in (0, 2)}
-
-
 def check_reduce(
     ranks: int, dtype: str, n: int, offsets: Sequence[int], grid: int, in_place: bool = False, mean: bool = False
 ) -> None:
@@ -222,15 +194,6 @@ def test_kernels_compile_without_spills(ranks: int, dtype: str) -> None:
     assert kernel.launch["op"] == "reduce"
     assert kernel.launch["dynamic"] is True
     assert len(kernel.launch["args"]) == ranks + 1
-
-
-def test_no_load_of_a_chunk_stands_before_its_barrier() -> None:
-    ptx, _ = compile_ptx(emit_sum(4, "bf16", form="resident"), "sm_90")
-    lines = [line.strip() for line in ptx.splitlines()]
-    (barrier,) = (k for k, line in enumerate(lines) if line.startswith("bar.sync"))
-    (flag,) = (k for k, line in enumerate(lines) if "ld.acquire.sys.global" in line)
-    loads = [k for k, line in enumerate(lines) if "ld.global" in line]
-    assert flag < barrier < min(loads)
 
 
 @pytest.mark.parametrize("ranks", [4, 8])

@@ -32,7 +32,7 @@ RANKS = (2, 3, 4, 5, 8)
 
 def some(rng: random.Random) -> dict[str, Any]:
     """A random strategy of the copy engines."""
-    return {"engine": "copy", "chunks": rng.choice((1, 2, 3, 4)), "adds": rng.choice(("launched", "resident"))}
+    return {"engine": "copy", "chunks": rng.choice((1, 2, 3, 4))}
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -47,17 +47,7 @@ def test_calls_back_to_back(device: Device, op: str, ranks: int) -> None:
         party.close()
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-def test_a_resident_kernel_adds_chunks_as_they_come(device: Device, ranks: int) -> None:
-    for seed, (bias, queues) in enumerate((b, q) for b in BIASES for q in QUEUES):
-        world = device.open(ranks, seed, queues, bias)
-        size = SIZES[seed % len(SIZES)]
-        party = Party(world, "reduce_scatter", size, engine="copy", chunks=1 + seed % 4, adds="resident")
-        play(world, party, 3, replayed=seed % 2 == 1)
-        party.close()
-
-
-@pytest.mark.parametrize("strategy", [{"engine": "sm"}, {"engine": "copy"}, {"engine": "copy", "adds": "resident"}])
+@pytest.mark.parametrize("strategy", [{"engine": "sm"}, {"engine": "copy"}])
 def test_means_over_ranks(device: Device, strategy: dict[str, Any]) -> None:
     for seed, ranks in enumerate((2, 4, 8)):
         world = device.open(ranks, seed)

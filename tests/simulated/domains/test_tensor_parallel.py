@@ -150,9 +150,9 @@ def test_calls_that_repeat_are_graphs(
             found = [watch(patch, line) for line in lines]
             Calls(world, lines, 1 + seed % 2, CHUNKS[seed % len(CHUNKS)], lanes).play(7, replayed=False)
             for graphs in found:
-                assert graphs[:2] == [None, None]
-                assert len(set(graphs[2:])) == 4
-                assert None not in graphs[2:]
+                assert graphs[:3] == [None] * 3
+                assert len(set(graphs[3:])) == 6
+                assert None not in graphs[3:]
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, line: Line) -> list[Graph | None]:

@@ -89,6 +89,10 @@ class World:
     def current(self, device: object = None) -> Stream:
         return self._current[self.rank]
 
+    def switch(self, stream: Stream) -> None:
+        """torch.cuda.set_stream"""
+        self._current[self.rank] = stream
+
     @contextmanager
     def using(self, stream: Stream) -> Iterator[None]:
         """torch.cuda.stream"""

@@ -14,9 +14,8 @@ import torch
 
 from autotune.domains.c3.collectives import sm as sm_module
 from autotune.domains.c3.collectives import symmetric as symmetric_module
-from autotune.domains.c3.collectives.dma import cuts
 from autotune.domains.c3.collectives.sm import emit_sum
-from autotune.domains.c3.strategy import Strategy, forms_of, kernel_of
+from autotune.domains.c3.strategy import Strategy, form_of, kernel_of
 from autotune.task import Artifact, Kernel
 from tests.support.c3.fake_device import World
 from tests.support.c3.fake_streams import Event, Graph, Stream
@@ -24,8 +23,8 @@ from tests.support.c3.fake_streams import Event, Graph, Stream
 
 def kernels(strategy: Strategy, op: str, ranks: int, dtype: str, mean: bool = False) -> Artifact:
     """The kernel of a strategy, without code: what it would do is read off what is told to launch it."""
-    forms = forms_of(strategy.config()) if kernel_of(strategy.config(), op) else []
-    made = [emit_sum(ranks, dtype, form=form, mean=mean).launch for form in forms]
+    config = strategy.config()
+    made = [emit_sum(ranks, dtype, form=form_of(config), mean=mean).launch] if kernel_of(config, op) else []
     return Artifact("sm_90", tuple(Kernel(f"{op}_reduce", b"", {**told, "dtype": dtype}) for told in made))
 
 
@@ -71,6 +70,7 @@ class Device:
         fakes: dict[str, Any] = {
             "Stream": self._streams(), "Event": lambda enable_timing: Event(), "CUDAGraph": self._new_graph,
             "graph": lambda *a, **k: self.world.capture(*a, **k), "stream": lambda s: self.world.using(s),
+            "set_stream": lambda s: self.world.switch(s),
             "current_stream": lambda device=None: self.world.current(), "synchronize": lambda device=None: None,
             "is_current_stream_capturing": lambda: self.world.current().graph is not None,
         }  # fmt: skip
@@ -112,22 +112,8 @@ class Device:
 
         def run(handle: int, pointers: list[int]) -> None:
             stream = self.world.streams[handle]
-            if "resident" in kernel.launch["op"]:
-                waiting(stream, pointers)
-                return
             for begin, end in ((0, count // 2), (count // 2, count)):
                 stream.add("call", lambda begin=begin, end=end: add(pointers, begin, end))
-
-        def waiting(stream: Stream, pointers: list[int]) -> None:
-            """The kernel that waits for the flags of each chunk before it adds the chunk."""
-            *sources, flags, chunks, me, target = pointers
-            size = dtype.itemsize
-            for chunk, (begin, length) in enumerate(cuts(count * size, chunks)):
-                for rank in range(len(sources)):
-                    if rank != me:
-                        stream.add("wait", flags + 4 * (chunk * len(sources) + rank), 1)
-                part = begin // size, (begin + length) // size
-                stream.add("call", lambda part=part: add([*sources, target], *part))
 
         def add(pointers: list[int], begin: int, end: int) -> None:
             size = dtype.itemsize

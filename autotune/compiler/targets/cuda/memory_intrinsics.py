@@ -292,11 +292,6 @@ def _to_l2(context: Any, b: Any, sig: Any, args: Any) -> None:
     asm(b, ir.VoidType(), [pointer_to(b, args)], "prefetch.global.L2 [$0];", "l", True)
 
 
-def _until_one(context: Any, b: Any, sig: Any, args: Any) -> None:
-    text = "{ .reg .pred q; .reg .u32 v; again: ld.acquire.sys.global.u32 v, [$0]; setp.ne.u32 q, v, 1; @q bra again; }"
-    barred(b, [pointer_to(b, args)], text, "l")
-
-
 _SHARED = 3
 """LLVM's address space of shared memory."""
 
@@ -367,8 +362,6 @@ def _make_put(_: str, n: int) -> Any:
 PLAIN: dict[str, Any] = {
     # ``to_l2(pointer, index)``: has the line of an element brought into the L2; nothing waits for it.
     "to_l2": made(2, lambda ptr, idx: (types.void(ptr, idx), _to_l2)),
-    # ``until_one(pointer, index)``: waits until a 32-bit word, which another device may write, is 1.
-    "until_one": made(2, lambda ptr, idx: (types.void(ptr, idx), _until_one)),
     # The address that a pointer holds.
     "addr": made(1, lambda ptr: (types.int64(ptr), lambda c, b, sig, args: b.ptrtoint(args[0], I64))),
     "commit_copies": statement("cp.async.commit_group;"),

@@ -144,10 +144,6 @@ PLAIN: dict[str, Any] = {
     "urem64": written(types.int64, types.int64, types.int64)(lambda b, x, y: b.urem(x, y)),
     # Its argument, as something the compiler does not look into: bits packed into it stay packed.
     "pin": instruction("mov.b32 $0, $1;", types.int32, types.int32),
-    # Its argument. Loads whose addresses depend on it stay behind the barriers before it.
-    "settled": written(types.int64, types.int64)(
-        lambda b, x: asm(b, I64, [x], "mov.b64 $0, $1;", "=l,l,~{memory}", True)
-    ),
     "rounds": rounds,
     "cluster_rank": instruction("mov.u32 $0, %cluster_ctarank;", types.int32),
     # Barrier over the cluster's threads, after which earlier writes to distributed shared memory are visible.

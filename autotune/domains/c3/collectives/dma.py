@@ -9,10 +9,6 @@ that no part of a collective queues behind a GEMM that occupies every SM. A call
 
 Each wait resets its flag to zero, so a captured call can be replayed. Unlike ConCCL, this module also supports
 reduce_scatter and all_reduce: copies exchange the data, and a small kernel reduces each chunk during the next copy.
-
-With ``adds = "resident"`` a kernel on few SMs reduces most chunks of a reduce-scatter. It starts before the copies, and
-waits for each chunk. A kernel for each chunk would wait for a persistent GEMM, which holds every SM until it ends. The
-last chunks are reduced after it, by a kernel on all SMs. A GEMM rarely fills its last wave, so few SMs may be free.
 """
 
 from __future__ import annotations
@@ -31,10 +27,6 @@ from autotune.errors import Unsupported
 from autotune.task import Artifact
 
 _READY, _DONE, _CHUNKS = 0, 1, 2
-_SHARE = 5 / 8
-"""Chunks that a resident kernel reduces, as a fraction; measured, see benchmarks/notes/c3-state.md."""
-_EVERYWHERE = 128
-"""Thread blocks of the kernel that reduces the last chunks."""
 
 
 class CopyCollective:
@@ -55,13 +47,10 @@ class CopyCollective:
         chunks = strategy.chunks if reducing else 1
         self._part = spec.part(ranks)
         self._bytes = self._part * ITEMSIZE[spec.dtype]
-        self._resident = strategy.adds == "resident" and spec.op == "reduce_scatter"
-        forms = ("", "resident") if self._resident else ("",) if reducing else ()
         there = {k.launch.get("op"): k for k in (artifact.kernels if artifact else ())}
-        kinds = [kind_of(form, mean=spec.mean) for form in forms]
-        if any(kind not in there for kind in kinds):
+        self._kernel = there.get(kind_of(mean=spec.mean))
+        if reducing and self._kernel is None:
             raise Unsupported(f"the kernel of {spec.op} is missing")
-        self._kernels = [there[kind] for kind in kinds]
         self._flags = Flags(group, _CHUNKS + chunks)
         self._tell = [self._flags.tell(k) for k in range(_CHUNKS + chunks)]
         self._wait = [self._flags.wait(k) for k in range(_CHUNKS + chunks)]
@@ -93,8 +82,6 @@ class CopyCollective:
         if reducing:
             self._reduction = new_stream(group.device, high=True)
             self._added = [new_event() for _ in range(chunks)]
-        if self._resident:
-            self.met = new_event()
         # Only an all-to-all copies a part within this device. Such a copy may be a kernel, which waits for SMs, so it
         # is enqueued where nothing else waits for it.
         own: list[Copy] = [(self.output.data_ptr() + slot_offset, source + slot_offset, self._bytes)]
@@ -107,12 +94,7 @@ class CopyCollective:
         if not self._own_last:
             self._own(raw)
         self._tell[_READY](raw)
-        if self._resident:
-            self._reduction.wait_stream(stream)
         self._wait[_READY](raw)
-        if self._resident:
-            self._add_on_arrival(stream)
-            return
         if self.spec.op in REDUCING:
             for chunk, copies in enumerate(self._copies):
                 copies(raw)
@@ -139,32 +121,10 @@ class CopyCollective:
         target = sources[self.group.rank] if self._gather else self.output.data_ptr() + begin
         count = length // ITEMSIZE[self.spec.dtype]
         device = self.group.device.index or 0
-        launch(self._kernels[0], device, self.strategy.blocks, [*sources, target], count, stream)
+        assert self._kernel is not None
+        launch(self._kernel, device, self.strategy.blocks, [*sources, target], count, stream)
         if len(self._gather) > 1:
             self._added[chunk].record(self._reduction)
-
-    def _add_on_arrival(self, stream: Any) -> None:
-        """Copy all chunks. Reduce the first ones by a kernel that starts during the handshake, the others after it."""
-        raw, reduction = stream.cuda_stream, self._reduction.cuda_stream
-        for chunk, copies in enumerate(self._copies):  # enqueued before the kernel, which must never hold them back
-            copies(raw)
-            self._tell[_CHUNKS + chunk](raw)
-        self.met.record(self._reduction)
-        size, device = ITEMSIZE[self.spec.dtype], self.group.device.index or 0
-        kept = max(1, int(_SHARE * len(self._pieces)))
-        end = sum(length for _, length in self._pieces[:kept])
-        between = [self._flags.first(_CHUNKS), kept, self.group.rank]
-        pointers = [*self._sources(0), *between, self.output.data_ptr()]
-        blocks = self.strategy.blocks + self.strategy.blocks % 2
-        launch(self._kernels[1], device, blocks, pointers, end // size, reduction)
-        for chunk in range(kept):
-            self._wait[_CHUNKS + chunk](reduction)  # the flags are set; this resets them
-        for chunk in range(kept, len(self._pieces)):
-            self._wait[_CHUNKS + chunk](raw)
-        if rest := self._part - end // size:
-            target = [*self._sources(end), self.output.data_ptr() + end]
-            launch(self._kernels[0], device, _EVERYWHERE, target, rest, raw)
-        stream.wait_stream(self._reduction)
 
     def _sources(self, begin: int) -> list[int]:
         """Addresses of the terms of this rank's shard from byte ``begin`` on, in the order of ranks."""

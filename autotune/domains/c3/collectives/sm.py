@@ -132,7 +132,7 @@ def launch(kernel: Kernel, device: int, grid: int, pointers: Sequence[int], coun
 
 
 def kind_of(form: str = "", *, mean: bool = False) -> str:
-    """The kind of a kernel, "op" in its launch data, by its form: "", "pairs" or "resident"."""
+    """The kind of a kernel, "op" in its launch data, by its form: "" or "pairs"."""
     return "_".join(["reduce", *([form] if form else []), *(["mean"] if mean else [])])
 
 
@@ -146,17 +146,12 @@ def build_sum(ranks: int, dtype: str, target: str, form: str = "", *, mean: bool
     Blocks in pairs are clusters of two, which share a graphics processing cluster of the device. Single blocks would
     take one SM from each of several pairs that a GEMM with such clusters needs.
 
-    A resident kernel, in pairs too, starts before its sources are complete. It waits for the flags of a chunk, adds
-    the chunk, and goes on with the next one. Its pointers are the sources, the flags of the first chunk (see
-    :class:`~autotune.domains.c3.collectives.symmetric.Flags`), two numbers in the place of addresses (chunks, and the
-    index of this rank, which has no flag), and the destination.
-
     Addresses are multiples of the element size. If all are congruent modulo 16, accesses are 16 bytes wide; else one
     element.
 
     Args:
         dtype: dtype of the elements: "bf16", "f16" or "f32".
-        form: "" for single blocks, "pairs" or "resident".
+        form: "" for single blocks, or "pairs".
         mean: it divides sums by the number of ranks before it rounds them.
 
     Raises:
@@ -188,9 +183,7 @@ def emit_sum(
     unroll = unroll or max(1, _IN_FLIGHT // ranks)
     size = ITEMSIZE[dtype]
     vec = _PACK // size
-    resident = form == "resident"
-    flags, chunks, me = (f"p{ranks + k}" for k in range(3))
-    out = f"p{ranks + 3}" if resident else f"p{ranks}"
+    out = f"p{ranks}"
 
     def add(terms: list[str]) -> str:
         text = terms[0]
@@ -238,32 +231,18 @@ def emit_sum(
         *_in(through("count", 1, "first", f"lg_{dtype}_1_c", "f1")),
     ]
     body = ["tid = int32(cuda.threadIdx.x)", "first = int64(0)", "count = n0", *chunk]
-    if resident:
-        body = [
-            "tid = int32(cuda.threadIdx.x)",
-            f"line = addr({chunks}) * {LINE}",
-            f"step = (n0 * {size} + line - 1) // line * {LINE // size}",
-            f"for chunk in range(addr({chunks})):",
-            f"    if tid < {ranks} and tid != addr({me}):",
-            f"        until_one({flags}, chunk * {ranks} + tid)",
-            "    cuda.syncthreads()",
-            "    first = settled(chunk * step)",  # no load of the chunk may move above the barrier
-            "    count = max(int64(0), min(step, n0 - first))",
-            *_in(chunk),
-        ]
-    between: list[tuple[str, int]] = [("flags", 0), ("chunks", 0), ("rank", 0)] if resident else []
-    args = [("source", r) for r in range(ranks)] + between + [("destination", 0)]
+    args = [("source", r) for r in range(ranks)] + [("destination", 0)]
     launch = {
         "op": kind_of(form, mean=mean),
         "args": [list(a) for a in args],
-        "align": [size] * ranks + ([4, 1, 1] if resident else []) + [size],
+        "align": [size] * (ranks + 1),
         "dynamic": True,  # the number of elements follows the pointers
         "block": threads,
         "shared": 0,
         "generator": GENERATOR,
     }
     code = ("\n".join(packs), single)
-    params = (*(dtype,) * ranks, *(("i32", "u8", "u8") if resident else ()), dtype)
+    params = (dtype,) * (ranks + 1)
     return Listing(code, tuple(body), params, launch, threads, 0, cluster, name=f"{PREFIX}c3_{launch['op']}")
 
 

@@ -221,10 +221,6 @@ class Flags:
     def _word(self, at: int, sender: int, slot: int) -> int:
         return self._pointers[at] + 4 * (self._first + slot * self._ranks + sender)
 
-    def first(self, slot: int) -> int:
-        """Address of flag ``slot`` of rank 0 in this rank's memory; those of other ranks and slots follow."""
-        return self._word(self._rank, 0, slot)
-
     def tell(self, slot: int, peers: Sequence[int] | None = None) -> MemOps:
         """Set flag ``slot`` of this rank at ``peers``; None for all."""
         signalled = self.peers if peers is None else peers

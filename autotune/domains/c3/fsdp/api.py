@@ -19,7 +19,7 @@ from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.match import C3Level
 from autotune.domains.c3.ready import decide
 from autotune.domains.c3.scenario import Program, Scenario
-from autotune.domains.c3.strategy import forms_of, kernel_of
+from autotune.domains.c3.strategy import form_of, kernel_of
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
 from autotune.task import Artifact, Config
@@ -238,7 +238,7 @@ class Sharded:
                 key = (kind.op, kind.dtype, kind.ranks, self._traffic.seen[kind].mean)
                 if key not in made:
                     scenario, mean = self._scenario(kind), self._traffic.seen[kind].mean
-                    different = {tuple(forms_of(config)): config for config in needed}
+                    different = {form_of(config): config for config in needed}
                     parts = [build(scenario, config, str(self._device), mean=mean) for config in different.values()]
                     kernels = {kernel.launch["op"]: kernel for part in parts for kernel in part.kernels}
                     made[key] = replace(parts[0], kernels=tuple(kernels.values()))
@@ -286,7 +286,6 @@ def _label(config: Config | None) -> str:
     if config is None:
         return "torch's own"
     rest = [f"{k}={v}" for k, v in config.items() if k in ("ctas", "chunks", "copies") and v not in (0, 1)]
-    rest += ["resident"] if config.get("adds") == "resident" else []
     return " ".join([str(config["engine"]), *rest, *(["prefetched"] if config["order"] == "comm_first" else [])])
 
 

@@ -179,7 +179,20 @@ class Exchange:
 
     def computing(self, main: Any, lanes: int) -> Lanes:
         """Streams of products, 1 or 2; the first is ``main``."""
-        return Lanes(self, [main, self._computing][:lanes], main, self.event(main) if lanes > 1 else None)
+        return self._beside(main, self._computing, lanes)
+
+    def pulling(self, main: Any, lanes: int) -> Lanes:
+        """Streams of copies, 1 or 2; the first is ``main``."""
+        return self._beside(main, self._copying[1], lanes)
+
+    def _beside(self, main: Any, other: Any, lanes: int) -> Lanes:
+        return Lanes(self, [main, other][:lanes], main, self.event(main) if lanes > 1 else None)
+
+    def after(self, main: Any) -> Any:
+        """The stream of copies, which waits for the work enqueued so far on ``main``."""
+        stream = self._copying[0]
+        stream.wait_event(self.event(main))
+        return stream
 
     def event(self, stream: Any) -> Any:
         """An event behind the work enqueued so far. A later call uses it again."""
@@ -203,11 +216,11 @@ class Exchange:
 
     def close(self) -> None:
         """Free all outboxes. A collective call."""
-        self.graphs.clear()
         for boxes, _ in self._rings.values():
             for box in boxes:
-                box.close()
+                box.close()  # waits for the device
         self._rings.clear()
+        self.graphs.clear()
 
 
 class Graphs:
@@ -268,3 +281,4 @@ class Graphs:
         """Free the graphs; none may be in progress."""
         self._graphs.clear()
         self._warm.clear()
+        self._pool = None

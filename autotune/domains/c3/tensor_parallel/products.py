@@ -161,20 +161,19 @@ class Line:
             return parts
         exchange, main = self.exchange, torch.cuda.current_stream()
         products, moves = _scatter_steps(self.rank, self.ranks, chunks, batches, rows, width * parts.itemsize)
-        copying = exchange.copying(main, lanes)
+        copying = exchange.after(main)
         what = ("scatter", parts.shape, parts.dtype, chunks, lanes, *_layouts(left), *_layouts(factors))
         where = (box, *_addresses(parts, *left, *factors))
         exchange.run(what, where, lambda: self._scatter_by_panels(exchange, box, left, factors, parts, products, lanes))
-        target = parts.data_ptr()
-        for k, (peer, part, pulled) in enumerate(moves):
-            stream = copying.at(k)
-            box.arrival(stream.cuda_stream, peer, part)
-            box.pull(stream.cuda_stream, target, pulled)
-        copying.join(copying.streams[0])
-        box.release(copying.streams[0].cuda_stream)
+        torch.cuda.set_stream(copying)
+        try:
+            what = ("pull", parts.shape, parts.dtype, chunks, lanes)
+            exchange.run(what, (box, parts.data_ptr()), lambda: _pull(exchange, box, parts, moves, lanes))
+        finally:
+            torch.cuda.set_stream(main)
         moved = self._moved.pop() if self._moved else new_event()  # other calls may come before end_scatter
-        moved.record(copying.streams[0])
-        self._begun[target] = (None, moved)
+        moved.record(copying)
+        self._begun[parts.data_ptr()] = (None, moved)
         return parts
 
     def _scatter_by_panels(
@@ -236,6 +235,20 @@ class Line:
         pointers = [part.data_ptr() for part in (*parts.unbind(0), out)]
         launch(kernel, out.device.index or 0, _BLOCKS, pointers, out.numel(), main.cuda_stream)
         return out
+
+
+def _pull(
+    exchange: Exchange, box: Outbox, parts: Tensor, moves: Sequence[tuple[int, int, tuple[Move, ...]]], lanes: int
+) -> None:
+    """The copies of a scatter: the parts of this rank's rows from its peers."""
+    main, target = torch.cuda.current_stream(), parts.data_ptr()
+    pulling = exchange.pulling(main, lanes)
+    for k, (peer, part, pulled) in enumerate(moves):
+        stream = pulling.at(k)
+        box.arrival(stream.cuda_stream, peer, part)
+        box.pull(stream.cuda_stream, target, pulled)
+    pulling.join(main)
+    box.release(main.cuda_stream)
 
 
 @lru_cache(maxsize=1024)

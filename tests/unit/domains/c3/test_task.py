@@ -63,8 +63,6 @@ def test_spaces_leave_out_what_has_no_effect(h200: None) -> None:
     assert choices(replace(adding, nbytes=8 * 2048), "cuda:0", "chunks") == (1, 2)
     assert choices(replace(adding, nbytes=8), "cuda:0", "chunks") == (1,)
     assert choices(BIG, "cuda:0", "engine") == ("nccl", "copy")
-    assert choices(adding, "cuda:0", "adds") == ("launched",)
-    assert choices(replace(adding, collective="reduce_scatter"), "cuda:0", "adds") == ("launched", "resident")
     assert choices(replace(adding, compute=Program("softmax")), "cuda:0", "engine") == ("nccl", "copy", "sm")
     assert choices(BIG, "cuda:0", "reserve") == load_space("c3", "cuda")["reserve"].choices
 
