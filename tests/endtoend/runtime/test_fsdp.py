@@ -48,6 +48,7 @@ def test_engines_that_win_are_stored_and_train_as_stock_does(ranks: Ranks, db: s
         assert "copy" in answer["text"]
         assert answer["closed"] == "Sharded(closed)"
         assert answer["gathers"] == "Gather"
+        assert answer["unused"] == 0
     schedules = stored(db)
     assert len(schedules) == len(answer["chosen"])
     assert {s.winner for s in schedules} == {"autotune"}

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autotune
 from autotune.domains.c3.fsdp import api, traffic
+from autotune.domains.c3.group import deploy_group
 from autotune.errors import Unsupported, UserError
 from autotune.runtime.deployment import Deployment, deployment, use
 
@@ -130,14 +132,20 @@ def searched(rank: int, db: str, gain: float, way: str = "", steps: int = 30) ->
             looked_up = train(rank, second, again, 4, way)
             chosen, repeated = plain(handle.chosen), plain(again.chosen)
             text = repr(again)
+            pools = [deploy_group(seen.group, torch.device("cpu")).keep("symmetric buffers", list)
+                     for seen in handle._traffic.seen.values()]  # fmt: skip
+            for pool in pools:
+                pool.append("a buffer that no engine uses")
             idle = type(model.blocks[0]._get_fsdp_state()._fsdp_param_group._all_gather_comm).__name__
-            handle.close()
+            with mock.patch("torch.cuda.synchronize"):
+                handle.close()
             again.close()
             train(rank, second, None, 2, way)
             return {
                 "ours": ours, "stock": stock, "looked_up": looked_up, "chosen": chosen, "repeated": repeated,
                 "found": None if handle.found is None else (handle.found.stock_ms, handle.found.step_ms), "text": text,
                 "closed": repr(handle), "gathers": idle,
+                "unused": sum(len(pool) for pool in pools),
             }  # fmt: skip
     finally:
         patched.time = real

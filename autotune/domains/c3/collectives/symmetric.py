@@ -169,7 +169,6 @@ def take(group: Group, nbytes: int) -> Buffer:
         free.remove(best)
         return best
     if sum(b.nbytes for b in free) + size > KEPT_BYTES:
-        torch.cuda.synchronize(group.device)
         drop_free(group)  # sizes are the same on all ranks, so all ranks reach this
     memory = symmetric.empty(size, dtype=torch.uint8, device=group.device)
     handle = symmetric.rendezvous(memory, group.data)
@@ -183,8 +182,11 @@ def give(group: Group, *buffers: Buffer) -> None:
 
 
 def drop_free(group: Group) -> None:
-    """Free the memory of unused buffers. A collective call."""
-    group.keep(_POOL, list).clear()
+    """Free the memory of unused buffers, after the work that used them. A collective call."""
+    free: list[Buffer] = group.keep(_POOL, list)
+    if free:
+        torch.cuda.synchronize(group.device)
+        free.clear()
 
 
 # ---- flags ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autotune.domains.c3.collectives.symmetric import drop_free
 from autotune.domains.c3.fsdp.steps import FAILED, LEAST, TIMED, WARM, Found, Plan, candidates, keep, search
 from autotune.domains.c3.fsdp.traffic import Gather, Kind, Scatter, Traffic
 from autotune.domains.c3.group import deploy_group
@@ -194,6 +195,11 @@ class Sharded:
         self._prefetch(any(c is not None and c["order"] == "comm_first" for c in self.chosen.values()))
         return right
 
+    def _free(self) -> None:
+        """Free the buffers of engines that no kind uses. A collective call, between two steps."""
+        for seen in self._traffic.seen.values():
+            drop_free(deploy_group(seen.group, self._device))
+
     def _prefetch(self, wanted: bool) -> None:
         """Set whether each module's all-gather is issued before the computation of the preceding module."""
         order = self._traffic.order
@@ -222,6 +228,7 @@ class Sharded:
             else:
                 ms = FAILED
         self._apply(self.found.plan, artifacts)
+        self._free()
         if self._everyone.rank == 0:
             scenarios = {kind: self._scenario(kind) for kind in self.found.plan}
             keep(self.found, scenarios, artifacts, str(self._device), self._db, "FSDP2's choice")
@@ -251,6 +258,7 @@ class Sharded:
             return
         for kind in list(self.chosen):
             self._traffic.release(kind)
+        self._free()
         self._withdraw()
         self._hook = None
         self.chosen.clear()

@@ -26,6 +26,7 @@ from autotune.domains.c3.collectives.symmetric import (
     Flags,
     MemOps,
     check_access,
+    drop_free,
     give_all,
     new_event,
     new_stream,
@@ -221,6 +222,7 @@ class Exchange:
                 box.close()  # waits for the device
         self._rings.clear()
         self.graphs.clear()
+        drop_free(self.group)
 
 
 class Graphs:
