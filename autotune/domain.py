@@ -99,6 +99,10 @@ class Domain:
         """Least bytes of device memory that the workload's tensors need."""
         return 0
 
+    def sample(self, number: int) -> Workload | None:
+        """One of many small workloads, whose search imports what each process needs; None if the domain has none."""
+        return None
+
     def confined(self, workload: Workload) -> Any:
         """JSON of further limits on a search, such as choices that the user's code declares; None for none.
 

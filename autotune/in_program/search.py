@@ -1,19 +1,17 @@
-"""A search between two compilations of one Dynamo graph.
+"""A search during and between two compilations of one Dynamo graph.
 
 The first compilation uses the database as it is; its code can run even if the search fails. The search
-covers the regions that lack a schedule for this device. The second compilation uses the new schedules. The program's
+covers the regions that lack a schedule for this device. It begins with the first post-grad graph, in another process
+(:mod:`autotune.in_program.searching`). The second compilation uses the new schedules. The program's
 first steps select one of both codes (:mod:`autotune.in_program.contest`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
-import sys
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +23,9 @@ from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
 from autotune.in_program.budget import is_enough, left_s, spending
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
-from autotune.in_program.processes import Processes, shares
 from autotune.in_program.ranks import Turn, turn
+from autotune.in_program.searcher import Searcher
+from autotune.in_program.searching import COMMAND
 from autotune.in_program.telling import Teller, tell
 from autotune.in_program.traced import Traced, copied
 from autotune.runtime.deployment import Counted, deployment
@@ -35,35 +34,25 @@ from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveyi
 from autotune.runtime.inductor.verdict import stored_verdict
 from autotune.store.records import Verdict
 from autotune.words import microseconds, plural
-from autotune.workload import PRODUCT
 
 if TYPE_CHECKING:
     from autotune.store import Store
     from autotune.store.reading import Scope
-    from autotune.tuner.result import Progress, Result
-    from autotune.workload import Workload
+    from autotune.tuner.result import Result
 
 log = logging.getLogger("autotune")
 
 _SHARE = 0.9
 """Share of the remaining budget for one graph, since others may follow."""
 LEAST_S = 5.0
-"""Minimum seconds for a search: its worker takes most of them to start."""
+"""Minimum seconds for a search after the first compilation."""
 _LEAST_SHARE = 0.5
-"""Share of the remaining budget that a search gets even if the second compilation then ends after the budget."""
-_AGAIN = 0.5
-"""The second compilation's share of the first one's time: it traces nothing, and finds most kernels in caches."""
-_FIRST, _FEWEST = 8, 4
-"""Most and fewest candidates of every region before any of them gets more. After five candidates a region is 2 to 3%
-slower than after ten (benchmarks/notes/search-quality.md); a region that is not reached is 10 to 40% slower."""
-_CANDIDATE_S, _FIXED_S = 0.12, 0.6
-"""Seconds of a candidate, and of a region beside them: its inputs, its oracle and the final comparison."""
+"""Share of the remaining budget that a search gets even if the second compilation then ends after the budget. Its time
+during the first compilation counts."""
+_AGAIN = 0.7
+"""The second compilation's share of the first one's time without tracing: it finds most kernels in caches."""
 _LARGE = 64
-"""Nodes of a Dynamo graph whose processes start before it is traced. A smaller graph may lack no schedule."""
-COMMAND = "search in the program"
-"""The command of runs and of verdicts' records."""
-_REGION_S = 4.0
-"""Seconds that a region gets beyond its first candidates, at least."""
+"""Nodes of a Dynamo graph whose search starts before the graph is traced; a smaller one may lack nothing."""
 
 Compile = Callable[..., Any]
 """Compiles a graph for inputs; ``bare`` and ``code`` as of :func:`autotune.runtime.backend.compile_graph`."""
@@ -90,21 +79,22 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     name = name_of(gm, device)
     if _was_searched(name, device, mode, seconds):
         return compile_once(gm, inputs)
-    with Processes(device) as processes, turn(name) as mine:
+    with Searcher(device, _SHARE * left_s(seconds)) as searcher, turn(name) as mine:
         if not mine.mine:
             mine.wait()
             return compile_once(gm, inputs)
         spent = left_s(seconds) < LEAST_S
-        if not spent:
-            processes.start()
+        if not spent and len(gm.graph.nodes) >= _LARGE:
+            _free_memory()
+            searcher.start()
         traced = Traced()
-        take = _ignore if spent else processes.begin
+        take = _ignore if spent else searcher.add
         one = compile_surveyed(gm, inputs, compile_once, take, traced, name, device, mode, alone=mine.alone)
-        again_s = _AGAIN * one.compile_s
-        granted = 0.0 if spent else granted_s(left_s(seconds), again_s)
+        again_s = _AGAIN * max(0.0, one.compile_s - traced.seconds)
+        granted = 0.0 if spent else granted_s(left_s(seconds), again_s, searcher.searched_s)
         with spending():
             try:
-                found = _searched(one, granted, again_s, seconds, mine, processes)
+                found = _searched(one, granted, again_s, seconds, mine, searcher)
                 mine.end()  # compiling graphs with collectives needs the other ranks
                 if found and mine.alone and again_s > seconds:
                     tell(
@@ -212,14 +202,15 @@ def _ignore(graph: Surveyed) -> None:
     """Take a graph that is not searched."""
 
 
-def granted_s(left: float, again_s: float) -> float:
-    """The seconds of a graph's search.
+def granted_s(left: float, again_s: float, searched_s: float = 0.0) -> float:
+    """The seconds of a graph's search after its first compilation.
 
     Args:
         left: seconds of the budget.
         again_s: estimate for the second compilation, which is a part of the budget.
+        searched_s: seconds of the search during the first compilation.
     """
-    return max(_SHARE * left - again_s, _LEAST_SHARE * left, LEAST_S)
+    return max(_SHARE * left - again_s, _LEAST_SHARE * left - searched_s, LEAST_S)
 
 
 def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
@@ -233,7 +224,7 @@ def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
     return isinstance(budget, (int, float)) and is_enough(budget, seconds)
 
 
-def _searched(one: First, granted: float, again_s: float, budget_s: float, mine: Turn, processes: Processes) -> bool:
+def _searched(one: First, granted: float, again_s: float, budget_s: float, mine: Turn, searcher: Searcher) -> bool:
     """Search the graphs' regions without schedules for ``granted`` seconds; True if it found kernels.
 
     Args:
@@ -250,9 +241,7 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, mine:
     if missed and granted:
         if granted + again_s > left_s(budget_s) and again_s <= budget_s:
             tell(f"compiling again takes about {again_s:.0f} s after the search, more than the budget leaves")
-        found = _search(missed, granted, mine, processes)
-        if any(result.interrupted for result in found):
-            raise KeyboardInterrupt
+        found = _search(missed, granted, mine, searcher)
     left = lacking(one.graphs) if found else missed
     for device, regions in left.items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
@@ -275,113 +264,31 @@ def _storing() -> bool:
     return True
 
 
-def _search(missed: Lacking, seconds: float, mine: Turn, processes: Processes) -> list[Result]:
-    """Search for ``seconds``, without changing the program's random state and modes."""
-    from autotune.store import Store
-    from autotune.tuner.result import BusyMachine
+def _search(missed: Lacking, seconds: float, mine: Turn, searcher: Searcher) -> list[Result]:
+    """Search for ``seconds`` more."""
+    from autotune.store.connection.urls import parse_url, show_url
 
     mine.begin(seconds)
+    where = show_url(parse_url(None))
     results: list[Result] = []
     begin, count = time.monotonic(), sum(map(len, missed.values()))
-    with _state_kept(), warnings.catch_warnings(), processes, Store.open(None) as store:
-        warnings.simplefilter("ignore", BusyMachine)
-        for device, counted in missed.items():
-            left = seconds * len(counted) / count
-            of = f"{plural(len(counted), 'region')} on {identify(device).label}"
-            tell(f"searching {of} for at most {left:.0f} s, stored in {store.name}")
-            waited = time.monotonic()
-            processes.ready()
-            left = max(LEAST_S, left - (time.monotonic() - waited))
-            with Teller([(workload.label, n) for workload, n in counted], left) as told:
-                results += _passes(counted, left, device, store, processes, told)
+    _free_memory()
+    for device, counted in missed.items():
+        left = seconds * len(counted) / count
+        of = f"{plural(len(counted), 'region')} on {identify(device).label}"
+        tell(f"searching {of} for at most {left:.0f} s, stored in {where}")
+        own = searcher if device == searcher.device else Searcher(device, left)
+        with own, Teller([(workload.label, n) for workload, n in counted], left) as told:
+            results += own.end(counted, left, told)
     won = len({result.workload for result in results if result.winner == "autotune"})
     tell(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s")
     return results
 
 
-def _passes(
-    counted: Sequence[tuple[Workload, int]],
-    seconds: float,
-    device: str,
-    store: Store,
-    processes: Processes,
-    told: Callable[[Progress], None],
-) -> list[Result]:
-    """Search regions of one device: first a few candidates of each, which bring most of the gain, then more of those
-    with the most to gain."""
-    from autotune.api import tune_workloads
-
-    own, end = device == processes.device, time.monotonic() + seconds
-    tune = functools.partial(
-        tune_workloads,
-        device=device,
-        store=store,
-        progress=told,
-        command=COMMAND,
-        numerics=numerics.read(),
-        measurer=processes.worker if own else None,
-        pool=processes.pool if own else None,
-        baselines=processes.baselines if own else None,
-    )
-    every = [workload for workload, _ in counted]
-    results = tune(every, weights=shares(counted), trials=first_candidates(seconds, len(every)), timeout=seconds)
-    again = gains_left(counted, results)
-    while (more := end - time.monotonic()) >= LEAST_S and again:
-        if any(result.interrupted or result.fault for result in results):
-            break
-        now = again[: max(1, int(more / _REGION_S))]
-        weights = {workload.fingerprint: gain for workload, gain in now}
-        results += tune([workload for workload, _ in now], weights=weights, timeout=more)
-        again = again[len(now) :]
-    return results
-
-
-def first_candidates(seconds: float, regions: int) -> int:
-    """Candidates that each region gets in the first pass, so that the pass reaches all regions if it can."""
-    each = seconds / max(regions, 1) - _FIXED_S
-    return max(_FEWEST, min(_FIRST, int(each / _CANDIDATE_S)))
-
-
-def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result]) -> list[tuple[Workload, float]]:
-    """The workloads that may still gain, with the possible gain in microseconds of a step, the largest first.
-
-    The possible gain is the time beyond moving the workload's bytes at the best rate of all results. Products compute
-    for longer than that, and the first pass has timed their few candidates.
-
-    Args:
-        counted: workloads with their numbers of occurrences.
-        results: of their searches.
-    """
-    memory_bound = [r for r in results if r.kind != PRODUCT]
-    timed = {r.workload: (r.best_us, r.bytes_moved) for r in memory_bound if r.best_us and r.bytes_moved}
-    best = max((moved / us for us, moved in timed.values()), default=1.0)
-    gains = [
-        (workload, count * (us - moved / best))
-        for workload, count in counted
-        for us, moved in [timed.get(workload.fingerprint, (0.0, 0))]
-    ]
-    return sorted((found for found in gains if found[1] > 0), key=lambda found: -found[1])
-
-
-@contextlib.contextmanager
-def _state_kept() -> Iterator[None]:
-    """Run a search inside Dynamo's compilation without its modes, and restore numpy's random state.
-
-    Dynamo itself restores the random states of Python and torch after a compilation.
-    """
-    from torch._guards import tracing
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    numpy = sys.modules.get("numpy")
-    state = None if numpy is None else numpy.random.get_state()
+def _free_memory() -> None:
+    """Free the GPU memory that torch keeps unused, for the measuring process."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.empty_cache()  # unused cached memory is freed for the measuring process
-    try:
-        with _disable_current_modes(), tracing(None):
-            yield
-    finally:
-        if numpy is not None:
-            numpy.random.set_state(state)
+        torch.cuda.empty_cache()
 
 
 def _joined(one: First, record: Mapping[str, Any]) -> Contest:
@@ -470,4 +377,4 @@ def _stored(store: Store, device: str) -> tuple[str, str]:
     return store.put_device(identify(device)), store.put_environment(environment(device))
 
 
-__all__ = ["LEAST_S", "compiled", "first_candidates", "gains_left", "granted_s"]
+__all__ = ["LEAST_S", "compiled", "granted_s"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,10 +46,15 @@ class _Graph:
 
 class Traced:
     """The graphs traced by a first compilation, which runs within :meth:`kept`. The second one runs within
-    :meth:`given`, on the same inputs."""
+    :meth:`given`, on the same inputs.
+
+    Attributes:
+        seconds: the first compilation's time for the steps that the second one omits.
+    """
 
     def __init__(self) -> None:
         self._graphs: list[_Graph] = []
+        self.seconds = 0.0
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -56,8 +62,9 @@ class Traced:
 
         def keep(trace: Callable[..., Any], *, joint: bool) -> Callable[..., Any]:
             def tracing(fn: Any, inputs: Sequence[Any], *args: Any, fw_metadata: Any, **kwargs: Any) -> Any:
-                given, before = list(inputs), dict(vars(fw_metadata))
+                given, before, begin = list(inputs), dict(vars(fw_metadata)), time.monotonic()
                 found = trace(fn, inputs, *args, fw_metadata=fw_metadata, **kwargs)
+                self.seconds += time.monotonic() - begin
                 changed = {k: v for k, v in vars(fw_metadata).items() if before.get(k) is not v}
                 parts = () if joint else (copied(found[0]),)
                 self._graphs.append(_Graph(given, found, changed, parts))
@@ -67,7 +74,9 @@ class Traced:
 
         def keep_parts(partition: Callable[..., Any]) -> Callable[..., Any]:
             def partitioning(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+                begin = time.monotonic()
                 parts = partition(gm, *args, **kwargs)
+                self.seconds += time.monotonic() - begin
                 for graph in self._graphs:
                     if graph.found[0] is gm:
                         graph.parts = tuple(map(copied, parts))

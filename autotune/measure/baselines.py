@@ -6,6 +6,7 @@ compile the same code without running it. The worker then loads it from Inductor
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any
 
@@ -21,7 +22,7 @@ from autotune.workload import Workload
 PROCESSES = 3
 """Maximum number of processes of a pool: each may take half a gigabyte of a GPU's memory."""
 WAIT_S = 30.0
-"""Seconds for which a comparison waits for baselines; the worker then compiles them itself."""
+"""Seconds for which a comparison waits for baselines; if there is time left, the worker then compiles them itself."""
 _NOTHING = Artifact("", ())
 
 
@@ -44,11 +45,11 @@ class BaselinePool(CompilePool):
         """Compile a workload's baselines when a process is free."""
         self.ahead(workload, device, {})
 
-    def wait(self, workload: Workload, device: str) -> Built | None:
-        """Wait for a workload's baselines; return None if they take longer than :data:`WAIT_S`."""
+    def wait(self, workload: Workload, device: str, seconds: float = math.inf) -> Built | None:
+        """Wait for a workload's baselines; return None if they take longer than ``seconds`` or :data:`WAIT_S`."""
         future = self.submit(workload, device, {})
         try:
-            return future.result(WAIT_S)
+            return future.result(min(seconds, WAIT_S))
         except TimeoutError:
             return None
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import uuid
 from collections import Counter
@@ -37,8 +38,8 @@ from autotune.workload import Workload, digest
 
 PLANS = 6
 """Maximum number of compositions per workload."""
-_REMEMBERED = 12  # workloads whose compositions and picks are remembered
-_TASKS = 48
+_REMEMBERED = 48  # workloads whose compositions and picks are remembered
+_TASKS = 96
 """Remembered tasks, of workloads and of parts. A task remembers what it has computed, and prefetching computes it."""
 _ENOUGH = 0.5  # a workload searched with this share of its present time is not searched again
 _SPARED = 3
@@ -54,6 +55,7 @@ class Context:
         policy: the measurement policy, from the options or the domain.
         lent: worker and pools owned and closed by the caller.
         picked: the cost model's picks by workload and space.
+        end: time by ``time.monotonic()`` at which the run ends; None without a limit.
         stored_keys: workload to the fingerprints of its device (or devices) and their software, if another host has
             stored them.
     """
@@ -69,6 +71,7 @@ class Context:
     interrupt: Interrupt = field(default_factory=Interrupt)
     pace: Pace = field(default_factory=Pace)
     stored_keys: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    end: float | None = None
     _worker: Measurer | None = None
     _pool: CompilePool | None = None
     _baselines: BaselinePool | None = None
@@ -85,6 +88,11 @@ class Context:
             for own in (self._worker, self._pool, self._baselines):
                 if own is not None and not any(own is other for other in self.lent):
                     stack.callback(own.close)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end of the run; infinite without a limit."""
+        return math.inf if self.end is None else max(0.0, self.end - time.monotonic())
 
     def worker(self, workload: Workload) -> Measurer:
         """Return the measuring worker, opened on ``workload``."""

@@ -22,7 +22,7 @@ from autotune.tuner.seeds import planned, remembered, winners
 from autotune.workload import Workload
 
 WORKLOADS = 4
-"""Workloads, the current one included, whose candidates are prefetched."""
+"""Default of :class:`Prefetcher`."""
 FIRST = 14
 """Most candidates of a workload and of each part of its most promising compositions, in searches without a limit."""
 _COMPOSITIONS = 2
@@ -41,10 +41,17 @@ class Prefetcher:
 
     Args:
         budget: returns the expected budget of a workload by its number.
+        most: workloads, the current one included, whose candidates are prefetched.
     """
 
-    def __init__(self, context: Context, workloads: Sequence[Workload], budget: Callable[[int], Budget]) -> None:
-        self._context, self._workloads, self._budget = context, workloads, budget
+    def __init__(
+        self,
+        context: Context,
+        workloads: Sequence[Workload],
+        budget: Callable[[int], Budget],
+        most: int = WORKLOADS,
+    ) -> None:
+        self._context, self._workloads, self._budget, self._most = context, workloads, budget, most
         self._active = _overlaps(context.device) and context.options.sampler != NONE
         self._put = self._done = 0
         self._met: set[int] = set()
@@ -73,7 +80,7 @@ class Prefetcher:
         """Prefetch for workload ``i``, searched now, and for ``then``, the next ones (None: all that follow)."""
         if not self._active:
             return
-        coming = [i, *(range(i + 1, len(self._workloads)) if then is None else then)][:WORKLOADS]
+        coming = [i, *(range(i + 1, len(self._workloads)) if then is None else then)][: self._most]
         self._leave(coming)
         for k in coming:
             if k not in self._met and not self._context.measured(self._workloads[k]):

@@ -45,6 +45,11 @@ class Clock:
         others = self._fixed[1:]
         return time.monotonic() - self._begin + (statistics.fmean(others) if others else 0.0) >= self._timeout
 
+    @property
+    def end(self) -> float | None:
+        """The end of the run's time by ``time.monotonic()``; None without a limit."""
+        return None if self._timeout is None else self._begin + self._timeout
+
     def beside(self) -> Clock:
         """Return the clock of another device, with this clock's start."""
         other = Clock(self._timeout, self._shares, self._devices)
@@ -122,6 +127,7 @@ def alone(context: Context, turns: Turns) -> Generator[Result, None, None]:
         UserError: raised by :func:`autotune.tuner.study.tune`.
     """
     clock, begun = turns.clock(), False
+    context.end = clock.end
     with (
         Lease(context.store, context.owner),
         Prefetcher(context, turns.workloads, lambda i: turns.expected(clock, i)) as ahead,

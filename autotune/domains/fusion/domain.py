@@ -44,6 +44,11 @@ class Fusion(Domain):
 
         compile_ahead(workload, device)
 
+    def sample(self, number: int) -> Workload:
+        from autotune.domains.fusion.sample import region
+
+        return region(64 + number)
+
     def bytes_moved(self, workload: Workload) -> int:
         from autotune.ir.graph import Graph
 

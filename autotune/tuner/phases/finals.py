@@ -69,7 +69,8 @@ def compare(s: Session) -> Final:
 
     The comparison is interleaved, and its candidates are verified again on inputs of another seed. A baseline wins
     ties. The schedule then has no configuration, and the region runs the user's code. An earlier comparison with the
-    same finalists is not repeated, unless the machine was too busy to trust it.
+    same finalists is not repeated, unless the machine was too busy to trust it. There is no decision if the run ends
+    before the baselines are compiled.
     """
     stored = s.context.store.schedule_of(s.key)
     while True:
@@ -78,6 +79,8 @@ def compare(s: Session) -> Final:
             return Final()
         if stored is not None and _decided(s, stored, finalists):
             return _from_store(s, stored)
+        if not _has_baselines(s):
+            return Final()
         s.report("final", f"{len(finalists)} candidates against the baselines")
         outcomes = _run(s, finalists, again=stored is not None and stored.busy)
         if any(outcomes[config_key(m.config)].ok for m in finalists if s.allows(m.config)):
@@ -114,6 +117,18 @@ def _decided(s: Session, stored: Schedule, finalists: Sequence[Measurement]) -> 
     return all(m is not None and m.status is Status.OK for m in finals)
 
 
+def _has_baselines(s: Session) -> bool:
+    """Wait for the baselines' code; False if it is not there when the run ends.
+
+    Without an end, or after a long wait, the worker compiles them itself.
+    """
+    if (baselines := s.context.baselines(s.task.workload)) is None:
+        return True
+    left = s.context.left_s
+    found = baselines.wait(s.task.workload, s.task.device, left)
+    return found is not None or s.context.left_s > 0.0
+
+
 def _run(s: Session, finalists: Sequence[Measurement], again: bool) -> dict[str, Outcome]:
     """Compare the finalists and store the outcomes; ``again`` replaces the measurements of an earlier comparison."""
     contenders, outcomes = [], {}
@@ -124,8 +139,6 @@ def _run(s: Session, finalists: Sequence[Measurement], again: bool) -> dict[str,
         else:
             contenders.append(Contender(key, m.config, built.artifact))
     if contenders:
-        if (baselines := s.context.baselines(s.task.workload)) is not None:
-            baselines.wait(s.task.workload, s.task.device)
         outcomes |= _compared(s, contenders)
     for m in finalists:
         key = config_key(m.config)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,13 @@ import torch
 from torch import Tensor, nn
 
 import autotune
-from autotune import api
-from autotune.in_program import budget, contest, search
+from autotune.in_program import budget, contest, search, searcher
 from autotune.in_program.backend import dynamo_backend
+from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
 from autotune.store import Store
 from autotune.store.snapshot_writer import export_snapshot
-from autotune.tuner.result import Result
-from autotune.workload import Workload
-from tests.support.deployment import store_default
+from tests.support.runtime.searches import Searches
 
 STEPS = 2 * contest.WARM + 2 * contest.ROUNDS * contest.BLOCK
 
@@ -38,42 +37,12 @@ class Model(nn.Module):
         return self.norm(nn.functional.gelu(self.linear(x)) + x).square().mean()
 
 
-class Searches:
-    """In the place of the tuner: stores the default kernel of every workload.
-
-    Attributes:
-        labels: of the workloads of each search; ``seconds`` it was given.
-    """
-
-    def __init__(self) -> None:
-        self.labels: list[list[str]] = []
-        self.seconds: list[float] = []
-        self.during: Callable[[], object] = lambda: None
-        self.interrupted = False
-
-    def __call__(
-        self, workloads: Sequence[Workload], device: str, store: Store, *, timeout: float, **options: Any
-    ) -> list[Result]:
-        if "trials" not in options:  # the second pass over the same workloads
-            return []
-        self.labels.append([w.label for w in workloads])
-        self.seconds.append(timeout)
-        self.during()
-        results = []
-        for w in workloads:
-            found = store_default(store, w, device, edit=lambda s: replace(s, key=replace(s.key, policy="stub")))
-            winner = "autotune" if found.config is not None else "inductor"
-            results.append(Result(w.fingerprint, w.label, w.kind, device, "stub", winner=winner))
-        return [replace(results[0], interrupted=True)] if self.interrupted else results
-
-
 @pytest.fixture
 def searches(monkeypatch: pytest.MonkeyPatch, db: str) -> Iterator[Searches]:
     made = Searches()
-    monkeypatch.setattr(api, "tune_workloads", made)
+    monkeypatch.setattr(search, "Searcher", made)
     monkeypatch.setattr(budget, "_spent_s", 0.0)
     monkeypatch.setattr(search, "_contest", None)
-    monkeypatch.setattr("autotune.in_program.processes.Processes.begin", lambda self, graph: None)
     yield made
     torch._dynamo.reset()
 
@@ -147,9 +116,7 @@ def test_the_next_process_searches_nothing(searches: Searches, monkeypatch: pyte
 
 
 def test_a_larger_budget_searches_what_is_left(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        api, "tune_workloads", lambda workloads, *args, **options: searches(workloads[:1], *args, **options)
-    )
+    searches.most = 1
     for seconds, searched in ((100, 1), (120, 1), (200, 2)):
         monkeypatch.setattr(budget, "_spent_s", 0.0)
         train(1, search=seconds)
@@ -207,7 +174,7 @@ def test_a_spent_budget_leaves_the_program_as_torch_compile_has_it(
 def test_a_budget_that_compiling_takes_still_searches(
     searches: Searches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(search, "granted_s", lambda left, again_s: search.LEAST_S)
+    monkeypatch.setattr(search, "granted_s", lambda left, again_s, searched_s: search.LEAST_S)
     monkeypatch.setattr(search, "left_s", lambda seconds: search.LEAST_S)
     train(2 * contest.WARM, search=1000)  # the first steps run the code before the search
     assert len(searches.labels) == 1
@@ -235,9 +202,7 @@ def test_a_second_compilation_that_takes_more_than_the_budget_is_left_to_the_nex
 def test_an_interrupt_ends_the_program_and_the_next_process_goes_on(
     searches: Searches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        api, "tune_workloads", lambda workloads, *args, **options: searches(workloads[:1], *args, **options)
-    )
+    searches.most = 1
     searches.interrupted = True
     with pytest.raises(KeyboardInterrupt):
         train(1, search=100)
@@ -262,11 +227,24 @@ def test_a_search_that_fails_is_warned_of_and_the_program_trains_on(
     assert "CUDA out of memory" in warned[0]
 
 
-def test_random_numbers_of_the_program_are_those_without_a_search(searches: Searches) -> None:
-    def draw() -> None:
-        random.random(), np.random.rand(), torch.rand(3)
+def test_a_search_whose_process_is_killed_is_warned_of_and_the_program_trains_on(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Dying(Child):
+        def send(self, message: Any, blob: bytes = b"", timeout: float = 60.0) -> None:
+            super().send(message, blob, timeout)
+            os.kill(self.pid, 9)
 
-    searches.during = draw
+    monkeypatch.setattr(searcher, "Child", Dying)
+    monkeypatch.setattr(search, "Searcher", searcher.Searcher)
+    losses, _ = train(3, search=100)
+    assert losses == pytest.approx(eager(3), rel=1e-4)
+    warned = [r.getMessage() for r in caplog.records if "the search in the program failed" in r.getMessage()]
+    assert len(warned) == 1
+    assert "its process ended: killed by SIGKILL" in warned[0]
+
+
+def test_random_numbers_of_the_program_are_those_without_a_search(searches: Searches) -> None:
     model, x = Model(), torch.randn(64, 48)
     for seeded in (random.seed, np.random.seed, torch.manual_seed):
         seeded(3)

@@ -55,6 +55,7 @@ class Compilations:
         traced = Traced()
         with traced.kept():
             compile_graph(copied(gm), inputs, options, bare=True, code=new_name())
+        assert traced.seconds > 0.0
         with counting() as calls, traced.given():
             code = compile_graph(gm, inputs, options, code=new_name())
         self.traced += sum(call.call_count for call in calls)

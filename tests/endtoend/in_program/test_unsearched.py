@@ -21,8 +21,9 @@ from autotune.runtime.ladder import Level, Outcome
 from autotune.store import Store
 from autotune.store.records import PREDICTED
 from autotune.workload import Workload
-from tests.endtoend.in_program.test_search import STEPS, Searches, eager, faster, train
+from tests.endtoend.in_program.test_search import STEPS, eager, faster, train
 from tests.support.deployment import store_default
+from tests.support.runtime.searches import Searches
 
 DEFAULT = {"unsearched": "default"}
 
@@ -185,8 +186,7 @@ def test_a_slower_step_runs_inductors_code_and_a_search_still_searches_it(
     assert (autotune.counters().hits, autotune.counters().left) == (0, len(process.labels))
     torch._dynamo.reset()
     searches = Searches()
-    monkeypatch.setattr("autotune.api.tune_workloads", searches)
-    monkeypatch.setattr("autotune.in_program.processes.Processes.begin", lambda self, graph: None)
+    monkeypatch.setattr(search, "Searcher", searches)
     train(1, search=100)
     assert sorted(searches.labels[0]) == sorted(process.labels)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,8 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Busy:
     """A machine that calls itself quiet whatever else runs on it, until a test sets ``busy.others``."""
     state, compare = Busy(), Worker.compare
 
-    def told(self: Worker, contenders: Sequence[Contender], *, seed: int) -> dict[str, Outcome]:
-        outcomes = compare(self, contenders, seed=seed)
+    def told(self: Worker, contenders: Sequence[Contender], *, seed: int, **more: Any) -> dict[str, Outcome]:
+        outcomes = compare(self, contenders, seed=seed, **more)
         self.others = state.others
         return outcomes
 

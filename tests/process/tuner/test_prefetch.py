@@ -189,7 +189,7 @@ def test_plans_are_thought_out_once(context: Context, monkeypatch: pytest.Monkey
         return true(self, limit)
 
     monkeypatch.setattr(pair_domain.PairTask, "compositions", noted)
-    works = [pair_domain.workload({"rows": 8}, {"rows": r}) for r in range(2, 20)]
+    works = [pair_domain.workload({"rows": 8}, {"rows": r}) for r in range(2, 52)]
     for work in works:
         thread = threading.Thread(target=lambda work=work: list(first(context, work, ENDLESS)))
         thread.start()
@@ -290,3 +290,11 @@ def test_a_search_takes_what_was_built_ahead(
     of_the_second = min(k for k, name in enumerate(began) if name.startswith(works[1].label))
     last_of_the_first = max(k for k, name in enumerate(began) if name.startswith(works[0].label))
     assert (of_the_second < last_of_the_first) == active
+
+
+def test_a_caller_may_compile_for_more_workloads(context: Context) -> None:
+    works = [toy(rows=r) for r in range(2, 12)]
+    with Prefetcher(context, works, lambda i: ENDLESS, 7) as waiting:
+        waiting.advance(0)
+        settle(waiting)
+        assert {f for f, _ in noted(context)} == {w.fingerprint for w in works[:7]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -14,16 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autotune
-from autotune.in_program import budget
+from autotune.in_program import budget, search
 from autotune.in_program.backend import dynamo_backend
-from autotune.in_program.processes import Processes
 from autotune.runtime.deployment import deployment
-from autotune.store import Store
-from autotune.tuner.result import Result
-from autotune.workload import Workload
-from tests.support.deployment import store_default
 from tests.support.runtime.agreement_checks import softmax
 from tests.support.runtime.models import Block
+from tests.support.runtime.searches import Searches
 
 
 def step(rank: int, db: str, together: bool) -> dict[str, Any]:
@@ -35,22 +30,11 @@ def step(rank: int, db: str, together: bool) -> dict[str, Any]:
     os.environ["AUTOTUNE_DB"] = db
     torch._dynamo.reset()
     deployment().reset_counters()
-    searched: list[str] = []
-
-    def tune(
-        workloads: Sequence[Workload], device: str, store: Store, *, trials: int | None = None, **options: Any
-    ) -> list[Result]:
-        if trials is None:
-            return []
-        searched.extend(w.fingerprint for w in workloads)
-        for w in workloads:
-            store_default(store, w, device)
-        return [Result(w.fingerprint, w.label, w.kind, device, "stub", winner="autotune") for w in workloads]
-
+    searches = Searches()
     budget._spent_s = 0.0
-    with mock.patch("autotune.api.tune_workloads", tune), mock.patch.object(Processes, "begin"):
+    with mock.patch.object(search, "Searcher", searches):
         found = _collective() if together else _distributed(rank)
-    return {"searched": searched, "hits": autotune.counters().hits, "found": found}
+    return {"searched": searches.fingerprints, "hits": autotune.counters().hits, "found": found}
 
 
 def _distributed(rank: int) -> list[float]:

@@ -22,14 +22,10 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters as dynamo_counters
 
 import autotune
-from autotune.in_program import budget, contest
+from autotune.in_program import budget, contest, search
 from autotune.in_program.backend import dynamo_backend
-from autotune.in_program.processes import Processes
-from autotune.store import Store
-from autotune.tuner.result import Result
-from autotune.workload import Workload
-from tests.support.deployment import store_default
 from tests.support.lean import compile_lean
+from tests.support.runtime.searches import Searches
 
 STEPS = 2 * contest.WARM + 2 * contest.ROUNDS * contest.BLOCK + 2
 
@@ -46,21 +42,7 @@ class Model(nn.Module):
 
 
 def main(words: Sequence[str]) -> int:
-    most, searched = int(words[0]), list[str]()
-
-    def tune(
-        workloads: Sequence[Workload], device: str, store: Store, *, trials: int | None = None, **options: Any
-    ) -> list[Result]:
-        if trials is None:
-            return []
-        searched.extend(w.fingerprint for w in workloads)
-        results = []
-        for w in workloads[:most]:
-            found = store_default(store, w, device)
-            winner = "autotune" if found.config is not None else "inductor"
-            results.append(Result(w.fingerprint, w.label, w.kind, device, "stub", winner=winner))
-        return results
-
+    searches = Searches(int(words[0]))
     said: list[str] = []
 
     class Keep(logging.Handler):
@@ -73,8 +55,7 @@ def main(words: Sequence[str]) -> int:
     torch._functorch.config.enable_autograd_cache = True
     real = contest.judge
     with (
-        mock.patch("autotune.api.tune_workloads", tune),
-        mock.patch.object(Processes, "begin"),
+        mock.patch.object(search, "Searcher", searches),
         mock.patch.object(contest, "judge", lambda a, b: replace(real(a, b), kept="kept" in words)),
         mock.patch.object(contest, "MOST_STEPS", 1),
         mock.patch.object(budget, "_spent_s", 299.0 if "brief" in words else 0.0),
@@ -82,7 +63,7 @@ def main(words: Sequence[str]) -> int:
         losses = train(words)
     found = {
         "warnings": said,
-        "searched": searched,
+        "searched": searches.fingerprints,
         "looks_for_regions": "autotune.compiler.regions.find" in sys.modules,
         "counters": {k: v for k, v in autotune.counters().items() if v},
         "aot": {k: v for k, v in dynamo_counters["aot_autograd"].items() if k.startswith("autograd_cache")},

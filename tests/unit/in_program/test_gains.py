@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from autotune.domain import domain_of
-from autotune.in_program.processes import shares
-from autotune.in_program.search import LEAST_S, first_candidates, gains_left, granted_s
+from autotune.in_program.search import LEAST_S, granted_s
+from autotune.in_program.searching import first_candidates, gains_left, shares
 from autotune.tuner.result import Result
 from autotune.workload import PRODUCT, Workload
 from tests.support import zoo
@@ -63,10 +63,19 @@ def test_an_epilogue_is_searched_before_what_it_replaces_and_a_product_alone_beh
 
 
 @pytest.mark.parametrize(
-    ("left", "again_s", "granted"),
-    [(60.0, 10.0, 44.0), (60.0, 24.0, 30.0), (60.0, 90.0, 30.0), (6.0, 90.0, LEAST_S)],
+    ("left", "again_s", "before", "granted"),
+    [
+        (60.0, 10.0, 0.0, 44.0),
+        (60.0, 24.0, 0.0, 30.0),
+        (60.0, 90.0, 0.0, 30.0),
+        (60.0, 90.0, 20.0, 10.0),
+        (60.0, 24.0, 20.0, 30.0),
+        (60.0, 90.0, 70.0, LEAST_S),
+        (6.0, 90.0, 0.0, LEAST_S),
+    ],
 )
 def test_a_search_gets_half_of_the_budget_however_long_compiling_takes(
-    left: float, again_s: float, granted: float
+    left: float, again_s: float, before: float, granted: float
 ) -> None:
-    assert granted_s(left, again_s) == pytest.approx(granted)
+    """What it had beside the first compilation counts."""
+    assert granted_s(left, again_s, before) == pytest.approx(granted)

@@ -1,0 +1,157 @@
+"""The program's side of the process that searches (:mod:`autotune.in_program.searching`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from autotune import numerics
+from autotune.errors import UserError, first_line
+from autotune.in_program.telling import tell
+from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.runtime.inductor.survey import Surveyed, lacking
+from autotune.workload import Workload
+
+if TYPE_CHECKING:
+    from autotune.tuner.result import Progress, Result
+
+GRACE_S = 3.0
+"""Seconds for the last region after the search's time. Then the process is killed, and the region keeps no result."""
+_LOOK_S = 0.2  # between checks for an interrupt
+_STOP_S = 10.0
+"""Seconds for the current region after Ctrl-C."""
+MODULE = "autotune.in_program.searching"
+
+
+class Searcher:
+    """Context manager of a search on one device, in a process that begins while Inductor compiles.
+
+    Args:
+        device: "cpu" or "cuda:N".
+        seconds: that the search will probably have after Inductor has finished.
+    """
+
+    def __init__(self, device: str, seconds: float) -> None:
+        self.device = device
+        self._seconds = seconds
+        self._child: Child | None = None
+        self._error = ""
+        self._begun: float | None = None
+
+    @property
+    def searched_s(self) -> float:
+        """Seconds since it began to measure."""
+        return 0.0 if self._begun is None or self._error else time.monotonic() - self._begun
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._child is not None:
+            self._child.kill()
+
+    def start(self) -> None:
+        """Start the process, which starts others. Never raises. Linux ends it with the calling thread."""
+        if self._child is None:
+            try:
+                self._child = Child(MODULE)
+                self._send({"device": self.device, "numerics": numerics.read(), "seconds": self._seconds})
+            except OSError as error:
+                self._error = error.strerror or str(error)
+
+    def add(self, graph: Surveyed) -> None:
+        """Search the regions of a graph that lack a schedule. Never raises."""
+        try:
+            if counted := lacking([graph]).get(self.device, ()):
+                self.start()
+                quiet = _measures()
+                self._send({"workloads": _listed(counted), "quiet": quiet})
+                if self._begun is None and self.device != "cpu" and not quiet:
+                    self._begun = time.monotonic()
+        except Exception as error:
+            self._error = self._error or first_line(error)
+
+    def end(
+        self, counted: Sequence[tuple[Workload, int]], seconds: float, told: Callable[[Progress], object]
+    ) -> list[Result]:
+        """Search for ``seconds`` more, and :data:`GRACE_S` at most after that.
+
+        Args:
+            counted: all regions to search, with their numbers of occurrences.
+            told: callback for progress.
+
+        Returns:
+            A result of each turn; the last one is interrupted if the user interrupted the search.
+
+        Raises:
+            UserError: the search failed before any region had a kernel.
+            KeyboardInterrupt: a second Ctrl-C.
+        """
+        from autotune.tuner.ending import Interrupt
+        from autotune.tuner.result import Progress, Result
+
+        self.start()
+        results: list[Result] = []
+        last = time.monotonic() + seconds + GRACE_S
+        error, stopped = "", False
+        with Interrupt() as interrupt:
+            try:
+                self._send({"workloads": _listed(counted), "end": seconds})
+                while self._child is not None and not self._error:
+                    if interrupt.requested and not stopped:
+                        stopped = True
+                        self._send({"stop": True})
+                        last = min(last, time.monotonic() + _STOP_S)
+                    try:
+                        message, _ = self._child.receive(min(last, time.monotonic() + _LOOK_S))
+                    except ChildSilent:
+                        if time.monotonic() >= last:
+                            tell("the last region did not end in time, and is left to Inductor")
+                            break
+                        continue
+                    if "progress" in message:
+                        told(Progress(**message["progress"]))
+                    elif "result" in message:
+                        results.append(Result(**message["result"]))
+                    else:
+                        error = message["done"]
+                        break
+            except (ChildDied, ValueError) as death:
+                error = f"its process ended: {death}"
+        error = error or self._error
+        if interrupt.requested:
+            raise KeyboardInterrupt
+        if error and not any(result.winner == "autotune" for result in results):
+            raise UserError(error)
+        if error:
+            tell(f"the search ended early: {error}")
+        return results
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._child is None:
+            return
+        try:
+            self._child.send(message)
+        except ChildDied as death:
+            self._error = f"its process ended: {death}"
+        except ChildSilent:
+            self._error = "its process does not answer"
+
+
+def _listed(counted: Sequence[tuple[Workload, int]]) -> list[tuple[dict[str, Any], int]]:
+    return [(workload.to_json(), count) for workload, count in counted]
+
+
+def _measures() -> bool:
+    """True if Inductor measures on the device while it compiles."""
+    from torch._inductor import config
+
+    names = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+    return any(getattr(config, name, False) for name in names)
+
+
+__all__ = ["GRACE_S", "Searcher"]

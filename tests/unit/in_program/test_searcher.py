@@ -1,0 +1,184 @@
+"""The program's side of the process that searches: its time, its end, and its failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from autotune.errors import UserError
+from autotune.in_program import searcher
+from autotune.in_program.searcher import GRACE_S, Searcher
+from autotune.measure.child import ChildDied, ChildSilent
+from autotune.runtime.inductor.survey import Surveyed
+from autotune.tuner.result import Progress, Result
+from autotune.workload import Workload
+from tests.support.clock import Clock
+
+WORKLOAD = Workload("fusion", {}, label="norm")
+WON = {"result": asdict(Result("a", "norm", "fusion", "cpu", "", winner="autotune"))}
+LOST = {"result": asdict(Result("b", "gelu", "fusion", "cpu", "", winner="inductor"))}
+PROGRESS = {"progress": asdict(Progress("norm", "done", 3, 8, 0, 0, 9.0, 1.0, None))}
+
+
+class Process:
+    """In the place of the child. Each answer takes a second; then it is silent.
+
+    Attributes:
+        answers: frames, or what happens in their place.
+        sent: frames that it was sent.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.answers: list[dict[str, Any] | Callable[[], Any]] = []
+        self.sent: list[dict[str, Any]] = []
+        self.kills = 0
+        self._clock = clock
+
+    def __call__(self, module: str) -> Process:
+        assert module == "autotune.in_program.searching"
+        return self
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def receive(self, deadline: float) -> tuple[dict[str, Any], bytes]:
+        if not self.answers:
+            self._clock.ns = max(self._clock.ns, round(deadline * 1e9))
+            raise ChildSilent
+        self._clock.sleep(1.0)
+        answer = self.answers.pop(0)
+        found = answer() if callable(answer) else answer
+        if found is None:
+            raise ChildSilent
+        return found, b""
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(searcher, "time", made)
+    return made
+
+
+@pytest.fixture
+def process(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
+    made = Process(clock)
+    monkeypatch.setattr(searcher, "Child", made)
+    yield made
+    assert made.kills == 1
+
+
+def ended(seconds: float = 40.0, told: Callable[[Progress], object] = lambda progress: None) -> list[Result]:
+    with Searcher("cpu", 80.0) as found:
+        return found.end([(WORKLOAD, 3)], seconds, told)
+
+
+def test_results_and_progress_are_passed_on(process: Process) -> None:
+    process.answers = [PROGRESS, WON, LOST, {"done": ""}]
+    told: list[Progress] = []
+    assert [r.winner for r in ended(told=told.append)] == ["autotune", "inductor"]
+    assert told == [Progress("norm", "done", 3, 8, 0, 0, 9.0, 1.0, None)]
+    begin, end = process.sent
+    assert (begin["device"], begin["seconds"]) == ("cpu", 80.0)
+    assert end == {"workloads": [(WORKLOAD.to_json(), 3)], "end": 40.0}
+
+
+def test_a_search_never_takes_longer_than_its_time_and_a_grace(
+    process: Process, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process.answers = [WON]
+    assert [r.winner for r in ended(40.0)] == ["autotune"], "what has ended in time is kept"
+    assert clock.ns / 1e9 == pytest.approx(40.0 + GRACE_S)
+    assert "the last region did not end in time" in capsys.readouterr().err
+
+
+def test_a_search_that_ends_early_takes_no_more_time(process: Process, clock: Clock) -> None:
+    process.answers = [WON, {"done": ""}]
+    ended(40.0)
+    assert clock.ns / 1e9 == pytest.approx(2.0)
+
+
+def died() -> dict[str, Any]:
+    raise ChildDied("was killed by SIGKILL")
+
+
+@pytest.mark.parametrize("failure", [died, {"done": "no space left on device"}])
+def test_a_failure_keeps_the_kernels_that_were_found(
+    process: Process, capsys: pytest.CaptureFixture[str], failure: Any
+) -> None:
+    process.answers = [WON, failure]
+    assert [r.winner for r in ended()] == ["autotune"]
+    assert "the search ended early: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failure", [died, {"done": "no space left on device"}])
+def test_a_failure_without_a_kernel_is_an_error(process: Process, failure: Any) -> None:
+    process.answers = [LOST, failure]
+    with pytest.raises(UserError, match=r"SIGKILL|no space left"):
+        ended()
+
+
+def test_ctrl_c_ends_the_region_in_an_orderly_way(process: Process, clock: Clock) -> None:
+    process.answers = [WON, lambda: os.kill(os.getpid(), signal.SIGINT), {"done": ""}]
+    with pytest.raises(KeyboardInterrupt):
+        ended()
+    assert process.sent[-1] == {"stop": True}
+    assert clock.ns / 1e9 == pytest.approx(3.0)
+
+
+def test_after_ctrl_c_a_hanging_process_is_not_waited_for_long(process: Process, clock: Clock) -> None:
+    process.answers = [lambda: os.kill(os.getpid(), signal.SIGINT)]
+    with pytest.raises(KeyboardInterrupt):
+        ended(1000.0)
+    assert clock.ns / 1e9 == pytest.approx(1.0 + searcher._STOP_S)
+
+
+def test_a_second_ctrl_c_ends_it_at_once(process: Process, clock: Clock) -> None:
+    process.answers = [lambda: os.kill(os.getpid(), signal.SIGINT)] * 2
+    with pytest.raises(KeyboardInterrupt):
+        ended(1000.0)
+    assert clock.ns / 1e9 == pytest.approx(2.0)
+
+
+def test_a_graph_is_sent_while_inductor_compiles_it(
+    process: Process, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(searcher, "lacking", lambda graphs: {"cuda:0": [(WORKLOAD, 2)]})
+    with Searcher("cuda:0", 80.0) as found:
+        assert found.searched_s == 0.0
+        found.add(Surveyed("", "default", (), frozenset()))
+        clock.sleep(7.0)
+        assert found.searched_s == pytest.approx(7.0)
+    assert process.sent[1] == {"workloads": [(WORKLOAD.to_json(), 2)], "quiet": False}
+
+
+def test_nothing_is_measured_while_inductor_measures(
+    process: Process, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr(searcher, "lacking", lambda graphs: {"cuda:0": [(WORKLOAD, 2)]})
+    with Searcher("cuda:0", 80.0) as found, config.patch(max_autotune=True):
+        found.add(Surveyed("", "default", (), frozenset()))
+        clock.sleep(7.0)
+        assert found.searched_s == 0.0
+    assert process.sent[1]["quiet"]
+
+
+def test_a_failed_look_up_does_not_fail_the_compilation(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graphs: object) -> None:
+        raise RuntimeError("the database is locked")
+
+    monkeypatch.setattr(searcher, "lacking", fail)
+    with Searcher("cpu", 80.0) as found:
+        found.add(Surveyed("", "default", (), frozenset()))
+        with pytest.raises(UserError, match="the database is locked"):
+            found.end([(WORKLOAD, 1)], 10.0, lambda progress: None)

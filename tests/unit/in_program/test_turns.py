@@ -1,0 +1,79 @@
+"""Which region a search in a program takes next, by a clock that the tests set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autotune.in_program import searching
+from autotune.in_program.searching import Turns
+from autotune.tuner.result import Result
+from autotune.workload import Workload
+from tests.support.clock import Clock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(searching, "time", made)
+    monkeypatch.setattr(searching, "shares", lambda counted: {w.fingerprint: n * w.spec["mib"] for w, n in counted})
+    return made
+
+
+def region(name: str, mib: float = 1.0) -> Workload:
+    return Workload("toy", {"name": name, "mib": mib}, label=name)
+
+
+def result(of: Workload, us: float = 10.0, seconds: float = 2.0, **more: Any) -> Result:
+    return Result(of.fingerprint, of.label, of.kind, "cpu", "", best_us=us, bytes_moved=1000, seconds=seconds, **more)
+
+
+def label(turns: Turns) -> str:
+    turn = turns.next()
+    return "" if turn is None else turns.workloads[turn.number].label
+
+
+def test_the_region_that_may_save_most_goes_first_and_later_graphs_take_part(clock: Clock) -> None:
+    turns = Turns(80.0)
+    turns.add([(region("small", 1), 2), (region("large", 5), 1), (region("often", 1), 4)])
+    assert label(turns) == "large"
+    turns.add([(region("small", 1), 9), (region("late", 4.5), 1)])
+    assert [label(turns) for _ in range(3)] == ["small", "late", "often"]
+
+
+def test_a_region_with_much_to_gain_has_a_second_turn(clock: Clock) -> None:
+    slow, fast = region("slow"), region("fast")
+    turns = Turns(80.0)
+    turns.add([(slow, 1), (fast, 1)])
+    first = [turns.next(), turns.next()]
+    assert [t.budget.trials for t in first if t is not None] == [8, 8]
+    assert [t.granted for t in first if t is not None] == [0.0, 0.0], "a few candidates are no finished search"
+    turns.done(result(slow, 100.0))
+    turns.done(result(fast, 10.0))
+    again = turns.next()
+    assert again is not None
+    assert (turns.workloads[again.number], again.budget.trials, again.budget.timeout) == (slow, None, 4.0)
+    assert turns.next() is None, "nothing is left to gain"
+    turns.add([(region("late"), 1)])
+    assert label(turns) == "late"
+
+
+def test_no_turn_begins_that_does_not_fit_the_time(clock: Clock) -> None:
+    turns = Turns(80.0)
+    turns.add([(region(name), 1) for name in "abcd"])
+    turns.end = 20.0
+    for name, seconds in (("a", 9.0), ("b", 3.0), ("c", 3.0)):
+        assert label(turns) == name
+        turns.done(result(region(name), seconds=seconds))
+    clock.sleep(17.5)
+    assert turns.next() is None, "2.5 s are left, and a region takes 3; the first one waited for the processes"
+    clock.sleep(10.0)
+    assert turns.left_s == 0.0
+
+
+def test_the_end_may_come_before_the_first_turn(clock: Clock) -> None:
+    turns = Turns(80.0)
+    turns.add([(region("a"), 1)])
+    turns.end = 0.0
+    assert turns.next() is None

@@ -1,0 +1,68 @@
+"""A final comparison's wait for the baselines' code, by a clock that the tests set."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autotune.measure.baselines import BaselinePool
+from autotune.measure.policy import Policy
+from autotune.tuner import context as contexts
+from autotune.tuner.context import Context
+from autotune.tuner.phases import finals
+from autotune.workload import Workload
+from tests.support.clock import Clock
+
+
+class Baselines:
+    """A pool whose compilation takes so many seconds."""
+
+    def __init__(self, clock: Clock, takes_s: float) -> None:
+        self._clock, self._takes_s = clock, takes_s
+
+    def wait(self, workload: Workload, device: str, seconds: float) -> object | None:
+        self._clock.sleep(min(self._takes_s, seconds, 30.0))
+        return object() if self._takes_s <= min(seconds, 30.0) else None
+
+
+@pytest.mark.parametrize(
+    ("takes_s", "end", "compared", "waited_s"),
+    [
+        (4.0, 10.0, True, 4.0),
+        (20.0, 10.0, False, 10.0),  # the run ends before the code is there
+        (0.0, 0.0, True, 0.0),  # it was there already
+        (2.0, 0.0, False, 0.0),
+        (40.0, 90.0, True, 30.0),  # the worker compiles it
+        (40.0, None, True, 30.0),
+    ],
+)
+def test_a_comparison_waits_no_longer_than_the_run_lasts(
+    monkeypatch: pytest.MonkeyPatch, takes_s: float, end: float | None, compared: bool, waited_s: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(contexts, "time", clock)
+    given: Any = {"store": None, "_baselines": Baselines(clock, takes_s)}
+    context = Context(device="cuda:0", policy=Policy(method="cpu"), end=end, **given)
+    session: Any = SimpleNamespace(
+        context=context, task=SimpleNamespace(workload=Workload("fusion", {}), device="cuda:0")
+    )
+    assert finals._has_baselines(session) is compared
+    assert clock.ns / 1e9 == pytest.approx(waited_s)
+
+
+def test_a_pool_waits_no_longer_than_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+
+    class Future:
+        def result(self, timeout: float) -> None:
+            waited.append(timeout)
+            raise TimeoutError
+
+    monkeypatch.setattr(BaselinePool, "submit", lambda self, workload, device, config: Future())
+    monkeypatch.setattr(BaselinePool, "keep", lambda self, workload, device, config, future: None)
+    with BaselinePool(1) as pool:
+        assert pool.wait(Workload("fusion", {}), "cuda:0", 7.0) is None
+        assert pool.wait(Workload("fusion", {}), "cuda:0") is None
+    assert waited == [7.0, 30.0]
