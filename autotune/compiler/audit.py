@@ -15,7 +15,7 @@ from autotune.compiler.assemble import draft, launch_of
 from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.targets.cuda.compile import blocks_per_sm, taken
-from autotune.compiler.targets.cuda.source import GENERATOR, OVERWRITES
+from autotune.compiler.targets.cuda.names import GENERATOR, OVERWRITES
 from autotune.errors import BuildError, Superseded, Unsupported
 from autotune.ir.graph import Graph
 from autotune.task import Artifact, Choice, Kernel

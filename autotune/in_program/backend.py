@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
+import torch._inductor.compile_fx  # when torch.compile is called, as for torch's own backend, and not in the first step
 from torch import fx
 
 from autotune.errors import UserError

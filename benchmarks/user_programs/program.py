@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -44,11 +45,13 @@ class Compiler:
         contender: one of :data:`CONTENDERS`, or "eager".
         mode: of ``torch.compile``; one other than "default" replaces a program's own.
         seconds: of the option "search".
+        took: seconds of each call of ``torch.compile``, which imports Inductor.
     """
 
     contender: str = EAGER
     mode: str = "default"
     seconds: float = 0.0
+    took: list[float] = field(default_factory=list, compare=False)
 
     def __call__(self, target: Any, **own: Any) -> Any:
         """Compile a function or module.
@@ -56,7 +59,12 @@ class Compiler:
         Args:
             own: arguments that the program's user gives to ``torch.compile``.
         """
-        return target if self.contender == EAGER else torch.compile(target, **self.arguments(**own))
+        if self.contender == EAGER:
+            return target
+        begin = time.perf_counter()
+        made = torch.compile(target, **self.arguments(**own))
+        self.took.append(time.perf_counter() - begin)
+        return made
 
     def arguments(self, mode: str | None = None, **own: Any) -> dict[str, Any]:
         """Arguments of ``torch.compile``.

@@ -99,8 +99,8 @@ def test_the_reader_of_imports_sees_all_forms(tmp_path: Path, monkeypatch: pytes
 
 
 def loaded_by(statement: str) -> set[str]:
-    """Top-level names in ``sys.modules`` of a new process that ran ``statement``."""
-    code = f"{statement}\nimport sys\nprint(*sorted({{n.partition('.')[0] for n in sys.modules}}))"
+    """The modules of a new process that ran ``statement``."""
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
@@ -111,6 +111,18 @@ def loaded_by(statement: str) -> set[str]:
 )
 def test_deployment_loads_no_search_and_no_compiler(module: str) -> None:
     assert not loaded_by(f"import {module}") & {"optuna", "alembic", "numba", "llvmlite"}
+
+
+def test_code_from_torchs_caches_loads_nothing_that_makes_kernels() -> None:
+    """A second process imports these modules in its first step."""
+    names = ("runtime.inductor.code", "runtime.inductor.region_call", "compiler.capture.hooks")
+    loaded = loaded_by("import " + ", ".join(f"autotune.{name}" for name in (*names, "compiler.capture.attention")))
+    makers = {"compiler.kernel.nodes", "compiler.planner", "compiler.lower.rules", "ir.graph", "store.store"}
+    makers |= {
+        "runtime.inductor.product_call",
+        *(f"compiler.capture.attention.{name}" for name in ("padded", "spanned")),
+    }
+    assert not loaded & {f"autotune.{name}" for name in makers}
 
 
 def test_importing_the_package_costs_nothing() -> None:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import operator
 import os
 import pickle
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,15 +51,37 @@ def device_of(inputs: Sequence[Any]) -> str | None:
 
 
 def name_of(gm: fx.GraphModule, device: str) -> str:
-    """Return the SHA-256 of a Dynamo graph: its code, the layouts of its inputs, and the kind of device.
+    """Return the SHA-256 of a Dynamo graph: its calls, the layouts of its inputs, and the kind of device.
 
     Args:
         device: "cpu" or "cuda:N"; its index does not matter.
     """
-    layouts = [_layout(node.meta.get("example_value")) for node in gm.graph.nodes if node.op == "placeholder"]
-    code = gm.graph.python_code("self").src  # gm.code would change the graph's key in torch's caches
-    text = re.sub(r"cuda:\d+", "cuda", f"{code}{layouts}")
+    text = _UNNAMED.sub(lambda found: found[1] or "", "\n".join(_lines(gm)))
     return hashlib.sha256(f"{text}{identify(device).fingerprint}".encode()).hexdigest()
+
+
+_UNNAMED = re.compile(r"(cuda):\d+| at 0x[0-9a-f]+")
+"""The parts of a graph's text that differ between processes: indices of devices, and addresses."""
+
+
+def _lines(gm: fx.GraphModule) -> Iterator[str]:
+    """A line for each node of a graph and of the graphs that it calls.
+
+    It is faster than the graph's Python code, and does not change the graph's key in torch's caches, as
+    ``gm.code`` would.
+    """
+    targets: dict[Any, str] = {}
+    for node in gm.graph.nodes:
+        target = targets.get(node.target)
+        if target is None:
+            target = targets[node.target] = node._pretty_print_target(node.target)
+        yield f"{node.name} {node.op} {target} {node.args} {node.kwargs}"
+        if node.op == "placeholder":
+            yield _layout(node.meta.get("example_value"))
+        elif node.op in ("get_attr", "call_module"):
+            called = operator.attrgetter(target)(gm)
+            if isinstance(called, fx.GraphModule):
+                yield from _lines(called)
 
 
 def _layout(value: Any) -> str:

@@ -22,12 +22,10 @@ from torch import fx
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import at_sizes
-from autotune.compiler.targets.cuda.source import OVERWRITES
+from autotune.compiler.targets.cuda.names import OVERWRITES
 from autotune.device import environment, identify
 from autotune.errors import Unsupported
-from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
-from autotune.runtime.inductor import product_call
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import executor_of
@@ -135,7 +133,9 @@ def load_call(text: str) -> Call:
     with own.loading:
         found = own.calls.get(text)
         if found is None:
-            if text.startswith(product_call.PREFIX):
+            if ":" in text:
+                from autotune.runtime.inductor import product_call
+
                 found = product_call.load(text, Operators)
             else:
                 call = RegionCall.of(text)
@@ -224,8 +224,12 @@ def _ready(call: RegionCall) -> Call:
         key = call.tuned, region, call.device, tensors
         made = own.prepared.get(key)
         always = checked_calls(found.proven and exact, call.verify)
-        graph = Graph.from_json(call.spec) if made is None or always is not None else None
-        tuned = None if exact or graph is None else Graph.from_json(found.tuned.spec)
+        graph = tuned = None
+        if made is None or always is not None:
+            from autotune.ir.graph import Graph
+
+            graph = Graph.from_json(call.spec)
+            tuned = None if exact else Graph.from_json(found.tuned.spec)
         where = torch.device(call.device)
         if made is None:
             assert graph is not None

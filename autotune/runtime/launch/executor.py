@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autotune.ir.graph import Graph
 from autotune.runtime.deployment import deployment
 from autotune.runtime.launch.cuda import REFUSED, Launch, make_launch
 from autotune.runtime.launch.prepared import Prepared, TensorSpec, prepare
@@ -21,6 +20,7 @@ from autotune.store.records import Schedule
 
 if TYPE_CHECKING:
     from autotune.compiler.planner.groups import Plan
+    from autotune.ir.graph import Graph
 
 _EMPTY = {
     "cpu": getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None),
@@ -104,8 +104,8 @@ class Executor:
     """
 
     __slots__ = (
-        "_alloc", "_device", "_empty", "_index", "_inputs", "_is_cuda", "_results", "_scratch", "_steps", "_stream",
-        "_takes", "call",
+        "_alloc", "_call", "_device", "_empty", "_index", "_inputs", "_is_cuda", "_results", "_scratch", "_steps",
+        "_stream", "_takes",
     )  # fmt: skip
 
     def __init__(
@@ -129,7 +129,14 @@ class Executor:
         self._results = tuple(results)  # index of the k-th output of the graph among the region's
         self._scratch = tuple(((n,), (1,), dtype) for dtype, n in scratch)
         self._steps, self._takes = tuple(steps), len(inputs)
-        self.call: Callable[..., tuple[torch.Tensor, ...]] = self._straight() if steps else self.__call__
+        self._call: Callable[..., tuple[torch.Tensor, ...]] | None = None
+
+    @property
+    def call(self) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """The executor as straight-line code."""
+        if self._call is None:
+            self._call = self._straight() if self._steps else self.__call__
+        return self._call
 
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self._run(tensors)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune.errors import BuildError, Unsupported
-from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.runtime.launch.cuda import check_rule
 from autotune.store.records import Schedule
 from autotune.task import Kernel
 
 if TYPE_CHECKING:
     from autotune.compiler.planner.groups import Plan
+    from autotune.ir.graph import Graph
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,8 @@ _MOST_SCRATCH = 1 << 40
 
 
 def _is_scratch(described: tuple[str, int]) -> bool:
+    from autotune.ir.graph import STORAGE_BYTES
+
     storage, elements = described
     return storage in STORAGE_BYTES and type(elements) is int and 0 <= elements < _MOST_SCRATCH
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
-from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
 from autotune.runtime.deployment import deployment
+
+if TYPE_CHECKING:
+    from autotune.ir.graph import Graph
 
 log = logging.getLogger("autotune")
 
@@ -58,6 +61,7 @@ class Check:
         self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]
     ) -> str:
         """The error of the outputs of kernels that ran on ``inputs``; "" for none."""
+        from autotune.ir.graph import FLOATS, REDUCTIONS
         from autotune.ir.oracle import from_float, may_explain
         from autotune.measure.verify import compare
 

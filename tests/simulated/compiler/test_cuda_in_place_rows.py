@@ -17,8 +17,8 @@ from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import overwritable, overwritable_rows
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
+from autotune.compiler.targets.cuda.names import OVERWRITES
 from autotune.compiler.targets.cuda.rows import kernel
-from autotune.compiler.targets.cuda.source import OVERWRITES
 from autotune.ir.graph import Graph
 from autotune.ir.inputs import make_inputs
 from tests.simulated.compiler.test_cuda_in_place import emitted, half, task_of

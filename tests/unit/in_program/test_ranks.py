@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -78,3 +79,26 @@ def test_equal_graphs_of_several_devices_have_one_name() -> None:
     assert first == name_of(graph("cuda:3", 4), "cpu")
     assert first != name_of(graph("cuda:0", 5), "cpu"), "other sizes"
     assert first != name_of(graph("cuda:0", 4, "sigmoid"), "cpu"), "other operators"
+
+
+def calling(inner: fx.GraphModule, fn: Callable[..., object]) -> fx.GraphModule:
+    """A graph that calls another one, as activation checkpointing does, with a function among the arguments."""
+    made = fx.Graph()
+    x = made.placeholder("x")
+    made.output(made.call_function(torch.ops.higher_order.invoke_subgraph, (made.get_attr("body"), fn, x)))
+    root = torch.nn.Module()
+    root.body = inner
+    return fx.GraphModule(root, made)
+
+
+def test_a_graph_is_named_by_the_graphs_that_it_calls_and_by_no_address() -> None:
+    def one() -> None: ...
+
+    first = one
+
+    def one() -> None: ...  # type: ignore[no-redef]
+
+    assert repr(first) != repr(one)
+    name = name_of(calling(graph("cuda:0", 4), first), "cpu")
+    assert name == name_of(calling(graph("cuda:1", 4), one), "cpu")
+    assert name != name_of(calling(graph("cuda:0", 4, "sigmoid"), first), "cpu"), "other operators in the called graph"

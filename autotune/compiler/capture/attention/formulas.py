@@ -63,8 +63,9 @@ def axis(place: int) -> sympy.Symbol:
     return sympy.Symbol(f"r{place}", integer=True, nonnegative=True)
 
 
-IS_NOT_LATER = AtMost(axis(0) - axis(1))
-"""The condition of a causal mask ``[..., queries, keys]``: the key is no later than the query."""
+def is_not_later() -> AtMost:
+    """The condition of a causal mask ``[..., queries, keys]``: the key is no later than the query."""
+    return AtMost(axis(0) - axis(1))  # the first sum in a process imports much of sympy
 
 
 class Formulas:

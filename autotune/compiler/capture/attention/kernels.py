@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH
-
 _HALF = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 128
 """Largest head size; above it the kernels in Triton would spill."""
@@ -27,6 +25,9 @@ def kernel_of(
     """
     if not _run_by_triton(query, key, value) or torch.are_deterministic_algorithms_enabled():
         return None
+    # Imported for a call that is rewritten: registering operators takes tens of milliseconds.
+    from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH
+
     cuda = torch.backends.cuda
     told = cuda.SDPAParams(query, key, value, None, float(dropout), causal, True)
     if causal and not window and cuda.can_use_cudnn_attention(told, False):

@@ -51,10 +51,9 @@ from autotune.compiler.capture.attention.calls import (
 from autotune.compiler.capture.attention.constants import Constants
 from autotune.compiler.capture.attention.documents import is_of_documents
 from autotune.compiler.capture.attention.effects import Contexts, Writes, called
-from autotune.compiler.capture.attention.formulas import IS_NOT_LATER, Formulas
+from autotune.compiler.capture.attention.formulas import Formulas, is_not_later
 from autotune.compiler.capture.attention.kernels import has_spans, kernel_of
 from autotune.compiler.capture.attention.padding import Padding, has_row_spans, padding_of
-from autotune.compiler.capture.attention.spanned import SPANNED, SPANS
 
 log = logging.getLogger("autotune")
 
@@ -89,11 +88,10 @@ def _rewritten(
     spanned: frozenset[fx.Node] = frozenset(),
 ) -> int:
     walk = _Walk(gm.graph, writes, contexts, constants, formulas, causal or {}, spanned)
-    changed, met = 0, False
+    nodes, changed, ended = list(gm.graph.nodes), 0, False
     try:
-        for node in list(gm.graph.nodes):
+        for node in nodes:
             if node.target is scaled_dot_product_attention:
-                met = True
                 changed += walk.visit(node)
             elif (alone := _called_alone(gm, node)) is not None:
                 inner, operands = alone
@@ -105,8 +103,9 @@ def _rewritten(
                 spanned = frozenset(p for p, a in tensors.items() if walk.sees_spans(a))
                 known = Constants(inner.graph, writes, held)
                 changed += _rewritten(inner, writes, within, known, formulas.inside(read), masks, spanned)
+        ended = True
     finally:  # also if a rule fails on a later call
-        if met:
+        if changed or not ended or len(gm.graph.nodes) != len(nodes):
             gm.graph.lint()
             gm.recompile()
     return changed
@@ -247,7 +246,7 @@ class _Walk:
         formula = self._formulas.of(mask)
         if formula is None:
             return None
-        found: Hides | None = "what comes later" if square and formula.element == IS_NOT_LATER else None
+        found: Hides | None = "what comes later" if square and formula.element == is_not_later() else None
         if formula.element is True or (fake(mask).is_floating_point() and formula.element == 0):
             found = "nothing"
         if found is not None:
@@ -373,6 +372,8 @@ class _Walk:
         query, key, value = map(fake, given)
         if not has_spans(query, key, value, call.dropout_p):
             return None
+        from autotune.compiler.capture.attention.spanned import SPANNED  # registers operators, which takes long
+
         spans = self._spans_of(node, mask, (query.shape[0], queries, keys))
         return None if spans is None else self._function(node, SPANNED, *given, *spans, scale)
 
@@ -397,6 +398,8 @@ class _Walk:
                 seen = self._method(node, *(("select", mask, 1, 0) if value.ndim == 4 else ("unsqueeze", mask, 0)))
             if fake(seen).shape[0] != shape[0]:
                 seen = self._method(node, "expand", seen, *shape)
+            from autotune.compiler.capture.attention.spanned import SPANS
+
             spans = self._function(node, SPANS, seen)
             parts = [self._function(node, operator.getitem, spans, place) for place in range(3)]
             made = self._spans[mask, shape[0]] = node, (seen, *parts)

@@ -15,7 +15,8 @@ from typing import Any
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Do, Function, Pointer, Stmt, Var, when
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT
-from autotune.compiler.targets.cuda.source import GENERATOR, CudaSource
+from autotune.compiler.targets.cuda.names import GENERATOR
+from autotune.compiler.targets.cuda.source import CudaSource
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 

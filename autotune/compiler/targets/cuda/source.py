@@ -10,15 +10,9 @@ from typing import Any, Self
 from autotune.compiler.kernel.nodes import Stmt
 from autotune.compiler.kernel.rewrite import expressions_of
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, Counts, Units, check_launch
+from autotune.compiler.targets.cuda.names import GENERATOR, OVERWRITES, PREFIX
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
-
-GENERATOR = "cuda-4"
-"""Version of the emitted code, which is part of an artifact; it changes with the meaning of the code."""
-OVERWRITES = "overwrites"
-"""The key of launch data for pairs of an input and an output that may be one tensor."""
-PREFIX = "autotune_"
-"""Prefix of the names of autotune's kernels, in profiles and cubins."""
 
 
 def overwrite_launch(overwrites: Sequence[tuple[int, int]], graph: Graph) -> dict[str, Any]:
