@@ -33,7 +33,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.compiler.capture.attention import kernels, rewrite_attention, rules
+from autotune.compiler.capture.attention import kernels, masks, rewrite_attention
 from tests.gpu.command import keep
 
 SHAPES: dict[str, tuple[int, int, int, int, int, bool, int]] = {
@@ -112,7 +112,7 @@ def ways(changed: list[int]) -> dict[str, Any]:
         return compile_fx(gm, list(examples))
 
     def by_spans(gm: Any, examples: Sequence[Any]) -> Any:
-        force = functools.partial(mock.patch.object, rules)
+        force = functools.partial(mock.patch.object, masks)
         with force("kernel_of", return_value=None), force("has_row_spans", return_value=True):
             return rewritten(gm, examples)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import autotune
-from autotune.compiler.capture.attention import rules
+from autotune.compiler.capture.attention import masks as masks_of_data
 from tests.support.compiler import spanned_attention  # noqa: F401
 from tests.support.compiler.padded_attention import REFERENCE
 
@@ -41,12 +41,12 @@ def masks() -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("make", "apart"), [(bert, 1e-9), (llama, 1e-5)])  # Llama's norms compute in fp32
 def test_a_training_step_with_a_mask(make: Any, apart: float, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "kernel_of", lambda *call: REFERENCE)
+    monkeypatch.setattr(masks_of_data, "kernel_of", lambda *call: REFERENCE)
     agree(make(), [{"attention_mask": mask} for mask in masks().values()], apart)
 
 
 def test_a_training_step_of_packed_documents(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "has_spans", lambda *call: True)
+    monkeypatch.setattr(masks_of_data, "has_spans", lambda *call: True)
     given = []
     for cuts in ([TOKENS], [5, 7], [1, 1, 8, 2], [1] * TOKENS):
         packed = torch.cat([torch.arange(count) for count in cuts])

@@ -12,7 +12,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
-from autotune.compiler.capture.attention import rewrite_attention, rules
+from autotune.compiler.capture.attention import masks, rewrite_attention
 from autotune.compiler.capture.attention.kernels import kernel_of
 from autotune.compiler.capture.attention.padded import _bounds
 from tests.support.compiler.padded_attention import REFERENCE
@@ -27,7 +27,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Begin without compiled code, and with a kernel for CPUs."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    monkeypatch.setattr(rules, "kernel_of", lambda *call: None if call[5] else REFERENCE)
+    monkeypatch.setattr(masks, "kernel_of", lambda *call: None if call[5] else REFERENCE)
     yield
     torch._dynamo.reset()
 

@@ -12,7 +12,7 @@ from torch._dynamo.backends.registry import lookup_backend
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
-from autotune.compiler.capture.attention import rewrite_attention, rules
+from autotune.compiler.capture.attention import masks, rewrite_attention
 from autotune.compiler.capture.attention.kernels import has_spans
 from autotune.compiler.capture.attention.spanned import SPANNED, SPANS, _spans
 from tests.support.compiler import spanned_attention
@@ -26,7 +26,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Begin without compiled code, and with kernels for CPUs."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    monkeypatch.setattr(rules, "has_spans", lambda *call: not call[3])
+    monkeypatch.setattr(masks, "has_spans", lambda *call: not call[3])
     yield
     torch._dynamo.reset()
 
