@@ -8,6 +8,7 @@ exchange: the gradient of the weights, in a backward pass. The strategy is that 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from autotune.domains.c3.tensor_parallel.sites import SHORT, Site, sites
 from autotune.errors import UserError
 from autotune.task import Config
 
+_site = lru_cache(maxsize=4096)(Site)
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("all_gather_matmul(Tensor x, Tensor[] factors, int ranks, str group) -> (Tensor, Tensor[])")
 _library.define("begin_matmul_scatter(Tensor[] left, Tensor[] factors, int ranks, str group) -> Tensor")
@@ -36,7 +38,7 @@ def _gather(x: Tensor, factors: Sequence[Tensor], ranks: int, group: str) -> tup
     line = sites.line(group, x.device)
     rows = batched.shape[0] * batched.shape[1] * ranks
     width = sum(factor.shape[1] for factor in factors)
-    site = Site("all_gather", rows, width, x.shape[-1], SHORT[x.dtype], ranks, group)
+    site = _site("all_gather", rows, width, x.shape[-1], SHORT[x.dtype], ranks, group)
     gathered, results = line.gather_products(batched, factors, *_how(sites.strategy(site, line, x.device), ranks))
     if x.dim() == 3:
         return gathered, results
@@ -48,7 +50,7 @@ def _begin(left: Sequence[Tensor], factors: Sequence[Tensor], ranks: int, group:
     line = sites.line(group, left[0].device)
     inner = sum(factor.shape[0] for factor in factors)
     rows = batched[0].shape[0] * batched[0].shape[1]
-    site = Site("reduce_scatter", rows, factors[0].shape[1], inner, SHORT[left[0].dtype], ranks, group)
+    site = _site("reduce_scatter", rows, factors[0].shape[1], inner, SHORT[left[0].dtype], ranks, group)
     parts = line.begin_scatter(batched, factors, *_how(sites.strategy(site, line, left[0].device), ranks))
     return parts if left[0].dim() == 3 else parts[:, 0]
 

@@ -232,7 +232,8 @@ class Line:
         if kernel is None:
             return parts.sum(0)
         out = _empty(parts, *parts.shape[1:])
-        pointers = [part.data_ptr() for part in (*parts.unbind(0), out)]
+        begin = parts.data_ptr()
+        pointers = [*(begin + out.nbytes * rank for rank in range(self.ranks)), out.data_ptr()]
         launch(kernel, out.device.index or 0, _BLOCKS, pointers, out.numel(), main.cuda_stream)
         return out
 

@@ -81,9 +81,11 @@ class Sites:
     def strategy(self, site: Site, line: Line, device: torch.device) -> Config | None:
         """Count a call, and return its strategy. A collective call the first time."""
         self.seen[site] += 1
-        if site not in self.chosen:
-            self.chosen[site] = self._look_up(site, line, device)
-        return self.chosen[site]
+        try:
+            return self.chosen[site]
+        except KeyError:
+            self.chosen[site] = found = self._look_up(site, line, device)
+            return found
 
     def identity(self) -> str:
         """The settings that compiled graphs depend on, apart from the default database."""
