@@ -44,12 +44,18 @@ from tests.support.zoo import (
     workloads_of,
 )
 
+ALONE = torch.__version__ >= "2.13"
+"""Whether the sums are the only region. Earlier versions compute masks of padding, and int64 places, beforehand."""
+
 
 def graph_of(case: Case) -> Graph:
-    """The one group of a case."""
-    (work,) = workloads_of(case)
-    (group,) = FusionTask(work, "cuda:0", target="sm_90", sms=3).plan.groups
-    return group.graph
+    """The one group of a case that has sums."""
+    groups = [
+        group for work in workloads_of(case) for group in FusionTask(work, "cuda:0", target="sm_90", sms=3).plan.groups
+    ]
+    (graph,) = (group.graph for group in groups if scheme_of(group.graph).name == "scatter")
+    assert len(groups) == 1 or not ALONE
+    return graph
 
 
 def gradient(places: int, columns: int, tokens: int, d: torch.dtype = F32, i: torch.dtype = I64) -> Graph:
@@ -83,12 +89,15 @@ def inputs_at(graph: Graph, places: Tensor, seed: int = 0) -> list[Tensor]:
 
 @pytest.mark.parametrize("case", SCATTERS, ids=str)
 def test_kernels_of_the_zoo(case: Case) -> None:
+    schemes = []
     for work in workloads(case.name):
         task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+        schemes += [scheme_of(group.graph).name for group in task.plan.groups]
         for n, config in enumerate([task.default(), *random_configs(task, 1, seed=5)]):
             for group, part in zip(task.plan.groups, group_configs(task.plan, config), strict=True):
-                assert scheme_of(group.graph).name == "scatter"
                 check_group(group.graph, scheme_of(group.graph).emit(group.graph, part, 3), seed=n, special=n % 2 == 1)
+    assert "scatter" in schemes
+    assert set(schemes) == {"scatter"} or not ALONE
 
 
 @pytest.mark.parametrize(
