@@ -132,7 +132,7 @@ def searched(rank: int, db: str, gain: float, way: str = "", steps: int = 30) ->
             looked_up = train(rank, second, again, 4, way)
             chosen, repeated = plain(handle.chosen), plain(again.chosen)
             text = repr(again)
-            pools = [deploy_group(seen.group, torch.device("cpu")).keep("symmetric buffers", list)
+            pools: list[list[Any]] = [deploy_group(seen.group, torch.device("cpu")).keep("symmetric buffers", list)
                      for seen in handle._traffic.seen.values()]  # fmt: skip
             for pool in pools:
                 pool.append("a buffer that no engine uses")
