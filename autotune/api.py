@@ -311,7 +311,7 @@ def _method(plans: str, ablation: str) -> dict[str, Any]:
     if (plans, ablation) == ("measured", "full"):
         return {}
     from autotune.compiler.planner.beam import choose
-    from autotune.tuner.sampling import NONE
+    from autotune.tuner.samplers import NONE
 
     method, searched = choose(plans, ablation)
     return {"method": method} if searched else {"method": method, "sampler": NONE}

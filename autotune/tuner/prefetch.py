@@ -17,7 +17,7 @@ from autotune.task import Config, Task, config_key
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget
 from autotune.tuner.phases import compose
-from autotune.tuner.sampling import NONE
+from autotune.tuner.samplers import NONE
 from autotune.tuner.seeds import planned, remembered, winners
 from autotune.workload import Workload
 

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from autotune.cli.options import JSON_HELP, natural_int, positive_int
 from autotune.cli.output import console
-from autotune.tuner.sampling import DEFAULT, SAMPLERS, make_sampler
+from autotune.tuner.samplers import DEFAULT, SAMPLERS, make_sampler
 from benchmarks.replay.recording import Recording, load_all
 from benchmarks.replay.search import Trace, check_help, search
 

@@ -20,9 +20,10 @@ from autotune.store.store import Store
 from autotune.task import Artifact, Composition, Task, config_key
 from autotune.tuner import seeds
 from autotune.tuner.context import Context, Session
+from autotune.tuner.history import History
 from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.phases.explore import Explorer
-from autotune.tuner.sampling import History, is_guided
+from autotune.tuner.samplers import is_guided
 from autotune.workload import Workload
 from benchmarks.replay.recording import Recording, Row
 
@@ -173,7 +174,7 @@ def search(
     """Search a recording until so many candidates are measured, or none is left.
 
     Args:
-        sampler: of :data:`autotune.tuner.sampling.SAMPLERS`.
+        sampler: of :data:`autotune.tuner.samplers.SAMPLERS`.
         without: of :data:`HELP`, what to leave out. Without "seeds" the search begins at a random candidate.
         asked: configurations to measure first.
         processes: that compile ahead of measuring, and so how many candidates are proposed before an answer;

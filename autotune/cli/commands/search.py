@@ -40,8 +40,8 @@ from autotune.cli.searching import (
 from autotune.domain import domain_of
 from autotune.errors import UserError, safe_line
 from autotune.tuner.result import Result
-from autotune.tuner.sampling import DEFAULT as SAMPLER
-from autotune.tuner.sampling import SAMPLERS
+from autotune.tuner.samplers import DEFAULT as SAMPLER
+from autotune.tuner.samplers import SAMPLERS
 from autotune.words import plural
 from autotune.workload import Workload
 

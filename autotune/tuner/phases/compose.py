@@ -33,7 +33,7 @@ from autotune.tuner.phases.explore import (
     may_be_at_floor,
 )
 from autotune.tuner.phases.screen import explore, learn_stored, settled
-from autotune.tuner.sampling import NONE, is_guided
+from autotune.tuner.samplers import NONE, is_guided
 from autotune.tuner.seeds import Seed, winners
 from autotune.workload import Workload
 

@@ -15,8 +15,8 @@ from autotune.space import Space
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.tuner.context import Session
+from autotune.tuner.history import History
 from autotune.tuner.phases import finals
-from autotune.tuner.sampling import History
 from autotune.tuner.seeds import Pruning, Seed
 from autotune.tuner.threads import LEASE_S
 

@@ -6,9 +6,10 @@ from autotune.store.records import Measurement
 from autotune.task import Status
 from autotune.tuner import seeds
 from autotune.tuner.context import Session
+from autotune.tuner.history import History
 from autotune.tuner.options import Budget
 from autotune.tuner.phases.explore import AT_FLOOR, EXHAUSTED, NO_GAIN, Explorer
-from autotune.tuner.sampling import NONE, History, is_guided
+from autotune.tuner.samplers import NONE, is_guided
 
 
 def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:

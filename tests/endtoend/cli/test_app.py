@@ -137,17 +137,17 @@ def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
 def test_what_a_command_raises_becomes_an_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(show, "run", raising(UserError("no such thing: name another")))
+    monkeypatch.setattr(show, "run_workloads", raising(UserError("no such thing: name another")))
     assert app.main(["workloads"]) == 2
     assert capsys.readouterr() == ("", "autotune: no such thing: name another\n")
 
-    monkeypatch.setattr(show, "run", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(show, "run_workloads", raising(KeyboardInterrupt()))
     assert app.main(["workloads"]) == 130
     out, err = capsys.readouterr()
     assert out == ""
     assert "all measurements are stored" in err
 
-    monkeypatch.setattr(show, "run", raising(ZeroDivisionError()))
+    monkeypatch.setattr(show, "run_workloads", raising(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):  # a fault of ours is not dressed up as the user's
         app.main(["workloads"])
 

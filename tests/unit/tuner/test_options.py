@@ -12,7 +12,7 @@ from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.tuner import turns as module
 from autotune.tuner.options import Budget, SearchOptions
-from autotune.tuner.sampling import NONE
+from autotune.tuner.samplers import NONE
 from autotune.tuner.turns import Clock
 
 

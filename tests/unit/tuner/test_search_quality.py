@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import pytest
 
 from autotune.domains.fusion.task import FusionTask
-from autotune.tuner.sampling import DEFAULT
+from autotune.tuner.samplers import DEFAULT
 from autotune.tuner.seeds import picks
 from benchmarks.replay.recording import SUFFIX, load_all
 from benchmarks.replay.search import search

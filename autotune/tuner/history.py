@@ -1,8 +1,8 @@
-"""Samplers for ``--sampler`` (:data:`SAMPLERS`), and the history that they read.
+"""History of a search's sampler: an Optuna study in memory, built from stored measurements.
 
-The history is an Optuna study in memory. The measurements are the source of truth, and the study is rebuilt from them
-at any time: by a resumed search, by a concurrent one, and by ``autotune dashboard`` (:mod:`autotune.tuner.studies`). No
-trial is stored: a trial in Optuna's tables costs a server four times as much as the claim and the measurement.
+The measurements are the source of truth, and the study is rebuilt from them at any time: by a resumed search, by a
+concurrent one, and by ``autotune dashboard`` (:mod:`autotune.tuner.studies`). No trial is stored: a trial in Optuna's
+tables costs a server four times as much as the claim and the measurement.
 
 A failed candidate is a COMPLETE trial with a finite penalty and a violated constraint. Optuna's samplers ignore FAIL
 trials, and would propose more candidates like it. FAIL marks proposals without a result.
@@ -11,22 +11,17 @@ trials, and would propose more candidates like it. FAIL marks proposals without 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from autotune.errors import UserError
 from autotune.space import Space
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
-
-if TYPE_CHECKING:
-    from optuna.samplers import BaseSampler
+from autotune.tuner.samplers import make_sampler
 
 _CONSTRAINT = "failed"
 _PENALTY = 2.0  # failures count as this many times the slowest latency seen
@@ -113,78 +108,3 @@ class History:
             self._slowest = max(self._slowest, m.latency_us)
             return m.latency_us, 0.0
         return _PENALTY * (self._slowest or 1e6), 1.0
-
-
-def _tpe(seed: int | None) -> BaseSampler:
-    from optuna.samplers import TPESampler
-
-    # Multivariate (dependent parameters) and constant_liar (concurrent proposals) are Optuna's defaults.
-    return TPESampler(seed=seed)
-
-
-def _random(seed: int | None) -> BaseSampler:
-    from optuna.samplers import RandomSampler
-
-    return RandomSampler(seed=seed)
-
-
-def _brute(seed: int | None) -> BaseSampler:
-    from optuna.samplers import BruteForceSampler
-
-    class Exhaustive(BruteForceSampler):
-        """Optuna's sampler without its stop of the study, which works only inside ``optimize``; the search counts."""
-
-        def after_trial(self, *args: Any) -> None:
-            return None
-
-    return Exhaustive(seed=seed)
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """A way to propose candidates.
-
-    Attributes:
-        make: Optuna's sampler for a seed.
-        guided: True if the search adds neighbours of the best and prunes candidates by the cost model. Samplers that
-            serve as references are not guided.
-    """
-
-    make: Callable[[int | None], BaseSampler]
-    guided: bool = False
-
-
-SAMPLERS: Mapping[str, Sampler] = {
-    "tpe": Sampler(_tpe, guided=True),
-    "random": Sampler(_random),
-    "brute": Sampler(_brute),
-}
-DEFAULT = next(iter(SAMPLERS))
-NONE = "model"
-"""Value in place of a sampler: the domain's cost model alone decides, and nothing is searched."""
-
-
-def is_guided(name: str) -> bool:
-    """True if the sampler is guided; see :class:`Sampler`."""
-    return name in SAMPLERS and SAMPLERS[name].guided
-
-
-def make_sampler(name: str, seed: int | None) -> BaseSampler:
-    """Return the Optuna sampler called ``name``.
-
-    Raises:
-        UserError: the name is unknown.
-    """
-    if name not in SAMPLERS:
-        raise UserError(f"unknown sampler {name!r}; the samplers are {', '.join(SAMPLERS)}")
-    from optuna.exceptions import ExperimentalWarning
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
-        return SAMPLERS[name].make(seed)
-
-
-def check_sampler(name: str) -> None:
-    """Raise UserError for an unknown sampler name. :data:`NONE` is valid."""
-    if name != NONE:
-        make_sampler(name, 0)
