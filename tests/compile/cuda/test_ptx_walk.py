@@ -135,7 +135,7 @@ def test_rows_of_a_table_that_are_gathered_by_vectors(index: int, made: list[Mad
 @pytest.mark.parametrize(("threads", "match", "owned"), [(8, 8, 16), (2, 32, 1)])
 def test_terms_and_places_of_sums(threads: int, match: int, owned: int, place: int, made: list[Made]) -> None:
     """What a place of the list names is read, whatever lies behind the list's end."""
-    (work,) = workloads("scatter_twice")
+    work, *_ = workloads("scatter_twice")  # before torch 2.13 a mask of padding is another region
     task = FusionTask(work, "cuda:0", target="sm_90", sms=132)
     config = configured(task, threads_per_row=threads, rows_per_block=match, owned=owned, unroll=2)
     assert config["owned"] == owned
