@@ -39,7 +39,8 @@ def kernel_of(
 
 def has_spans(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool:
     """Return True if a call whose rows see spans of keys runs by spans."""
-    return not dropout and _run_by_triton(query, key, value)
+    indices_fit = query.shape[2] * key.shape[2] < 2**31  # of 32 bits, into the mask of a batch row
+    return not dropout and indices_fit and _run_by_triton(query, key, value)
 
 
 def _run_by_triton(query: Tensor, key: Tensor, value: Tensor) -> bool:
