@@ -91,8 +91,8 @@ class Searcher:
             UserError: the search failed before any region had a kernel.
             KeyboardInterrupt: a second Ctrl-C.
         """
-        from autotune.tuner.ending import Interrupt
         from autotune.tuner.result import Progress, Result
+        from autotune.tuner.threads import Interrupt
 
         self.start()
         results: list[Result] = []

@@ -198,9 +198,9 @@ class Search:
         from autotune.measure.pool import CompilePool
         from autotune.measure.worker import Worker
         from autotune.tuner.context import Context
-        from autotune.tuner.ending import Lease
         from autotune.tuner.options import Budget, SearchOptions
         from autotune.tuner.prefetch import Prefetcher
+        from autotune.tuner.threads import Lease
 
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a region's baselines are one or two kernels
         policy = domain_of(_KIND).policy(device)
