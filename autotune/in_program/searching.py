@@ -87,9 +87,11 @@ class Turns:
         self._again: set[str] = set()
         self._results: list[Result] = []
 
-    def add(self, counted: Sequence[tuple[Workload, int]]) -> None:
-        """Add regions, or occurrences of known ones."""
+    def add(self, counted: Sequence[tuple[Workload, int]], *, whole: bool = False) -> None:
+        """Add regions, or occurrences of known ones; with ``whole``, these are the occurrences in all graphs."""
         new = [workload for workload, _ in counted if workload.fingerprint not in self._counts]
+        if whole:
+            self._counts = dict.fromkeys(self._counts, 0)
         for workload, count in counted:
             self._counts[workload.fingerprint] = self._counts.get(workload.fingerprint, 0) + count
         self._shares = shares([(w, self._counts[w.fingerprint]) for w in (*self.workloads, *new)])
@@ -167,7 +169,8 @@ class Search:
                     self._context.interrupt.requested = True
             else:
                 self._quiet = message.get("quiet", False)
-                self._turns.add([(Workload.from_json(w), count) for w, count in message["workloads"]])
+                counted = [(Workload.from_json(w), count) for w, count in message["workloads"]]
+                self._turns.add(counted, whole="end" in message)
                 self._begin_baselines()
             if "end" in message:
                 self._turns.end = time.monotonic() + message["end"]
@@ -178,7 +181,7 @@ class Search:
         error = ""
         try:
             with self._open(link, device, settings) as (context, ahead):
-                self._search(context, ahead)
+                self._search(link, context, ahead)
         except UserError as mistake:
             error = str(mistake)
         except Exception as problem:
@@ -232,8 +235,6 @@ class Search:
             opened.enter_context(Lease(store, context.owner))
             ahead = Prefetcher(context, self._turns.workloads, lambda i: Budget(self._turns.trials), _AHEAD)
             opened.enter_context(ahead)
-            if baselines is not None:
-                _warm_up(device, worker, pool, baselines)
             with self._changed:
                 self._context = context
                 context.interrupt.requested = self._stopped
@@ -241,12 +242,14 @@ class Search:
                 if self._turns.end is not None:
                     self._end()
             try:
+                if baselines is not None:
+                    _warm_up(device, worker, pool, baselines)
                 yield context, ahead
             finally:
                 state = "interrupted" if self._stopped else "done" if any(r.ok for r in self._results) else "failed"
                 store.finish_run(context.run, state, {"workloads": [r.to_json() for r in self._results]})
 
-    def _search(self, context: Context, ahead: Prefetcher) -> None:
+    def _search(self, link: Link, context: Context, ahead: Prefetcher) -> None:
         from autotune.tuner.study import tune
 
         while (turn := self._next(context.device)) is not None:
@@ -255,6 +258,8 @@ class Search:
             with self._changed:
                 self._turns.done(result)
                 self._results.append(result)
+            if self._turns.end is not None:
+                self._tell(link)
             if result.interrupted or result.fault:
                 return
 

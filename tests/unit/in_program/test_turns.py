@@ -42,6 +42,13 @@ def test_the_region_that_may_save_most_goes_first_and_later_graphs_take_part(clo
     assert [label(turns) for _ in range(3)] == ["small", "late", "often"]
 
 
+def test_the_program_s_counts_replace_those_of_its_graphs(clock: Clock) -> None:
+    turns = Turns(80.0)
+    turns.add([(region("a", 2), 1), (region("b", 1), 1)])
+    turns.add([(region("a", 2), 1), (region("b", 1), 5), (region("c", 1), 4)], whole=True)
+    assert [label(turns) for _ in range(3)] == ["b", "c", "a"]
+
+
 def test_a_region_with_much_to_gain_has_a_second_turn(clock: Clock) -> None:
     slow, fast = region("slow"), region("fast")
     turns = Turns(80.0)
