@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autotune.domains.c3.strategy import Strategy
-from autotune.domains.c3.tensor_parallel import products
+from autotune.domains.c3.tensor_parallel import outbox, products
 from autotune.domains.c3.tensor_parallel.outbox import Exchange, Outbox
 from autotune.domains.c3.tensor_parallel.products import Line
 from tests.support.c3.fake_calls import Wrong, fault
@@ -144,6 +144,7 @@ def test_calls_that_repeat_are_graphs(
     for seed, (bias, queues) in enumerate((b, q) for b in BIASES for q in QUEUES):
         with monkeypatch.context() as patch:
             world = device.open(ranks, seed, queues, bias)
+            patch.setattr(outbox, "_GRAPHS", 2048)
             reuse_memory(patch, world)
             world.shuffle = seed % 2 == 1
             lines = made(world)
