@@ -28,6 +28,8 @@ from tests.unit.compiler.lower.test_products import regions_of
 
 BACKWARD = "embedding_dense_backward"
 backward = torch.ops.aten.embedding_dense_backward
+IS_EARLIER = torch.__version__ < "2.13"
+needs_one_operator = pytest.mark.skipif(IS_EARLIER, reason="this torch has no operator for an embedding's gradient")
 
 
 def names(region: Region) -> set[str]:
@@ -50,7 +52,10 @@ def sums(graph: Graph) -> list[int]:
 
 def evaluated(fn: Callable[..., Tensor], *args: Tensor) -> tuple[Tensor, Graph]:
     """What the oracle makes of a function that is one region, at its arguments; and its graph."""
-    (region,) = regions_of(fn, *args)
+    region, *others = regions_of(fn, *args)
+    if others and IS_EARLIER:
+        pytest.skip("this torch converts places in a region of their own")
+    assert not others
     graph = graph_of(region)
     where = {n.name: k for k, n in enumerate(n for n in region.inputs[0].graph.nodes if n.op == "placeholder")}
     given = [args[where[region.inputs[k].name]] for k in region.binding.inputs]
@@ -159,6 +164,7 @@ def test_a_malformed_sum_is_refused(wrong: dict[str, Any]) -> None:
         Graph.from_json(spec)
 
 
+@needs_one_operator
 def test_how_a_program_is_cut() -> None:
     grad, ids, tied = arguments(64, 8, 100)
     for fn in (
@@ -246,6 +252,7 @@ def test_a_block_of_many_terms_owns_few_places(tokens: int, fits: bool) -> None:
             assert scheme.reject(group.graph, config) is None
 
 
+@needs_one_operator
 def test_rows_are_made_where_they_are_added_if_nothing_else_reads_them() -> None:
     grad, ids, _ = arguments(64, 8, 100)
     (region,) = regions_of(lambda g, i: backward(torch.tanh(g) * 2, i, 64, -1, False), grad, ids)
@@ -277,6 +284,7 @@ def test_what_no_kernel_holds_is_cut_by_the_plan() -> None:
         make_plan(graph, "cpu")
 
 
+@needs_one_operator
 def test_a_diagonal_of_sums_is_read_from_memory() -> None:
     grad, ids, tied = torch.randn(40, 8), torch.randint(0, 8, (40,)), torch.randn(8, 8)
     found = regions_of(lambda g, i, t: (backward(g, i, 8, -1, False) + t).diagonal() * 2, grad, ids, tied)
@@ -317,6 +325,7 @@ class Tied(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
+@needs_one_operator
 def test_gradients_of_three_embeddings_share_a_launch() -> None:
     model = Tied(150, 32, 0)
     ids, kinds = torch.randint(0, 150, (4, 24)), torch.randint(0, 2, (4, 24))
@@ -331,6 +340,7 @@ def test_gradients_of_three_embeddings_share_a_launch() -> None:
     assert len(words.outputs) == 1
 
 
+@needs_one_operator
 def test_an_embedding_that_is_read_twice_is_written_once() -> None:
     def step(weight: Tensor, one: Tensor, other: Tensor) -> Tensor:
         return (F.embedding(one, weight).tanh().sum() + F.embedding(other, weight).exp().sum()).mul(2)
@@ -350,7 +360,7 @@ def test_a_training_step_is_right() -> None:
     model = Tied(40, 16, 0)
     ids, kinds = torch.randint(0, 40, (3, 24)), torch.randint(0, 2, (3, 24))
     found = regions_of(model, ids, kinds, ids, grad=True)
-    assert any(BACKWARD in names(r) for r in found)
+    assert IS_EARLIER or any(BACKWARD in names(r) for r in found)
     for region in found:
         for special in {False, BACKWARD in names(region)}:
             check(region, special=special)
