@@ -45,7 +45,7 @@ class Level(StrEnum):
 
     @property
     def own(self) -> bool:
-        """True for a schedule of this device in the user's database; any other is a miss, to be searched."""
+        """True for a searched schedule of this device in the user's database; any other is a miss, to be searched."""
         return self in (Level.EXACT, Level.OTHER_ROWS)
 
 

@@ -1,7 +1,7 @@
 """Launching stored cubins: loaded once a process, launched through the driver with packed arguments.
 
-Numba, which compiled the kernels, is not used here. ``cuLaunchKernel`` is called through ctypes. So a launch costs less
-than allocating its outputs, and the GIL is released during the driver's call.
+Numba, which compiled the kernels, is not used here. torch's launcher launches kernels, and ``cuLaunchKernelEx`` through
+ctypes those that it refuses. So a launch costs less than allocating its outputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Running a region by its stored schedule: tensors in, tensors out, on the current stream.
 
-An executor is built once for a region with known shapes. A call allocates the outputs and scratch, and launches. It has
-no state between calls, so that it may run in several threads, on several streams, and under CUDA graph capture.
+An executor is built once for a region with known shapes. A call allocates the outputs and scratch, and launches. It
+keeps no tensors between calls, so that it may run in several threads, on several streams, and under CUDA graph capture.
 Scratch is allocated by torch's caching allocator on the stream that uses it, so freeing it early is safe.
 """
 

@@ -24,9 +24,7 @@ from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.task import Config
 
 if TYPE_CHECKING:
-    from autotune.ir.graph import Graph
     from autotune.space import Space
-    from autotune.task import Config
 
 
 class FlatScheme(Scheme):

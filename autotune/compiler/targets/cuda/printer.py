@@ -1,8 +1,8 @@
 """Printer of kernels as Numba CUDA source, with intrinsics of ``operation_intrinsics`` and ``memory_intrinsics``.
 
 Arithmetic is fp32. Division, square root and exponential are the hardware's approximations (as in Triton and with
-``--use_fast_math``), whose error is a few units in the last place. ``tanh``, ``sin``, ``pow`` and the like take the
-accurate version.
+``--use_fast_math``), whose error is a few units in the last place. ``tanh`` and ``erf`` are functions of
+``operation_intrinsics``; ``sin``, ``pow`` and the like call libdevice. Strict precision takes libdevice for all.
 """
 
 from __future__ import annotations
