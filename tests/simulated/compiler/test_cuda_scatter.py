@@ -286,7 +286,7 @@ def test_random_configurations_of_a_large_one_are_told_apart() -> None:
     words = gradient(1000, 96, 4096, BF16)
     found = drawn(scheme_of(words), words, 12, seed=1)
     assert len({int(c["owned"]) for c in found}) > 2
-    assert scattered(words).n_places == 1000
+    assert scattered(words).n_destinations == 1000
 
 
 def test_it_compiles_at_the_size_of_bert() -> None:
