@@ -93,9 +93,7 @@ def test_what_was_not_begun_in_time_is_told_and_gone_on_with(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
     db = tmp_path / "t.db"
-    missed(
-        db, {"rows": 64, "pause_s": 1.2}, {"rows": 32, "pause_s": 1.2}
-    )  # more than the least time
+    missed(db, {"rows": 64, "pause_s": 1.2}, {"rows": 32, "pause_s": 1.2})  # more than the least time
     for left, words in ((1, "before 1 workload was begun"), (0, "")):
         done = subprocess.run(
             [*command, "--timeout", "0.05", "--json"], capture_output=True, text=True, check=False, env=environment
