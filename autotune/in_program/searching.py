@@ -75,6 +75,7 @@ class Turns:
     Attributes:
         workloads: in the order of their arrival.
         end: time by ``time.monotonic()`` at which the search ends; None while Inductor compiles.
+        results: of the turns that have ended.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -85,7 +86,7 @@ class Turns:
         self._shares: dict[str, float] = {}
         self._begun: set[str] = set()
         self._again: set[str] = set()
-        self._results: list[Result] = []
+        self.results: list[Result] = []
 
     def add(self, counted: Sequence[tuple[Workload, int]], *, whole: bool = False) -> None:
         """Add regions, or occurrences of known ones; with ``whole``, these are the occurrences in all graphs."""
@@ -124,7 +125,7 @@ class Turns:
             return Turn(waiting[0], Budget(trials, left), 0.0)
         counted = [(w, self._counts[w.fingerprint]) for w in self.workloads if w.fingerprint not in self._again]
         most = max(1, int(self.left_s / _REGION_S))
-        gains = gains_left(counted, self._results)[:most]
+        gains = gains_left(counted, self.results)[:most]
         if not gains or self.left_s < _REGION_S:
             return None
         (workload, gain), every = gains[0], sum(gain for _, gain in gains)
@@ -134,11 +135,11 @@ class Turns:
 
     def done(self, result: Result) -> None:
         """Record the result of a turn."""
-        self._results.append(result)
+        self.results.append(result)
 
     def _usual_s(self) -> float:
         """Seconds of a first turn, by those that have ended; the first one waits for the processes' start."""
-        ended = [r.seconds for r in self._results[1:]]
+        ended = [r.seconds for r in self.results[1:]]
         return statistics.median(ended) if ended else 0.0
 
 
@@ -153,7 +154,6 @@ class Search:
         self._asked = 0
         self._last: dict[str, Progress] = {}
         self._told = 0
-        self._results: list[Result] = []
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
         """Handle a frame."""
@@ -246,8 +246,9 @@ class Search:
                     _warm_up(device, worker, pool, baselines)
                 yield context, ahead
             finally:
-                state = "interrupted" if self._stopped else "done" if any(r.ok for r in self._results) else "failed"
-                store.finish_run(context.run, state, {"workloads": [r.to_json() for r in self._results]})
+                results = self._turns.results
+                state = "interrupted" if self._stopped else "done" if any(r.ok for r in results) else "failed"
+                store.finish_run(context.run, state, {"workloads": [r.to_json() for r in results]})
 
     def _search(self, link: Link, context: Context, ahead: Prefetcher) -> None:
         from autotune.tuner.study import tune
@@ -257,7 +258,6 @@ class Search:
             result = tune(context, self._turns.workloads[turn.number], turn.budget, turn.granted)
             with self._changed:
                 self._turns.done(result)
-                self._results.append(result)
             if self._turns.end is not None:
                 self._tell(link)
             if result.interrupted or result.fault:
@@ -309,9 +309,9 @@ class Search:
         """Send what was kept back while Inductor compiled, and the results since."""
         for label in list(self._last):
             link.send({"progress": asdict(self._last.pop(label))})
-        for result in self._results[self._told :]:
+        for result in self._turns.results[self._told :]:
             link.send({"result": asdict(result)})
-        self._told = len(self._results)
+        self._told = len(self._turns.results)
 
 
 def _warm_up(device: str, worker: Worker, pool: CompilePool, baselines: BaselinePool) -> None:

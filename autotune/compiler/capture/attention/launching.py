@@ -1,16 +1,49 @@
-"""Launches of Triton kernels with little time of the host, for operators that run in each layer of a step."""
+"""Operators that run in each layer of a step, with little time of the host: gradients, and launches of kernels."""
 
 # mypy: ignore-errors
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_TENSORS = 7
+"""Leading arguments that are tensors; the first three have gradients."""
 _compiled: dict[tuple[Any, ...], Any] = {}
+
+
+def differentiable(name: str) -> Callable[..., Tensor]:
+    """The function of an attention operator with a gradient.
+
+    AOTAutograd traces through it, so that a step calls operators without autograd.
+
+    Args:
+        name: of two operators. ``autotune::NAME_forward`` returns the output, then tensors for the backward pass.
+            ``NAME_backward`` takes the output's gradient, the tensors among the arguments, all results, and the
+            other arguments. It returns the gradients of query, key and value.
+    """
+    library = torch.ops.autotune
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Tensor:
+            found = getattr(library, f"{name}_forward").default(*given)
+            ctx.save_for_backward(*given[:_TENSORS], *found)
+            ctx.how = given[_TENSORS:]
+            ctx.set_materialize_grads(False)
+            return found[0]
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+            found = (None,) * 3
+            if grad is not None:
+                found = getattr(library, f"{name}_backward").default(grad, *ctx.saved_tensors, *ctx.how)
+            return (*found, *[None] * (_TENSORS - 3 + len(ctx.how)))
+
+    return lambda *given: Attention.apply(*given)
 
 
 def launch(

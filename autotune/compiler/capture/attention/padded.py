@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotune.compiler.capture.attention.launching import differentiable
+
 aten = torch.ops.aten
 BY_LENGTHS, CUDNN, FLASH = "lengths", "cudnn", "flash"
 """The fused kernels: flash attention by lengths, and two of a structure. Only flash attention has windows."""
@@ -199,31 +201,8 @@ def _backward_fake(
     return dq, dk, dv
 
 
-class _Padded(torch.autograd.Function):
-    """AOTAutograd traces through this function, so that a step calls operators without autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        found = torch.ops.autotune.padded_attention_forward.default(*given)
-        ctx.save_for_backward(*given[:7], *found)
-        ctx.how = given[7:]
-        ctx.set_materialize_grads(False)
-        return found[0]  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-        if grad is None:
-            return (None,) * 12
-        found = torch.ops.autotune.padded_attention_backward.default(grad, *ctx.saved_tensors, *ctx.how)
-        return (*found, *[None] * 9)
-
-
-def _padded(*given: Any) -> Tensor:
-    return _Padded.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
-
-
 _library.impl("mask_bounds", _bounds, "CompositeImplicitAutograd")
-_library.impl("padded_attention", _padded, "CompositeImplicitAutograd")
+_library.impl("padded_attention", differentiable("padded_attention"), "CompositeImplicitAutograd")
 _library.impl("padded_attention_forward", _forward_cuda, "CUDA")
 _library.impl("padded_attention_backward", _backward_cuda, "CUDA")
 torch.library.register_fake("autotune::padded_attention_forward", _forward_fake, lib=_library)

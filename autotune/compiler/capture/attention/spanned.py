@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autotune.compiler.capture.attention.launching import differentiable
+
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("mask_spans(Tensor mask) -> (Tensor, Tensor, Tensor)")
 _GIVEN = "Tensor query, Tensor key, Tensor value, Tensor mask, Tensor rows, Tensor keys, Tensor holes"
@@ -74,31 +76,8 @@ def _backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *given: Any) -
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-class _Spanned(torch.autograd.Function):
-    """AOTAutograd traces through this function, so that a step calls operators without autograd."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Any) -> Tensor:
-        out, lse = torch.ops.autotune.spanned_attention_forward.default(*given)
-        ctx.save_for_backward(*given[:7], out, lse)
-        ctx.scale = given[7]
-        ctx.set_materialize_grads(False)
-        return out  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-        if grad is None:
-            return (None,) * 8
-        found = torch.ops.autotune.spanned_attention_backward.default(grad, *ctx.saved_tensors, ctx.scale)
-        return (*found, *[None] * 5)
-
-
-def _spanned(*given: Any) -> Tensor:
-    return _Spanned.apply(*given)  # type: ignore[no-any-return,no-untyped-call]
-
-
 _library.impl("mask_spans", _spans, "CompositeImplicitAutograd")
-_library.impl("spanned_attention", _spanned, "CompositeImplicitAutograd")
+_library.impl("spanned_attention", differentiable("spanned_attention"), "CompositeImplicitAutograd")
 _library.impl("spanned_attention_forward", _forward_cuda, "CUDA")
 _library.impl("spanned_attention_backward", _backward_cuda, "CUDA")
 torch.library.register_fake("autotune::spanned_attention_forward", _forward_fake, lib=_library)
