@@ -126,8 +126,10 @@ class Patience:
     def endless(self) -> Iterator[None]:
         """Let a stuck process be waited for."""
         before, self.settled = self.settled, lambda: False
-        yield
-        self.settled = before
+        try:
+            yield
+        finally:
+            self.settled = before
 
     def is_stuck(self, pid: int) -> bool:
         return (self._folder / str(pid)).exists()

@@ -64,7 +64,11 @@ def shared(own_lock: None) -> Iterator[Ranks]:
 @pytest.fixture
 def hours(patience: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines pass where a rank is stuck and every other one has answered, or waits for it in timing."""
-    hear = Crew._hear
+    hear, read = Crew._hear, Crew._read
+
+    def read_whole(self: Crew, *given: Any) -> None:
+        with patience.endless():  # a phase whose frame is being read is not in its seat yet
+            read(self, *given)
 
     def heard(self: Crew, *given: Any) -> Any:
         def settled() -> bool:
@@ -84,6 +88,7 @@ def hours(patience: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
         return select.select(*given[:3], min(given[3], 0.02))
 
     monkeypatch.setattr(Crew, "_hear", heard)
+    monkeypatch.setattr(Crew, "_read", read_whole)
     monkeypatch.setattr(crew, "select", SimpleNamespace(select=looks))
     for module in (crew, ranks):
         monkeypatch.setattr(module, "time", patience)

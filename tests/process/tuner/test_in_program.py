@@ -99,7 +99,7 @@ def test_nothing_is_told_or_stored_before_inductor_has_finished(
     monkeypatch.setattr(searching, "_overlaps", lambda device: True)
     monkeypatch.setattr("autotune.tuner.context.Context.baselines", lambda self, workload: None)
     program.tell(workloads=listed(A))
-    program.wait(lambda: len(search._results) > 0)
+    program.wait(lambda: len(search._turns.results) > 0)
     assert program.answers == []
     assert stored(db) == 0
     with Store.open(db) as store:
@@ -119,7 +119,7 @@ def test_nothing_is_told_or_stored_before_inductor_has_finished(
 def test_a_cpu_measures_nothing_before_inductor_has_finished(program: Program, search: searching.Search) -> None:
     program.tell(workloads=listed(A))
     program.wait(lambda: search._context is not None)
-    assert not search._results
+    assert not search._turns.results
     program.tell(workloads=listed(A), end=500.0)
     program.wait(lambda: program.done)
     assert program.results[0].ok
