@@ -138,6 +138,8 @@ class Formulas:
         sizes: tuple[Any, ...] = tuple(value.shape)
         self._lengths |= {extent: size for extent, size in zip(shape, sizes, strict=True) if extent.is_Symbol}
         name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if name.startswith("__"):  # torch 2.12 traces ``a == b`` as ``a.__eq__(b)``
+            name = name.strip("_")
         if node.op == "call_function" and node.target not in (
             getattr(torch, name, None),
             getattr(operator, name, None),
@@ -421,9 +423,9 @@ _READERS: dict[str, Reader] = {
     "le": _compared(operator.sub), "ge": _compared(lambda a, b: b - a),
     "lt": _compared(lambda a, b: a - b + 1), "gt": _compared(lambda a, b: b - a + 1),
     "eq": _equal(True), "ne": _equal(False),
-    **dict.fromkeys(("and_", "__and__", "bitwise_and", "logical_and"), _both(False)),
-    **dict.fromkeys(("or_", "__or__", "bitwise_or", "logical_or"), _both(True)),
-    **dict.fromkeys(("invert", "__invert__", "bitwise_not", "logical_not"), _negated),
+    **dict.fromkeys(("and_", "and", "bitwise_and", "logical_and"), _both(False)),
+    **dict.fromkeys(("or_", "or", "bitwise_or", "logical_or"), _both(True)),
+    **dict.fromkeys(("invert", "bitwise_not", "logical_not"), _negated),
     **dict.fromkeys(("to", "bool", "int", "long", "float"), _same),
     **dict.fromkeys(("contiguous", "clone", "expand", "expand_as", "broadcast_to"), _same),
     "repeat": _repeated, "unsqueeze": _unsqueezed, "getitem": _indexed, "diff": _differences, "cumsum": _summed_up,
