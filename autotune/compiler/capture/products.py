@@ -8,7 +8,8 @@ exceeds the cost of the copies. :func:`align_products` copies only the weight.
 Inductor pads products of odd extents one by one. RoBERTa's gradient of the logits, [tokens, 50265], is the operand of
 two products. Inductor pads the rows to 50272 for one, and the columns of the transposed tensor for the other. Each copy
 has 3.3 GB here, and the second one transposes the tensor in memory, although products read a transposed operand equally
-fast. :func:`share_pads` pads the gradient once, in memory order.
+fast. :func:`share_pads` pads the gradient once, in memory order. Of BERT's gradient, Inductor pads one operand: the
+other product then reads the first columns of the padded one, and the gradient is not written a second time.
 
 The graphs are of functional aten calls, with fake tensors in ``meta["val"]``, and change in place.
 """
@@ -214,7 +215,8 @@ def share_pads(gm: fx.GraphModule) -> None:
     """Share the padded operands of Inductor's padded products.
 
     If a tensor is padded for a product and also summed, like the gradient of a layer with a bias, the sum reads the
-    padded tensor. The kernel that computes the tensor then writes nothing else.
+    padded tensor. Products that read the tensor without padding read a slice of the padded one, whose rows are aligned.
+    The kernel that computes the tensor then writes nothing else.
     """
     graph = gm.graph
     place = {node: n for n, node in enumerate(graph.nodes)}
@@ -228,14 +230,15 @@ def share_pads(gm: fx.GraphModule) -> None:
         source = pads[0].source
         made = source.op != "placeholder"  # no kernel writes an input
         sums = [user for user in source.users if made and _is_sum_beside(user, behind)]
-        if len(pads) + len(sums) > 1 or pads[0].is_turned:
-            first = min((*sums, *(pad.node for pad in pads)), key=place.__getitem__)
-            _share(graph, first, pads, sums)
+        others = [user for user in source.users if made and _feeds_products(user, source)]
+        if len(pads) + len(sums) + len(others) > 1 or pads[0].is_turned:
+            first = min((*sums, *others, *(pad.node for pad in pads)), key=place.__getitem__)
+            _share(graph, first, pads, sums, others)
     finish(gm)
 
 
-def _share(graph: fx.Graph, first: fx.Node, pads: list[_Pad], sums: list[fx.Node]) -> None:
-    """Replace all ``pads`` by one padded tensor before ``first``."""
+def _share(graph: fx.Graph, first: fx.Node, pads: list[_Pad], sums: list[fx.Node], others: list[fx.Node]) -> None:
+    """Replace all ``pads`` by one padded tensor before ``first``, of which ``others`` read a slice."""
     _, source, behind, _ = pads[0]
     widths = [n for b in reversed(behind) for n in (0, b)]
     padded = Calls(pads[0].node, before=first)(aten.constant_pad_nd.default, source, widths, 0.0)
@@ -243,6 +246,14 @@ def _share(graph: fx.Graph, first: fx.Node, pads: list[_Pad], sums: list[fx.Node
         turned = Calls(pad.node)(aten.permute.default, padded, pad.order) if pad.is_turned else padded
         pad.node.replace_all_uses_with(turned)
         graph.erase_node(pad.node)
+    for node in others:
+        call = Calls(node)
+        inner = _cut(call, padded, source.meta["val"].shape)
+        if node.target is aten.permute.default:
+            node.replace_all_uses_with(call(aten.permute.default, inner, node.args[1]))
+            graph.erase_node(node)
+        else:
+            node.replace_input_with(source, inner)
     for node in sums:
         call = Calls(node)
         total = call(aten.sum.dim_IntList, padded, *node.args[1:], **node.kwargs)
@@ -275,6 +286,13 @@ def _pad_of_a_product(node: fx.Node) -> _Pad | None:
         dims = [d % ndim for d in source.args[1]]
         order, source = [dims[d] for d in order], source.args[0]
     return _Pad(node, source, tuple(behind[order.index(d)] for d in range(ndim)), order)
+
+
+def _feeds_products(node: fx.Node, source: fx.Node) -> bool:
+    """True if a node reads ``source`` as an operand of a product, or permutes it for products alone."""
+    if node.target is aten.permute.default:
+        return bool(node.users) and all(_feeds_products(user, node) for user in node.users)
+    return node.target in _PRODUCTS and source not in node.args[:-2]
 
 
 def _is_sum_beside(node: fx.Node, behind: tuple[int, ...]) -> bool:

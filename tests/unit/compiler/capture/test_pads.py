@@ -188,3 +188,45 @@ def test_what_is_cut_from_a_padded_product_may_be_viewed() -> None:
     ours, theirs = (torch.autograd.grad(f(*given).float().square().sum(), given) for f in (run, reshaped))
     for a, b in zip(ours, theirs, strict=True):
         assert float((a - b).norm()) <= 2**-6 * float(b.norm())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_that_is_not_padded_reads_the_padded_operand(monkeypatch: pytest.MonkeyPatch, bias: bool) -> None:
+    """Of BERT's gradient of the logits Inductor pads one operand: the sum for the input's gradient, not its rows."""
+    padded = pad_mm.should_pad
+
+    def only_sums(match: Any, a: Tensor, b: Tensor, *rest: Any, **named: Any) -> bool:
+        return a.shape[-1] == WORDS and padded(match, a, b, *rest, **named)
+
+    monkeypatch.setattr(pad_mm, "should_pad", only_sums)
+    graph = backward_of(Head(bias).bfloat16(), torch.randn(8, 16).bfloat16(), torch.randint(0, WORDS, (8,)))
+    assert [shape for shape in pads(graph) if 8 in shape] == [(8, WIDE)]
+    found = graph.find_nodes(op="call_function", target=aten.constant_pad_nd.default)
+    (pad,) = (n for n in found if 8 in n.meta["val"].shape)
+    assert list(pad.args[0].users) == [pad]
+    operands = [n.args[0].meta["val"] for n in graph.nodes if n.target is aten.mm.default]
+    assert sorted((tuple(x.shape), x.stride()) for x in operands) == [((8, WIDE), (WIDE, 1)), ((WORDS, 8), (1, WIDE))]
+
+
+def test_an_operand_that_others_read_too_is_not_cut_out_of_a_padded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result of the graph has its own memory."""
+    padded = pad_mm.should_pad
+
+    def first(match: Any, a: Tensor, b: Tensor, *rest: Any, **named: Any) -> bool:
+        return a.shape[0] == 8 and padded(match, a, b, *rest, **named)
+
+    monkeypatch.setattr(pad_mm, "should_pad", first)
+
+    def fn(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gated = (x * 2).sigmoid()
+        return gated @ y, gated.t() @ z, gated.t()
+
+    given = [torch.randn(*shape).bfloat16() for shape in ((8, WORDS), (WORDS, 16), (8, 24))]
+    seen: list[Any] = []
+    got = torch.compile(fn, backend=recording_backend(seen.append), dynamic=False)(*given)
+    for a, b in zip(got, fn(*given), strict=True):
+        assert a.stride() == b.stride()
+        torch.testing.assert_close(a, b)
+    graph = seen[0].module.graph
+    assert pads(graph)
+    assert {n.args[0].meta["val"].shape for n in graph.nodes if n.target is aten.mm.default} == {(8, WIDE), (WORDS, 8)}
