@@ -6,7 +6,7 @@ group that depends on the rows is in the kernels' source: the constant of a mean
 the rows. So the source of both kernels is generated for the actual rows, with the stored number of blocks or parts. It
 must equal the source for the tuned rows.
 
-An audit (:mod:`autotune.compiler.audit`) plans a region and generates its kernels again: 10 ms, and more for a large
+An audit (:mod:`autotune.compiler.assemble`) plans a region and generates its kernels again: 10 ms, and more for a large
 region. Its result depends only on the workload, the configuration, the artifact with its code, the device's size and
 this version. So a digest of these names an empty file in the user's own cache, which other users cannot write. The next
 look-up of the same schedule takes 0.1 ms. A database cannot create such a file, and changed data have another
@@ -119,7 +119,7 @@ def foreign_kernels(artifact: Artifact, tuned: Workload, config: Config, sms: in
     Args:
         sms: multiprocessors of the device.
     """
-    from autotune.compiler.audit import foreign
+    from autotune.compiler.assemble import foreign
     from autotune.compiler.targets.cuda.names import GENERATOR
 
     # The digest covers the code by its SHA-256, which artifact_json computes again.

@@ -113,7 +113,7 @@ def permitted(artifact: Artifact | None, slots: Sequence[int], results: Sequence
 
     Args:
         artifact: of a schedule; an audit has compared its launch data with its configuration
-            (:mod:`autotune.compiler.audit`).
+            (:mod:`autotune.compiler.assemble`).
         slots, results: as in :class:`autotune.compiler.regions.find.Binding`.
     """
     if artifact is None or artifact.target == "cpu" or len(artifact.kernels) != 1:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.compiler.audit import bind, foreign
+from autotune.compiler.assemble import bind, foreign
 from autotune.compiler.program.program import overwritable
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.compiler.audit import bind, foreign
+from autotune.compiler.assemble import bind, foreign
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import overwritable, overwritable_rows
 from autotune.compiler.schedules.cuda import scheme_of
