@@ -26,7 +26,7 @@ from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.columns import finish_graph
 from autotune.compiler.schedules.configurations import improper
 from autotune.compiler.targets.cuda.device import check_launch
-from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.source import GroupKernels
 from autotune.device import DeviceIdentity
 from autotune.errors import Unsupported
 from autotune.files import cache_folder, make_own

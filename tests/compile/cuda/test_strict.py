@@ -16,8 +16,8 @@ from autotune.compiler.kernel.nodes import Expr, Op, Select, Var
 from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
-from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.printer import CudaPrinter
+from autotune.compiler.targets.cuda.source import GroupKernels
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask

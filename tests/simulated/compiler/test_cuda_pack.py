@@ -14,9 +14,8 @@ from autotune.compiler.planner.groups import group_configs, pack, read_text, wri
 from autotune.compiler.planner.plan import build_plan, greedy
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import BLOCK, EXTENT
-from autotune.compiler.targets.cuda.kernels import Body, Ref, Run, deal, pack_bodies
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import Body, CudaSource, Ref, Run, deal, pack_bodies
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
