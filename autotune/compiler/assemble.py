@@ -24,8 +24,8 @@ from autotune.compiler.planner.groups import Group, Plan, group_configs, names
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.configurations import one_block
 from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda import GENERATOR, OVERWRITES, PREFIX
 from autotune.compiler.targets.cuda.compile import blocks_per_sm, build, taken
-from autotune.compiler.targets.cuda.names import GENERATOR, OVERWRITES, PREFIX
 from autotune.compiler.targets.cuda.source import Body, CudaSource, Ref, Run, pack_bodies
 from autotune.errors import BuildError, Superseded, Unsupported
 from autotune.ir.canonical import family_of, row_extent, single

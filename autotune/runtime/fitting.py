@@ -86,7 +86,7 @@ def unfit_for(graph: Graph, tuned: Workload, schedule: Schedule, device: DeviceI
 
 def old_generator(schedule: Schedule) -> str:
     """The generator of a schedule's kernels, if it is not this version's; else ""."""
-    from autotune.compiler.targets.cuda.names import GENERATOR
+    from autotune.compiler.targets.cuda import GENERATOR
 
     artifact = schedule.artifact
     return "" if artifact is None or artifact.target == "cpu" or artifact.generator == GENERATOR else artifact.generator
@@ -120,7 +120,7 @@ def foreign_kernels(artifact: Artifact, tuned: Workload, config: Config, sms: in
         sms: multiprocessors of the device.
     """
     from autotune.compiler.assemble import foreign
-    from autotune.compiler.targets.cuda.names import GENERATOR
+    from autotune.compiler.targets.cuda import GENERATOR
 
     # The digest covers the code by its SHA-256, which artifact_json computes again.
     about = [AUDIT, __version__, GENERATOR, tuned.fingerprint, dict(config), artifact_json(artifact), sms]
@@ -253,7 +253,7 @@ def _by_launch(plan: Plan, kernels: Sequence[Kernel]) -> list[tuple[Sequence[int
 def _sums_misfit(here: Graph, tuned: Graph, config: Config, kernels: Sequence[Kernel], artifact: Artifact) -> str:
     """The reason why a main kernel and its finish kernel, made for graph ``tuned``, cannot run graph ``here``."""
     from autotune.compiler.schedules.cuda import scheme_of
-    from autotune.compiler.targets.cuda.names import GENERATOR
+    from autotune.compiler.targets.cuda import GENERATOR
 
     if artifact.generator != GENERATOR:
         return f"what its kernels count on is not known: generator {artifact.generator} printed them"

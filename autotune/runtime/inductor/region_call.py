@@ -22,7 +22,7 @@ from torch import fx
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import at_sizes
-from autotune.compiler.targets.cuda.names import OVERWRITES
+from autotune.compiler.targets.cuda import OVERWRITES
 from autotune.device import environment, identify
 from autotune.errors import Unsupported
 from autotune.runtime.deployment import deployment

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from autotune.compiler.assemble import BOUND, bind, foreign
-from autotune.compiler.targets.cuda.names import GENERATOR
+from autotune.compiler.targets.cuda import GENERATOR
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported

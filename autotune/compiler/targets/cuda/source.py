@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Do, Function, Pointer, Stmt, Var, when
 from autotune.compiler.kernel.rewrite import expressions_of
+from autotune.compiler.targets.cuda import GENERATOR, OVERWRITES, PREFIX
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, Counts, Units, check_launch
-from autotune.compiler.targets.cuda.names import GENERATOR, OVERWRITES, PREFIX
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 
