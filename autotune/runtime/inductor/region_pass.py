@@ -21,7 +21,7 @@ from torch import fx
 
 from autotune import numerics
 from autotune.compiler.assemble import kernel_name, program_ops
-from autotune.compiler.capture.joint import takes_bias_apart
+from autotune.compiler.capture.hooks import takes_bias_apart
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions import aten
