@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autotune.compiler.assemble import packed
-from autotune.compiler.kernel.nodes import Cast, Const, Function
-from autotune.compiler.kernel.rewrite import functions_of
+from autotune.compiler.kernel.nodes import Cast, Const, Function, functions_of
 from autotune.compiler.planner.groups import group_configs, pack, read_text, write_text
 from autotune.compiler.planner.plan import build_plan, greedy
 from autotune.compiler.targets.cuda.compile import build, compile_ptx

@@ -14,8 +14,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cached_property
 from typing import Any, Self
 
-from autotune.compiler.kernel.nodes import Assign, Cast, Const, Do, Function, Pointer, Stmt, Var, when
-from autotune.compiler.kernel.rewrite import expressions_of
+from autotune.compiler.kernel.nodes import Assign, Cast, Const, Do, Function, Pointer, Stmt, Var, expressions_of, when
 from autotune.compiler.targets.cuda import GENERATOR, OVERWRITES, PREFIX
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, Counts, Units, check_launch
 from autotune.errors import Unsupported
