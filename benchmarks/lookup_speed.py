@@ -55,7 +55,7 @@ def made(folder: Path, count: int) -> tuple[Path, Path, Path, list[Any]]:
     """An unsigned and a signed snapshot of ``count`` schedules, the public key, and workloads to look up."""
     import torch
 
-    from autotune.compiler.audit import bind
+    from autotune.compiler.assemble import bind
     from autotune.device import DeviceIdentity, Environment, environment, identify
     from autotune.domain import open_task
     from autotune.domains.fusion.task import FusionTask

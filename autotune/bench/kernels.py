@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from autotune.compiler.targets.cuda.names import PREFIX
+from autotune.compiler.targets.cuda import PREFIX
 
 _TRACES = 3
 _BUSY_S = 0.5

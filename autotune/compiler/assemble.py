@@ -1,37 +1,45 @@
-"""Assembly of an artifact from a plan and its groups' configurations: emission, joining into launches, compilation.
+"""Artifacts: their assembly from a plan and its groups' configurations, and the audit of stored ones.
 
 CUDA kernels are named after the operators they compute, for example ``autotune_addmm_sigmoid_tanh_rsub``. A kernel for
 a whole region is named after the operators of the region's program. If a plan has several launches, each is named after
 the graphs of its groups. Names depend on the workload and the plan alone, so candidates that differ in their schedules
 have equal names. So equal kernels have equal cubins, which are stored once.
+
+The audit checks, without a compiler, that the launch data of a stored artifact match the workload and configuration. A
+cubin is code, and no check makes a cubin from somebody else safe. The rest of an artifact can be checked. The audit
+prints the kernels again from the graph and the configuration, which takes milliseconds. It compares their launch data
+(grids, blocks, shared memory, the meaning of the pointers) and scratch with the stored ones. It reads a kernel's use of
+an SM from its cubin. An artifact with a changed number, or with another plan's kernels, is therefore never launched.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.compiler.lower.op_names import CASTS, PRODUCTS, telling
-from autotune.compiler.planner.groups import Group, Plan, names
+from autotune.compiler.planner.groups import Group, Plan, group_configs, names
+from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.configurations import one_block
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.targets.cuda.compile import build
-from autotune.compiler.targets.cuda.kernels import Body, Ref, Run, pack_bodies
-from autotune.compiler.targets.cuda.names import GENERATOR, OVERWRITES, PREFIX
-from autotune.compiler.targets.cuda.source import CudaSource
-from autotune.errors import BuildError, Unsupported
+from autotune.compiler.targets.cuda import GENERATOR, OVERWRITES, PREFIX
+from autotune.compiler.targets.cuda.compile import blocks_per_sm, build, taken
+from autotune.compiler.targets.cuda.source import Body, CudaSource, Ref, Run, pack_bodies
+from autotune.errors import BuildError, Superseded, Unsupported
 from autotune.ir.canonical import family_of, row_extent, single
 from autotune.ir.graph import REDUCTIONS, Graph, is_product
 from autotune.ir.nodes import LIGHT, POINTWISE, STRICT
-from autotune.task import Artifact, Config, Kernel
-from autotune.workload import Json
+from autotune.task import Artifact, Choice, Config, Kernel
+from autotune.workload import Json, canonical_json, digest
 
 SPILLS = 512
 """Bytes of stack per thread above which a candidate is not worth measuring."""
 LONGEST = 60
 """Most characters of a name."""
+BOUND = "of"
+"""Key of a kernel's launch data for the digest of the workload and configuration that it was compiled for."""
 _SUFFIX = 12  # of these, kept free for "_finish" and a number
 
 
@@ -222,6 +230,64 @@ def launch_names(plan: Plan, source: Json) -> list[str]:
         nth = equal.index(form) + 1
         names.append(name if nth == 1 else f"{name}_{nth}")
     return names
+
+
+def bind(artifact: Artifact, graph: Graph, config: Mapping[str, Choice]) -> Artifact:
+    """The artifact with the :func:`binding` of its workload and configuration in each kernel's launch data."""
+    name = binding(graph, config)
+    return replace(artifact, kernels=tuple(replace(k, launch={**k.launch, BOUND: name}) for k in artifact.kernels))
+
+
+def binding(graph: Graph, config: Mapping[str, Choice]) -> str:
+    """SHA-256 of a workload's graph and a configuration, 64 hex digits."""
+    return digest({"graph": graph.to_json(), "config": dict(config)})
+
+
+def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms: int) -> str:
+    """The reason why an artifact does not belong to this configuration and workload; "" if it does.
+
+    For an artifact of another generator version, only the binding is compared, if it has one. The same applies to a
+    form of kernel that this version no longer makes, which must have a binding.
+
+    Args:
+        graph: the graph of the workload that the artifact was tuned for.
+        sms: the device's number of multiprocessors.
+    """
+    name = binding(graph, config)
+    if any(k.launch.get(BOUND, name) != name for k in artifact.kernels):
+        return "its kernels were compiled for another configuration or workload"
+    if artifact.generator != GENERATOR:
+        return ""
+    try:
+        plan = make_plan(graph, "cuda", str(config.get("plan", "")))
+        drafts, scratch = draft(graph, plan, group_configs(plan, config), sms)
+        if len(drafts) != len(artifact.kernels) or scratch != artifact.scratch:
+            return "its kernels or their scratch are not those of its configuration"
+        for made, kernel in zip(drafts, artifact.kernels, strict=True):
+            fit = _fit(kernel, made.source.block, int(made.source.launch["shared"]), artifact.target)
+            launch = launch_of(made, fit, sms)
+            if OVERWRITES not in kernel.launch:  # an older kernel, whose loads are of read-only data
+                launch.pop(OVERWRITES, None)
+            stored = {name: value for name, value in kernel.launch.items() if name != BOUND}
+            if canonical_json(launch) != canonical_json(stored):
+                return f"the launch data of kernel {kernel.entry!r} are not those of its configuration"
+    except Superseded as error:
+        bound = all(BOUND in k.launch for k in artifact.kernels)
+        return "" if bound else f"it does not say what its kernels were compiled for ({error})"
+    except (Unsupported, BuildError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+        return f"its configuration makes no such kernels ({error})"
+    return ""
+
+
+def _fit(kernel: Kernel, block: int, dynamic: int, target: str) -> int:
+    """The number of a kernel's blocks that fit an SM at a time, by its cubin.
+
+    Raises ValueError if the code is no cubin, or if its shared memory differs from the stored size.
+    """
+    used = taken(kernel.code, kernel.entry, target)
+    if kernel.resources.get("shared") != used["shared"]:
+        raise ValueError(f"kernel {kernel.entry!r} takes other shared memory than is stored")
+    return blocks_per_sm(used["registers"], used["shared"] + dynamic, block, target)
 
 
 def _refs(lead: Group, group: Group) -> tuple[Ref, ...]:

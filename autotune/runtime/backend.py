@@ -2,7 +2,7 @@
 
 Dynamo, AOTAutograd, the joint-graph and post-grad passes, code generation, caches and CUDA graphs are Inductor's, with
 all of the user's options. autotune rewrites Dynamo's graph (:mod:`autotune.compiler.capture.attention`), and adds
-passes for the joint graph (:mod:`autotune.compiler.capture.joint`) and the post-grad graph
+passes for the joint graph (:mod:`autotune.compiler.capture.hooks`) and the post-grad graph
 (:mod:`autotune.runtime.inductor.region_pass`).
 
 AOTInductor's packages contain the kernels, so that running them needs no compilation and no look-up::

@@ -6,7 +6,7 @@ group that depends on the rows is in the kernels' source: the constant of a mean
 the rows. So the source of both kernels is generated for the actual rows, with the stored number of blocks or parts. It
 must equal the source for the tuned rows.
 
-An audit (:mod:`autotune.compiler.audit`) plans a region and generates its kernels again: 10 ms, and more for a large
+An audit (:mod:`autotune.compiler.assemble`) plans a region and generates its kernels again: 10 ms, and more for a large
 region. Its result depends only on the workload, the configuration, the artifact with its code, the device's size and
 this version. So a digest of these names an empty file in the user's own cache, which other users cannot write. The next
 look-up of the same schedule takes 0.1 ms. A database cannot create such a file, and changed data have another
@@ -26,7 +26,7 @@ from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.columns import finish_graph
 from autotune.compiler.schedules.configurations import improper
 from autotune.compiler.targets.cuda.device import check_launch
-from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.source import GroupKernels
 from autotune.device import DeviceIdentity
 from autotune.errors import Unsupported
 from autotune.files import cache_folder, make_own
@@ -86,7 +86,7 @@ def unfit_for(graph: Graph, tuned: Workload, schedule: Schedule, device: DeviceI
 
 def old_generator(schedule: Schedule) -> str:
     """The generator of a schedule's kernels, if it is not this version's; else ""."""
-    from autotune.compiler.targets.cuda.names import GENERATOR
+    from autotune.compiler.targets.cuda import GENERATOR
 
     artifact = schedule.artifact
     return "" if artifact is None or artifact.target == "cpu" or artifact.generator == GENERATOR else artifact.generator
@@ -119,8 +119,8 @@ def foreign_kernels(artifact: Artifact, tuned: Workload, config: Config, sms: in
     Args:
         sms: multiprocessors of the device.
     """
-    from autotune.compiler.audit import foreign
-    from autotune.compiler.targets.cuda.names import GENERATOR
+    from autotune.compiler.assemble import foreign
+    from autotune.compiler.targets.cuda import GENERATOR
 
     # The digest covers the code by its SHA-256, which artifact_json computes again.
     about = [AUDIT, __version__, GENERATOR, tuned.fingerprint, dict(config), artifact_json(artifact), sms]
@@ -253,7 +253,7 @@ def _by_launch(plan: Plan, kernels: Sequence[Kernel]) -> list[tuple[Sequence[int
 def _sums_misfit(here: Graph, tuned: Graph, config: Config, kernels: Sequence[Kernel], artifact: Artifact) -> str:
     """The reason why a main kernel and its finish kernel, made for graph ``tuned``, cannot run graph ``here``."""
     from autotune.compiler.schedules.cuda import scheme_of
-    from autotune.compiler.targets.cuda.names import GENERATOR
+    from autotune.compiler.targets.cuda import GENERATOR
 
     if artifact.generator != GENERATOR:
         return f"what its kernels count on is not known: generator {artifact.generator} printed them"

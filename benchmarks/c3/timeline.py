@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from autotune.compiler.targets.cuda.names import PREFIX
+from autotune.compiler.targets.cuda import PREFIX
 from autotune.domains.c3.scenario import Scenario
 from autotune.domains.c3.strategy import normalize
 from autotune.task import Config

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from autotune.compiler.targets.cuda.names import PREFIX
+from autotune.compiler.targets.cuda import PREFIX
 from autotune.errors import first_line
 from autotune.measure.child import prepare
 from autotune.measure.policy import default_policy

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from autotune.compiler.audit import foreign
+from autotune.compiler.assemble import foreign
 from autotune.compiler.schedules.configurations import improper
 from autotune.device import environment, identify
 from autotune.domain import open_task

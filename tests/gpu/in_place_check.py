@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 import autotune
-from autotune.compiler.targets.cuda.names import OVERWRITES
+from autotune.compiler.targets.cuda import OVERWRITES
 from autotune.device import environment, identify
 from autotune.domains.fusion.bench import FusionBench, Runs
 from autotune.domains.fusion.task import FusionTask

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from autotune.compiler.kernel.nodes import Const, Do, Node
-from autotune.compiler.kernel.rewrite import Rewriter
+from autotune.compiler.kernel.nodes import Body, Const, Do, Function, Node, Stmt
 from autotune.compiler.targets.cuda.source import CudaSource, Listing
 
 Kernel = TypeVar("Kernel", CudaSource, Listing)
 
 
-class _Edit(Rewriter):
-    """Rewrites statements as well as expressions."""
+class _Edit:
+    """Rewrites statements, expressions, and the functions that they call. An unchanged function is the same object."""
 
     def __init__(self, change: Callable[[Node], Node]) -> None:
-        super().__init__(lambda x: x)
-        self.edit = change
+        self.change = change
+        self.functions: dict[Function, Function] = {}
 
-    def _node(self, node: Any) -> Any:
-        return self.edit(super()._node(node))
+    def body(self, statements: Iterable[Stmt]) -> Body:
+        return tuple(self.part(s) for s in statements)
+
+    def part(self, old: Any) -> Any:
+        if isinstance(old, Function):
+            if old not in self.functions:
+                body = self.body(old.body)
+                self.functions[old] = old if body == old.body else Function(old.params, body)
+            return self.functions[old]
+        if isinstance(old, tuple):
+            return tuple(map(self.part, old))
+        if not isinstance(old, Node):
+            return old
+        return self.change(replace(old, **{name: self.part(getattr(old, name)) for name in old.__match_args__}))  # type: ignore[type-var]
 
 
 def changed(source: CudaSource, change: Callable[[Node], Node]) -> CudaSource:

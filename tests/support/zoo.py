@@ -508,7 +508,7 @@ def workloads_of(case: Case) -> tuple[Workload, ...]:
     from torch._subclasses import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from autotune.compiler.capture.joint import hash_random_numbers
+    from autotune.compiler.capture.hooks import hash_random_numbers
     from autotune.compiler.regions.find import find_regions
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -19,8 +19,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autotune.compiler.capture.attention import rewrite_attention
-from autotune.compiler.capture.hooks import Hook, hooked
-from autotune.compiler.capture.joint import takes_bias_apart
+from autotune.compiler.capture.hooks import Hook, hooked, takes_bias_apart
 from autotune.compiler.capture.options import requirements
 from autotune.errors import UserError, first_line
 

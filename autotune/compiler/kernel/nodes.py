@@ -13,8 +13,10 @@ its printer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, overload
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import add
+from typing import Any, ClassVar, TypeVar, overload
 
 from autotune.ir.graph import compute_type
 
@@ -37,6 +39,9 @@ class Node:
             elif isinstance(part, tuple):
                 found += [x for x in part if isinstance(x, Expr)]
         return found
+
+
+Changed = TypeVar("Changed", bound=Node)
 
 
 def _infix(op: str) -> Callable[[Expr, Operand], Binary]:
@@ -340,23 +345,16 @@ def conjunction(*tests: Expr | None) -> Expr | None: ...
 def conjunction(*tests: Expr | None) -> Expr | None:
     """The conjunction of the tests that are not None, evaluated from the left until one is false."""
     there = [t for t in tests if t is not None]
-    if not there:
-        return None
-    out = there[0]
-    for t in there[1:]:
-        out = Binary("and", out, t)
-    return out
+    return reduce(lambda both, t: Binary("and", both, t), there) if there else None
 
 
-def sum_of(terms: Iterable[tuple[Expr, int]], constant: int = 0, empty: int = 0) -> Expr:
-    """``a * 3 + b + 7`` from terms with factors, without factors of 0; ``empty`` if there are no terms."""
+def sum_of(terms: Iterable[tuple[Expr, int]], constant: int = 0) -> Expr:
+    """``a * 3 + b + 7`` from terms with factors, without factors of 0."""
     parts: list[Expr] = [x if factor == 1 else x * factor for x, factor in terms if factor]
-    if constant or not parts:
-        parts.append(Const(constant if constant or parts else empty))
-    out = parts[0]
-    for part in parts[1:]:
-        out = out + part
-    return out
+    return reduce(add, [*parts, Const(constant)] if constant or not parts else parts)
+
+
+# ---- traversals -----------------------------------------------------------------------------------------------------
 
 
 def walk(body: Iterable[Stmt]) -> Iterator[Stmt]:
@@ -367,11 +365,6 @@ def walk(body: Iterable[Stmt]) -> Iterator[Stmt]:
             yield from walk(block)
 
 
-def subexpressions(stmt: Stmt) -> Iterator[Expr]:
-    """Every expression of a statement itself, outermost first."""
-    return parts(stmt.expressions())
-
-
 def parts(expressions: Iterable[Expr]) -> Iterator[Expr]:
     """Expressions and all their subexpressions, outermost first."""
     stack = list(expressions)[::-1]
@@ -379,3 +372,52 @@ def parts(expressions: Iterable[Expr]) -> Iterator[Expr]:
         x = stack.pop()
         yield x
         stack.extend(reversed(x.expressions()))
+
+
+def expressions_of(body: Iterable[Stmt]) -> Iterator[Expr]:
+    """Every expression of statements and nested statements, in order, without those of functions."""
+    for stmt in walk(body):
+        yield from parts(stmt.expressions())
+
+
+def functions_of(body: Iterable[Stmt]) -> list[Function]:
+    """The functions that statements call, directly or not, each once, callees first."""
+    found: dict[Function, None] = {}
+
+    def visit(statements: Iterable[Stmt]) -> None:
+        for x in expressions_of(statements):
+            if isinstance(x, Invoke) and x.function not in found:
+                visit(x.function.body)
+                found.setdefault(x.function)
+
+    visit(body)
+    return list(found)
+
+
+def changed(node: Changed, change: Callable[[Expr], Expr]) -> Changed:
+    """A node with ``change`` applied to each of its expressions, whose parts are changed already."""
+
+    def part(x: Any) -> Any:
+        if isinstance(x, Node):
+            return changed(x, change)
+        return tuple(map(part, x)) if isinstance(x, tuple) else x
+
+    made: Any = replace(node, **{name: part(getattr(node, name)) for name in node.__match_args__})  # type: ignore[type-var]
+    return change(made) if isinstance(made, Expr) else made  # type: ignore[return-value]
+
+
+def closed(body: Iterable[Stmt]) -> Function:
+    """A function of statements.
+
+    Its parameters are their pointers, and the variables that they read before they set them, in the order of first use.
+    """
+    made, known = tuple(body), set[str]()
+    free: dict[str, Var | Pointer] = {}
+    for stmt in walk(made):
+        new = stmt.defines
+        for x in parts(stmt.expressions()[1:] if new else stmt.expressions()):
+            if isinstance(x, Var | Pointer) and x.name not in known:
+                free.setdefault(x.name, x)
+        if isinstance(new, Var):
+            known.add(new.name)
+    return Function(tuple(free.values()), made)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from autotune.compiler.kernel import nodes
-from autotune.compiler.kernel.rewrite import functions_of
 
 _PRECEDENCE = (
     ("or",),
@@ -42,7 +41,7 @@ class Printer:
     def functions(self, body: Iterable[nodes.Stmt], name: str = "step") -> list[str]:
         """The texts of all functions that ``body`` needs, called ``name`` and a number."""
         out = []
-        for function in functions_of(body):
+        for function in nodes.functions_of(body):
             self.names[function] = f"{name}{len(self.names)}"
             params = ", ".join(p.name for p in function.params)
             out.append("\n".join([f"def {self.names[function]}({params}):", *self.block(function.body, 1)]))

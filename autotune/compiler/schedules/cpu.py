@@ -9,8 +9,7 @@ from autotune.compiler.program.program import power_of_two
 from autotune.compiler.schedules.configurations import narrow
 from autotune.compiler.targets.cpu.columns import column_split, group_program, row_wise
 from autotune.compiler.targets.cpu.lanes import lanes_suit
-from autotune.compiler.targets.cpu.passes import fetched_bytes, flatten, streamed_bytes
-from autotune.compiler.targets.cpu.schedule import EARLIER
+from autotune.compiler.targets.cpu.schedule import EARLIER, fetched_bytes, flatten, streamed_bytes
 from autotune.device import cpu_isa, usable_processors
 from autotune.task import Config
 

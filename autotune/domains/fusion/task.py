@@ -264,8 +264,7 @@ class FusionTask(Task):
             kernels = tuple(Kernel(entry=f"cpu_{k}") for k in range(len(parts)))
             self._compile_cpu(plan, parts)
             return Artifact("cpu", kernels, plan.scratch_numel(self.graph), "cpu-1")
-        from autotune.compiler.assemble import build_artifact
-        from autotune.compiler.audit import bind
+        from autotune.compiler.assemble import bind, build_artifact
 
         target, sms = self.target()
         try:

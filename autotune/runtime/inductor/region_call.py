@@ -22,7 +22,7 @@ from torch import fx
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.aten import at_sizes
-from autotune.compiler.targets.cuda.names import OVERWRITES
+from autotune.compiler.targets.cuda import OVERWRITES
 from autotune.device import environment, identify
 from autotune.errors import Unsupported
 from autotune.runtime.deployment import deployment
@@ -113,7 +113,7 @@ def permitted(artifact: Artifact | None, slots: Sequence[int], results: Sequence
 
     Args:
         artifact: of a schedule; an audit has compared its launch data with its configuration
-            (:mod:`autotune.compiler.audit`).
+            (:mod:`autotune.compiler.assemble`).
         slots, results: as in :class:`autotune.compiler.regions.find.Binding`.
     """
     if artifact is None or artifact.target == "cpu" or len(artifact.kernels) != 1:

@@ -21,7 +21,7 @@ from torch import fx
 
 from autotune import numerics
 from autotune.compiler.assemble import kernel_name, program_ops
-from autotune.compiler.capture.joint import takes_bias_apart
+from autotune.compiler.capture.hooks import takes_bias_apart
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions import aten
@@ -29,7 +29,7 @@ from autotune.compiler.regions.aten import symbols_of
 from autotune.compiler.regions.epilogues import Product
 from autotune.compiler.regions.find import Region, regions_from
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
-from autotune.compiler.targets.cuda.names import PREFIX
+from autotune.compiler.targets.cuda import PREFIX
 from autotune.errors import Unsupported
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.index_check import add_check, indices_of

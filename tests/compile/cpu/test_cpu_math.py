@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 import torch
 
-from autotune.compiler.targets.cpu.passes import shared_exponentials
-from autotune.compiler.targets.cpu.schedule import CpuSchedule
+from autotune.compiler.targets.cpu.schedule import CpuSchedule, shared_exponentials
 from autotune.ir.graph import compute_type
 from autotune.ir.nodes import POINTWISE
 from tests.support.cpu_graphs import TORCH, Build, run

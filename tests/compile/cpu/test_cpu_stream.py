@@ -16,16 +16,16 @@ from autotune.compiler.program.passes import build_program
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.targets.cpu.columns import group_program
 from autotune.compiler.targets.cpu.kernel import emit_source, load, load_group
-from autotune.compiler.targets.cpu.passes import (
+from autotune.compiler.targets.cpu.schedule import (
     LINE,
     STRETCH,
+    CpuSchedule,
     fetched,
     fetched_bytes,
     flatten,
     streamed,
     streamed_bytes,
 )
-from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.ir.graph import Graph
 from autotune.ir.oracle import interpret
 from autotune.measure.verify import compare

@@ -14,8 +14,7 @@ from autotune.compiler import assemble
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.targets.cuda import compile
 from autotune.compiler.targets.cuda.compile import compile_ptx
-from autotune.compiler.targets.cuda.kernels import Ref
-from autotune.compiler.targets.cuda.source import CudaSource, Listing
+from autotune.compiler.targets.cuda.source import CudaSource, Listing, Ref
 from autotune.domains.c3.collectives.sm import emit_sum
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import STORAGE_BYTES, Graph

@@ -16,8 +16,8 @@ from autotune.compiler.kernel.nodes import Expr, Op, Select, Var
 from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda.compile import compile_ptx
-from autotune.compiler.targets.cuda.kernels import GroupKernels
 from autotune.compiler.targets.cuda.printer import CudaPrinter
+from autotune.compiler.targets.cuda.source import GroupKernels
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
@@ -169,7 +169,7 @@ def test_division_by_a_row_s_value_is_division() -> None:
 def test_gelu_s_derivative_near_zero() -> None:
     """erf(x) from exp(-x^2) is right to 4e-7 absolute; strictly it is right relative to its own size."""
     task = {p: FusionTask(_gelu_backward(p), "cpu") for p in (None, "strict")}
-    from autotune.compiler.targets.cpu.passes import shared_exponentials
+    from autotune.compiler.targets.cpu.schedule import shared_exponentials
 
     assert shared_exponentials(task[None].graph)
     assert not shared_exponentials(task["strict"].graph)

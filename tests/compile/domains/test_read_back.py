@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autotune.compiler.audit import foreign
+from autotune.compiler.assemble import foreign
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.task import FusionTask
 from autotune.task import Config

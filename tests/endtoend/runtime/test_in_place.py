@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import autotune
 from autotune.compiler.program.program import overwritable
-from autotune.compiler.targets.cuda.names import OVERWRITES
+from autotune.compiler.targets.cuda import OVERWRITES
 from autotune.ir.graph import Graph
 from autotune.runtime.inductor import region_call, region_op, region_pass
 from autotune.runtime.inductor.region_call import Pairs

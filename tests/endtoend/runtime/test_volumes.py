@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autotune.compiler.capture import joint
+from autotune.compiler.capture import hooks
 from autotune.compiler.capture.convolutions import put_channels_last
 from autotune.in_program.backend import dynamo_backend
 from tests.support.node_strides import strides_apart
@@ -22,7 +22,7 @@ def test_a_training_step_of_volumes_is_that_of_eager_mode(monkeypatch: pytest.Mo
         return True
 
     made = functools.partial(put_channels_last, devices=("cpu",), converts=converts)
-    monkeypatch.setattr(joint, "put_channels_last", made)
+    monkeypatch.setattr(hooks, "put_channels_last", made)
     torch.manual_seed(0)
     inner = (nn.Conv3d(1, 4, 3, padding=1), nn.InstanceNorm3d(4, affine=True), nn.LeakyReLU(), nn.Conv3d(4, 6, 2, 2))
     module = nn.Sequential(*inner, nn.ConvTranspose3d(6, 2, 2, 2)).double()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.compiler.audit import bind
+from autotune.compiler.assemble import bind
 from autotune.compiler.schedules.configurations import improper
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.compiler.audit import BOUND, bind, foreign
-from autotune.compiler.targets.cuda.names import GENERATOR
+from autotune.compiler.assemble import BOUND, bind, foreign
+from autotune.compiler.targets.cuda import GENERATOR
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
@@ -128,7 +128,7 @@ def test_another_plan_beside_an_intact_artifact_is_no_hit(db: Path) -> None:
 @pytest.fixture
 def audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Artifact]:
     """The artifacts that are audited, under a cache of this test's own."""
-    from autotune.compiler import audit
+    from autotune.compiler import assemble
 
     seen: list[Artifact] = []
 
@@ -137,7 +137,7 @@ def audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Artifact]:
         return foreign(artifact, *args)
 
     monkeypatch.setenv("AUTOTUNE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(audit, "foreign", spied)
+    monkeypatch.setattr(assemble, "foreign", spied)
     return seen
 
 

@@ -15,8 +15,7 @@ from autotune.compiler.schedules.cuda import Scheme, scheme_of
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.compiler.targets.cuda import device
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
-from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, GroupKernels
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.space import load_space

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.compiler.audit import bind, foreign
+from autotune.compiler.assemble import bind, foreign
 from autotune.compiler.program.program import overwritable
 from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda import OVERWRITES
 from autotune.compiler.targets.cuda.compile import compile_ptx
-from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.names import OVERWRITES
+from autotune.compiler.targets.cuda.source import GroupKernels
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autotune.compiler.audit import bind, foreign
+from autotune.compiler.assemble import bind, foreign
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import overwritable, overwritable_rows
 from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda import OVERWRITES
 from autotune.compiler.targets.cuda.compile import compile_ptx
-from autotune.compiler.targets.cuda.names import OVERWRITES
 from autotune.compiler.targets.cuda.rows import kernel
 from autotune.ir.graph import Graph
 from autotune.ir.inputs import make_inputs

@@ -16,8 +16,7 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.schedules.cuda.outer import SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import CLUSTER_WAIT
-from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, GroupKernels
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from tests.support.simulator.errors import KernelError

@@ -14,8 +14,7 @@ from autotune.compiler.kernel.nodes import Const, Do, Expr, Node, Pointer, Stmt,
 from autotune.compiler.schedules.cuda.outer import SCHEME
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import COMMIT_COPIES, THREAD, Shared, await_copies, copy_ahead, take
-from autotune.compiler.targets.cuda.kernels import Body, GroupKernels, Run, pack_bodies
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import Body, CudaSource, GroupKernels, Run, pack_bodies
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.ir.inputs import make_inputs

@@ -8,15 +8,13 @@ from dataclasses import replace
 import pytest
 
 from autotune.compiler.assemble import packed
-from autotune.compiler.kernel.nodes import Cast, Const, Function
-from autotune.compiler.kernel.rewrite import functions_of
+from autotune.compiler.kernel.nodes import Cast, Const, Function, functions_of
 from autotune.compiler.planner.groups import group_configs, pack, read_text, write_text
 from autotune.compiler.planner.plan import build_plan, greedy
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import BLOCK, EXTENT
-from autotune.compiler.targets.cuda.kernels import Body, Ref, Run, deal, pack_bodies
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import Body, CudaSource, Ref, Run, deal, pack_bodies
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph

@@ -16,7 +16,7 @@ from autotune.compiler.program.scattered import scattered
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.targets.cuda import scatter as cuda_scatter
 from autotune.compiler.targets.cuda.device import BARRIER
-from autotune.compiler.targets.cuda.kernels import GroupKernels
+from autotune.compiler.targets.cuda.source import GroupKernels
 from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import Graph
 from autotune.ir.inputs import make_inputs

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.source import CudaSource
+from autotune.compiler.targets.cuda.source import CudaSource, GroupKernels
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.ir.inputs import make_inputs
 from autotune.ir.oracle import from_float, interpret

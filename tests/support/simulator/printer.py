@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import CodeType
 
 from autotune.compiler.kernel import nodes
-from autotune.compiler.kernel.rewrite import expressions_of
+from autotune.compiler.kernel.nodes import expressions_of
 from autotune.compiler.targets.cuda import device
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT
 from autotune.compiler.targets.cuda.printer import CudaPrinter

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from autotune.compiler.schedules.configurations import Choices
 from autotune.compiler.targets.cuda.compile import too_large
-from autotune.compiler.targets.cuda.kernels import GroupKernels
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, GroupKernels
 from autotune.errors import Unsupported
 from autotune.ir.graph import has_sum_at
 from autotune.words import plural

@@ -17,9 +17,8 @@ from autotune.compiler.program.vectors import vector_length
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda import CAPS, Scheme, block_of, first_fit
 from autotune.compiler.schedules.cuda import rows as row_wise
-from autotune.compiler.targets.cuda.kernels import GroupKernels, Private, Ref
 from autotune.compiler.targets.cuda.rows.kernel import RowKernel
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, GroupKernels, Private, Ref
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
 from autotune.task import Config

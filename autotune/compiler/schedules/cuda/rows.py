@@ -15,7 +15,6 @@ from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, h
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme, block_of
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.kernel import RowKernel
-from autotune.compiler.targets.cuda.rows.prefetch import issuable
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
@@ -52,7 +51,7 @@ def may_prefetch(program: Program, config: Config) -> bool:
     """True if a persistent grid has loads that it can issue a row ahead at this vector size."""
     if not config["blocks_per_sm"] or not vector_length(program, int(config["vector_bytes"])):
         return False
-    return bool(issuable(CudaEmitter(program, CudaSchedule.from_config(config))))
+    return bool(CudaEmitter(program, CudaSchedule.from_config(config)).issuable())
 
 
 def clustered(program: Program) -> bool:

@@ -26,9 +26,8 @@ from autotune.compiler.kernel.nodes import (
     when,
 )
 from autotune.compiler.program.program import Pass, Program, stride_of
-from autotune.compiler.targets.cpu.passes import fetched, shared_exponentials, streamed
 from autotune.compiler.targets.cpu.printer import Accumulate, Break, Loop, Memory, Named, buffer, output, plane, source
-from autotune.compiler.targets.cpu.schedule import CpuSchedule
+from autotune.compiler.targets.cpu.schedule import CpuSchedule, fetched, shared_exponentials, streamed
 from autotune.ir.graph import Value, compute_type
 from autotune.ir.nodes import STRICT
 

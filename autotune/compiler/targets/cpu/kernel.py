@@ -28,10 +28,9 @@ from autotune.compiler.targets.cpu.builder import Builder
 from autotune.compiler.targets.cpu.columns import ColumnBuilder, column_split, parts_of, plane_bytes, planes_of
 from autotune.compiler.targets.cpu.lanes import LaneBuilder, lanes_suit
 from autotune.compiler.targets.cpu.launcher import TAIL, CpuKernel, compile_source, starter
-from autotune.compiler.targets.cpu.passes import flatten, thin
 from autotune.compiler.targets.cpu.printer import CpuPrinter, hide_ends
 from autotune.compiler.targets.cpu.rows import RowBuilder
-from autotune.compiler.targets.cpu.schedule import CpuSchedule
+from autotune.compiler.targets.cpu.schedule import CpuSchedule, flatten, thin
 from autotune.errors import Unsupported
 from autotune.ir.graph import LEAVES, REDUCTIONS, Graph
 from autotune.ir.nodes import POINTWISE

@@ -13,9 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from autotune.compiler.kernel.nodes import Assign, Const, Expr, Stmt, Var, loop, sum_of
 from autotune.compiler.program.program import Pass, Program, stride_of
 from autotune.compiler.targets.cpu.builder import STEP, THREADS, UNIT, UNITS, Builder, axis, call, index, start
-from autotune.compiler.targets.cpu.passes import AHEAD
 from autotune.compiler.targets.cpu.printer import Fetch, Stream, buffer, source
-from autotune.compiler.targets.cpu.schedule import CpuSchedule
+from autotune.compiler.targets.cpu.schedule import AHEAD, CpuSchedule
 from autotune.ir.graph import STORAGE_BYTES
 
 _LEAST = 16  # lanes: a cache line of fp32

@@ -28,7 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autotune.compiler.targets import intrinsic
+from autotune.compiler import targets
 from autotune.compiler.targets.cpu import intrinsics
 from autotune.device import usable_processors
 from autotune.errors import UserError
@@ -128,7 +128,7 @@ def _intrinsics() -> str:
 
     Numba's cache depends on the source file alone, and would reuse the code that an older autotune compiled.
     """
-    paths = [Path(str(intrinsic.__file__)), *Path(intrinsics.__path__[0]).glob("*.py")]
+    paths = [Path(str(targets.__file__)), *Path(intrinsics.__path__[0]).glob("*.py")]
     code = b"".join(path.read_bytes() for path in sorted(paths))
     return hashlib.sha256(code).hexdigest()
 

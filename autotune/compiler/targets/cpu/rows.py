@@ -24,9 +24,8 @@ from autotune.compiler.targets.cpu.builder import (
     index,
     start,
 )
-from autotune.compiler.targets.cpu.passes import STRETCH
 from autotune.compiler.targets.cpu.printer import COLUMNS, Choice, Fetch, Increase, Stream, buffer, source
-from autotune.compiler.targets.cpu.schedule import CpuSchedule
+from autotune.compiler.targets.cpu.schedule import STRETCH, CpuSchedule
 from autotune.ir.graph import STORAGE_BYTES
 
 _LONG_ROW = 65536  # sums over more columns than this are made of partial sums even where the schedule has no tiles

@@ -12,12 +12,11 @@ from numba import cuda, types
 from numba.cuda import libdevice
 from numba.cuda.extending import intrinsic as numba_intrinsic
 
-from autotune.compiler.targets import intrinsic
+from autotune.compiler import targets
 
 F32 = ir.FloatType()
 I1, I8, I16, I32, I64 = (ir.IntType(n) for n in (1, 8, 16, 32, 64))
-made, written = partial(intrinsic.made, numba_intrinsic), partial(intrinsic.written, numba_intrinsic)
-"""As those of ``intrinsic``, without the decorator."""
+made, written = partial(targets.make_intrinsic, numba_intrinsic), partial(targets.intrinsic_of, numba_intrinsic)
 
 
 def asm(builder: Any, result: Any, operands: Sequence[Any], text: str, constraints: str, effect: bool = False) -> Any:

@@ -38,12 +38,12 @@ from autotune.compiler.kernel.nodes import (
     Unary,
     Unpack,
     Var,
+    closed,
     conjunction,
     expr,
     loop,
     when,
 )
-from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program, stride_of
 from autotune.compiler.program.scattered import Scattered, Sum
 from autotune.compiler.program.vectors import narrowest

@@ -29,16 +29,15 @@ from autotune.compiler.kernel.nodes import (
     Stmt,
     Store,
     Var,
+    closed,
     sum_of,
     when,
 )
-from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.vectors import Tiling, narrowest
 from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, THREAD, Counts, Shared, ThreadIndex, Units
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions
-from autotune.compiler.targets.cuda.rows.prefetch import held, issuable, load_function
 from autotune.compiler.targets.cuda.source import CudaSource, TransposeSchedule
 from autotune.compiler.targets.cuda.tensors import unravel_index, within
 from autotune.compiler.targets.cuda.threads import ThreadGrid, each_unit
@@ -178,8 +177,8 @@ class TransposeKernel:
             raise Unsupported(f"a tile of {self.tile} is too much for {self.block} threads")
         (pas,) = e.program.passes
         self.pas = pas
-        loads = tuple(i for i in issuable(e) if i not in self.t.loads)
-        self.prefetched = held(e, loads, self.tile // self.steps[self.t.x])
+        loads = tuple(i for i in e.issuable() if i not in self.t.loads)
+        self.prefetched = e.held(loads, self.tile // self.steps[self.t.x])
         self.function, _ = e.pass_function(0, pas, self.prefetched)
 
     def first(self, axis: int) -> Var:
@@ -262,7 +261,7 @@ class TransposeKernel:
         for k in packs[y] if loads else ():
             out += [*self.pack(y, k), Assign(of(e.at, k), e.at), *(Assign(of(e.pack(i), k), e.read(i)) for i in loads)]
         if self.prefetched:
-            ahead = load_function(e, self.prefetched)
+            ahead = e.load_function(self.prefetched)
             for k in packs[x]:
                 out += [*self.pack(x, k), *e.bases(self.prefetched, ()), Assign(of(e.prefetched, k), ahead())]
         if loads:

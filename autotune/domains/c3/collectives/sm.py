@@ -174,7 +174,7 @@ def emit_sum(
         unroll: packs of 16 bytes in flight per source; 0 for as many as registers allow.
     """
     from autotune.compiler.kernel.printer import tuple_of
-    from autotune.compiler.targets.cuda.names import PREFIX
+    from autotune.compiler.targets.cuda import PREFIX
     from autotune.compiler.targets.cuda.source import Listing
 
     if dtype not in ITEMSIZE:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autotune.compiler.assemble import kernel_name, program_ops
-from autotune.compiler.capture import joint
+from autotune.compiler.capture import hooks
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.lower.nodes import op_name
@@ -175,7 +175,7 @@ def test_only_aten_is_written() -> None:
 
 
 def test_the_bias_of_a_convolution_is_captured_where_deployment_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joint, "DEVICES", {"cpu"})
+    monkeypatch.setattr(hooks, "DEVICES", {"cpu"})
     module = nn.Sequential(nn.Conv2d(8, 16, 3), nn.GELU())
     met: list[Any] = []
     monkeypatch.setattr(region_pass, "regions_from", lambda facts: met.append(regions_from(facts)) or met[-1])

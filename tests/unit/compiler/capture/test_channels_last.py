@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch._inductor import config
 from torch.utils import _pytree as pytree
 
-from autotune.compiler.capture import joint
+from autotune.compiler.capture import hooks
 from autotune.compiler.capture.convolutions import cudnn_converts, inductor_wants, put_channels_last
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.regions.find import find_regions
@@ -34,10 +34,10 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return True
 
     def every(volumes: Any) -> bool:
-        return always(volumes[0].graph.owning_module, not joint._is_joint(volumes[0].graph))
+        return always(volumes[0].graph.owning_module, not hooks._is_joint(volumes[0].graph))
 
     made = functools.partial(put_channels_last, wanted=always, devices=("cpu",), converts=every)
-    monkeypatch.setattr(joint, "put_channels_last", made)
+    monkeypatch.setattr(hooks, "put_channels_last", made)
     yield asked
     torch._dynamo.reset()
 

@@ -15,7 +15,7 @@ from torch._inductor.utils import run_and_get_code
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autotune.compiler.capture.joint import takes_bias_apart
+from autotune.compiler.capture.hooks import takes_bias_apart
 from autotune.compiler.capture.recording import capture, recording_backend
 from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.regions.find import find_regions

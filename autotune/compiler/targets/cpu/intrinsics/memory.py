@@ -27,7 +27,7 @@ from numba.core import cgutils
 
 from autotune.compiler.targets.cpu.intrinsics.math import F32, I32, Builder, Ir, is_nan
 from autotune.compiler.targets.cpu.intrinsics.operators import NUMBA_TYPES, written
-from autotune.compiler.targets.cpu.passes import LINE
+from autotune.compiler.targets.cpu.schedule import LINE
 from autotune.ir.graph import EIGHT_BIT_FLOATS, STORAGE_BYTES, compute_type
 
 _I8, _I16, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(64)

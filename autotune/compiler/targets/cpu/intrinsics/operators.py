@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as numba_intrinsic
 
-from autotune.compiler.targets import intrinsic
+from autotune.compiler import targets
 from autotune.compiler.targets.cpu.intrinsics import math as cpu_math
 from autotune.compiler.targets.cpu.intrinsics.math import F32, I32, Builder, Ir, call
 
@@ -32,8 +32,7 @@ _REASSOCIATE = ("reassoc",)
 """Enough to vectorise a sum. With ``nsz`` LLVM also takes a common factor out, sum(x * s) = s * sum(x), which is
 something else where x or s is infinite."""
 Emit = Callable[..., Ir]
-written = partial(intrinsic.written, numba_intrinsic)
-"""As ``intrinsic.written``, for CPUs."""
+written = partial(targets.intrinsic_of, numba_intrinsic)
 
 
 def _make(name: str, arity: int, result: str | None, emit: Callable[[Builder, Any, Sequence[Ir]], Ir]) -> Any:
@@ -47,7 +46,7 @@ def _make(name: str, arity: int, result: str | None, emit: Callable[[Builder, An
         sig = (plain[-1] if result is None else NUMBA_TYPES[result])(*plain)
         return sig, lambda context, b, sig, values: emit(b, plain[0], values)
 
-    return intrinsic.made(numba_intrinsic, arity, typed, name)
+    return targets.make_intrinsic(numba_intrinsic, arity, typed, name)
 
 
 def _is_float(t: Any) -> bool:

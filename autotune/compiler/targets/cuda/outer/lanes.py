@@ -27,9 +27,9 @@ from autotune.compiler.kernel.nodes import (
     Tuple,
     Unpack,
     Var,
+    closed,
     when,
 )
-from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Online, Pass, Program
 from autotune.compiler.program.vectors import ACROSS, unit_axis, vector_along
 from autotune.compiler.targets.cuda.device import Counts, shuffle

@@ -6,7 +6,7 @@ to registers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autotune.compiler.kernel import lower
 from autotune.compiler.kernel.lower import ONE, ZERO, reciprocal, reducers_of
@@ -24,11 +24,12 @@ from autotune.compiler.kernel.nodes import (
     Select,
     Stmt,
     Store,
+    Tuple,
     Var,
+    closed,
     conjunction,
     when,
 )
-from autotune.compiler.kernel.rewrite import closed
 from autotune.compiler.program.program import Column, Pass, Program
 from autotune.compiler.targets.cuda.printer import computed
 from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions, RowTensors
@@ -36,6 +37,9 @@ from autotune.compiler.targets.cuda.source import CudaSchedule
 from autotune.compiler.targets.cuda.threads import RowThreads
 from autotune.errors import Unsupported
 from autotune.ir.nodes import POINTWISE
+
+MOST_WORDS = 64
+"""Most 32-bit registers of a thread for loads before other work."""
 
 
 def parts_of(c: Column) -> tuple[str, ...]:
@@ -74,7 +78,7 @@ class CudaEmitter(RowTensors):
     def pass_function(self, q: int, pas: Pass, issued: Sequence[int] = ()) -> tuple[Function, list[Var]]:
         """Pass ``q`` over one pack as a function; the accumulators that it returns first.
 
-        ``issued``: loads whose words the function is given (:mod:`autotune.compiler.targets.cuda.rows.prefetch`).
+        ``issued``: loads whose words the function is given, of :meth:`load_function`.
         """
         reducers = reducers_of(self.graph, pas)
         body = self.column_indices()
@@ -211,6 +215,48 @@ class CudaEmitter(RowTensors):
             kind = "uint32" if self.packed(i) else self.graph.values[i].dtype
             zeros += [Const(0, kind)] * self.kept_words(i)
         return closed([Return((*accumulators, *zeros, *self.beginnings(q)))])
+
+    # ---- loads before the other work --------------------------------------------------------------------------------
+
+    def issuable(self, pas: Pass | None = None) -> tuple[int, ...]:
+        """The loads of a pass (by default the first that walks) that can be issued before its other work.
+
+        They are whole vectors, different for each row, with guards that hold for all of a vector or for none of it.
+        """
+        pas = pas or next((p for p in self.program.passes if p.walks), Pass())
+        return tuple(
+            i
+            for i in pas.compute
+            if (v := self.graph.values[i]).op == "load"
+            and i not in self.selected.skipped
+            and self.program.domain(i) == "full"
+            and (self.access[i].vector and self.by_pack(v))
+            and (not v.guards or self.access[i].fixed)  # or the same in all rows but for its guard
+        )
+
+    def words_of(self, loads: Iterable[int]) -> int:
+        """32-bit registers that one raw pack of ``loads`` takes."""
+        return sum(map(self.raw_words, loads))
+
+    def held(self, loads: tuple[int, ...], packs: int) -> tuple[int, ...]:
+        """``loads`` if registers can hold ``packs`` packs of them, else none."""
+        return loads if self.words_of(loads) * packs <= MOST_WORDS else ()
+
+    def load_function(self, loads: Sequence[int]) -> Function:
+        """The raw words of one pack of ``loads``."""
+        body = self.column_indices()
+        words: list[Expr] = []
+        for i in loads:
+            v, pointer, chosen = self.source(i)
+            at = self.access[i].at(self.base(i))
+            load = Load(self.storage(i), self.vec, self.load_hint(i), pointer, at, "words", self.guard(v))
+            body += [*chosen, Assign(self.raw(i), load)]
+            words += [self.raw(i)[w] for w in range(self.raw_words(i))]
+        return closed([*body, Return(tuple(words))])
+
+    def no_words(self, loads: Iterable[int]) -> Tuple:
+        """The words of one pack of ``loads`` outside the row."""
+        return Tuple((Const(0, "uint32"),) * self.words_of(loads))
 
     # ---- row values -------------------------------------------------------------------------------------------------
 

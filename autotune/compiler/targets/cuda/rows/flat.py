@@ -23,7 +23,6 @@ from autotune.compiler.program.vectors import narrowest, open_row
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Counts, ThreadIndex, Units
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import RowOptions
-from autotune.compiler.targets.cuda.rows.prefetch import held, issuable, load_function
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, FlatSchedule, overwrite_launch
 from autotune.compiler.targets.cuda.threads import each_unit
 from autotune.errors import Unsupported
@@ -97,11 +96,11 @@ class FlatKernel:
     def packs(self, numbers: Sequence[Expr]) -> list[Stmt]:
         """Packs of which none is beyond the last."""
         e = self.e
-        loads = held(e, issuable(e), len(numbers)) if self.overwrites and len(numbers) > 1 else ()
+        loads = e.held(e.issuable(), len(numbers)) if self.overwrites and len(numbers) > 1 else ()
         if not loads:
             return [line for number in numbers for line in self.pack(number)]
         # The compiler keeps loads of overwritten tensors behind earlier stores: here all loads come first.
-        load, (stored, _) = load_function(e, loads), e.pass_function(0, self.pas, loads)
+        load, (stored, _) = e.load_function(loads), e.pass_function(0, self.pas, loads)
         words = [Var(f"x_{u}") for u in range(len(numbers))]
         out: list[Stmt] = []
         for number, x in zip(numbers, words, strict=True):

@@ -12,11 +12,14 @@ from autotune.compiler.kernel.nodes import (
     Do,
     Expr,
     Function,
+    Load,
     Operand,
+    Pointer,
     Select,
     Stmt,
     Tuple,
     Var,
+    changed,
     loop,
     when,
 )
@@ -25,7 +28,6 @@ from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, THREAD, ThreadI
 from autotune.compiler.targets.cuda.rows.columns import Accumulators
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import RowOptions, counts_of, vector_of
-from autotune.compiler.targets.cuda.rows.prefetch import NextRow, held, issuable, load_function, no_words
 from autotune.compiler.targets.cuda.rows.reduction import RowReductions
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, overwrite_launch
 from autotune.compiler.targets.cuda.threads import RowThreads, each_unit
@@ -42,6 +44,74 @@ its logits."""
 
 Functions = tuple[Function, Function]
 """The function of a pass for one pack, and that for a pack outside the row."""
+
+
+class NextRow:
+    """The loads of a kernel with a persistent grid that are issued a row ahead.
+
+    A block that walks row after row loads, reduces, waits for its other threads and stores in sequence, and memory is
+    idle meanwhile. With ``prefetch`` the first pass's loads of the next row are issued right after those of the current
+    row have been used, before its reductions. The words are kept in registers. Variables of the next row have the
+    suffix ``n``.
+
+    Attributes:
+        loads: loads of the first pass that walks.
+        number: the number of that pass.
+        row_loads: loads of one number per row, whose latency is that of a row's packs.
+    """
+
+    def __init__(self, emitter: CudaEmitter, threads: RowThreads) -> None:
+        self.emitter, self.threads, program = emitter, threads, emitter.program
+        self.loads = emitter.issuable()
+        if not self.loads:
+            raise Unsupported("no loads to issue ahead")
+        if not emitter.held(self.loads, threads.packs):
+            words = emitter.words_of(self.loads) * threads.packs
+            raise Unsupported(f"{words} registers a thread for what is loaded ahead")
+        self.number = next(q for q, p in enumerate(program.passes) if p.walks)
+        loads = sorted({i for q in program.passes for i in q.row_values if emitter.graph.values[i].op == "load"})
+        self.function = emitter.load_function(self.loads)
+        self.row_loads = [i for i in loads if emitter.access[i].fixed and not emitter.graph.values[i].guards]
+
+    def take(self) -> list[Stmt]:
+        """At the beginning of a row: copy its numbers, before those of the next row replace them."""
+        return [Assign(self._number(i), self._number(i, "n")) for i in self.row_loads]
+
+    def begin(self, first: Expr) -> list[Stmt]:
+        """Before the row loop, which begins with row set ``first``: nothing loaded yet, then the first row."""
+        nothing, threads = self.emitter.no_words(self.loads), self.threads
+        out: list[Stmt] = [Assign(Var(f"x_{pack}"), nothing) for pack in range(threads.packs)]
+        out += [Assign(x, Const(0, x.dtype)) for x in (self._number(i, "n") for i in self.row_loads)]
+        return [*out, when(first < threads.row_sets, self._loads(threads.row_of(first)))]
+
+    def issue(self, step: Expr) -> list[Stmt]:
+        """In the row loop, after the last use of the current row's loads."""
+        following = self.threads.row_set + step
+        return [when(following < self.threads.row_sets, self._loads(self.threads.row_of(following)))]
+
+    def _number(self, i: int, row: str = "") -> Var:
+        return Var(f"v{i}{row}", self.emitter.graph.values[i].dtype)
+
+    def _loads(self, row: Expr) -> list[Stmt]:
+        emitter, threads = self.emitter, self.threads
+        indices = [*emitter.row_indices(), *emitter.bases(self.loads, ())]
+        own = {emitter.row, emitter.column, *(s.defines for s in indices)}
+
+        def following(x: Expr) -> Expr:
+            return Var(f"{x.name}n", x.dtype) if isinstance(x, Var) and x in own else x
+
+        call = self.function({p.name: following(p) for p in self.function.params})
+        column = following(emitter.column)
+        out: list[Stmt] = [Assign(Var("rown"), row), *(changed(s, following) for s in indices)]
+        for pack in range(threads.packs):
+            out.append(Assign(Var("cn"), threads.column(pack)))
+            load = Assign(Var(f"x_{pack}"), call)
+            out.append(when(column < threads.columns, [load]) if pack >= threads.full else load)
+        for i in self.row_loads:
+            at = changed(emitter.access[i].base(), following)
+            slot = Pointer(emitter.graph.values[i].slot)
+            out.append(Assign(self._number(i, "n"), Load(emitter.storage(i), 1, "default", slot, at)))
+        return out
 
 
 class RowKernel:
@@ -168,7 +238,7 @@ class RowKernel:
         """
         e = self.emitter
         slots = e.overwritten if pas.stores and packs > 1 else ()
-        return held(e, tuple(i for i in issuable(e, pas) if e.graph.values[i].slot in slots), packs)
+        return e.held(tuple(i for i in e.issuable(pas) if e.graph.values[i].slot in slots), packs)
 
     def _packs(
         self, q: int, pas: Pass, functions: Functions, loads: Sequence[int], packs: Sequence[Operand]
@@ -177,12 +247,12 @@ class RowKernel:
         e, threads, out = self.emitter, self.threads, list[Stmt]()
         guarded = [isinstance(pack, int) and pack >= threads.full for pack in packs]
         words = [Var(f"held_{n}") if loads else None for n in range(len(packs))]
-        function = load_function(e, loads)
+        function = e.load_function(loads)
         for n, x in enumerate(words):
             if x:
                 load = Assign(x, function())
                 out.append(Assign(e.column, threads.column(packs[n])))
-                inside = [Assign(x, no_words(e, loads)), when(e.column < threads.columns, [load])]
+                inside = [Assign(x, e.no_words(loads)), when(e.column < threads.columns, [load])]
                 out += inside if guarded[n] else [load]
         for n, pack in enumerate(packs):
             out += self._pack(q, pas, functions, pack, guarded[n], words[n])
