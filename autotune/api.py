@@ -297,11 +297,11 @@ def tune_workloads(
 def _check_several(workloads: Sequence[Workload], devices: Sequence[str]) -> None:
     """Check that workloads can be searched on several devices in parallel, with results that hold for each of them."""
     from autotune.device import check_equal
-    from autotune.domain import place
+    from autotune.domain import identity_of
 
     if (twice := next((d for d in devices if d != "cpu" and devices.count(d) > 1), None)) is not None:
         raise UserError(f"{twice} is named twice: name every device once")
-    if any(place(workload, devices[0]).count > 1 for workload in workloads):
+    if any(identity_of(workload, devices[0]).count > 1 for workload in workloads):
         raise UserError("a workload that uses several devices is searched by one process: name the first device")
     check_equal(devices)
 

@@ -45,6 +45,10 @@ class Domain:
     :meth:`open_task` and :meth:`open_bench`. ``examples/blocked_gelu`` is a complete domain.
     """
 
+    def __init_subclass__(cls) -> None:
+        if "place" in vars(cls):  # the name of ``identity`` until release 0.4
+            cls.identity = vars(cls)["place"]  # type: ignore[method-assign]
+
     # Searching
 
     def open_task(self, workload: Workload, device: str) -> Task:
@@ -77,7 +81,7 @@ class Domain:
 
         return default_policy(device)
 
-    def place(self, workload: Workload, device: str) -> DeviceIdentity:
+    def identity(self, workload: Workload, device: str) -> DeviceIdentity:
         """The device, or the devices together, that measurements of ``workload`` on ``device`` hold for."""
         from autotune.device import identify
 
@@ -204,9 +208,13 @@ def figure_of(workload: Workload) -> Figure | None:
     return functools.partial(domain.figure, workload) if domain and known else None  # type: ignore[return-value]
 
 
-def place(workload: Workload, device: str) -> DeviceIdentity:
-    """See :meth:`Domain.place`."""
-    return domain_of(workload.kind).place(workload, device)
+def identity_of(workload: Workload, device: str) -> DeviceIdentity:
+    """See :meth:`Domain.identity`."""
+    return domain_of(workload.kind).identity(workload, device)
+
+
+place = identity_of
+"""The name until release 0.4."""
 
 
 def policy_for(workload: Workload, device: str) -> Policy:

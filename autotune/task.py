@@ -270,7 +270,7 @@ def _installed() -> dict[str, str]:
     return {entry.name: entry.value for entry in entry_points(group=GROUP)}
 
 
-def _told() -> dict[str, str]:
+def _from_environment() -> dict[str, str]:
     """The domains of ``$AUTOTUNE_DOMAINS``: ``name=module``, separated by commas."""
     entries = [e.strip() for e in os.environ.get("AUTOTUNE_DOMAINS", "").split(",") if e.strip()]
     if wrong := [e for e in entries if not all(e.partition("="))]:
@@ -284,7 +284,7 @@ def domains() -> dict[str, str]:
     Raises:
         UserError: $AUTOTUNE_DOMAINS cannot be read.
     """
-    return _installed() | _told() | _built_in() | DOMAINS
+    return _installed() | _from_environment() | _built_in() | DOMAINS
 
 
 def module_of(kind: str) -> str:

@@ -203,10 +203,10 @@ def partition(m: Measure) -> Iterator[Case]:
 def run(m: Measure, parts: Sequence[str], out: Path) -> dict[str, Any] | None:
     """Measure; the file is written after each part. None where nothing could be measured."""
     from autotune.device import environment
-    from autotune.domain import place
+    from autotune.domain import identity_of
 
     workload = Scenario(Gemm(64, 64, 64), "all_gather", 4096 * m.ranks.ranks, m.ranks.ranks).workload()
-    where, env = place(workload, m.device).label, environment(m.device)
+    where, env = identity_of(workload, m.device).label, environment(m.device)
     versions = {k: str(v) for k, v in (("cuda", env.cuda), ("driver", env.driver), ("nccl", _nccl(m.side))) if v}
     measured = {"bandwidth": bandwidth, "power": power, "partition": partition}
     cases: list[Case] = []

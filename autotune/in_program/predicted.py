@@ -138,7 +138,7 @@ class Trials:
         self._decided: list[Schedule] = []
         self._here, self._env = identify(device), environment(device)
         with self._lock:
-            self._place = store.put_device(self._here), store.put_environment(self._env)
+            self._stored_ids = store.put_device(self._here), store.put_environment(self._env)
 
     def run(self, workload: Workload, worker: Worker) -> Prediction:
         """Try a workload's proposals and compare the fastest with Inductor's code. :meth:`store` stores the result.
@@ -147,7 +147,7 @@ class Trials:
             WorkerFault: the machine failed.
         """
         begin = time.monotonic()
-        key = Key(workload.fingerprint, *self._place, policy_for(workload, self._device).key)
+        key = Key(workload.fingerprint, *self._stored_ids, policy_for(workload, self._device).key)
         task = open_task(workload, self._device)
         with self._lock:
             self._store.put_workload(workload)
@@ -201,10 +201,10 @@ class Trials:
         contender = Contender("predicted", best.config, artifact)
         outcomes = worker.compare([contender], seed=_SEED + 1, without=("eager",))
         ours, inductor = outcomes["predicted"], outcomes.get("inductor")
-        told: dict[str, Any] = {"workload": key.workload, "label": workload.label, "origin": best.origin}
-        told |= {"expected_us": best.expected_us, "latency_us": ours.latency_us}
+        known: dict[str, Any] = {"workload": key.workload, "label": workload.label, "origin": best.origin}
+        known |= {"expected_us": best.expected_us, "latency_us": ours.latency_us}
         if not ours.ok or inductor is None or not inductor.ok or not ours.latency_us or not inductor.latency_us:
-            return Prediction(**told, why=ours.reason or (inductor.reason if inductor else "no code of Inductor's"))
+            return Prediction(**known, why=ours.reason or (inductor.reason if inductor else "no code of Inductor's"))
         won = ours.latency_us * MARGIN <= inductor.latency_us
         schedule = Schedule(
             key,
@@ -220,7 +220,7 @@ class Trials:
         )
         with self._lock:
             self._decided.append(schedule)
-        return Prediction(**told, inductor_us=inductor.latency_us, won=won)
+        return Prediction(**known, inductor_us=inductor.latency_us, won=won)
 
     def _keep(self, key: Key, config: Config, built: Built, outcome: Outcome) -> None:
         """Store a measurement, as a search would, unless the machine failed."""

@@ -17,18 +17,18 @@ GRACE_S = 30.0
 _LOOK_S = 0.05
 
 
-class Turn:
+class RankTurn:
     """A rank's part in the search of one graph.
 
     Attributes:
-        mine: True if this rank searches.
+        searches: True if this rank searches.
         alone: True if no other rank waits for it.
     """
 
     def __init__(self, store: Any, key: str) -> None:
         self._store, self._key = store, key
         self.alone = store is None
-        self.mine = self.alone or store.add(f"{key}/claim", 1) == 1
+        self.searches = self.alone or store.add(f"{key}/claim", 1) == 1
 
     def begin(self, seconds: float) -> None:
         """Announce the search and its seconds."""
@@ -58,18 +58,18 @@ class Turn:
 
 
 @contextlib.contextmanager
-def turn(graph: str) -> Iterator[Turn]:
+def rank_turn(graph: str) -> Iterator[RankTurn]:
     """Context manager of this rank's part in the search of a graph, which always releases the others at its end.
 
     Args:
         graph: of :func:`autotune.runtime.inductor.code.name_of`. Ranks of one host share a database and a search.
     """
-    mine = Turn(_store(), f"autotune/search/{socket.gethostname()}/{graph}")
+    own = RankTurn(_store(), f"autotune/search/{socket.gethostname()}/{graph}")
     try:
-        yield mine
+        yield own
     finally:
-        if mine.mine:
-            mine.end()
+        if own.searches:
+            own.end()
 
 
 def _store() -> Any:
@@ -81,4 +81,4 @@ def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-__all__ = ["Turn", "turn"]
+__all__ = ["RankTurn", "rank_turn"]

@@ -23,10 +23,10 @@ from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
 from autotune.in_program.budget import is_enough, left_s, spending
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
-from autotune.in_program.ranks import Turn, turn
+from autotune.in_program.progress import ProgressLine, notify
+from autotune.in_program.ranks import RankTurn, rank_turn
 from autotune.in_program.searcher import Searcher
 from autotune.in_program.searching import COMMAND
-from autotune.in_program.telling import Teller, tell
 from autotune.in_program.traced import Traced, copied
 from autotune.runtime.deployment import Counted, deployment
 from autotune.runtime.inductor.code import Code, device_of, name_of, new_name, scope_of, stored_code
@@ -79,9 +79,9 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     name = name_of(gm, device)
     if _was_searched(name, device, mode, seconds):
         return compile_once(gm, inputs)
-    with Searcher(device, _SHARE * left_s(seconds)) as searcher, turn(name) as mine:
-        if not mine.mine:
-            mine.wait()
+    with Searcher(device, _SHARE * left_s(seconds)) as searcher, rank_turn(name) as turn:
+        if not turn.searches:
+            turn.wait()
             return compile_once(gm, inputs)
         spent = left_s(seconds) < LEAST_S
         if not spent and len(gm.graph.nodes) >= _LARGE:
@@ -89,20 +89,20 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
             searcher.start()
         traced = Traced()
         take = _ignore if spent else searcher.add
-        one = compile_surveyed(gm, inputs, compile_once, take, traced, name, device, mode, alone=mine.alone)
+        one = compile_surveyed(gm, inputs, compile_once, take, traced, name, device, mode, alone=turn.alone)
         again_s = _AGAIN * max(0.0, one.compile_s - traced.seconds)
         granted = 0.0 if spent else granted_s(left_s(seconds), again_s, searcher.searched_s)
         with spending():
             try:
-                found = _searched(one, granted, again_s, seconds, mine, searcher)
-                mine.end()  # compiling graphs with collectives needs the other ranks
-                if found and mine.alone and again_s > seconds:
-                    tell(
+                found = _searched(one, granted, again_s, seconds, turn, searcher)
+                turn.end()  # compiling graphs with collectives needs the other ranks
+                if found and turn.alone and again_s > seconds:
+                    notify(
                         f"compiling again would take about {again_s:.0f} s, more than the budget of {seconds:.0f} s:"
                         " this process runs without the new kernels, the next one with them"
                     )
                     found = False
-                if not found and mine.alone:
+                if not found and turn.alone:
                     deployment().count_again(one.apart)
                     return one.before
                 after = compile_again(gm, inputs, compile_once, traced, one.after_name)
@@ -113,7 +113,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
                 log.debug("the search that failed", exc_info=True)
                 deployment().count_again(one.apart)
                 return one.before
-    return Frame(one.before, after, _joined(one, {"budget_s": seconds, "command": COMMAND})) if mine.alone else after
+    return Frame(one.before, after, _joined(one, {"budget_s": seconds, "command": COMMAND})) if turn.alone else after
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def compile_surveyed(
             take(graph)
     before_name = code.name if code is not None else new_name()
     counting = deployment().counting_apart()
-    with surveying(both), deployment().unrecorded(), counting as apart, traced.kept():
+    with surveying(both), deployment().unrecorded(), counting as apart, traced.recording():
         before = compile_once(copied(gm), inputs, bare=not alone, code=before_name)
     compile_s = time.monotonic() - begin
     if code is not None and not surveyed:
@@ -194,7 +194,7 @@ def compile_again(gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compi
     Args:
         code: its name in torch's caches.
     """
-    with traced.given():
+    with traced.replaying():
         return compile_once(gm, inputs, code=code)
 
 
@@ -224,7 +224,7 @@ def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
     return isinstance(budget, (int, float)) and is_enough(budget, seconds)
 
 
-def _searched(one: First, granted: float, again_s: float, budget_s: float, mine: Turn, searcher: Searcher) -> bool:
+def _searched(one: First, granted: float, again_s: float, budget_s: float, turn: RankTurn, searcher: Searcher) -> bool:
     """Search the graphs' regions without schedules for ``granted`` seconds; True if it found kernels.
 
     Args:
@@ -240,15 +240,15 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, mine:
     found: list[Result] = []
     if missed and granted:
         if granted + again_s > left_s(budget_s) and again_s <= budget_s:
-            tell(f"compiling again takes about {again_s:.0f} s after the search, more than the budget leaves")
-        found = _search(missed, granted, mine, searcher)
+            notify(f"compiling again takes about {again_s:.0f} s after the search, more than the budget leaves")
+        found = _search(missed, granted, turn, searcher)
     left = lacking(one.graphs) if found else missed
     for device, regions in left.items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
     won = any(result.winner == "autotune" for result in found)
     searched_s = budget_s if granted or not missed else 0.0
     record = {"budget_s": searched_s, "tries": 0, "cut": True, "command": COMMAND}
-    _note_verdicts([one], record, after=won or not mine.alone)
+    _note_verdicts([one], record, after=won or not turn.alone)
     return won
 
 
@@ -264,11 +264,11 @@ def _storing() -> bool:
     return True
 
 
-def _search(missed: Lacking, seconds: float, mine: Turn, searcher: Searcher) -> list[Result]:
+def _search(missed: Lacking, seconds: float, turn: RankTurn, searcher: Searcher) -> list[Result]:
     """Search for ``seconds`` more."""
     from autotune.store.connection.urls import parse_url, show_url
 
-    mine.begin(seconds)
+    turn.begin(seconds)
     where = show_url(parse_url(None))
     results: list[Result] = []
     begin, count = time.monotonic(), sum(map(len, missed.values()))
@@ -276,12 +276,12 @@ def _search(missed: Lacking, seconds: float, mine: Turn, searcher: Searcher) -> 
     for device, counted in missed.items():
         left = seconds * len(counted) / count
         of = f"{plural(len(counted), 'region')} on {identify(device).label}"
-        tell(f"searching {of} for at most {left:.0f} s, stored in {where}")
+        notify(f"searching {of} for at most {left:.0f} s, stored in {where}")
         own = searcher if device == searcher.device else Searcher(device, left)
-        with own, Teller([(workload.label, n) for workload, n in counted], left) as told:
-            results += own.end(counted, left, told)
+        with own, ProgressLine([(workload.label, n) for workload, n in counted], left) as report:
+            results += own.end(counted, left, report)
     won = len({result.workload for result in results if result.winner == "autotune"})
-    tell(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s")
+    notify(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s")
     return results
 
 
@@ -318,7 +318,7 @@ class _Decided:
         what = "they are used" if outcome.kept else "they are not used"
         if outcome.kept and outcome.ratio < 1.0:
             what = "they are used, since the difference is within the noise"
-        tell(f"the step takes {after} with the new kernels, {before} without ({outcome.ratio:.3f}x): {what}")
+        notify(f"the step takes {after} with the new kernels, {before} without ({outcome.ratio:.3f}x): {what}")
         record = {
             **self._record,
             "compile_us": round(outcome.before_us, 3),

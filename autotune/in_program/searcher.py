@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from autotune import numerics
 from autotune.errors import UserError, first_line
-from autotune.in_program.telling import tell
+from autotune.in_program.progress import notify
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.inductor.survey import Surveyed, lacking
 from autotune.workload import Workload
@@ -76,13 +76,13 @@ class Searcher:
             self._error = self._error or first_line(error)
 
     def end(
-        self, counted: Sequence[tuple[Workload, int]], seconds: float, told: Callable[[Progress], object]
+        self, counted: Sequence[tuple[Workload, int]], seconds: float, report: Callable[[Progress], object]
     ) -> list[Result]:
         """Search for ``seconds`` more, and :data:`GRACE_S` at most after that.
 
         Args:
             counted: all regions to search, with their numbers of occurrences.
-            told: callback for progress.
+            report: callback for progress.
 
         Returns:
             A result of each turn; the last one is interrupted if the user interrupted the search.
@@ -110,11 +110,11 @@ class Searcher:
                         message, _ = self._child.receive(min(last, time.monotonic() + _LOOK_S))
                     except ChildSilent:
                         if time.monotonic() >= last:
-                            tell("the last region did not end in time, and is left to Inductor")
+                            notify("the last region did not end in time, and is left to Inductor")
                             break
                         continue
                     if "progress" in message:
-                        told(Progress(**message["progress"]))
+                        report(Progress(**message["progress"]))
                     elif "result" in message:
                         results.append(Result(**message["result"]))
                     else:
@@ -128,7 +128,7 @@ class Searcher:
         if error and not any(result.winner == "autotune" for result in results):
             raise UserError(error)
         if error:
-            tell(f"the search ended early: {error}")
+            notify(f"the search ended early: {error}")
         return results
 
     def _send(self, message: dict[str, Any]) -> None:

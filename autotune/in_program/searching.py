@@ -44,7 +44,7 @@ _CANDIDATE_S, _FIXED_S = 0.12, 0.6
 """Seconds of a candidate, and of a region beside them: its inputs, its oracle and the final comparison."""
 _REGION_S = 4.0
 """Minimum seconds of a region's second turn."""
-_AHEAD = 10
+_PREFETCHED = 10
 """Regions whose candidates are compiled while one is measured. Some regions' take eight seconds, the others' one."""
 _KIND = "fusion"
 """Kind of the workloads of a program; its domain has the policy. Products use the same."""
@@ -153,7 +153,7 @@ class Search:
         self._stopped = self._quiet = False
         self._asked = 0
         self._last: dict[str, Progress] = {}
-        self._told = 0
+        self._sent = 0
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
         """Handle a frame."""
@@ -180,15 +180,15 @@ class Search:
     def _run(self, link: Link, device: str, settings: Mapping[str, Any]) -> None:
         error = ""
         try:
-            with self._open(link, device, settings) as (context, ahead):
-                self._search(link, context, ahead)
+            with self._open(link, device, settings) as (context, prefetcher):
+                self._search(link, context, prefetcher)
         except UserError as mistake:
             error = str(mistake)
         except Exception as problem:
             error = one_line(problem)
         with self._changed:
             self._changed.wait_for(lambda: self._turns.end is not None or self._stopped)
-        self._tell(link)
+        self._send_pending(link)
         link.send({"done": error})
 
     @contextlib.contextmanager
@@ -233,8 +233,8 @@ class Search:
             opened.enter_context(closing(context))
             context.run = store.start_run(COMMAND, owner=context.owner).id
             opened.enter_context(Lease(store, context.owner))
-            ahead = Prefetcher(context, self._turns.workloads, lambda i: Budget(self._turns.trials), _AHEAD)
-            opened.enter_context(ahead)
+            prefetcher = Prefetcher(context, self._turns.workloads, lambda i: Budget(self._turns.trials), _PREFETCHED)
+            opened.enter_context(prefetcher)
             with self._changed:
                 self._context = context
                 context.interrupt.requested = self._stopped
@@ -244,22 +244,22 @@ class Search:
             try:
                 if baselines is not None:
                     _warm_up(device, worker, pool, baselines)
-                yield context, ahead
+                yield context, prefetcher
             finally:
                 results = self._turns.results
                 state = "interrupted" if self._stopped else "done" if any(r.ok for r in results) else "failed"
                 store.finish_run(context.run, state, {"workloads": [r.to_json() for r in results]})
 
-    def _search(self, link: Link, context: Context, ahead: Prefetcher) -> None:
+    def _search(self, link: Link, context: Context, prefetcher: Prefetcher) -> None:
         from autotune.tuner.study import tune
 
         while (turn := self._next(context.device)) is not None:
-            ahead.advance(turn.number, self._turns.waiting())
+            prefetcher.advance(turn.number, self._turns.waiting())
             result = tune(context, self._turns.workloads[turn.number], turn.budget, turn.granted)
             with self._changed:
                 self._turns.done(result)
             if self._turns.end is not None:
-                self._tell(link)
+                self._send_pending(link)
             if result.interrupted or result.fault:
                 return
 
@@ -302,16 +302,16 @@ class Search:
         if self._turns.end is None:
             self._last[progress.workload] = progress
             return
-        self._tell(link)
+        self._send_pending(link)
         link.send({"progress": asdict(progress)})
 
-    def _tell(self, link: Link) -> None:
+    def _send_pending(self, link: Link) -> None:
         """Send what was kept back while Inductor compiled, and the results since."""
         for label in list(self._last):
             link.send({"progress": asdict(self._last.pop(label))})
-        for result in self._turns.results[self._told :]:
+        for result in self._turns.results[self._sent :]:
             link.send({"result": asdict(result)})
-        self._told = len(self._turns.results)
+        self._sent = len(self._turns.results)
 
 
 def _warm_up(device: str, worker: Worker, pool: CompilePool, baselines: BaselinePool) -> None:
@@ -328,7 +328,7 @@ def _warm_up(device: str, worker: Worker, pool: CompilePool, baselines: Baseline
             baselines.begin(sample, device)
         for sample in samples:
             task = open_task(sample, device)
-            pool.ahead(sample, device, task.normalize(task.default()))
+            pool.prefetch(sample, device, task.normalize(task.default()))
         for sample in samples[:1]:
             worker.open(sample)
             worker.compare([], seed=0, without=("inductor",))

@@ -45,8 +45,8 @@ class _Graph:
 
 
 class Traced:
-    """The graphs traced by a first compilation, which runs within :meth:`kept`. The second one runs within
-    :meth:`given`, on the same inputs.
+    """The graphs traced by a first compilation, which runs within :meth:`recording`. The second one runs within
+    :meth:`replaying`, on the same inputs.
 
     Attributes:
         seconds: the first compilation's time for the steps that the second one omits.
@@ -57,7 +57,7 @@ class Traced:
         self.seconds = 0.0
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def recording(self) -> Iterator[None]:
         """Context manager that keeps copies of the graphs that are traced in it."""
 
         def keep(trace: Callable[..., Any], *, joint: bool) -> Callable[..., Any]:
@@ -92,7 +92,7 @@ class Traced:
             yield
 
     @contextlib.contextmanager
-    def given(self) -> Iterator[None]:
+    def replaying(self) -> Iterator[None]:
         """Context manager in which graphs are not traced if they were kept; each is given once."""
 
         def give(trace: Callable[..., Any]) -> Callable[..., Any]:

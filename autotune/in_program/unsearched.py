@@ -20,8 +20,8 @@ from autotune import numerics
 from autotune.errors import UserError, first_line
 from autotune.in_program import search
 from autotune.in_program.contest import Frame
-from autotune.in_program.ranks import turn
-from autotune.in_program.telling import tell
+from autotune.in_program.progress import notify
+from autotune.in_program.ranks import rank_turn
 from autotune.in_program.traced import Traced
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
@@ -74,25 +74,25 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
     name = name_of(gm, device)
     if _was_tried(name, device, mode):
         return compile_once(gm, inputs)
-    with Trying(device) as trying, turn(name) as mine:
-        if not mine.mine:
-            mine.wait()
+    with Trying(device) as trying, rank_turn(name) as turn:
+        if not turn.searches:
+            turn.wait()
             return compile_once(gm, inputs)
         begin = time.monotonic()
         traced = Traced()
         one = search.compile_surveyed(
-            gm, inputs, compile_once, trying.add, traced, name, device, mode, alone=mine.alone
+            gm, inputs, compile_once, trying.add, traced, name, device, mode, alone=turn.alone
         )
         compile_s = time.monotonic() - begin
         try:
-            mine.begin(granted := min(max(_WAIT_LEAST_S, _WAIT_SHARE * compile_s), _MOST_S - _waited_s))
+            turn.begin(granted := min(max(_WAIT_LEAST_S, _WAIT_SHARE * compile_s), _MOST_S - _waited_s))
             won = trying.end(granted)
             _waited_s += time.monotonic() - begin - compile_s
             log.info("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
             if not trying.left:  # the next process tries the others
-                search._note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not mine.alone)
-            mine.end()
-            if not won and mine.alone:
+                search._note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not turn.alone)
+            turn.end()
+            if not won and turn.alone:
                 deployment().count_again(one.apart)
                 for of, missed in lacking(one.graphs).items():  # the compilation that recorded nothing stays
                     deployment().record_misses([(workload, "not searched") for workload, _ in missed], of)
@@ -106,7 +106,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             log.debug("the prediction that failed", exc_info=True)
             deployment().count_again(one.apart)
             return one.before
-    return Frame(one.before, after, search._joined(one, _RECORD)) if mine.alone else after
+    return Frame(one.before, after, search._joined(one, _RECORD)) if turn.alone else after
 
 
 def _was_tried(name: str, device: str, mode: str) -> bool:
@@ -190,7 +190,7 @@ class Trying:
             log.info("predicted %s", one)
         self.left = int(answer["left"])
         left = f", {self.left} not tried in time" if self.left else ""
-        tell(
+        notify(
             f"{won} of {plural(len(self._asked), 'region')} without a search have a predicted schedule now"
             f" ({wrong} predictions brought no gain{left})"
         )

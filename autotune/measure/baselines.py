@@ -43,7 +43,7 @@ class BaselinePool(CompilePool):
 
     def begin(self, workload: Workload, device: str) -> None:
         """Compile a workload's baselines when a process is free."""
-        self.ahead(workload, device, {})
+        self.prefetch(workload, device, {})
 
     def wait(self, workload: Workload, device: str, seconds: float = math.inf) -> Built | None:
         """Wait for a workload's baselines; return None if they take longer than ``seconds`` or :data:`WAIT_S`."""

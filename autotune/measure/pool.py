@@ -60,7 +60,7 @@ def compile_threads(jobs: int) -> dict[str, str]:
     return {name: os.environ.get(name) or str(max(1, usable_processors() // jobs))}
 
 
-_NOW, _AHEAD = 1, 2
+_NOW, _IDLE = 1, 2
 _Subject = tuple[str, str, str]
 """Fingerprint of a workload, device, key of a configuration."""
 
@@ -79,7 +79,7 @@ class CompilePool:
     """Builds candidates in processes that are started when first needed.
 
     A build that crashes its process, or misses its deadline, fails alone, and the process is replaced. Prefetched
-    builds (:meth:`ahead`) are kept until they are submitted or forgotten. A context manager.
+    builds (:meth:`prefetch`) are kept until they are submitted or forgotten. A context manager.
 
     Args:
         processes: their number; see :func:`default_processes`.
@@ -98,7 +98,7 @@ class CompilePool:
         self._timeout_s = timeout_s
         self._jobs: queue.PriorityQueue[_Job] = queue.PriorityQueue()
         self._numbers = itertools.count()
-        self._ahead: dict[_Subject, Future[Built]] = {}
+        self._prefetched: dict[_Subject, Future[Built]] = {}
         self._asked: WeakValueDictionary[_Subject, Future[Built]] = WeakValueDictionary()
         self._threads: list[threading.Thread] = []
         self._children: dict[int, Child] = {}
@@ -124,22 +124,22 @@ class CompilePool:
         """
         subject = (workload.fingerprint, device, config_key(config))
         with self._lock:
-            future = self._ahead.pop(subject, None)
+            future = self._prefetched.pop(subject, None)
             if future is None or future.cancel() or (future.done() and future.result().fault):
                 future = self._put(_NOW, workload, device, config)
             self._asked[subject] = future
             return future
 
-    def ahead(self, workload: Workload, device: str, config: Config) -> None:
+    def prefetch(self, workload: Workload, device: str, config: Config) -> None:
         """Build ``config`` when the pool is idle, and keep it for :meth:`submit`.
 
         Does nothing if a submitted build of the same candidate is still referenced.
         """
         subject = (workload.fingerprint, device, config_key(config))
         with self._lock:
-            if subject in self._ahead or subject in self._asked or self._closed:
+            if subject in self._prefetched or subject in self._asked or self._closed:
                 return
-            self._ahead[subject] = self._put(_AHEAD, workload, device, config)
+            self._prefetched[subject] = self._put(_IDLE, workload, device, config)
 
     def keep(self, workload: Workload, device: str, config: Config, future: Future[Built]) -> None:
         """Return an unused result of :meth:`submit` to the pool, for the next :meth:`submit` of the same candidate.
@@ -148,12 +148,12 @@ class CompilePool:
         """
         with self._lock:
             if not future.cancel() and not self._closed:
-                self._ahead[workload.fingerprint, device, config_key(config)] = future
+                self._prefetched[workload.fingerprint, device, config_key(config)] = future
 
     def forget(self, workloads: Collection[str]) -> None:
         """Drop the prefetched, queued and kept builds of the workloads with these fingerprints."""
         with self._lock:
-            dropped = [self._ahead.pop(subject) for subject in list(self._ahead) if subject[0] in workloads]
+            dropped = [self._prefetched.pop(subject) for subject in list(self._prefetched) if subject[0] in workloads]
         for future in dropped:
             future.cancel()
 

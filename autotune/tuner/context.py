@@ -17,7 +17,7 @@ from typing import Any
 from autotune import __version__
 from autotune import device as devices
 from autotune.device import DeviceIdentity
-from autotune.domain import Domain, domain_of, open_task, place
+from autotune.domain import Domain, domain_of, identity_of, open_task
 from autotune.errors import Unsupported, UserError
 from autotune.files import resource_dir
 from autotune.measure.baselines import BaselinePool
@@ -75,7 +75,7 @@ class Context:
     _worker: Measurer | None = None
     _pool: CompilePool | None = None
     _baselines: BaselinePool | None = None
-    _places: dict[DeviceIdentity, tuple[str, str]] = field(default_factory=dict)
+    _ids: dict[DeviceIdentity, tuple[str, str]] = field(default_factory=dict)
     _figures: dict[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
     _confined: dict[str, Any] = field(default_factory=dict)
     _tasks: Memory[tuple[str, bool], Task] = field(default_factory=lambda: Memory(_TASKS))
@@ -120,15 +120,15 @@ class Context:
             self._baselines = BaselinePool(timeout_s=self.policy.baseline_s)
         return self._baselines
 
-    def _place(self, workload: Workload) -> tuple[str, str]:
+    def _stored_ids(self, workload: Workload) -> tuple[str, str]:
         """Return the fingerprints of the device (or devices) and of the software; store them if they are new."""
         if workload.fingerprint in self.stored_keys:
             return self.stored_keys[workload.fingerprint]
-        identity = place(workload, self.device)
-        if identity not in self._places:
+        identity = identity_of(workload, self.device)
+        if identity not in self._ids:
             environment = devices.environment(self.device)
-            self._places[identity] = self.store.put_device(identity), self.store.put_environment(environment)
-        return self._places[identity]
+            self._ids[identity] = self.store.put_device(identity), self.store.put_environment(environment)
+        return self._ids[identity]
 
     def key(self, workload: Workload) -> Key:
         """Return the key of a workload; store the workload if it is new."""
@@ -138,12 +138,12 @@ class Context:
             fingerprint = self.store.put_workload(workload)
         if fingerprint not in self._confined:
             self._confined[fingerprint] = domain_of(workload.kind).confined(workload)
-        device, environment = self._place(workload)
+        device, environment = self._stored_ids(workload)
         return Key(fingerprint, device, environment, self.policy.key)
 
     def measured(self, workload: Workload) -> bool:
         """True if a measurement of the workload is stored for this device, software and policy."""
-        device, environment = self._place(workload)
+        device, environment = self._stored_ids(workload)
         return bool(self.store.measurements(workload.fingerprint, device, environment, self.policy.key, limit=1))
 
     def task(self, workload: Workload, whole: Task | None = None) -> Task:
@@ -158,10 +158,10 @@ class Context:
             UserError: the domain has no such method.
             Unsupported: the task raised it, or the device has less memory than the workload takes.
         """
-        identity = self.store.get_device(self._place(workload)[0])
+        identity = self.store.get_device(self._stored_ids(workload)[0])
         if identity and (need := domain_of(workload.kind).bytes_held(workload)) > identity.memory_mib << 20:
             raise Unsupported(f"it takes {size(need)} of memory, and the device has {size(identity.memory_mib << 20)}")
-        where = (self._place(workload)[0], workload.kind)
+        where = (self._stored_ids(workload)[0], workload.kind)
         if where not in self._figures:
             found = self.store.get_calibration(*where)
             self._figures[where] = found.figures if found else {}

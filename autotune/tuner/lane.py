@@ -89,8 +89,8 @@ class Lane:
         self._open.enter_context(closing(context))
         self._open.enter_context(context.interrupt)  # SIGINT was ignored until here
         self._open.enter_context(Lease(context.store, context.owner))
-        ahead = Prefetcher(context, self._workloads, lambda i: chosen.budget(granted[i]))
-        self._ahead = self._open.enter_context(ahead)
+        prefetcher = Prefetcher(context, self._workloads, lambda i: chosen.budget(granted[i]))
+        self._prefetcher = self._open.enter_context(prefetcher)
         return context.owner
 
     def _pool(self, device: str, processes: int, timeout_s: float) -> CompilePool:
@@ -102,7 +102,7 @@ class Lane:
         Args:
             then: numbers of the workloads that probably follow.
         """
-        self._ahead.advance(turn, then)
+        self._prefetcher.advance(turn, then)
         own, granted = Budget(**budget), self._granted[turn]
         if granted is not None and own.timeout is not None:
             granted = min(granted, 2 * own.timeout)  # a late turn has less time, and its effort records that

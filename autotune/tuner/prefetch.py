@@ -108,7 +108,7 @@ class Prefetcher:
             if i not in self._wanted or self._context.interrupt.requested:
                 return False
             self._handed.setdefault(i, set()).add(part.fingerprint)
-            self._pool.ahead(part, self._context.device, config)
+            self._pool.prefetch(part, self._context.device, config)
             return True
 
     def _run(self) -> None:

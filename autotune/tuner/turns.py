@@ -130,13 +130,13 @@ def alone(context: Context, turns: Turns) -> Generator[Result, None, None]:
     context.end = clock.end
     with (
         Lease(context.store, context.owner),
-        Prefetcher(context, turns.workloads, lambda i: turns.expected(clock, i)) as ahead,
+        Prefetcher(context, turns.workloads, lambda i: turns.expected(clock, i)) as prefetcher,
     ):
         for i, workload in enumerate(turns.workloads):
             if clock.up and begun and not turns.options.every:  # each run begins at least one
                 yield from turns.known(context, clock, i)
                 continue
-            ahead.advance(i)
+            prefetcher.advance(i)
             result = tune(context, workload, clock.budget(i, turns.options), clock.granted(i))
             clock.done(result.seconds, result.search_s)
             begun = begun or result.seconds > 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autotune.domain import open_task, place
+from autotune.domain import identity_of, open_task
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.results import Isolated
 from autotune.domains.c3.scenario import Entry, Scenario
@@ -75,7 +75,7 @@ class Case:
         self.entry, self.scenario, self.means = entry, scenario, means
         self.workload = scenario.workload()
         self.task = open_task(self.workload, means.device)
-        where = place(self.workload, means.device)
+        where = identity_of(self.workload, means.device)
         store = means.store
         self.key = Key(
             store.put_workload(self.workload),

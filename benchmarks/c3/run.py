@@ -95,7 +95,7 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     Raises:
         UserError: a mistake in the settings, or a result file that this run does not continue.
     """
-    from autotune.domain import place, policy_for
+    from autotune.domain import identity_of, policy_for
     from autotune.domains.c3.measuring.ranks import Ranks
     from autotune.measure.pool import CompilePool
     from autotune.store import Store
@@ -108,7 +108,7 @@ def run(settings: Settings) -> tuple[dict[str, Any] | None, list[str]]:
     drawn = _drawn(settings, entries)
     first = scenarios[entries[0].name].workload()
     _check_devices(settings)
-    device = place(first, settings.device).label
+    device = identity_of(first, settings.device).label
     same = {"device": device, "suite": SUITE, "ranks": settings.ranks, "schema": SCHEMA}
     done = form.finished(settings.out, **same) if settings.resume else {}
     data = form.read(settings.out) if done else None

@@ -16,7 +16,7 @@ from autotune import __version__
 from autotune import device as devices
 from autotune.cli.options import add_db, add_device, natural_int
 from autotune.device import resolve_device
-from autotune.domain import domain_of, place, policy_for
+from autotune.domain import domain_of, identity_of, policy_for
 from autotune.errors import Unsupported, UserError, printable, safe_line
 from autotune.files import check_output
 from autotune.space import Space
@@ -103,7 +103,7 @@ def record(
     if not any(row.status is Status.OK for row in rows):
         raise UserError(f"{workload.label}: none of {len(rows)} candidates works, so there is nothing to replay")
     made = datetime.datetime.now(datetime.UTC).date().isoformat()
-    identity, software = place(workload, context.device), devices.environment(context.device)
+    identity, software = identity_of(workload, context.device), devices.environment(context.device)
     return Recording(
         workload=workload,
         device="cpu" if context.device == "cpu" else "cuda:0",

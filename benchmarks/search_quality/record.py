@@ -187,7 +187,7 @@ def build_ahead(recorder: Recorder, begun: Mapping[str, tuple[Context, Workload,
             found = Candidates.of(task_of(context, workload), context.options.space_file)
             if nth and recorder.device != "cpu":
                 for config in found.configs.values():
-                    context.pool.ahead(workload, recorder.device, config)
+                    context.pool.prefetch(workload, recorder.device, config)
             listed.set_result(found)
         except BaseException as error:  # told where the space is recorded
             listed.set_exception(error)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.device import environment, resolve_device
-from autotune.domain import place
+from autotune.domain import identity_of
 from autotune.domains.c3 import task
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import Gemm, Scenario
@@ -59,7 +59,7 @@ def write(out: Path | None, ranks: int, device: str, cases: dict[str, int], resu
     env = environment(device)
     form.write(
         out,
-        place(any_scenario.workload(), device).label,
+        identity_of(any_scenario.workload(), device).label,
         [{"name": name, "checked": count} for name, count in cases.items()] or [{"name": "nothing", "checked": 0}],
         {name: str(v) for name, v in (("cuda", env.cuda), ("driver", env.driver)) if v},
         command=" ".join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),

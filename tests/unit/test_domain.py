@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from autotune import task
-from autotune.device import identify
-from autotune.domain import Command, Domain, domain_of, figure_of, has_figures, known_domain, place, policy_for
+from autotune.device import DeviceIdentity, identify
+from autotune.domain import Command, Domain, domain_of, figure_of, has_figures, identity_of, known_domain, policy_for
 from autotune.errors import UserError
 from autotune.measure.policy import default_policy
 from autotune.space import Parameter, Space
@@ -49,8 +50,16 @@ def least(monkeypatch: pytest.MonkeyPatch) -> Domain:
     return domain_of("least")
 
 
+def test_a_domain_with_the_earlier_name_of_identity_is_asked_by_the_new_one() -> None:
+    class Earlier(Least):
+        def place(self, workload: Workload, device: str) -> DeviceIdentity:
+            return replace(identify("cpu"), count=3)
+
+    assert Earlier().identity(WORK, "cpu").count == 3
+
+
 def test_a_domain_of_one_method_has_defaults_for_all_else(least: Domain) -> None:
-    assert place(WORK, "cpu") == identify("cpu")
+    assert identity_of(WORK, "cpu") == identify("cpu")
     assert policy_for(WORK, "cpu") == default_policy("cpu")
     assert (least.devices(WORK), least.bytes_moved(WORK), least.bytes_held(WORK)) == (1, 0, 0)
     assert (least.confined(WORK), least.damage(WORK), least.figure(WORK, 1.0)) == (None, None, None)

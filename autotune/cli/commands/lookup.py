@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_device, add_json, add_replica, add_target, command_of
 from autotune.cli.output import machine_output
-from autotune.domain import domain_of, place
+from autotune.domain import domain_of, identity_of
 from autotune.errors import UserError, printable
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import Level, Outcome, Rung, on_other_devices, on_this_device, text
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         found = []
         with attached(args.db, args.db_read) as store:
             for workload, count in counted:
-                where, env = place(workload, device), environment(device)
+                where, env = identity_of(workload, device), environment(device)
                 name = where.fingerprint
                 schedule = None if store is None else store.get_schedule(workload.fingerprint, name, env, match=how)
                 level, why = (Level.EXACT, "") if schedule else (Level.NONE, "not tuned on this device")

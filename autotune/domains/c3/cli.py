@@ -22,7 +22,7 @@ from autotune.cli.searching import (
     reason,
     tune,
 )
-from autotune.domain import place
+from autotune.domain import identity_of
 from autotune.domains.c3.match import C3Level, explain, match_scenario
 from autotune.domains.c3.scenario import KIND, Compute, Program, Scenario, named_scenario, parse_bytes, parse_gemm
 from autotune.domains.c3.strategy import KINDS
@@ -113,7 +113,7 @@ def search_scenarios(
     if cluster:
         label = describe_nodes(cluster)
     else:
-        label = place(workloads[0], device).label
+        label = identity_of(workloads[0], device).label
     print(f"{many} on {label}, stored in {store.name}", file=sys.stderr)
     with deployment().deploying_from(args.db):
         results = tune(args, device, store, workloads, timeout, _command(args), cluster=cluster)
@@ -124,7 +124,7 @@ def search_scenarios(
             if result.winner and result.begun:
                 kinds = cluster.kinds if cluster else []
                 of = [kind.device for kind in kinds if kind.label == result.device]
-                where = of[0] if of else place(described[result.workload][0], device).fingerprint
+                where = of[0] if of else identity_of(described[result.workload][0], device).fingerprint
                 store.clear_miss(result.workload, where)
     left = not_begun(len(scenarios), results)
     reasons = {str(answer["fingerprint"]): str(answer["error"]) for answer in answers}
@@ -164,7 +164,7 @@ def missed(store: Store, device: str) -> list[Scenario]:
             continue
         try:
             scenario = Scenario.from_json(workload.spec)
-            if place(workload, device).fingerprint != miss.device:
+            if identity_of(workload, device).fingerprint != miss.device:
                 continue
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, UserError) as error:
             why = f"it is damaged ({safe_line(error, 200)})"
@@ -261,7 +261,7 @@ def lookup(args: argparse.Namespace) -> int:
         scenario, name = scenario_of(args, device)
         workload = scenario.workload()
         with attached(args.db, args.db_read) as store:
-            identity = place(workload, device)
+            identity = identity_of(workload, device)
             env = environment(device)
             found = match_scenario(scenario, store, identity, env, strict=args.strict, side=side)
             ladder = explain(scenario, found, store, identity, env) if args.explain else ()

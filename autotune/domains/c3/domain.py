@@ -38,8 +38,8 @@ class C3(Domain):
     def policy(self, device: str) -> Policy:
         return task.policy(device)
 
-    def place(self, workload: Workload, device: str) -> DeviceIdentity:
-        return task.place(workload, device)
+    def identity(self, workload: Workload, device: str) -> DeviceIdentity:
+        return task.identity_of(workload, device)
 
     def devices(self, workload: Workload) -> int:
         return int(workload.spec["ranks"])

@@ -109,7 +109,7 @@ def match_scenario(
 
     Args:
         store: the database; None gives the default.
-        identity: identity of all devices together, see ``autotune.domain.place``.
+        identity: identity of all devices together, see ``autotune.domain.identity_of``.
         env: the current software.
         strict: require the software of the tuning run exactly, whatever the settings.
         side: "cuda" or "cpu".

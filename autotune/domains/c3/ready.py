@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from autotune.device import environment
-from autotune.domain import place
+from autotune.domain import identity_of
 from autotune.domains.c3.caller import Buffers, CallerComputation, Shapes
 from autotune.domains.c3.collectives.nccl import Collective, Spec, open_collective
 from autotune.domains.c3.group import Group
@@ -58,7 +58,7 @@ def look_up(scenario: Scenario, device: str, db: str | None = None, strict: bool
     """The strategy of ``scenario`` for this rank alone; :func:`decide` has that of all ranks. Never raises."""
     side, workload = device.partition(":")[0], scenario.workload()
     try:
-        identity = place(workload, device)
+        identity = identity_of(workload, device)
         store = deployment().store(db)
         match = match_scenario(scenario, store, identity, environment(device), strict=strict, side=side)
         deployment().warn_differences(match.differences, other_device=match.level is C3Level.OTHER_DEVICE)

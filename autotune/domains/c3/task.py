@@ -155,7 +155,7 @@ def check_devices(ranks: int, device: str) -> None:
         )
 
 
-def place(workload: Workload, device: str) -> DeviceIdentity:
+def identity_of(workload: Workload, device: str) -> DeviceIdentity:
     """Identity of one device, with the number of devices and the links between them."""
     from autotune.device import identify
 

@@ -276,7 +276,7 @@ class FusionBench(Bench):
         return _Baseline(compiled(self._module(), self.given.views), self)
 
 
-def compile_ahead(workload: Workload, device: str) -> None:
+def compile_baselines(workload: Workload, device: str) -> None:
     """Compile a workload with Inductor, to fill the cache for the bench's own compilation.
 
     Raises:

@@ -40,9 +40,9 @@ class Fusion(Domain):
         return FusionBench(workload, device)
 
     def compile_baselines(self, workload: Workload, device: str) -> None:
-        from autotune.domains.fusion.bench import compile_ahead
+        from autotune.domains.fusion.bench import compile_baselines
 
-        compile_ahead(workload, device)
+        compile_baselines(workload, device)
 
     def sample(self, number: int) -> Workload:
         from autotune.domains.fusion.sample import region

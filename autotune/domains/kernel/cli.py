@@ -12,7 +12,7 @@ from autotune.cli.commands.lookup import check_target
 from autotune.cli.commands.search import SearchHooks
 from autotune.cli.commands.search import search as search_with
 from autotune.cli.output import console, figure_text, is_busy, machine_output, print_busy_note, ratio
-from autotune.domain import figure_of, place
+from autotune.domain import figure_of, identity_of
 from autotune.domains.kernel.declare import read_shapes
 from autotune.domains.kernel.kernel import Kernel, words
 from autotune.domains.kernel.space import config_words
@@ -115,7 +115,7 @@ def lookup(args: argparse.Namespace) -> int:
         workloads, found = workloads_of(kernel, args.target, shapes, device, reference=False), []
         with attached(args.db, args.db_read) as store:
             for workload in workloads:
-                where, key = place(workload, device), dict(workload.spec["key"])
+                where, key = identity_of(workload, device), dict(workload.spec["key"])
                 match = find(kernel, key, store, where, environment(device), strict=args.strict)
                 found.append(
                     {

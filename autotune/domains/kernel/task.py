@@ -15,7 +15,7 @@ from typing import Any
 from autotune.domains.kernel.declare import declared, from_converted, from_file, narrow
 from autotune.domains.kernel.kernel import Kernel
 from autotune.domains.kernel.space import KernelSpace
-from autotune.domains.kernel.triton import Converted, compile_ahead, is_autotuner
+from autotune.domains.kernel.triton import Converted, is_autotuner, precompile
 from autotune.errors import UserError
 from autotune.files import import_object
 from autotune.space import Space
@@ -65,7 +65,7 @@ class KernelTask(Task):
         A Triton kernel is compiled here into Triton's cache, from which the measuring process loads it.
         """
         if description := self.workload.source.get("triton"):
-            compile_ahead(self.kernel, description, config)
+            precompile(self.kernel, description, config)
         return Artifact(self.device.partition(":")[0], (Launch(self.kernel.name),), generator="kernel-1")
 
 

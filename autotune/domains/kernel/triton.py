@@ -154,7 +154,7 @@ def _configured(objects: Mapping[str, Any], point: Mapping[str, Any]) -> Any:
     return next(c for c in objects.values() if point.items() <= point_of(c, 0).items())
 
 
-# ---- compiled ahead -------------------------------------------------------------------------------------------------
+# ---- precompilation -------------------------------------------------------------------------------------------------
 
 
 _ALIGNED = 16
@@ -222,7 +222,7 @@ class _NoDevice:
         return 0
 
 
-def compile_ahead(kernel: Kernel, description: Mapping[str, Any], config: Config) -> None:
+def precompile(kernel: Kernel, description: Mapping[str, Any], config: Config) -> None:
     """Compile a candidate into Triton's cache for the inputs of :func:`described`; ignores failures.
 
     Call it only in a process that uses no device: it replaces Triton's active driver.

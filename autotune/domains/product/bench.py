@@ -144,7 +144,7 @@ class ProductBench(Bench):
         return compile_cached(_rest(self.source, self.device.type), given)
 
 
-def compile_ahead(workload: Workload, device: str) -> None:
+def compile_baselines(workload: Workload, device: str) -> None:
     """Compile a product and its region with Inductor, to fill the cache for the bench's own compilation.
 
     Raises:

@@ -75,9 +75,9 @@ class Products(Domain):
         return ProductBench(workload, device)
 
     def compile_baselines(self, workload: Workload, device: str) -> None:
-        from autotune.domains.product.bench import compile_ahead
+        from autotune.domains.product.bench import compile_baselines
 
-        compile_ahead(workload, device)
+        compile_baselines(workload, device)
 
     def bytes_moved(self, workload: Workload) -> int:
         m, n, k = (int(workload.spec[name]) for name in "mnk")

@@ -22,7 +22,7 @@ from typing import Any
 
 from autotune import __version__
 from autotune import task as tasks
-from autotune.domain import place
+from autotune.domain import identity_of
 from autotune.errors import UserError, first_line, safe_line
 from autotune.measure.outcome import Blame
 from autotune.measure.pool import Built, CompilePool
@@ -144,7 +144,7 @@ class ClusterLane(Lane):
         return {
             **answer,
             "places": {key.workload: [key.device, key.environment] for key in keys},
-            "label": place(self._workloads[0], context.device).label,
+            "label": identity_of(self._workloads[0], context.device).label,
             "software": ", ".join(f"{k} {v}" for k, v in software.to_json().items() if v and k not in ("kind", "isa")),
         }
 

@@ -30,7 +30,7 @@ _POLL_S = 0.2  # between checks for an interrupt
 _LOOK_S = 2.0  # between queries of the nodes
 _TRIES = 3  # lanes lost in a row without a result, after which a node is excluded
 _AWAIT_S = 60.0  # for a new node, after all nodes with the device have left
-_TELL_S = 15.0  # of waiting before a warning
+_WARN_S = 15.0  # of waiting before a warning
 _MOST, _LEAST = 16, 2  # concurrent builds of a lane
 
 log = logging.getLogger(__name__)
@@ -384,6 +384,6 @@ class Run:
         waits = [lane for lane in self._alive() if not lane.remote.placed]
         if self._said or not waits or len(waits) < len(self._alive()):
             self._quiet = time.monotonic()
-        elif time.monotonic() - self._quiet > _TELL_S:
+        elif time.monotonic() - self._quiet > _WARN_S:
             self._said = True
             log.warning("other programs use all devices of the cluster: waiting for one (stop with Ctrl-C)")

@@ -31,7 +31,7 @@ _RECEIVE_S = 10.0
 _ASK_S = 1.0  # between queries for a waiting lane's resources
 _QUEUE_S = 120.0
 """Seconds that a build may wait for a processor, in addition to its own limit. After that, its lane builds it."""
-_TELL_S = 60.0
+_WARN_S = 60.0
 _RETRIES = 2
 """Retries of a build or a call after the death of its node."""
 
@@ -146,7 +146,7 @@ class Engine:
         return answer["value"]
 
     def _answer(self, ref: Any, gpus: int) -> dict[str, Any]:
-        """Return the answer of a call that needs ``gpus`` GPUs; warns once after :data:`_TELL_S` seconds.
+        """Return the answer of a call that needs ``gpus`` GPUs; warns once after :data:`_WARN_S` seconds.
 
         Raises:
             UserError: no node has that many GPUs any more, so the call would wait forever.
@@ -155,7 +155,7 @@ class Engine:
         while not self._ray.wait([ref], timeout=1.0)[0]:
             if not any(node.gpus >= gpus for node in self.nodes()):
                 raise UserError(f"no node of the cluster at {self.address} has {gpus} GPUs any more")
-            if not said and time.monotonic() - begin > _TELL_S:
+            if not said and time.monotonic() - begin > _WARN_S:
                 said = True
                 log.warning("work that needs a device, such as capture, runs on the cluster, or waits for a node")
         answer: dict[str, Any] = self._ray.get(ref)

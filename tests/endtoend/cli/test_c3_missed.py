@@ -13,7 +13,7 @@ import pytest
 
 from autotune.cli.app import main
 from autotune.device import DeviceIdentity, identify
-from autotune.domain import place
+from autotune.domain import identity_of
 from autotune.domains.c3 import cli as c3_search
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.errors import UserError
@@ -39,7 +39,7 @@ def missed(db: Path, *workloads: Workload) -> None:
     """As a deployment on this CPU would have recorded them."""
     with Store.open(db) as store:
         for workload in workloads:
-            where = place(workload, "cpu") if workload.kind == "c3" else identify("cpu")
+            where = identity_of(workload, "cpu") if workload.kind == "c3" else identify("cpu")
             assert store.add_miss(workload, store.put_device(where), "missed workload")
 
 
@@ -70,7 +70,7 @@ def test_what_any_domain_missed_is_searched_and_cleared(tmp_path: Path) -> None:
     assert {w["fingerprint"] for w in both["workloads"]} == {scenario().fingerprint, scenario(3).fingerprint}
     with Store.open(db) as store:
         assert store.misses() == []
-        assert len(store.schedules(place(scenario(3), "cpu").fingerprint)) == 1
+        assert len(store.schedules(identity_of(scenario(3), "cpu").fingerprint)) == 1
         commands = [found.command for found in store.runs()]
         assert any(c.startswith("autotune search --missed") and "--timeout 60" in c for c in commands)
         assert any(c.startswith("autotune search c3 --missed") for c in commands)

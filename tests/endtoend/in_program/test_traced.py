@@ -53,10 +53,10 @@ class Compilations:
         if not self._again:
             return compile_graph(gm, inputs, options, code=new_name())
         traced = Traced()
-        with traced.kept():
+        with traced.recording():
             compile_graph(copied(gm), inputs, options, bare=True, code=new_name())
         assert traced.seconds > 0.0
-        with counting() as calls, traced.given():
+        with counting() as calls, traced.replaying():
             code = compile_graph(gm, inputs, options, code=new_name())
         self.traced += sum(call.call_count for call in calls)
         return code

@@ -14,7 +14,7 @@ import pytest
 from autotune.device import environment
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.domains.c3.strategy import HostStrategy
-from autotune.domains.c3.task import place
+from autotune.domains.c3.task import identity_of
 from autotune.store import Store
 from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Config
@@ -42,7 +42,7 @@ def run(ranks: Ranks, db: str) -> Any:
 def put(db: str, scenario: Scenario, config: Config | None, winner: str = "autotune") -> None:
     workload = scenario.workload()
     with Store.open(db) as store:
-        device = store.put_device(place(workload, "cpu"))
+        device = store.put_device(identity_of(workload, "cpu"))
         key = Key(store.put_workload(workload), device, store.put_environment(environment("cpu")), "by hand")
         artifact = None if config is None else Artifact("cpu", ())
         schedule = Schedule(key, config, 9.0, {"sequential": 10.0}, artifact, winner, workload.family, workload.extent)
@@ -68,7 +68,7 @@ def test_nearest_is_a_miss_too(run: Any, db: str) -> None:
     with Store.open(db) as store:
         (miss,) = store.misses()
         assert miss.workload == MM.workload().fingerprint
-        assert miss.device == place(MM.workload(), "cpu").fingerprint
+        assert miss.device == identity_of(MM.workload(), "cpu").fingerprint
         assert miss.count == 1, "rank 0 looks up for all"
 
 

@@ -115,14 +115,14 @@ class Case:
     def store(self, scenario: Scenario, strategy: Strategy | HostStrategy) -> None:
         """Put a strategy down as if a search had found it."""
         from autotune.device import environment
-        from autotune.domains.c3.task import place
+        from autotune.domains.c3.task import identity_of
         from autotune.store import Store
         from autotune.store.records import Key, Schedule
 
         device, workload = str(self.device), scenario.workload()
         config = normalize(strategy.config(), scenario, self.device.type)
         with Store.open(self.db) as store:
-            where = store.put_device(place(workload, device))
+            where = store.put_device(identity_of(workload, device))
             key = Key(store.put_workload(workload), where, store.put_environment(environment(device)), "by hand")
             artifact = kernels(self.world, scenario, config)
             schedule = Schedule(key, config, 1.0, {}, artifact, "autotune", workload.family, workload.extent)

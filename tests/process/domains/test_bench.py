@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.api import tune_workloads
-from autotune.domain import place
+from autotune.domain import identity_of
 from autotune.domains.c3 import task
 from autotune.domains.c3.measuring.ranks import Ranks
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
@@ -104,7 +104,7 @@ def test_a_search_ends_in_a_schedule(tmp_path: Path) -> None:
         assert result.error == ""
         assert (result.measured, result.failed) == (4, {})
         assert {"sequential", "naive"} <= result.baselines.keys()
-        (schedule,) = store.schedules(place(workload, "cpu").fingerprint)
+        (schedule,) = store.schedules(identity_of(workload, "cpu").fingerprint)
         assert schedule.key.workload == workload.fingerprint
         assert (schedule.family, schedule.extent) == (workload.family, 1 << 16)
         if schedule.config is not None:

@@ -22,7 +22,7 @@ def rows(block: int) -> Config:
 
 
 def ahead_of(pool: CompilePool) -> list[Future[Built]]:
-    return list(pool._ahead.values())
+    return list(pool._prefetched.values())
 
 
 def test_what_is_waited_for_goes_first(patience: Patience) -> None:
@@ -31,7 +31,7 @@ def test_what_is_waited_for_goes_first(patience: Patience) -> None:
         with patience.endless():
             hanging = pool.submit(bad, "cpu", HANG)
             for block in (1, 2, 4):
-                pool.ahead(bad, "cpu", rows(block))
+                pool.prefetch(bad, "cpu", rows(block))
             one, two, four = ahead_of(pool)
             other = pool.submit(bad, "cpu", rows(8))
             asked = pool.submit(bad, "cpu", rows(4))  # was meant to be built last
@@ -46,8 +46,8 @@ def test_what_is_waited_for_goes_first(patience: Patience) -> None:
 
 def test_what_was_built_ahead_is_not_built_again() -> None:
     with CompilePool(1, timeout_s=60) as pool:
-        pool.ahead(workload(), "cpu", rows(4))
-        pool.ahead(workload(), "cpu", rows(4))
+        pool.prefetch(workload(), "cpu", rows(4))
+        pool.prefetch(workload(), "cpu", rows(4))
         (early,) = ahead_of(pool)
         wait([early])
         assert pool.submit(workload(rows=32), "cpu", rows(4)) is not early
@@ -64,7 +64,7 @@ def begun(future: Future[Built]) -> None:
 def test_a_build_under_way_is_waited_for(patience: Patience) -> None:
     with CompilePool(1, timeout_s=0.5) as pool:
         with patience.endless():
-            pool.ahead(workload(bad=True), "cpu", HANG)
+            pool.prefetch(workload(bad=True), "cpu", HANG)
             (early,) = ahead_of(pool)
             begun(early)
             assert pool.submit(workload(bad=True), "cpu", HANG) is early
@@ -76,7 +76,7 @@ def test_a_fault_of_the_machine_is_no_answer() -> None:
     task.DOMAINS["broken"] = "no_such_module"
     try:
         with CompilePool(1) as pool:
-            pool.ahead(broken, "cpu", rows(4))
+            pool.prefetch(broken, "cpu", rows(4))
             (early,) = ahead_of(pool)
             assert early.result().fault
             task.DOMAINS["broken"] = task.DOMAINS["toy"]
@@ -88,13 +88,13 @@ def test_a_fault_of_the_machine_is_no_answer() -> None:
 def test_what_is_forgotten_is_not_built_and_not_kept(patience: Patience) -> None:
     bad, other = workload(bad=True), workload(rows=32)
     with CompilePool(1, timeout_s=3.0) as pool:
-        pool.ahead(other, "cpu", rows(2))
+        pool.prefetch(other, "cpu", rows(2))
         (built,) = ahead_of(pool)
         assert built.result().artifact
         with patience.endless():
             hanging = pool.submit(bad, "cpu", HANG)
             for work in (workload(), other):
-                pool.ahead(work, "cpu", rows(4))
+                pool.prefetch(work, "cpu", rows(4))
             _, kept, dropped = ahead_of(pool)
             pool.forget({other.fingerprint})
         assert ahead_of(pool) == [kept]
@@ -128,7 +128,7 @@ def test_what_somebody_waits_for_is_not_built_ahead_as_well(patience: Patience) 
         with patience.endless():
             hanging = pool.submit(workload(bad=True), "cpu", HANG)
             waiting = pool.submit(workload(), "cpu", rows(4))
-            pool.ahead(workload(), "cpu", rows(4))
+            pool.prefetch(workload(), "cpu", rows(4))
             assert ahead_of(pool) == []
         assert hanging.result().artifact is None
         assert waiting.result().artifact
@@ -137,10 +137,10 @@ def test_what_somebody_waits_for_is_not_built_ahead_as_well(patience: Patience) 
 def test_nothing_is_built_ahead_once_it_is_closed(patience: Patience) -> None:
     with patience.endless(), CompilePool(1, timeout_s=60) as pool:
         pool.submit(workload(bad=True), "cpu", HANG)
-        pool.ahead(workload(), "cpu", rows(4))
+        pool.prefetch(workload(), "cpu", rows(4))
         (early,) = ahead_of(pool)
     assert early.cancelled()
-    pool.ahead(workload(), "cpu", rows(8))
+    pool.prefetch(workload(), "cpu", rows(8))
     assert ahead_of(pool) == [early]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from autotune.cli.app import main
 from autotune.device import DeviceIdentity, environment
-from autotune.domain import place
+from autotune.domain import identity_of
 from autotune.domains.c3 import cli as c3_search
 from autotune.domains.c3.match import C3Level, C3Match, match_scenario
 from autotune.domains.c3.scenario import Gemm, Program, Scenario
@@ -34,7 +34,7 @@ MODULE = "from pathlib import Path\nPath({mark!r}).write_text('called')\ndef cal
 def missed(db: Path, *workloads: Workload) -> None:
     with Store.open(db) as store:
         for workload in workloads:
-            where = place(Workload("c3", {"ranks": 2}), "cpu")
+            where = identity_of(Workload("c3", {"ranks": 2}), "cpu")
             assert store.add_miss(workload, store.put_device(where), "missed workload")
 
 

@@ -186,12 +186,12 @@ def test_what_was_compiled_of_a_part_is_kept_until_the_parts_are_done(
 
     def noted(self: CompilePool, *given: Any) -> None:
         keep(self, *given)
-        kept.append(len(self._ahead))
+        kept.append(len(self._prefetched))
 
     def forgotten(self: CompilePool, workloads: Collection[str]) -> None:
         gone.append(set(workloads))
         forget(self, workloads)
-        assert not self._ahead
+        assert not self._prefetched
 
     def cut(s: Session, budget: Budget, *, until_s: float | None) -> str:
         return explore(s, budget, until_s=0.0)  # over as soon as one is measured, others being compiled

@@ -37,7 +37,7 @@ class Pool(CompilePool):
         self.noted: list[tuple[str, Config]] = []
         self.forgotten: list[set[str]] = []
 
-    def ahead(self, workload: Workload, device: str, config: Config) -> None:
+    def prefetch(self, workload: Workload, device: str, config: Config) -> None:
         assert device == "cuda:0"
         self.noted.append((workload.fingerprint, config))
 
@@ -48,7 +48,7 @@ class Pool(CompilePool):
 @pytest.fixture
 def context(store: Store, policy: Policy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Context]:
     monkeypatch.setitem(task.DOMAINS, pair_domain.KIND, pair_domain.__name__)
-    monkeypatch.setattr(Context, "_place", lambda self, workload: ("device", "environment"))
+    monkeypatch.setattr(Context, "_stored_ids", lambda self, workload: ("device", "environment"))
     pool = Pool()
     yield Context(store=store, device="cuda:0", policy=policy, lent=(pool,), _pool=pool)
     pool.close()

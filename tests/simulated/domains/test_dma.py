@@ -152,22 +152,22 @@ Spoil = Callable[[Any], None]
 
 
 def done_before_the_copies(c: Any) -> None:
-    tell, copies = c._tell[_DONE], c._copies[-1]
-    c._tell[_DONE] = nothing
+    signal, copies = c._signal[_DONE], c._copies[-1]
+    c._signal[_DONE] = nothing
 
     def early(raw: int) -> None:
-        tell(raw)
+        signal(raw)
         copies(raw)
 
     c._copies[-1] = early
 
 
 def chunk_told_before_its_copies(c: Any) -> None:
-    tell, copies = c._tell[_CHUNKS], c._copies[0]
-    c._tell[_CHUNKS] = nothing
+    signal, copies = c._signal[_CHUNKS], c._copies[0]
+    c._signal[_CHUNKS] = nothing
 
     def early(raw: int) -> None:
-        tell(raw)
+        signal(raw)
         copies(raw)
 
     c._copies[0] = early
@@ -183,7 +183,7 @@ def sums_not_waited_for(c: Any) -> None:
 
 def one_peer_not_told(c: Any) -> None:
     if c.group.rank == 0:
-        c._tell[_DONE] = nothing
+        c._signal[_DONE] = nothing
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_flags_that_two_share_are_found(device: Device) -> None:
         one, other = (Party(world, "all_gather", part, engine="copy") for part in (67, 200))
         pairs: Any = zip(one.collectives, other.collectives, strict=True)
         for a, b in pairs:
-            b._tell, b._wait = a._tell, a._wait
+            b._signal, b._wait = a._signal, a._wait
         play_two(world, [one, other])
 
     assert fault(attempt)

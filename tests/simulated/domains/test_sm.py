@@ -81,18 +81,18 @@ def test_kernels_that_only_move_are_of_earlier_versions(device: Device, op: str)
 
 
 def done_before_the_kernels(c: Any) -> None:
-    tell, wait = c._tell[_DONE], c._wait[_READY]
-    c._tell[_DONE] = nothing
+    signal, wait = c._signal[_DONE], c._wait[_READY]
+    c._signal[_DONE] = nothing
 
     def early(raw: int) -> None:
         wait(raw)
-        tell(raw)
+        signal(raw)
 
     c._wait[_READY] = early
 
 
 def one_set_of_flags(c: Any) -> None:
-    c._tell[_DONE], c._wait[_DONE] = c._tell[_READY], c._wait[_READY]
+    c._signal[_DONE], c._wait[_DONE] = c._signal[_READY], c._wait[_READY]
 
 
 def no_second_half(c: Any) -> None:

@@ -159,11 +159,11 @@ def nothing(raw: int) -> None:
 
 
 def no_ready(c: Any) -> None:
-    c._tell[_READY] = c._wait[_READY] = nothing
+    c._signal[_READY] = c._wait[_READY] = nothing
 
 
 def no_done(c: Any) -> None:
-    c._tell[_DONE] = c._wait[_DONE] = nothing
+    c._signal[_DONE] = c._wait[_DONE] = nothing
 
 
 def fault(attempt: Callable[[int], None], seeds: int = 24) -> str:

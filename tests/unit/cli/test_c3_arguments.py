@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.cli.app import build_parser, main
-from autotune.domain import place
+from autotune.domain import identity_of
 from autotune.domains.c3.cli import ranks_of, scenario_of
 from autotune.domains.c3.scenario import Gemm, Program
 from autotune.errors import UserError
@@ -130,7 +130,7 @@ def test_what_was_missed_is_told_with_the_command_that_searches_it(
     db = str(tmp_path / "t.db")
     workload, _ = scenario_of(parsed("--gemm", "64x64x64", *MINE), "cpu")
     with Store.open(db) as store:
-        device = store.put_device(place(workload.workload(), "cpu"))
+        device = store.put_device(identity_of(workload.workload(), "cpu"))
         store.add_miss(workload.workload(), device, "not tuned")
     assert main(["show", "--db", db]) == 0
     assert f"1 missed workload: `autotune search c3 --missed --db {db}` searches it." in capsys.readouterr().out

@@ -15,7 +15,7 @@ from torch import fx
 from torch.distributed import HashStore
 
 from autotune.in_program import ranks
-from autotune.in_program.ranks import Turn
+from autotune.in_program.ranks import RankTurn
 from autotune.runtime.inductor.code import name_of
 
 
@@ -27,44 +27,44 @@ def store() -> HashStore:
 
 
 def test_one_of_them_searches(store: HashStore) -> None:
-    turns = [Turn(store, "graph") for _ in range(4)]
-    assert [turn.mine for turn in turns] == [True, False, False, False]
+    turns = [RankTurn(store, "graph") for _ in range(4)]
+    assert [turn.searches for turn in turns] == [True, False, False, False]
     assert not any(turn.alone for turn in turns)
-    assert Turn(store, "another graph").mine
+    assert RankTurn(store, "another graph").searches
 
 
 def test_a_program_of_one_rank_waits_for_nobody() -> None:
-    assert Turn(None, "graph").mine
-    assert Turn(None, "graph").alone
+    assert RankTurn(None, "graph").searches
+    assert RankTurn(None, "graph").alone
 
 
 def test_the_others_wait_for_its_end(store: HashStore) -> None:
-    mine, other = Turn(store, "graph"), Turn(store, "graph")
+    first, other = RankTurn(store, "graph"), RankTurn(store, "graph")
     ended: list[bool] = []
     waiting = threading.Thread(target=lambda: ended.append(other.wait()))
     waiting.start()
-    mine.begin(1000.0)
+    first.begin(1000.0)
     waiting.join(0.3)
     assert ended == []
-    mine.end()
+    first.end()
     waiting.join()
     assert ended == [True]
 
 
 def test_nobody_waits_past_the_budget(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "GRACE_S", 0.0)
-    mine, other = Turn(store, "graph"), Turn(store, "graph")
-    mine.begin(0.1)
+    first, other = RankTurn(store, "graph"), RankTurn(store, "graph")
+    first.begin(0.1)
     assert not other.wait()
 
 
 def test_a_rank_that_fails_releases_the_others(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_store", lambda: store)
-    with contextlib.suppress(RuntimeError), ranks.turn("graph") as mine:
-        assert mine.mine
+    with contextlib.suppress(RuntimeError), ranks.rank_turn("graph") as first:
+        assert first.searches
         raise RuntimeError
-    with ranks.turn("graph") as other:
-        assert not other.mine
+    with ranks.rank_turn("graph") as other:
+        assert not other.searches
         assert other.wait()
 
 

@@ -52,7 +52,7 @@ class CopyCollective:
         if reducing and self._kernel is None:
             raise Unsupported(f"the kernel of {spec.op} is missing")
         self._flags = Flags(group, _CHUNKS + chunks)
-        self._tell = [self._flags.tell(k) for k in range(_CHUNKS + chunks)]
+        self._signal = [self._flags.signal(k) for k in range(_CHUNKS + chunks)]
         self._wait = [self._flags.wait(k) for k in range(_CHUNKS + chunks)]
         self._shared = take(group, self._bytes * ranks)  # written by peers
         self._result = take(group, self._bytes * ranks) if spec.op == "all_reduce" else None
@@ -93,19 +93,19 @@ class CopyCollective:
         raw = stream.cuda_stream
         if not self._own_last:
             self._own(raw)
-        self._tell[_READY](raw)
+        self._signal[_READY](raw)
         self._wait[_READY](raw)
         if self.spec.op in REDUCING:
             for chunk, copies in enumerate(self._copies):
                 copies(raw)
-                self._tell[_CHUNKS + chunk](raw)
+                self._signal[_CHUNKS + chunk](raw)
                 # Branches of a graph may share a hardware queue: each rank must signal before it waits, or all hang.
                 self._reduction.wait_stream(stream)
                 self._add(chunk)
             self._finish(stream)
             return
         self._copies[0](raw)
-        self._tell[_DONE](raw)
+        self._signal[_DONE](raw)
         if self._own_last:
             self._own(raw)
         self._wait[_DONE](raw)
@@ -145,7 +145,7 @@ class CopyCollective:
                 stream.wait_stream(self._reduction)
             copies(raw)
         stream.wait_stream(self._reduction)
-        self._tell[_DONE](raw)
+        self._signal[_DONE](raw)
         self._wait[_DONE](raw)
 
     def close(self) -> None:

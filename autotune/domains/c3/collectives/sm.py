@@ -71,7 +71,7 @@ class SmCollective:
         part = spec.part(ranks)
         self._bytes = part * ITEMSIZE[spec.dtype]
         self._flags = Flags(group, 2)
-        self._tell = [self._flags.tell(k) for k in range(2)]
+        self._signal = [self._flags.signal(k) for k in range(2)]
         self._wait = [self._flags.wait(k) for k in range(2)]
         self._shared = take(group, self._bytes * ranks)
         self.input = self._shared.view(dtype, part * ranks)[: spec.numel]
@@ -88,7 +88,7 @@ class SmCollective:
     def enqueue(self, stream: Any = None) -> None:
         stream = stream or torch.cuda.current_stream()
         raw = stream.cuda_stream
-        self._tell[_READY](raw)
+        self._signal[_READY](raw)
         self._wait[_READY](raw)
         self.met.record(stream)
         sources = [pointer + self._own for pointer in self._shared.pointers]
@@ -97,7 +97,7 @@ class SmCollective:
         blocks = self.strategy.blocks + self.strategy.blocks % 2
         launch(self._kernel, self.group.device.index or 0, blocks, [*sources, target], count, raw)
         self._spread(raw)  # each rank's sums have a separate slot of the output
-        self._tell[_DONE](raw)
+        self._signal[_DONE](raw)
         self._wait[_DONE](raw)
 
     def close(self) -> None:

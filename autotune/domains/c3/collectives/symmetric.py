@@ -223,7 +223,7 @@ class Flags:
     def _word(self, at: int, sender: int, slot: int) -> int:
         return self._pointers[at] + 4 * (self._first + slot * self._ranks + sender)
 
-    def tell(self, slot: int, peers: Sequence[int] | None = None) -> MemOps:
+    def signal(self, slot: int, peers: Sequence[int] | None = None) -> MemOps:
         """Set flag ``slot`` of this rank at ``peers``; None for all."""
         signalled = self.peers if peers is None else peers
         return MemOps([("write", self._word(p, self._rank, slot), 1) for p in signalled])
@@ -254,11 +254,11 @@ class DeviceBarrier:
 
     def __init__(self, group: Group) -> None:
         flags = Flags(group, 2)
-        self._steps = [(flags.tell(k), flags.wait(k)) for k in range(2)]
+        self._steps = [(flags.signal(k), flags.wait(k)) for k in range(2)]
         self._turn = 0
 
     def __call__(self, stream: int) -> None:
-        tell, wait = self._steps[self._turn]
+        signal, wait = self._steps[self._turn]
         self._turn = 1 - self._turn
-        tell(stream)
+        signal(stream)
         wait(stream)

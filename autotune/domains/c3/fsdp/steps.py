@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.device import environment
-from autotune.domain import place
+from autotune.domain import identity_of
 from autotune.domains.c3.fsdp.traffic import Kind
 from autotune.domains.c3.scenario import Program, Scenario
 from autotune.domains.c3.strategy import HostStrategy, Strategy, kernel_of, normalize
@@ -156,7 +156,7 @@ def keep(
             env = store.put_environment(environment(device))
             for kind, config in found.plan.items():
                 workload = scenarios[kind].workload()
-                where = store.put_device(place(workload, device))
+                where = store.put_device(identity_of(workload, device))
                 schedule = Schedule(
                     Key(store.put_workload(workload), where, env, POLICY),
                     config, found.step_ms * 1e3, {"sequential": found.stock_ms * 1e3},

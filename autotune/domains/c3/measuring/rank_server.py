@@ -276,12 +276,12 @@ class Load:
 
     def __init__(self, group: Group) -> None:
         self._group, self._meter = group, Meter()
-        self._wall, self._mine = time.monotonic(), _processor_time()
+        self._wall, self._own_s = time.monotonic(), _processor_time()
 
     def others(self) -> float:
         """Mean number of processors used by other processes since construction; a collective call."""
         wall = max(time.monotonic() - self._wall, 1e-9)
-        ours = self._group.gather((_processor_time() - self._mine) / wall)
+        ours = self._group.gather((_processor_time() - self._own_s) / wall)
         return max(0.0, self._meter.others() - float(sum(ours)) + float(ours[self._group.rank]))
 
 

@@ -66,7 +66,7 @@ class Outbox:
         self._ready: dict[tuple[int, tuple[int, ...]], MemOps] = {}
         self._arrived = {(slot, p): self._flags.wait(slot, [p]) for slot in range(PARTS) for p in others}
         self._all_arrived = self._flags.wait(0)
-        self._done, self._free = self._flags.tell(_DONE), self._flags.wait(_DONE)
+        self._done, self._free = self._flags.signal(_DONE), self._flags.wait(_DONE)
         self._done(torch.cuda.current_stream().cuda_stream)
         self._views: dict[tuple[torch.dtype, tuple[int, ...]], Tensor] = {}
 
@@ -84,10 +84,10 @@ class Outbox:
 
     def publish(self, stream: int, slot: int = 0, peers: tuple[int, ...] = ()) -> None:
         """Signal to ``peers``, or to all without them, that the rows of ``slot`` may be read."""
-        told = self._ready.get((slot, peers))
-        if told is None:
-            told = self._ready[slot, peers] = self._flags.tell(slot, peers or None)
-        told(stream)
+        signal = self._ready.get((slot, peers))
+        if signal is None:
+            signal = self._ready[slot, peers] = self._flags.signal(slot, peers or None)
+        signal(stream)
 
     def arrival(self, stream: int, peer: int | None = None, slot: int = 0) -> None:
         """Wait until ``peer`` has published the rows of ``slot``; None for all peers' first slot."""

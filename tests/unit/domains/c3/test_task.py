@@ -12,7 +12,7 @@ import pytest
 
 from autotune import task as tasks
 from autotune.device import identify
-from autotune.domain import domain_of, open_task, place, policy_for
+from autotune.domain import domain_of, identity_of, open_task, policy_for
 from autotune.domains.c3 import task
 from autotune.domains.c3.scenario import COLLECTIVES, Gemm, Program, Scenario
 from autotune.domains.c3.strategy import BASELINES, Strategy
@@ -158,7 +158,7 @@ def test_policies_of_the_two_sides_do_not_mix() -> None:
 
 
 def test_what_is_measured_holds_for_that_many_devices() -> None:
-    here = place(BIG.workload(), "cpu")
+    here = identity_of(BIG.workload(), "cpu")
     assert here.count == 4
     assert here.links == ""
     one = identify("cpu")

@@ -17,7 +17,7 @@ import torch
 
 from autotune.domains.kernel.kernel import Kernel
 from autotune.domains.kernel.space import KernelSpace
-from autotune.domains.kernel.triton import compile_ahead, described
+from autotune.domains.kernel.triton import described, precompile
 from autotune.space import Parameter, Space
 from tests.support import ROOT
 
@@ -80,7 +80,7 @@ def test_what_triton_compiles_for_is_written_down_and_stood_in_for(driver: Any) 
         "args": [{"dtype": "float16", "off": X.data_ptr() % 16}],
         "kwargs": {"n": {"value": 64}},
     }
-    compile_ahead(kernel(fn), json.loads(json.dumps(told)), {"B": 2, "num_warps": 4})
+    precompile(kernel(fn), json.loads(json.dumps(told)), {"B": 2, "num_warps": 4})
     ((args, kwargs),) = fn.runs
     assert (args[0].dtype, args[0].data_ptr() % 16) == (torch.float16, X.data_ptr() % 16)
     assert kwargs == {"grid": None, "warmup": True, "n": 64, "B": 2, "num_warps": 4}
@@ -104,13 +104,13 @@ def test_what_cannot_be_described_is_left_to_the_measuring_process(driver: Any) 
 
 def test_what_does_not_compile_is_told_by_the_measuring_process(driver: Any) -> None:
     fn = Compiled(fails=True)
-    compile_ahead(kernel(fn), {"target": ["cuda", 90, 32], "args": [], "kwargs": {}}, {"B": 1})
+    precompile(kernel(fn), {"target": ["cuda", 90, 32], "args": [], "kwargs": {}}, {"B": 1})
     assert len(fn.runs) == 1
 
 
 _PROGRAM = """
 import json, os, torch
-from autotune.domains.kernel.triton import _NoDevice, compile_ahead, described
+from autotune.domains.kernel.triton import _NoDevice, precompile, described
 from examples.own_kernels.matmul import make_inputs, product
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
@@ -119,7 +119,7 @@ driver.set_active(_NoDevice(GPUTarget("cuda", 90, 32)))
 kernel, given = product.kernel, make_inputs(64, 64, 64, "cpu")
 config = dict(kernel.space.default)
 told = described(kernel, (), given)
-compile_ahead(kernel, told, config)
+precompile(kernel, told, config)
 ahead = sorted(os.listdir(os.environ["TRITON_CACHE_DIR"]))
 kernel.fn.device_caches.clear()
 kernel.fn.run(grid=None, warmup=True, **given, **config)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.in_program import telling
-from autotune.in_program.telling import Teller
+from autotune.in_program import progress
+from autotune.in_program.progress import ProgressLine
 from autotune.tuner.result import Progress
 
 
@@ -20,16 +20,16 @@ def moment(workload: str, phase: str, saved_us: float = 0.0) -> Progress:
 def test_what_is_won_counts_as_often_as_a_step_has_the_region(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(telling, "_PLAIN_S", 0.0)
-    with Teller([("norm", 24), ("loss", 1), ("copy", 4)], 60.0) as told:
-        for progress in (
+    monkeypatch.setattr(progress, "_PLAIN_S", 0.0)
+    with ProgressLine([("norm", 24), ("loss", 1), ("copy", 4)], 60.0) as report:
+        for state in (
             moment("norm", "search"),
             moment("norm", "done", saved_us=50.0),
             moment("loss", "final"),
             moment("loss", "done", saved_us=300.0),
             moment("norm", "search"),
         ):
-            told(progress)
+            report(state)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("autotune: region 1 of 3 (candidates), 0 us of the step won, at most ")
     assert [line.split(", ")[1] for line in lines] == [
@@ -50,11 +50,11 @@ class Terminal(io.StringIO):
 def test_a_terminal_has_one_line_that_goes_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: Any = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(telling, "_REDRAWN_S", 0.0)
+    monkeypatch.setattr(progress, "_REDRAWN_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
-    with Teller([("norm", 2)], 60.0) as told:
-        told(moment("norm", "search"))
-        told(moment("norm", "final"))
+    with ProgressLine([("norm", 2)], 60.0) as report:
+        report(moment("norm", "search"))
+        report(moment("norm", "final"))
     text = shown.getvalue()
     assert "(candidates)" in text
     assert "(against Inductor)" in text

@@ -19,12 +19,12 @@ _PLAIN_S, _REDRAWN_S = 10.0, 0.2
 _PHASES = {"search": "candidates", "repeat": "candidates again", "final": "against Inductor", "done": "done"}
 
 
-def tell(text: str) -> None:
+def notify(text: str) -> None:
     """Print a line on stderr."""
     print(f"autotune: {text}", file=sys.stderr, flush=True)
 
 
-class Teller:
+class ProgressLine:
     """Context manager that shows a search's progress, and removes the line from a terminal at the end.
 
     Args:
@@ -69,7 +69,7 @@ class Teller:
         self._last = now
         line = self.line(progress, now - self._start)
         if self._live is None:
-            tell(line)
+            notify(line)
         else:
             from rich.text import Text
 
@@ -84,4 +84,4 @@ class Teller:
         return f"region {done} of {self._regions} ({phase}), {won} of the step won, at most {left:.0f} s left"
 
 
-__all__ = ["Teller", "tell"]
+__all__ = ["ProgressLine", "notify"]
