@@ -45,6 +45,7 @@ class Measurer(Protocol):
 
     restarts: int
     restart_s: float
+    baseline_s: float
     bytes_moved: int
     others: float | None
 
@@ -135,6 +136,7 @@ class Worker:
     Attributes:
         restarts: number of replaced processes so far.
         restart_s: seconds spent waiting for processes to start.
+        baseline_s: seconds spent preparing baselines, mostly compilation by torch.
         others: processors that other processes kept busy during the last comparison; None before one, and on a GPU.
         bytes_moved: bytes that a perfect implementation of the open workload moves; 0 until the first job.
     """
@@ -149,6 +151,7 @@ class Worker:
         self._oracle_s: float | None = None
         self.restarts = 0
         self.restart_s = 0.0
+        self.baseline_s = 0.0
         self.bytes_moved = 0
         self.others: float | None = None
         self._spawn()  # the imports overlap with the caller's compilation
@@ -237,6 +240,8 @@ class Worker:
                 if phase == "verify" and frame.get("phase") in ("wait", "load", "baseline"):
                     spent = time.monotonic() - begin  # a verified candidate: mostly the oracle's time
                     self._oracle_s = max(self._oracle_s or 0.0, spent)
+                if phase == "baseline":
+                    self.baseline_s += time.monotonic() - begin
                 if "result" in frame:
                     return frame["result"], None, ""
                 phase, who, begin = frame["phase"], frame["who"], time.monotonic()

@@ -70,6 +70,7 @@ class Result:
         stop: why the search ended.
         seconds: duration of the search, including the final comparison; ``search_s`` of them before it.
         restarts: replaced worker processes; ``restart_s`` is the seconds spent waiting for their starts.
+        baseline_s: seconds of the final comparison that prepared baselines, mostly compilation by torch.
         others: processors that other processes kept busy during the final comparison (CPU only): near 0 on a quiet
             machine. Larger values are a reason to search again.
         interrupted: ended by the user.
@@ -101,6 +102,7 @@ class Result:
     search_s: float = 0.0
     restarts: int = 0
     restart_s: float = 0.0
+    baseline_s: float = 0.0
     bytes_moved: int = 0
     others: float | None = None
     interrupted: bool = False
@@ -140,6 +142,7 @@ class Result:
             "speedup": self.speedup,
             "seconds": round(self.seconds, 3),
             "restart_s": round(self.restart_s, 3),
+            "baseline_s": round(self.baseline_s, 3),
             "bytes": self.bytes_moved,
             "others_busy": None if self.others is None else round(self.others, 2),
         }

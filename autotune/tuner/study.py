@@ -48,7 +48,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
     except Unsupported as why:
         return Result(key.workload, workload.label, workload.kind, context.device, key.policy, error=str(why))
     s = context.session(task, budget)
-    restarts, restart_s = s.worker.restarts, s.worker.restart_s
+    restarts, restart_s, baseline_s = s.worker.restarts, s.worker.restart_s, s.worker.baseline_s
     stop, error, final, broken = "", "", finals.Final(), False
     try:
         if compositions:
@@ -79,7 +79,13 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         context.note(s, stop, settled(stop, budget, granted), granted)
     s.report("done", stop)
     found = result(s, final, stop, error)
-    return replace(found, fault=broken, restarts=s.worker.restarts - restarts, restart_s=s.worker.restart_s - restart_s)
+    return replace(
+        found,
+        fault=broken,
+        restarts=s.worker.restarts - restarts,
+        restart_s=s.worker.restart_s - restart_s,
+        baseline_s=s.worker.baseline_s - baseline_s,
+    )
 
 
 def result(s: Session, final: Final, stop: str, error: str) -> Result:

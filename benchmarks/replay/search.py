@@ -114,7 +114,7 @@ class _Measurer:
     """Answers with what was measured, and keeps the order."""
 
     def __init__(self, recording: Recording) -> None:
-        self.restarts, self.restart_s, self.bytes_moved = 0, 0.0, 0
+        self.restarts, self.restart_s, self.baseline_s, self.bytes_moved = 0, 0.0, 0.0, 0
         self.others: float | None = None
         self._recording = recording
         self.rows: list[tuple[Row, float]] = []

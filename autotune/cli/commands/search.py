@@ -100,6 +100,21 @@ def run(args: argparse.Namespace) -> int:
     return own(args) if own is not None else search(args, SearchHooks())
 
 
+def time_line(captured_s: float, searched_s: float, rest_s: float, baselines_s: Sequence[float]) -> str:
+    """Seconds of a search's parts, and which of them --timeout does not limit; "" if every part took less than one.
+
+    Args:
+        baselines_s: seconds of the kernels' search that prepared each workload's baselines.
+    """
+    parts = ("capture", captured_s), ("kernels", searched_s), ("the rest", rest_s)
+    spent = ", ".join(f"{name} {taken:.0f} s" for name, taken in parts if taken >= 1)
+    long = [taken for taken in baselines_s if taken >= 1]
+    free = ["in capture and the rest"] if captured_s >= 1 else []
+    free += [f"for the baselines of {plural(len(long), 'workload')} ({sum(long):.0f} s of kernels)"] if long else []
+    cut = f"; --timeout does not limit torch's compilation {' and '.join(free)}" if free else ""
+    return f"autotune: time: {spent}{cut}" if spent else ""
+
+
 class SearchHooks:
     """Parts of a search that depend on a domain's own options. These are the defaults, for a domain without options.
 
@@ -219,11 +234,10 @@ class Search:
                 own = self._finished(of, searched if one else _part(searched, target, captured[target]), kind)
                 finished[name if one else name.replace(str(of.domain), f"{of.domain} {target}", 1)] = own
         if limit is not None:
-            spent = [("capture", captured_s), ("kernels", searched_s)]
-            spent += [("the rest", time.monotonic() - begin - captured_s - searched_s)]
-            if text := ", ".join(f"{name} {taken:.0f} s" for name, taken in spent if taken >= 1):
-                cut = "; --timeout does not limit torch's compilation in capture and rest" if captured_s >= 1 else ""
-                print(f"autotune: time: {text}{cut}", file=sys.stderr)
+            results = [result for searched in done.values() for result in searched.results if result.begun]
+            rest_s = time.monotonic() - begin - captured_s - searched_s
+            if line := time_line(captured_s, searched_s, rest_s, [result.baseline_s for result in results]):
+                print(line, file=sys.stderr)
         return finished
 
     def _finished(self, args: argparse.Namespace, searched: SearchOutcome, kind: Kind | None) -> SearchOutcome:

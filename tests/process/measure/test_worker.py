@@ -101,7 +101,9 @@ def test_comparison_goes_on_without_those_that_fail(shared: Worker) -> None:
         Contender("wrong", {"how": "wrong", "block": 1}, ARTIFACT),
         Contender("hang", {"how": "hang", "block": 1}, ARTIFACT),
     ]
+    assert shared.baseline_s == 0.0
     outcomes = shared.compare(contenders, seed=5)
+    assert shared.baseline_s > 0.0
     assert {name: str(o.status) for name, o in outcomes.items()} == {
         "good": "ok",
         "wrong": "wrong_result",

@@ -58,7 +58,7 @@ class Formula:
     """Measures without a worker; see :class:`autotune.measure.worker.Measurer`."""
 
     def __init__(self, workload: Workload) -> None:
-        self.restarts, self.restart_s, self.bytes_moved, self.others = 0, 0.0, 0, None
+        self.restarts, self.restart_s, self.baseline_s, self.bytes_moved, self.others = 0, 0.0, 0.0, 0, None
         self.open(workload)
 
     def open(self, workload: Workload) -> None:

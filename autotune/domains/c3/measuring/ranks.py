@@ -45,6 +45,7 @@ class Ranks:
         ranks: number of processes.
         restarts: number of times the processes were replaced.
         restart_s: seconds spent waiting for processes to start.
+        baseline_s: 0, since torch compiles no baseline.
         others: processors used by other processes during the last comparison; None before one, and on GPUs.
         bytes_moved: bytes that a perfect implementation of the open scenario moves; 0 until the first job.
         references: isolated times of the last comparison in microseconds, which cannot be deployed.
@@ -70,6 +71,7 @@ class Ranks:
         self._oracle_s: float | None = None
         self.restarts = 0
         self.restart_s = 0.0
+        self.baseline_s = 0.0
         self.bytes_moved = 0
         self.others: float | None = None
         self.references: dict[str, float] = {}
