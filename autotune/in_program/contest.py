@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -141,23 +142,26 @@ class Contest:
     """Begins and ends of what is timed of each step that has ended."""
     _together: int = 1
     """Steps that are timed as one."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while the steps are read or changed: several threads may call the model."""
 
     def run(self, frame: Frame, args: Sequence[Any]) -> Any:
         """Run the current step's code for a call of ``frame``."""
         if _capturing():  # replays repeat the captured code, and would include an event
             return frame.after(*args)
-        if self._leader is None:
-            self._leader = frame
-            self._hook = register_optimizer_step_post_hook(self._optimizer_ran)
         begin = None
-        if frame is self._leader and self._optimized is not False:
-            self._optimized = None if self._optimized is None else False
-            begin = self.timer.mark()
-            self._end_step(begin)
-        if frame._contest is None:  # the last step has ended with this call
-            return frame.after(*args)
-        code = frame.after if self._after() else frame.before
-        if self._begun is not None:
+        with self._lock:
+            if self._leader is None:
+                self._leader = frame
+                self._hook = register_optimizer_step_post_hook(self._optimizer_ran)
+            if frame._contest is not None and frame is self._leader and self._optimized is not False:
+                self._optimized = None if self._optimized is None else False
+                begin = self.timer.mark()
+                self._end_step(begin)
+            ended = frame._contest is None  # by this call, or in another thread
+            code = frame.after if ended or self._after() else frame.before
+            is_timed = not ended and self._begun is None
+        if not is_timed:
             return code(*args)
         begin = self.timer.mark() if begin is None else begin
         found = code(*args)

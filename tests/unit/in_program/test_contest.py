@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -179,3 +181,32 @@ def test_the_other_code_is_released() -> None:
 def test_one_slow_block_decides_nothing() -> None:
     quiet, slow = [100.0] * 5, [300.0] * 5
     assert judge([quiet, quiet, quiet, quiet], [[90.0] * 5, slow, [90.0] * 5, [90.0] * 5]).kept
+
+
+class Steps(list[Any]):
+    """Steps of a contest whose last one has just been added when another thread calls the model."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self._thread = threading.Thread(target=call, daemon=True)
+
+    def append(self, step: Any) -> None:
+        super().append(step)
+        if len(self) == STEPS:
+            self._thread.start()
+            self._thread.join(0.3)  # a call that waits for this one goes on behind it
+
+
+def test_a_call_in_another_thread_does_not_keep_a_contest_from_its_end() -> None:
+    contest, frame, ran, ended = made(100e3, 80e3)
+    contest._steps = Steps(frame)
+    for _ in range(STEPS + 1):
+        frame()
+    assert len(ended) == 1
+    assert not contest.running
+    assert frame() == "after"
+    for _ in range(1000):
+        if len(ran) == STEPS + 3:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the other thread's call has not ended")
