@@ -16,6 +16,7 @@ from torch import Tensor
 
 from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, at_axis, is_product
 
+_NARROW = ("uint8", "int8", "int16")
 _SHARE = 8  # At most one in this many results is lost to an operand's odd elements.
 
 
@@ -48,8 +49,9 @@ def make_inputs(
     in ``[0, 8)``), booleans fair coins. An eighth of the terms of a ``sum_at`` has the same index, like padding and the
     most common words: a schedule chosen for evenly distributed terms took three times as long with a model's terms.
 
-    ``special`` makes that a half. It also puts NaN, infinities, zeros of both signs and outliers into at least one and
-    at most one in 500 floats. Outliers are 30; larger ones would show float32's cancellation, not a kernel's error.
+    ``special`` makes that a half. Integers of 8 and 16 bits then have any value of their type: a byte read with a sign
+    must not pass. At least one and at most one in 500 floats are NaN, infinities, zeros of both signs and outliers.
+    Outliers are 30; larger ones would show float32's cancellation, not a kernel's error.
     Operands of matrix products are scaled and have fewer special values (:func:`operands`).
 
     Args:
@@ -70,8 +72,10 @@ def make_inputs(
         elif name == "bool":
             t = torch.randint(0, 2, (n,), generator=rng, device=device).bool()
         else:
-            lo = 0 if slot in bounds or name == "uint8" else -8
-            t = torch.randint(lo, bounds.get(slot, 8), (n,), generator=rng, device=device).to(dtype)
+            lo, hi = 0 if slot in bounds or name == "uint8" else -8, bounds.get(slot, 8)
+            if special and slot not in bounds and name in _NARROW:
+                lo, hi = torch.iinfo(dtype).min, torch.iinfo(dtype).max + 1
+            t = torch.randint(lo, hi, (n,), generator=rng, device=device).to(dtype)
             if slot in crowded:
                 share = n // (2 if special else 8)
                 t[torch.randint(0, n, (share,), generator=rng, device=device)] = t[0].clone()

@@ -315,7 +315,9 @@ def fitting(number: Number, dtype: torch.dtype) -> None:
 
 
 def iota(region: Region, extent: int, dtype: torch.dtype, step: int = 1, start: int = 0) -> Lazy:
-    """``start + step * i`` as a tensor [extent]."""
+    """``start + step * i`` as a tensor [extent]. Raises Unsupported if a number does not fit a narrow ``dtype``."""
+    for number in (start, start + step * (extent - 1)):
+        fitting(number, dtype)
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
         i = index[0].scaled(step, start)

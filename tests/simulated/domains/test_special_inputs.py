@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.domains.fusion.bench import FusionBench
+from autotune.domains.fusion.bench import FusionBench, _Candidate
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.workload import Workload
-from tests.support.simulator.groups import check_group
+from tests.support.simulator.groups import check_group, check_inputs
 
 
 class Norm(nn.Module):
@@ -76,6 +76,16 @@ def test_candidates_of_t5_verify_as_cuda_text(dtype: torch.dtype) -> None:
             check_group(group.graph, made, seed=1, special=True)
 
 
+def test_remainders_of_large_numbers_as_cuda_text() -> None:
+    """A phase or a position in seconds is a million times its period."""
+    ((work, _),) = workloads_of(lambda x: x % 6.28125 + 1, (torch.randn(8, 32),))
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+    (group,), (own,) = task.plan_of(task.default()).groups, group_configs(task.plan, task.default())
+    x = torch.linspace(-1e8, 1e10, 8 * 32)
+    check_inputs(group.graph, scheme_of(group.graph).emit(group.graph, own, 3), [x])
+    assert task.build(task.default()).kernels
+
+
 # ---- what a wrong kernel may not do
 
 
@@ -106,6 +116,26 @@ def verified(mutate: Mutant, fn: Callable[..., Tensor] = difference, source: boo
     executor, run.executor = run.executor, Changed()  # type: ignore[attr-defined, assignment]
     verdict = bench.verify(run, 0)
     return verdict.ok, verdict.detail
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
+def test_bytes_read_with_the_wrong_sign_are_rejected(dtype: torch.dtype) -> None:
+    ((work, _),) = workloads_of(lambda x: x.float() * 0.5, (torch.ones(64, 40, dtype=dtype),))
+    bench = FusionBench(work, "cpu")
+    other = torch.uint8 if dtype == torch.int8 else torch.int8
+
+    class Reads:
+        def __init__(self, changes: Callable[[Tensor], Tensor]) -> None:
+            self.changes = changes
+
+        def run_into(self, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+            outputs[0].copy_(self.changes(given[0]).float() * 0.5)
+
+        def call(self, *given: Tensor) -> object:
+            raise AssertionError
+
+    assert bench.verify(_Candidate(Reads(lambda x: x), bench), 0).ok
+    assert not bench.verify(_Candidate(Reads(lambda x: x.to(other)), bench), 0).ok
 
 
 def _where_nan(value: float) -> Mutant:

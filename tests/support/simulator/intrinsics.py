@@ -83,6 +83,7 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "urem64": lambda a, b: _divide(a, b, 64)[1],
     "tanh_": _one(np.tanh),
     "sigmoid_": lambda x: float32(1) / (float32(1) + np.exp(-float32(x))),
+    "mod_": lambda x, y: float32(np.remainder(float32(x), float32(y))),
     "rcp_rn": lambda x: float32(1) / float32(x),
     "sqrt_rn": _one(np.sqrt),
     "rsqrt_rn": lambda x: float32(1) / np.sqrt(float32(x)),

@@ -29,14 +29,16 @@ NAMES = {
     "select": np.where,
     "types": types.SimpleNamespace(float32=F),
     "math": types.SimpleNamespace(copysign=np.copysign),
+    "libdevice": types.SimpleNamespace(fmodf=np.fmod),
 }
 
 
-def device(name: str, x: Numbers) -> Numbers:
-    """A device function's own code on an array."""
-    made = types.FunctionType(operations.DEVICE[name].__code__, {**vars(operations), **NAMES})
+def device(name: str, *x: Numbers) -> Numbers:
+    """A device function's own code on arrays."""
+    functions = operations.DEVICE | operations.EXACT
+    made = types.FunctionType(functions[name].__code__, {**vars(operations), **NAMES})
     with np.errstate(all="ignore"):
-        return np.float64(made(x))
+        return np.float64(made(*x))
 
 
 def arguments(low: float, high: float) -> Numbers:
@@ -72,3 +74,13 @@ def test_infinities_and_nan(name: str) -> None:
     got = device(name, np.array([np.inf, -np.inf, np.nan], F))
     assert got[:2].tolist() == [1.0, 0.0 if name == "sigmoid_" else -1.0]
     assert np.isnan(got[2])
+
+
+def test_remainders_are_exact() -> None:
+    """Also of multiples, whose quotient a fast division rounds down, and of numbers far larger than the divisor."""
+    few = np.array(
+        [0.0, -0.0, 0.1, 0.3, -0.7, 3.0, -6.0, 1e5, -1e6, 16777217.0, 1e10, -1e30, np.inf, -np.inf, np.nan], F
+    )
+    x, y = (a.ravel() for a in np.meshgrid(few, np.array([0.1, 2.0, 3.0, -3.0, 6.2831855, np.inf, -np.inf, 0.0], F)))
+    want = torch.remainder(torch.from_numpy(x), torch.from_numpy(y)).numpy()
+    np.testing.assert_array_equal(device("mod_", x, y), np.float64(want))

@@ -61,7 +61,9 @@ def arithmetic(op: str, *operands: Operand) -> Lazy:
 
 
 def _with_alpha(op: str, self: Lazy, other: Operand, *, alpha: Number = 1) -> Lazy:
-    return arithmetic(op, self, other if alpha == 1 else arithmetic("mul", other, alpha))
+    if alpha != 1:
+        other = arithmetic("mul", other, alpha) if isinstance(other, Lazy) else other * alpha
+    return arithmetic(op, self, other)
 
 
 @rule("div")

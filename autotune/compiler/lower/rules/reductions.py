@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from autotune.compiler.lower import views
-from autotune.compiler.lower.lazy import Guards, Index, Lazy, Number, Region, cast, pointwise, reduce, scalar
+from autotune.compiler.lower.lazy import NARROW, Guards, Index, Lazy, Number, Region, cast, pointwise, reduce, scalar
 from autotune.compiler.lower.rules.pointwise import compare
 from autotune.compiler.lower.rules.table import alike, counted, padded, rule, rules
 from autotune.errors import Repeated, Unsupported
@@ -58,7 +58,10 @@ def mean(x: Lazy, dim: Dim = None, keepdim: bool = False) -> Lazy:
 def _in_result_type(
     op: str, self: Lazy, dim: Dim = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> Lazy:
-    x = cast(self, self.region.out[0][1])
+    kept = self.region.out[0][1]
+    if kept in NARROW:
+        raise Unsupported(f"{op} in {kept} (it may wrap)")
+    x = cast(self, kept)
     return mean(x, dim, keepdim) if op == "mean" else reduce(op, x, _dims(self, dim), keepdim)
 
 
@@ -172,6 +175,8 @@ def _average_pool(
     divisor_override: int | None = None,
 ) -> Lazy:
     kernel, border = _pair(kernel_size), _pair(padding)
+    if self.kind != "float32":
+        raise Unsupported("an average pooling of integers")
     if ceil_mode or (any(border) and not count_include_pad and divisor_override is None):
         raise Unsupported("an average pooling whose windows have different sizes")
     taps = _taps(self, kernel, _pair(stride, kernel), border, [1, 1], 0.0)

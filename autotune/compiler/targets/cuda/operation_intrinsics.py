@@ -83,6 +83,13 @@ def _erf(x):  # type: ignore[no-untyped-def]
     return math.copysign(fma(-(p * t), e, types.float32(1.0)), x)
 
 
+def _mod(x, y):  # type: ignore[no-untyped-def]
+    # fmodf is exact; x - floor(x / y) * y is y or negative where the quotient rounds, and rubbish beyond 2^24.
+    r = libdevice.fmodf(x, y)
+    other_sign = (r < types.float32(0.0)) != (y < types.float32(0.0))
+    return select((r != types.float32(0.0)) & other_sign, r + y, r)
+
+
 def _sigmoid_rn(x):  # type: ignore[no-untyped-def]
     return rcp_rn(types.float32(1.0) + libdevice.expf(-x))
 
@@ -154,8 +161,8 @@ PLAIN: dict[str, Any] = {
     "add_rn": instruction("add.rn.f32 $0, $1, $2;", types.float32, types.float32, types.float32),
 }
 DEVICE: dict[str, Callable[..., Any]] = {"tanh_": _tanh, "sigmoid_": _sigmoid, "erf_": _erf}
-EXACT: dict[str, Callable[..., Any]] = {"sigmoid_rn": _sigmoid_rn, "rsqrt_rn": _rsqrt_rn}
-"""Operators of strict kernels, which are compiled without fast math."""
+EXACT: dict[str, Callable[..., Any]] = {"mod_": _mod, "sigmoid_rn": _sigmoid_rn, "rsqrt_rn": _rsqrt_rn}
+"""Operators compiled without fast math: the remainder, and those of strict kernels."""
 
 
 def resolve(name: str) -> Any:

@@ -47,7 +47,7 @@ _FLOAT = {name: f"libdevice.{name}f({{0}})" for name in LIBRARY} | {
     "trunc": "libdevice.truncf({0})",
     "round": "rint({0})",
     "floordiv": "libdevice.floorf({0} / {1})",
-    "mod": "({0} - libdevice.floorf({0} / {1}) * {1})",
+    "mod": "mod_({0}, {1})",
     "isnan": "({0} != {0})",
     "isinf": "(abs({0}) == float32(inf))",
 }

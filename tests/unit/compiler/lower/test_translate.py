@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from autotune.compiler.lower.facts import GraphFacts
+from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.lower.translate import translate
 from autotune.compiler.regions.find import Region
 from autotune.ir.graph import Graph
@@ -405,3 +406,38 @@ def test_padding_with_zero_is_a_guarded_load() -> None:
     graph = check(only_region(lambda x: F.pad(x, (1, 2)) * 2, t(3, 4)))
     assert "where" not in [v.op for v in graph.values]
     assert [v.guards for v in graph.values if v.op == "load"] == [((1, 1, 5),)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16], ids=str)
+@pytest.mark.parametrize("op", ["sum", "prod"])
+def test_reductions_in_narrow_integers_are_outside(op: str, dtype: torch.dtype) -> None:
+    """torch wraps each of them to its type; a region would read a wider number again."""
+
+    def scaled(x: Tensor) -> Tensor:
+        return getattr(x, op)(1, dtype=dtype).float() * 2
+
+    inside = {op_name(n) for r in regions_of(scaled, ints(4, 300, low=100, high=120, dtype=dtype)) for n in r.nodes}
+    assert inside
+    assert op not in inside
+
+
+def test_numbers_times_alpha() -> None:
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.add(x, 2, alpha=3), torch.sub(x, 0.5, alpha=-2), torch.add(x.int(), 3, alpha=2)
+
+    check(only_region(fn, t(3, 4)))
+
+
+def test_positions_that_wrap_around_in_a_narrow_type_are_outside() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.arange(300, dtype=torch.uint8).float() * x
+
+    (region,) = regions_of(fn, t(300))
+    assert region.workload is None or "iota" not in {op_name(n) for n in region.submodule.graph.nodes}
+    check(only_region(lambda x: torch.arange(200, dtype=torch.uint8).float() * x, t(200)))
+
+
+def test_integer_pooling_is_outside() -> None:
+    """Its mean is a quotient of integers."""
+    fn = lambda x: F.avg_pool2d(x, 2) + 1  # noqa: E731
+    assert all(op_name(n) != "avg_pool2d" for r in regions_of(fn, ints(1, 2, 8, 8, high=100)) for n in r.nodes)
