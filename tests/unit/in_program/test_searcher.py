@@ -134,6 +134,18 @@ def test_ctrl_c_ends_the_region_in_an_orderly_way(process: Process, clock: Clock
     assert clock.ns / 1e9 == pytest.approx(3.0)
 
 
+def test_the_programs_own_handler_decides_what_ctrl_c_does(process: Process) -> None:
+    process.answers = [WON, lambda: os.kill(os.getpid(), signal.SIGINT), {"done": ""}]
+    handled: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(number))
+    try:
+        assert [r.winner for r in ended()] == ["autotune"], "the program goes on with what was found"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.sent[-1] == {"stop": True}
+    assert handled == [signal.SIGINT]
+
+
 def test_after_ctrl_c_a_hanging_process_is_not_waited_for_long(process: Process, clock: Clock) -> None:
     process.answers = [lambda: os.kill(os.getpid(), signal.SIGINT)]
     with pytest.raises(KeyboardInterrupt):
