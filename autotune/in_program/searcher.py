@@ -61,8 +61,8 @@ class Searcher:
             try:
                 self._child = Child(MODULE)
                 self._send({"device": self.device, "numerics": numerics.read(), "seconds": self._seconds})
-            except OSError as error:
-                self._error = error.strerror or str(error)
+            except Exception as error:
+                self._error = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
 
     def add(self, graph: Surveyed) -> None:
         """Search the regions of a graph that lack a schedule. Never raises."""

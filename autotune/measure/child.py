@@ -213,6 +213,18 @@ class ChildSilent(Exception):
     """The deadline passed before the child answered."""
 
 
+def interpreter() -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a Python process that imports what this process does.
+
+    ``-P`` keeps the working directory out of its path: a ``queue.py`` of the user's there would replace Python's. A
+    process of autotune compiles by Inductor, whatever ``AUTOTUNE_RUN`` is for the user's program.
+    """
+    environ = {k: v for k, v in os.environ.items() if k != "AUTOTUNE_RUN"}
+    paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]  # Python ignores a pathlib.Path there
+    environ["PYTHONPATH"] = os.pathsep.join(paths)
+    return [sys.executable, "-P"], environ
+
+
 class Child:
     """``python -m module`` in its own session, with frames on its standard input and output.
 
@@ -224,13 +236,13 @@ class Child:
 
     def __init__(self, module: str, env: Mapping[str, str] | None = None, *, log: bool = True) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        environ = {k: v for k, v in os.environ.items() if k not in _QUIET}
-        environ["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        words, environ = interpreter()
+        environ = {k: v for k, v in environ.items() if k not in _QUIET}
         environ["AUTOTUNE_PARENT"] = str(os.getpid())
         environ.update(env or {})
         self.started = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [*words, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log if log else None,

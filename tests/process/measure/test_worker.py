@@ -150,6 +150,17 @@ def test_a_program_may_have_a_thousand_open_files(policy: Policy) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_files_in_the_working_directory_do_not_replace_modules(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("queue", "token", "random", "types"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the user has a file of this name')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # "" is the working directory
+    with Worker(workload(), "cpu", policy) as worker:
+        assert worker.measure(GOOD, ARTIFACT, stage="screen", seed=1).ok
+
+
 def test_closing_leaves_no_process_behind(policy: Policy) -> None:
     with Worker(workload(), "cpu", policy) as worker:
         assert worker.measure(GOOD, ARTIFACT, stage="screen", seed=1).ok

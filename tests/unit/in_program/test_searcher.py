@@ -185,6 +185,17 @@ def test_nothing_is_measured_while_inductor_measures(
     assert process.sent[1]["quiet"]
 
 
+def test_a_process_that_cannot_be_started_does_not_fail_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(module: str) -> None:
+        raise TypeError("expected str, bytes or os.PathLike object, not NoneType")
+
+    monkeypatch.setattr(searcher, "Child", fail)
+    with Searcher("cpu", 80.0) as found:
+        found.start()
+        with pytest.raises(UserError, match="not NoneType"):
+            found.end([(WORKLOAD, 1)], 10.0, lambda progress: None)
+
+
 def test_a_failed_look_up_does_not_fail_the_compilation(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(graphs: object) -> None:
         raise RuntimeError("the database is locked")
