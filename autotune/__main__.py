@@ -14,6 +14,7 @@ from types import FrameType
 def main() -> int:
     """Run the command; see :func:`autotune.cli.app.main`."""
     signal.signal(signal.SIGINT, _interrupted)
+    os.environ.pop("AUTOTUNE_RUN", None)  # it is for programs, and a command compares with Inductor
     from autotune.cli import app
 
     return app.main()

@@ -6,31 +6,20 @@ rank.
 
 from __future__ import annotations
 
-import functools
+import builtins
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+import zipfile
+from collections.abc import Sequence
+from io import open_code
+from types import ModuleType
 
-
-def replace_inductor() -> None:
-    """Make ``torch.compile`` use the backend "autotune" in place of "inductor", but not of other backends."""
-    import torch
-
-    from autotune.in_program.backend import dynamo_backend
-
-    plain: Callable[..., Any] = torch.compile
-
-    @functools.wraps(plain)
-    def compile(model: Any = None, *, backend: Any = "inductor", **options: Any) -> Any:
-        return plain(model, backend=dynamo_backend if backend == "inductor" else backend, **options)
-
-    torch.compile = compile
+from autotune.in_program.replacing import VARIABLE, replace_inductor
 
 
 def main(words: Sequence[str]) -> None:
-    """Run a script or a module as Python would.
+    """Run a script, a module, or a folder or archive with a ``__main__.py``, as Python would.
 
     Raises:
         SystemExit: raised by the script; 2 without a script or if the file does not exist.
@@ -38,19 +27,38 @@ def main(words: Sequence[str]) -> None:
     module = words[:1] == ["-m"]
     named = words[1:] if module else words
     wrong = "name a script, or -m and a module" if not named else ""
-    if not module and named and not os.path.isfile(named[0]):
+    if not module and named and not os.path.exists(named[0]):
         wrong = f"there is no script {ascii(named[0])[1:-1]}"
     if wrong:
         print(f"autotune: {wrong}", file=sys.stderr)
         sys.exit(2)
+    os.environ[VARIABLE] = "1"  # for the processes that the script starts
     replace_inductor()
     sys.argv = list(named)
     if module:
         sys.path[0] = os.getcwd()
         runpy.run_module(named[0], run_name="__main__", alter_sys=True)
+        return
+    path = os.path.abspath(named[0])
+    if os.path.isdir(path) or zipfile.is_zipfile(path):
+        del sys.path[0]  # runpy puts the folder or archive there
+        runpy.run_path(path, run_name="__main__")
     else:
-        sys.path[0] = os.path.dirname(os.path.abspath(named[0]))
-        runpy.run_path(named[0], run_name="__main__")
+        sys.path[0] = os.path.dirname(path)
+        _run_file(path)
+
+
+def _run_file(path: str) -> None:
+    """Run a file as the module ``__main__``, which stays that module: threads and handlers at the exit may need it.
+
+    ``runpy.run_path`` removes it at the end of the file.
+    """
+    with open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    made = ModuleType("__main__")
+    vars(made).update(__file__=path, __builtins__=builtins)
+    sys.modules["__main__"] = made
+    exec(code, vars(made))
 
 
 if __name__ == "__main__":

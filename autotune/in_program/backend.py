@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
@@ -37,9 +38,21 @@ def compile(model: Callable[..., Any], *, verify: Verify | None = None, **kwargs
     """
     if verify is not None and verify not in get_args(Verify):
         raise UserError(f"verify={verify!r} must be one of {', '.join(get_args(Verify))}")
-    backend = dynamo_backend if verify is None else _verifying(verify)
+    backend = registered() if verify is None else _verifying(verify)
     compiled: Callable[..., Any] = torch.compile(model, backend=backend, **kwargs)
     return compiled
+
+
+def registered() -> Compiled:
+    """:func:`dynamo_backend`, known to Dynamo under its name.
+
+    Dynamo releases the tensors that it traced only after compilations by backends that it knows.
+    """
+    from torch._dynamo.backends import registry
+
+    with contextlib.suppress(AssertionError):  # it is known already, by its entry point or by an earlier call
+        registry.register_backend(dynamo_backend, name="autotune")
+    return dynamo_backend
 
 
 @functools.cache
@@ -95,4 +108,4 @@ def _ahead_of_time() -> bool:
     return bool(config.bypass_autograd_cache_key)
 
 
-__all__ = ["compile", "dynamo_backend"]
+__all__ = ["compile", "dynamo_backend", "registered"]

@@ -30,6 +30,8 @@ ROUNDS = 8
 """Blocks of each code. A round has one of each; every second round begins with the code after the search."""
 LEAST_US, MOST_STEPS = 10_000.0, 8
 """Shorter steps are timed together, at most so many: the host's noise is a few milliseconds."""
+MOST_CALLS = 64
+"""Calls of a generation's steps beside one of its prompt are more, of a model's layers fewer."""
 _OTHERS = 1
 """The code after the search is given up if it is slower in all rounds but so many, as 4% of equal codes would be."""
 
@@ -120,7 +122,10 @@ class Frame:
 class Contest:
     """The frames of a program with two codes, which all switch at the ends of steps.
 
-    A step begins with the call of the first frame that was called.
+    One frame leads: a step begins with its call, or with its first call after the optimizer's step. It is the first
+    frame that was called. That call may be the only one, of a first batch with other sizes or of a check before the
+    training. So in a program with an optimizer, each frame that computes gradients may take the lead. In a program
+    without gradients, a frame takes it after :data:`MOST_CALLS` calls of other frames than the leader.
 
     Attributes:
         timer: of the device; tests set their own.
@@ -131,8 +136,12 @@ class Contest:
     ended: Callable[[Outcome], object]
     frames: list[Frame] = field(default_factory=list)
     _leader: Frame | None = None
+    _others: int = 0
+    """Calls of other frames since the leader's last call."""
     _optimized: bool | None = None
     """None before the first step of an optimizer; then True if it has run since the step began."""
+    _trains: bool = False
+    """True after the first step of an optimizer."""
     _hook: Any = None
     _begun: Any = None
     """The mark at the begin of the current step; None in a program without gradients."""
@@ -151,10 +160,9 @@ class Contest:
             return frame.after(*args)
         begin = None
         with self._lock:
-            if self._leader is None:
-                self._leader = frame
+            if self._hook is None:
                 self._hook = register_optimizer_step_post_hook(self._optimizer_ran)
-            if frame._contest is not None and frame is self._leader and self._optimized is not False:
+            if frame._contest is not None and self._begins_step(frame):
                 self._optimized = None if self._optimized is None else False
                 begin = self.timer.mark()
                 self._end_step(begin)
@@ -168,8 +176,28 @@ class Contest:
         self._calls.append((begin, self.timer.mark()))
         return found
 
+    def _begins_step(self, frame: Frame) -> bool:
+        """True if a call of ``frame`` begins a step, after a change of the lead."""
+        gradients = torch.is_grad_enabled()
+        if self._optimized and not self._trains:
+            self._trains = True
+            if self._steps or self._begun is None:
+                self._restart()  # the calls before the first step of the optimizer were no whole steps
+        self._others = 0 if frame is self._leader else self._others + 1
+        if self._leader is None or (self._optimized and gradients):
+            self._leader = frame
+        elif self._optimized is None and not gradients and self._others > MOST_CALLS:
+            self._leader = frame
+            self._restart()
+        return frame is self._leader and self._optimized is not False
+
     def _optimizer_ran(self, *_: Any) -> None:
-        self._optimized = True
+        self._optimized = True  # no more: Dynamo traces this in a compiled optimizer, and guards what it reads
+
+    def _restart(self) -> None:
+        """Forget the steps until now, which were others than those that follow."""
+        self._steps.clear()
+        self._calls, self._begun = [], None
 
     def _end_step(self, now: Any) -> None:
         """End the current step, if there is one, and begin the next one."""

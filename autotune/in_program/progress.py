@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from autotune.words import microseconds
 
@@ -20,8 +21,18 @@ _PHASES = {"search": "candidates", "repeat": "candidates again", "final": "again
 
 
 def notify(text: str) -> None:
-    """Print a line on stderr."""
-    print(f"autotune: {text}", file=sys.stderr, flush=True)
+    """Print a line on stderr, if the program has one that accepts it. Never raises."""
+    if sys.stderr is not None:
+        with contextlib.suppress(Exception):
+            print(f"autotune: {text}", file=sys.stderr, flush=True)
+
+
+def _is_terminal(stream: Any) -> bool:
+    """True for a terminal. A program may have replaced stderr by an object with ``write`` alone, or closed it."""
+    try:
+        return bool(stream.isatty())
+    except Exception:
+        return False
 
 
 class ProgressLine:
@@ -39,7 +50,7 @@ class ProgressLine:
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
+        if _is_terminal(sys.stderr):
             from rich.console import Console
             from rich.live import Live
 
@@ -57,7 +68,8 @@ class ProgressLine:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.stop()
+            with contextlib.suppress(OSError, ValueError):
+                self._live.stop()
 
     def __call__(self, progress: Progress) -> None:
         """Record a state, and show it if the last line is old enough."""
@@ -73,7 +85,8 @@ class ProgressLine:
         else:
             from rich.text import Text
 
-            self._live.update(Text(f"autotune: {line}", no_wrap=True, overflow="ellipsis"), refresh=True)
+            with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+                self._live.update(Text(f"autotune: {line}", no_wrap=True, overflow="ellipsis"), refresh=True)
 
     def line(self, progress: Progress, elapsed_s: float) -> str:
         """A state as text, ``elapsed_s`` seconds after the search began."""

@@ -281,7 +281,9 @@ def _search(missed: Lacking, seconds: float, turn: RankTurn, searcher: Searcher)
         with own, ProgressLine([(workload.label, n) for workload, n in counted], left) as report:
             results += own.end(counted, left, report)
     won = len({result.workload for result in results if result.winner == "autotune"})
-    notify(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s")
+    unreached = count - len({result.workload for result in results})
+    more = f"; {unreached} not reached: give more seconds, or run `autotune search --missed`" if unreached > 0 else ""
+    notify(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s{more}")
     return results
 
 

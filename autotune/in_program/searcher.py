@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -60,8 +61,8 @@ class Searcher:
             try:
                 self._child = Child(MODULE)
                 self._send({"device": self.device, "numerics": numerics.read(), "seconds": self._seconds})
-            except OSError as error:
-                self._error = error.strerror or str(error)
+            except Exception as error:
+                self._error = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
 
     def add(self, graph: Surveyed) -> None:
         """Search the regions of a graph that lack a schedule. Never raises."""
@@ -85,11 +86,12 @@ class Searcher:
             report: callback for progress.
 
         Returns:
-            A result of each turn; the last one is interrupted if the user interrupted the search.
+            A result of each turn; the last one is interrupted if the user interrupted the search, and the program's own
+            handler of SIGINT returned.
 
         Raises:
             UserError: the search failed before any region had a kernel.
-            KeyboardInterrupt: a second Ctrl-C.
+            KeyboardInterrupt: the user interrupted it, and the program has no handler of its own.
         """
         from autotune.tuner.result import Progress, Result
         from autotune.tuner.threads import Interrupt
@@ -124,7 +126,7 @@ class Searcher:
                 error = f"its process ended: {death}"
         error = error or self._error
         if interrupt.requested:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # for the handler that the program had before
         if error and not any(result.winner == "autotune" for result in results):
             raise UserError(error)
         if error:

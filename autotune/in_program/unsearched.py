@@ -23,7 +23,7 @@ from autotune.in_program.contest import Frame
 from autotune.in_program.progress import notify
 from autotune.in_program.ranks import rank_turn
 from autotune.in_program.traced import Traced
-from autotune.measure.child import Child
+from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.code import device_of, name_of
 from autotune.runtime.inductor.survey import Surveyed, lacking
@@ -88,7 +88,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             turn.begin(granted := min(max(_WAIT_LEAST_S, _WAIT_SHARE * compile_s), _MOST_S - _waited_s))
             won = trying.end(granted)
             _waited_s += time.monotonic() - begin - compile_s
-            log.info("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
+            log.debug("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
             if not trying.left:  # the next process tries the others
                 search._note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not turn.alone)
             turn.end()
@@ -170,14 +170,19 @@ class Trying:
         """Wait at most ``seconds`` for the added graphs; True if a predicted schedule won.
 
         Raises:
-            Exception: nothing could be tried.
+            UserError: nothing could be tried.
         """
         if self._child is None:
             if self._error:
                 raise UserError(self._error)
             return False
-        self._child.send({"end": seconds})
-        answer, _ = self._child.receive(time.monotonic() + seconds + _WAIT_LEAST_S)
+        try:
+            self._child.send({"end": seconds})
+            answer, _ = self._child.receive(time.monotonic() + seconds + _WAIT_LEAST_S)
+        except ChildSilent:
+            raise UserError("the process that tries them did not answer in time") from None
+        except ChildDied as death:
+            raise UserError(f"the process that tries them ended: {death}") from None
         found, error = answer["found"], answer["error"] or self._error
         if error and not found:
             raise UserError(error)
@@ -187,7 +192,7 @@ class Trying:
         own.count("predicted", won)
         own.count("predicted_wrong", wrong)
         for one in found:
-            log.info("predicted %s", one)
+            log.debug("predicted %s", one)
         self.left = int(answer["left"])
         left = f", {self.left} not tried in time" if self.left else ""
         notify(

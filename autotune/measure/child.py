@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import resource
 import select
@@ -18,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
@@ -98,6 +99,30 @@ def artifact_from_wire(head: Mapping[str, Any], blob: bytes) -> Artifact:
         scratch=tuple((str(t), int(n)) for t, n in head["scratch"]),
         generator=str(head["generator"]),
     )
+
+
+class _File(Protocol):
+    def fileno(self) -> int: ...
+
+
+_End = TypeVar("_End", bound=int | _File)
+
+
+def ready(ends: Iterable[_End], seconds: float | None = None, event: int = select.POLLIN) -> list[_End]:
+    """The descriptors that can be read, or have been closed by the other side, after ``seconds`` at most.
+
+    ``select.select`` rejects descriptors of 1024 and above, which a program with many open files has.
+
+    Args:
+        ends: descriptors, or objects that have one.
+        seconds: None waits for any time.
+        event: ``select.POLLOUT`` for those that can be written.
+    """
+    numbers = {end if isinstance(end, int) else end.fileno(): end for end in ends}
+    poll = select.poll()
+    for number in numbers:
+        poll.register(number, event)
+    return [numbers[number] for number, _ in poll.poll(None if seconds is None else math.ceil(1e3 * seconds))]
 
 
 class Link:
@@ -188,6 +213,18 @@ class ChildSilent(Exception):
     """The deadline passed before the child answered."""
 
 
+def interpreter() -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a Python process that imports what this process does.
+
+    ``-P`` keeps the working directory out of its path: a ``queue.py`` of the user's there would replace Python's. A
+    process of autotune compiles by Inductor, whatever ``AUTOTUNE_RUN`` is for the user's program.
+    """
+    environ = {k: v for k, v in os.environ.items() if k != "AUTOTUNE_RUN"}
+    paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]  # Python ignores a pathlib.Path there
+    environ["PYTHONPATH"] = os.pathsep.join(paths)
+    return [sys.executable, "-P"], environ
+
+
 class Child:
     """``python -m module`` in its own session, with frames on its standard input and output.
 
@@ -199,13 +236,13 @@ class Child:
 
     def __init__(self, module: str, env: Mapping[str, str] | None = None, *, log: bool = True) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
-        environ = {k: v for k, v in os.environ.items() if k not in _QUIET}
-        environ["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+        words, environ = interpreter()
+        environ = {k: v for k, v in environ.items() if k not in _QUIET}
         environ["AUTOTUNE_PARENT"] = str(os.getpid())
         environ.update(env or {})
         self.started = time.monotonic()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [*words, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log if log else None,
@@ -239,7 +276,7 @@ class Child:
         deadline = time.monotonic() + timeout
         while data:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([], [self._in], [], left)[1]:
+            if left <= 0 or not ready([self._in], left, select.POLLOUT):
                 raise ChildSilent
             try:
                 data = data[os.write(self._in, data) :]
@@ -259,7 +296,7 @@ class Child:
             ChildDied: the child ended, and all of its frames have been returned.
         """
         frame = self._reader.next()
-        if frame is None and select.select([self._out], [], [], 0)[0]:
+        if frame is None and ready([self._out], 0.0):
             data = os.read(self._out, 1 << 20)
             if not data:
                 raise self._epitaph()
@@ -278,7 +315,7 @@ class Child:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise ChildSilent
-            if not select.select([self._out], [], [], min(left, _LOOK_S))[0] and self.stopped:
+            if not ready([self._out], min(left, _LOOK_S)) and self.stopped:
                 raise ChildDied("was stopped by a signal from outside", Blame.LACK)
         return frame
 

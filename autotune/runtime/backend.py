@@ -155,14 +155,14 @@ def _fuses_attention(patches: Mapping[str, Any]) -> bool:
 
 
 def inductor_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Inductor's settings from the ``mode`` and ``options`` that the user gave to ``torch.compile``."""
-    patches: dict[str, Any] = {}
-    if options.get("mode"):
-        from torch._inductor import list_mode_options
+    """Inductor's settings from the ``mode`` and ``options`` that the user gave to ``torch.compile``.
 
-        patches.update(list_mode_options(options["mode"]))
-    patches.update(options.get("options") or {})
-    return patches
+    Raises:
+        RuntimeError: Inductor's own message for an unknown mode, an unknown option, or an option of another type.
+    """
+    # What torch.compile makes of them for Inductor: names with hyphens, types, variables for CUDA graphs.
+    made = torch._TorchCompileInductorWrapper(options.get("mode"), dict(options.get("options") or {}), None)
+    return dict(made.config)
 
 
 def passes(

@@ -13,7 +13,6 @@ import logging
 import os
 import shlex
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import IO
@@ -74,11 +73,13 @@ class Background:
         with self._lock:
             if self.process is not None:
                 return
+            from autotune.measure.child import interpreter  # for a search only
+
             place = device if wish is True else str(wish)
-            words = [sys.executable, "-m", "autotune", "background", "--with-parent", "--device", place]
+            words, environ = interpreter()
+            words += ["-m", "autotune", "background", "--with-parent", "--device", place]
             words += shlex.split(os.environ.get("AUTOTUNE_BACKGROUND_OPTIONS", ""))
-            env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": url} if url else {})}
-            env["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+            env = {**environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": url} if url else {})}
             with _log_file() as out:
                 # In a new session, so that Ctrl-C for the program does not interrupt the search.
                 self.process = subprocess.Popen(

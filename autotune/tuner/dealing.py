@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import select
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ from typing import Any, Protocol, Self
 
 from autotune import task as tasks
 from autotune.errors import UserError
-from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.child import Child, ChildDied, ChildSilent, ready
 from autotune.measure.pool import compile_threads, default_processes
 from autotune.tuner.context import Context
 from autotune.tuner.options import SearchOptions
@@ -339,4 +338,4 @@ class Lanes(Dealing):
     def _ready(self) -> list[Lane]:
         """Return the lanes with new messages, after :data:`_POLL_S` at most."""
         alive = {child: lane for child, lane in zip(self._children, self._lanes, strict=True) if not lane.over}
-        return [alive[child] for child in select.select(list(alive), [], [], _POLL_S)[0]]
+        return [alive[child] for child in ready(alive, _POLL_S)]

@@ -91,7 +91,8 @@ class Lease:
 class Interrupt:
     """A context in which the first SIGINT sets :attr:`requested` and the next raises KeyboardInterrupt.
 
-    It does nothing outside the main thread, where Python delivers no signals. The previous handler is restored on exit.
+    It does nothing outside the main thread, where Python delivers no signals, or if a handler is not Python's. The
+    previous handler is restored on exit, and gets each further SIGINT.
     """
 
     def __init__(self) -> None:
@@ -100,7 +101,7 @@ class Interrupt:
         self._installed = False
 
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not None:
             self._old = signal.signal(signal.SIGINT, self._handle)
             self._installed = True
         return self
@@ -109,9 +110,12 @@ class Interrupt:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._installed:
-            signal.signal(signal.SIGINT, self._old if self._old is not None else signal.default_int_handler)
+            signal.signal(signal.SIGINT, self._old)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if not self.requested:
+            self.requested = True
+        elif callable(self._old):
+            self._old(number, frame)
+        else:
             raise KeyboardInterrupt
-        self.requested = True

@@ -165,12 +165,16 @@ def _say(error: UserError | str) -> None:
 
 def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) -> int:
     """Run one search of missed regions; returns its exit code, 130 if it was interrupted."""
+    from autotune.measure.child import interpreter
     from autotune.measure.quiet import Meter
 
+    python, environ = interpreter()
     # In the environment: all users can read a command line, which may have a password.
-    env = {**os.environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": args.db} if args.db else {})}
+    env = {**environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": args.db} if args.db else {})}
     # A new session: the search gets Ctrl-C only from this process, once.
-    with subprocess.Popen(_command(args, device), env=env, start_new_session=True, stdout=subprocess.DEVNULL) as child:
+    with subprocess.Popen(
+        [*python, *_arguments(args, device)], env=env, start_new_session=True, stdout=subprocess.DEVNULL
+    ) as child:
         meter = Meter(family=True)
         try:
             while child.poll() is None:
@@ -188,8 +192,8 @@ def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) ->
         return child.returncode
 
 
-def _command(args: argparse.Namespace, device: str) -> list[str]:
-    words = [sys.executable, "-m", "autotune", "search", "fusion", "--missed", "--device", device]
+def _arguments(args: argparse.Namespace, device: str) -> list[str]:
+    words = ["-m", "autotune", "search", "fusion", "--missed", "--device", device]
     return [*words, "--timeout", str(args.timeout)]
 
 

@@ -17,7 +17,8 @@ def add_parser(subparsers: Any) -> None:
         "run",
         help="run an unchanged script with autotune in place of Inductor",
         description="Run an unchanged Python script. Each call of torch.compile without a backend, in the script or in"
-        " a library such as transformers' Trainer, uses autotune's backend in place of Inductor. With --search, the"
+        " a library such as transformers' Trainer, uses autotune's backend in place of Inductor. So do Python processes"
+        " that the script starts. With --search, the"
         " script's first step also searches the workloads that the database lacks. On several ranks, run"
         " `AUTOTUNE_SEARCH=S torchrun -m autotune.in_program SCRIPT`.",
     )
@@ -36,11 +37,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UserError: no script is named.
     """
-    if not args.words:
+    script = args.words[1:] if args.words[:1] == ["--"] else args.words
+    if not script:
         raise UserError("name a script: autotune run SCRIPT")
     own = {"AUTOTUNE_SEARCH": None if args.search is None else str(args.search), "AUTOTUNE_DB": args.db}
     env = {**os.environ, **{name: value for name, value in own.items() if value is not None}}
     sys.stdout.flush()
     sys.stderr.flush()
-    words = [sys.executable, "-m", "autotune.in_program", *(["-m"] if args.module else []), *args.words]
+    words = [sys.executable, "-m", "autotune.in_program", *(["-m"] if args.module else []), *script]
     os.execve(sys.executable, words, env)

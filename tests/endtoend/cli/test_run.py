@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
+import zipapp
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from autotune.in_program.backend import dynamo_backend
+from autotune.in_program.replacing import replace_inductor
+from autotune.measure.child import interpreter
 from tests.support import ROOT
 from tests.support.deployment import Tune
 
@@ -55,7 +61,7 @@ def test_a_script_runs_stored_kernels(tune: Tune, db: str, script: str, tmp_path
 
 def test_a_module_too(tune: Tune, db: str, script: str, tmp_path: Path) -> None:
     tune(softmax, (torch.randn(32, 48),))
-    done = run("-m", "train", "0", cwd=tmp_path)
+    done = run("-m", "--", "train", "0", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("__main__ 1\n")
 
@@ -65,6 +71,103 @@ def test_another_backend_stays(db: str, tmp_path: Path) -> None:
     done = run("eager.py", "0", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("__main__ 0\n")
+
+
+def test_an_archive_and_a_folder_run_as_in_python(db: str, tmp_path: Path) -> None:
+    folder = tmp_path / "application"
+    folder.mkdir()
+    (folder / "__main__.py").write_text("import sys, torch, part; print(torch.compile.__module__, sys.path[0])")
+    (folder / "part.py").touch()
+    archive = tmp_path / "application.pyz"
+    zipapp.create_archive(folder, archive)
+    for path in (folder, archive):
+        done = run(str(path), cwd=tmp_path)
+        assert done.stdout == f"autotune.in_program.replacing {path}\n", done.stderr
+
+
+STARTS = """
+import atexit, multiprocessing, subprocess, sys, torch
+
+class Held:
+    pass
+
+def say(name):
+    print(name, hasattr(torch.compile, "_autotune"), flush=True)
+
+if __name__ == "__main__":
+    say(__file__)
+    process = multiprocessing.get_context("spawn").Process(target=say, args=("spawned",))
+    process.start()
+    process.join()
+    subprocess.run([sys.executable, "-c", "import torch; print('launched', hasattr(torch.compile, '_autotune'))"])
+    atexit.register(lambda: print("at exit", sys.modules["__main__"].Held.__name__))
+"""
+
+
+def test_processes_that_a_script_starts_run_as_it_does(db: str, tmp_path: Path) -> None:
+    (tmp_path / "starts.py").write_text(STARTS)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(installed(tmp_path / "installed"))])}
+    command = [sys.executable, "-m", "autotune", "run", "starts.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    expected = [f"{tmp_path / 'starts.py'} True", "spawned True", "launched True", "at exit Held"]
+    assert done.stdout.splitlines() == expected, done.stderr
+
+
+def installed(path: Path) -> Path:
+    """A folder with the entry point for torch alone, as an installation has it."""
+    names = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch.backends"]
+    metadata = path / "hook-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hook\nVersion: 1\n")
+    lines = [f"{name} = {value}" for name, value in names.items()]
+    (metadata / "entry_points.txt").write_text("\n".join(["[torch.backends]", *lines]))
+    return path
+
+
+@pytest.mark.parametrize(("value", "replaced"), [("1", True), ("0", False), ("", False)])
+def test_a_variable_does_it_for_any_launcher(tmp_path: Path, value: str, replaced: bool) -> None:
+    env = {**os.environ, "AUTOTUNE_RUN": value}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(installed(tmp_path))])
+    code = "import torch; print(hasattr(torch.compile, '_autotune'))"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(replaced)
+
+
+@pytest.mark.parametrize(
+    ("given", "default", "expected"),
+    [
+        ({}, "inductor", "autotune"),
+        ({"backend": None}, "inductor", "autotune"),
+        ({"backend": "inductor"}, "eager", "autotune"),
+        ({}, "eager", "eager"),
+        ({"backend": "aot_eager"}, "inductor", "aot_eager"),
+    ],
+)
+def test_inductor_alone_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], default: str, expected: str
+) -> None:
+    """torch 2.15 has a default backend that programs can change."""
+    used: list[Any] = []
+    monkeypatch.setattr(torch, "compile", lambda model, backend, **options: used.append(backend))
+    monkeypatch.setattr(torch.compiler, "get_default_backend", lambda: default, raising=False)
+    replace_inductor()
+    torch.compile(softmax, **given)
+    assert used == [dynamo_backend if expected == "autotune" else expected]
+
+
+def test_autotunes_own_processes_compile_by_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOTUNE_RUN", "1")
+    _, environ = interpreter()
+    assert "AUTOTUNE_RUN" not in environ
+    assert os.environ["AUTOTUNE_RUN"] == "1"
+
+
+def test_a_path_that_python_does_not_import_from_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    paths: list[Any] = [tmp_path, "", *sys.path]
+    monkeypatch.setattr(sys, "path", paths)
+    monkeypatch.chdir(tmp_path.parent)
+    _, environ = interpreter()
+    assert environ["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path.parent)
 
 
 @pytest.mark.parametrize(

@@ -115,13 +115,16 @@ def test_the_next_process_searches_nothing(searches: Searches, monkeypatch: pyte
         assert store.state() == state, "torch's caches keep the code of the first process"
 
 
-def test_a_larger_budget_searches_what_is_left(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_larger_budget_searches_what_is_left(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     searches.most = 1
     for seconds, searched in ((100, 1), (120, 1), (200, 2)):
         monkeypatch.setattr(budget, "_spent_s", 0.0)
         train(1, search=seconds)
         torch._dynamo.reset()
         assert len(searches.labels) == searched, seconds
+        assert ("1 not reached: give more seconds" in capsys.readouterr().err) == (seconds == 100)
 
 
 def test_a_slower_step_leaves_everything_to_inductor(

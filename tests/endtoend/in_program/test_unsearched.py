@@ -14,7 +14,7 @@ import torch
 import autotune
 from autotune.errors import UserError
 from autotune.in_program import budget, search, unsearched
-from autotune.measure.child import Child
+from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.survey import Surveyed, lacking
 from autotune.runtime.ladder import Level, Outcome
@@ -260,6 +260,23 @@ def test_a_failure_is_warned_of_and_the_program_trains_on(process: Process, capl
     losses, _ = train(3, **DEFAULT)
     assert losses == pytest.approx(eager(3), rel=1e-4)
     assert [r.getMessage() for r in caplog.records if "were not predicted: RuntimeError: CUDA out" in r.getMessage()]
+
+
+@pytest.mark.parametrize(
+    ("failure", "says"),
+    [(ChildSilent(), "did not answer in time"), (ChildDied("killed by SIGKILL"), "ended: killed by SIGKILL")],
+)
+def test_a_process_without_an_answer_is_described_in_words(
+    process: Process, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception, says: str
+) -> None:
+    def fail(self: Process, deadline: float) -> None:
+        raise failure
+
+    monkeypatch.setattr(Process, "receive", fail)
+    losses, _ = train(2, **DEFAULT)
+    assert losses == pytest.approx(eager(2), rel=1e-4)
+    (warned,) = [r.getMessage() for r in caplog.records if "not predicted" in r.getMessage()]
+    assert warned == f"autotune: schedules were not predicted: the process that tries them {says}"
 
 
 def test_a_process_that_is_killed_costs_the_prediction_alone(

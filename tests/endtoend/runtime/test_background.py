@@ -181,7 +181,7 @@ def test_a_search_gives_way(
         f"import time, pathlib\ntry:\n pathlib.Path({str(begun)!r}).touch()\n time.sleep(600)\n"
         f"except KeyboardInterrupt: pathlib.Path({str(mark)!r}).touch()"
     )
-    monkeypatch.setattr(command, "_command", lambda args, device: [sys.executable, "-c", code])
+    monkeypatch.setattr(command, "_arguments", lambda args, device: ["-c", code])
     monkeypatch.setattr(command, "_LOOK_S", 1.0)
     monkeypatch.setattr(quiet.Meter, "lap", lambda self: 2.0 * (how == "other programs compute" and begun.exists()))
     args = argparse.Namespace(always=False, busy=0.25, db=None, timeout=60.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -61,6 +62,22 @@ def test_emulated_casts_round_as_inductor_does(tune: Tune, way: str, caplog: pyt
         "autotune: regions are left to Inductor, since its option emulate_precision_casts requires values that are"
         " rounded to 16 bits after each operator"
     )
+
+
+def test_options_are_spelled_as_inductor_takes_them(tune: Tune) -> None:
+    assert tune(overflows, (LARGE,))
+    asked = {"emulate-precision-casts": True}
+    assert torch.equal(compiled(overflows, asked)(LARGE), by_inductor(overflows, asked, LARGE))
+    assert found() == (0, 1, 0)
+
+
+@pytest.mark.parametrize("asked", [{"epilogue_fushion": True}, {"max_autotune": "yes"}])
+def test_a_wrong_option_is_an_error_as_for_inductor(db: str, asked: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError) as expected:
+        torch.compile(overflows, options=asked)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match=re.escape(str(expected.value)[:40])):
+        compiled(overflows, asked)(LARGE)
 
 
 def test_the_option_holds_in_the_backward_pass(tune: Tune) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,6 +19,7 @@ import pytest
 from autotune.domains.c3.measuring import crew, ranks
 from autotune.domains.c3.measuring.crew import Crew, merge
 from autotune.domains.c3.measuring.ranks import Ranks
+from autotune.measure.child import ready
 from autotune.measure.policy import Policy
 from autotune.measure.worker import Contender, Measurer, WorkerFault
 from autotune.task import Artifact, Config, Kernel, Status
@@ -72,7 +71,7 @@ def hours(patience: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def heard(self: Crew, *given: Any) -> Any:
         def settled() -> bool:
-            if select.select([seat.child for seat in self._seats], [], [], 0)[0]:
+            if ready([seat.child for seat in self._seats], 0.0):
                 return False  # a rank has reached a phase that is not heard of yet
             (stuck,) = (seat for seat in self._seats if patience.is_stuck(seat.child.pid))
             return all(not seat.busy or seat is stuck or seat.phase == stuck.phase == "time" for seat in self._seats)
@@ -84,12 +83,12 @@ def hours(patience: Patience, monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             patience.awaited()
 
-    def looks(*given: Any) -> Any:
-        return select.select(*given[:3], min(given[3], 0.02))
+    def looks(ends: Any, seconds: float) -> Any:
+        return ready(ends, min(seconds, 0.02))
 
     monkeypatch.setattr(Crew, "_hear", heard)
     monkeypatch.setattr(Crew, "_read", read_whole)
-    monkeypatch.setattr(crew, "select", SimpleNamespace(select=looks))
+    monkeypatch.setattr(crew, "ready", looks)
     for module in (crew, ranks):
         monkeypatch.setattr(module, "time", patience)
 

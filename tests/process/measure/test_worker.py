@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -132,6 +133,32 @@ def test_a_killed_worker_is_started_again(shared: Worker) -> None:
     outcomes = [shared.measure(GOOD, ARTIFACT, stage="screen", seed=1) for _ in range(2)]
     assert outcomes[1].ok
     assert outcomes[0].ok or "killed by SIGKILL" in outcomes[0].reason
+
+
+def test_a_program_may_have_a_thousand_open_files(policy: Policy) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(2048, hard), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    try:
+        while opened[-1] < 1024:  # beyond the descriptors that select() takes
+            opened.append(os.dup(opened[0]))
+        with Worker(workload(), "cpu", policy) as worker:
+            assert worker.measure(GOOD, ARTIFACT, stage="screen", seed=1).status is Status.OK
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_files_in_the_working_directory_do_not_replace_modules(
+    policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("queue", "token", "random", "types"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('the user has a file of this name')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # "" is the working directory
+    with Worker(workload(), "cpu", policy) as worker:
+        assert worker.measure(GOOD, ARTIFACT, stage="screen", seed=1).ok
 
 
 def test_closing_leaves_no_process_behind(policy: Policy) -> None:

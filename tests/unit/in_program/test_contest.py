@@ -149,7 +149,7 @@ def test_a_step_of_several_calls_ends_with_its_optimizer() -> None:
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], 0.1)
     lengths = []
-    for _ in range(STEPS + 1):
+    for _ in range(STEPS + 2):  # the calls of the first step are no whole steps
         begin = len(ran)
         for _ in range(4):
             frame()
@@ -160,6 +160,56 @@ def test_a_step_of_several_calls_ends_with_its_optimizer() -> None:
             break
     assert all(len(set(step)) == 1 for step in lengths[1:-1]), "no code changes within a step"
     assert ended[0].before_us == 400e3
+
+
+def two(before: float, after: float) -> tuple[Contest, list[Frame], list[str], list[Outcome]]:
+    contest, first, ran, ended = made(before, after)
+    device: Any = contest.timer
+    second = Frame(device.code("before", before, ran), device.code("after", after, ran), contest)
+    return contest, [first, second], ran, ended
+
+
+def test_a_first_batch_of_other_sizes_does_not_hold_up_a_training() -> None:
+    """Dynamo compiles another graph for the second batch, and never calls the first one again."""
+    _, (first, second), _, ended = two(100e3, 80e3)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for k in range(STEPS + 2):
+        (second if k else first)()
+        optimizer.step()
+    assert [outcome.before_us for outcome in ended] == [100e3]
+
+
+def test_a_validation_before_the_training_does_not_lead_it() -> None:
+    """Lightning calls the validation twice at first, and then once an epoch."""
+    _, (validation, training), ran, ended = two(100e3, 80e3)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def validate() -> None:
+        with torch.no_grad():
+            validation()
+            validation()
+
+    validate()
+    del ran[:]
+    for k in range(STEPS + 2):
+        training()
+        optimizer.step()
+        if k % 20 == 19:
+            validate()
+    assert [(outcome.before_us, outcome.after_us) for outcome in ended] == [(100e3, 80e3)]
+
+
+def test_a_first_request_of_other_sizes_does_not_hold_up_a_server() -> None:
+    _, (first, second), _, ended = two(100e3, 80e3)
+    with torch.no_grad():
+        first()
+        for _ in range(module.MOST_CALLS + STEPS + 2):
+            second()
+    assert [outcome.before_us for outcome in ended] == [100e3]
 
 
 def test_a_captured_call_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,42 @@ class Terminal(io.StringIO):
         return True
 
 
+class Log:
+    """In the place of stderr, as programs that copy their output to a file have it."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+def closed() -> io.StringIO:
+    made = io.StringIO()
+    made.close()
+    return made
+
+
+def test_a_log_of_the_programs_own_has_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Log()
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(progress, "_PLAIN_S", 0.0)
+    with ProgressLine([("norm", 2)], 60.0) as report:
+        report(moment("norm", "search"))
+    assert shown.text.startswith("autotune: region 1 of 1 (candidates)")
+
+
+@pytest.mark.parametrize("stream", [None, closed()])
+def test_a_program_without_stderr_is_searched_in_silence(
+    stream: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "_PLAIN_S", 0.0)
+    with ProgressLine([("norm", 2)], 60.0) as report:
+        report(moment("norm", "search"))
+    assert capsys.readouterr().out == ""
+
+
 def test_a_terminal_has_one_line_that_goes_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: Any = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)

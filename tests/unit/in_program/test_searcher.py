@@ -134,6 +134,18 @@ def test_ctrl_c_ends_the_region_in_an_orderly_way(process: Process, clock: Clock
     assert clock.ns / 1e9 == pytest.approx(3.0)
 
 
+def test_the_programs_own_handler_decides_what_ctrl_c_does(process: Process) -> None:
+    process.answers = [WON, lambda: os.kill(os.getpid(), signal.SIGINT), {"done": ""}]
+    handled: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(number))
+    try:
+        assert [r.winner for r in ended()] == ["autotune"], "the program goes on with what was found"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.sent[-1] == {"stop": True}
+    assert handled == [signal.SIGINT]
+
+
 def test_after_ctrl_c_a_hanging_process_is_not_waited_for_long(process: Process, clock: Clock) -> None:
     process.answers = [lambda: os.kill(os.getpid(), signal.SIGINT)]
     with pytest.raises(KeyboardInterrupt):
@@ -171,6 +183,17 @@ def test_nothing_is_measured_while_inductor_measures(
         clock.sleep(7.0)
         assert found.searched_s == 0.0
     assert process.sent[1]["quiet"]
+
+
+def test_a_process_that_cannot_be_started_does_not_fail_the_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(module: str) -> None:
+        raise TypeError("expected str, bytes or os.PathLike object, not NoneType")
+
+    monkeypatch.setattr(searcher, "Child", fail)
+    with Searcher("cpu", 80.0) as found:
+        found.start()
+        with pytest.raises(UserError, match="not NoneType"):
+            found.end([(WORKLOAD, 1)], 10.0, lambda progress: None)
 
 
 def test_a_failed_look_up_does_not_fail_the_compilation(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:

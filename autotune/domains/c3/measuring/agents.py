@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import os
 import secrets
-import select
 import socket
 import time
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from autotune.errors import UserError
-from autotune.measure.child import Child, ChildDied, ChildSilent, Reader, pack
+from autotune.measure.child import Child, ChildDied, ChildSilent, Reader, pack, ready
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -120,7 +119,7 @@ class RemoteChild:
     def poll(self) -> tuple[dict[str, Any], bytes] | None:
         """See :meth:`Child.poll`."""
         frame = self._reader.next()
-        if frame is None and select.select([self._connection], [], [], 0)[0]:
+        if frame is None and ready([self._connection], 0.0):
             frame = self._read()
         if frame is not None and "died" in frame[0]:
             self._died = str(frame[0]["died"])
@@ -219,10 +218,10 @@ def _own(connection: socket.socket, hello: Mapping[str, Any]) -> None:
         connection.sendall(pack(hello))
         while True:
             ends: list[socket.socket | Child] = [connection, child] if child else [connection]
-            select.select(ends, [], [])
+            ready(ends)
             while child is not None and (frame := child.poll()) is not None:
                 connection.sendall(pack(*frame))
-            if select.select([connection], [], [], 0)[0]:
+            if ready([connection], 0.0):
                 data = connection.recv(1 << 20)
                 if not data:
                     return

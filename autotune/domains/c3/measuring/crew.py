@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import tempfile
 import time
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.domains.c3.measuring.agents import Agents, RemoteChild
-from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.child import Child, ChildDied, ChildSilent, ready
 from autotune.measure.outcome import Outcome
 from autotune.task import Status
 
@@ -172,9 +171,9 @@ class Crew:
                 # Not by the deadline alone: ranks that wait for a hanging rank exceed theirs moments later.
                 raise self._silent([r for r, seat in enumerate(seats) if seat.busy and seat.phase == late.phase], limit)
             ends = [seat.begin + limit(seat.phase) for seat in seats if seat.busy] + ([failed[0]] if failed else [])
-            ready, _, _ = select.select([seat.child for seat in seats], [], [], max(0.0, min(ends) - now) + 0.001)
+            heard = ready([seat.child for seat in seats], max(0.0, min(ends) - now) + 0.001)
             for rank, seat in enumerate(seats):
-                if seat.child in ready:
+                if seat.child in heard:
                     self._read(rank, seat)
                 if failed is None and seat.check is not None and seat.check["status"] != Status.OK:
                     failed = time.monotonic() + _PEERS_S, _failure(rank, seat)
