@@ -161,7 +161,7 @@ def inductor_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         RuntimeError: Inductor's own message for an unknown mode, an unknown option, or an option of another type.
     """
     # What torch.compile makes of them for Inductor: names with hyphens, types, variables for CUDA graphs.
-    made = torch._TorchCompileInductorWrapper(options.get("mode"), dict(options.get("options") or {}), None)
+    made = torch._TorchCompileInductorWrapper(options.get("mode"), dict(options.get("options") or {}), None)  # type: ignore[no-untyped-call]
     return dict(made.config)
 
 
