@@ -96,7 +96,7 @@ def draft(
         group = plan.groups[k]
         made = scheme_of(group.graph).emit(group.graph, parts[k], sms)
         first = len(scratch)
-        scratch += [(p.storage, p.numel) for p in made.private]
+        scratch += made.private
         of_region = {("input", n): ref for n, ref in enumerate(group.inputs)}
         of_region |= {("output", n): ref for n, ref in enumerate(group.outputs)}
         of_region |= {("private", n): ("scratch", first + n) for n in range(len(made.private))}

@@ -38,11 +38,11 @@ class Printer:
 
     # ---- whole kernels ----------------------------------------------------------------------------------------------
 
-    def functions(self, body: Iterable[nodes.Stmt], name: str = "step") -> list[str]:
-        """The texts of all functions that ``body`` needs, called ``name`` and a number."""
+    def functions(self, body: Iterable[nodes.Stmt]) -> list[str]:
+        """The texts of all functions that ``body`` needs."""
         out = []
         for function in nodes.functions_of(body):
-            self.names[function] = f"{name}{len(self.names)}"
+            self.names[function] = f"step{len(self.names)}"
             params = ", ".join(p.name for p in function.params)
             out.append("\n".join([f"def {self.names[function]}({params}):", *self.block(function.body, 1)]))
         return out

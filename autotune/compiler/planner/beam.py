@@ -16,7 +16,6 @@ use them.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from autotune.compiler.planner.plan import build_plan, by_rows, can_be_read_back
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.ir.nodes import LIGHT, POINTWISE
+from autotune.words import closest
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,7 @@ def choose(plans: str, ablation: str) -> tuple[str, bool]:
 def _known(name: str, names: Iterable[str], what: str) -> str:
     if name in names:
         return name
-    close = difflib.get_close_matches(name, list(names), 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
-    raise UserError(f"unknown {what} {name!r}; {hint}")
+    raise UserError(f"unknown {what} {name!r}; {closest(name, names) or 'there are ' + ', '.join(names)}")
 
 
 WIDTH = 3

@@ -58,6 +58,13 @@ class Split:
         """True if the finish needs the number of rows of each part."""
         return any(c.kind == "moments" for c in self.columns)
 
+    def planes(self, parts: int) -> list[tuple[str, int]]:
+        """(storage type, elements) of each array of the results of ``parts`` parts of the rows."""
+        planes = [("float32", parts)] if self.counts else []
+        for c in self.columns:
+            planes += [(c.storage, parts * (self.width if self.spans(c) else 1))] * c.planes
+        return planes
+
 
 def _unit_axis(graph: Graph) -> int:
     """The axis of unit stride in the largest tensor."""

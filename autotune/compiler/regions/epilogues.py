@@ -372,6 +372,3 @@ def _workload(
 
 def _input(region: Region, inputs: Sequence[fx.Node], slot: int) -> int:
     return -1 if slot < 0 else inputs.index(region.inputs[region.binding.inputs[slot]])
-
-
-__all__ = ["DEVICES", "RESULTS", "ROLES", "Product", "products_of"]

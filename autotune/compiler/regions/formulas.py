@@ -182,6 +182,3 @@ def _places(
             places[fits[0]] = k
         partial |= not fits
     return places, partial
-
-
-__all__ = ["Fit", "fit_of", "reference"]

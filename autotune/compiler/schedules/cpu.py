@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from autotune.compiler.program.program import power_of_two
 from autotune.compiler.schedules.configurations import narrow
@@ -11,11 +10,9 @@ from autotune.compiler.targets.cpu.columns import column_split, group_program, r
 from autotune.compiler.targets.cpu.lanes import lanes_suit
 from autotune.compiler.targets.cpu.schedule import EARLIER, fetched_bytes, flatten, streamed_bytes
 from autotune.device import cpu_isa, usable_processors
+from autotune.ir.graph import Graph
+from autotune.space import Space
 from autotune.task import Config
-
-if TYPE_CHECKING:
-    from autotune.ir.graph import Graph
-    from autotune.space import Space
 
 PARTS = 4
 """Default number of parts per thread."""

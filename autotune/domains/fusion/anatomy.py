@@ -17,7 +17,7 @@ from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import Program
 from autotune.compiler.program.rewrites import cut_everything
 from autotune.compiler.schedules.cuda import scheme_of, schemes
-from autotune.compiler.targets.cpu.columns import column_split, parts_of, planes_of
+from autotune.compiler.targets.cpu.columns import column_split, parts_of
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, SHORT, STORAGE_BYTES, Graph
@@ -220,7 +220,7 @@ def _kernels(graph: Graph, config: Config, side: str, sms: int) -> tuple[int, in
         split = column_split(graph) if config.get("parts") else None
         if split is None:
             return 1, 0
-        planes = planes_of(split, parts_of(split, CpuSchedule.from_config(config)))
+        planes = split.planes(parts_of(split, CpuSchedule.from_config(config)))
         return 2, sum(STORAGE_BYTES[storage] * numel for storage, numel in planes)
     try:
         made = scheme_of(graph).emit(graph, config, sms)

@@ -22,18 +22,15 @@ import pkgutil
 from abc import abstractmethod
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from autotune.compiler.schedules.configurations import Choices
 from autotune.compiler.targets.cuda.compile import too_large
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, GroupKernels
 from autotune.errors import Unsupported
-from autotune.ir.graph import has_sum_at
+from autotune.ir.graph import Graph, has_sum_at
+from autotune.task import Config
 from autotune.words import plural
-
-if TYPE_CHECKING:
-    from autotune.ir.graph import Graph
-    from autotune.task import Config
 
 CAPS = (32, 40, 48, 56, 64, 80, 96, 128)
 """Register caps in the search space."""
@@ -92,11 +89,11 @@ class Scheme(Choices):
         return "thread" if threads <= 1 else "warp" if threads <= 32 else "block"
 
 
-def block_of(threads: int, rows: int, least: int = 64) -> int:
+def block_of(threads: int, rows: int) -> int:
     """``rows`` of a block, halved or doubled until it has a legal number of threads."""
     while rows * threads > 1024:
         rows //= 2
-    while rows * threads < least:
+    while rows * threads < 64:
         rows *= 2
     return max(1, rows)
 

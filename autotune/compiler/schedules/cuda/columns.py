@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from autotune.compiler.program.columns import Split, finish_graph, main_program, split_columns
 from autotune.compiler.program.program import Program, power_of_two
@@ -18,13 +17,11 @@ from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narro
 from autotune.compiler.schedules.cuda import CAPS, Scheme, block_of, first_fit
 from autotune.compiler.schedules.cuda import rows as row_wise
 from autotune.compiler.targets.cuda.rows.kernel import RowKernel
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, GroupKernels, Private, Ref
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, GroupKernels, Ref
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
+from autotune.space import Space
 from autotune.task import Config
-
-if TYPE_CHECKING:
-    from autotune.space import Space
 
 FEWEST_ROWS = 64
 """Rows below which partials of many blocks gain nothing over one block that reads them all."""
@@ -241,9 +238,7 @@ class ColumnsScheme(Scheme):
 def _kernels(split: Split, source: CudaSource, blocks: int) -> GroupKernels:
     """A main kernel with ``blocks`` blocks for each tile of columns, and its finish."""
     main = replace(source, launch={**source.launch, "grid": blocks * int(source.launch["tiles"])})
-    private = [Private("float32", blocks)] if split.counts else []
-    for c in split.columns:
-        private += [Private(c.storage, blocks * (split.width if split.spans(c) else 1))] * c.planes
+    private = split.planes(blocks)
     args: list[Ref] = [("input", k) for k in range(len(split.whole.inputs))]
     args += [("output", k) for k in split.outputs]
     args += [("private", k) for k in range(len(private))]

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import Program, power_of_two
@@ -27,11 +26,9 @@ from autotune.compiler.targets.cuda.outer.lanes import Lanes
 from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.space import Space
 from autotune.task import Config
 from autotune.words import plural
-
-if TYPE_CHECKING:
-    from autotune.space import Space
 
 NARROWEST = 8
 """Elements of the kept axis below which a warp's accesses are split into sectors of several rows."""

@@ -8,7 +8,6 @@ In the scheme transpose, ``tile`` is the side of the square tiles that go throug
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from autotune.compiler.program.passes import build_program, once_a_row
 from autotune.compiler.program.program import Program
@@ -21,10 +20,8 @@ from autotune.compiler.targets.cuda.source import CudaSource, FlatSchedule, Tran
 from autotune.compiler.targets.cuda.transpose import MOST_ELEMENTS, TransposeKernel
 from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.space import Space
 from autotune.task import Config
-
-if TYPE_CHECKING:
-    from autotune.space import Space
 
 
 class FlatScheme(Scheme):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from autotune.compiler.program.passes import build_program, find_moments, once_a_row
 from autotune.compiler.program.program import Program, power_of_two
@@ -18,10 +17,8 @@ from autotune.compiler.targets.cuda.rows.kernel import RowKernel
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
+from autotune.space import Space
 from autotune.task import Config
-
-if TYPE_CHECKING:
-    from autotune.space import Space
 
 REGISTERS_KEPT = 160  # 32-bit words of kept values a thread may hold; beyond it spilling is certain
 

@@ -14,7 +14,6 @@ See :mod:`autotune.compiler.targets.cuda.scatter`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from autotune.compiler.program.program import power_of_two
 from autotune.compiler.program.scattered import Scattered, scattered
@@ -25,11 +24,9 @@ from autotune.compiler.targets.cuda.scatter import ScatterKernel, fetchable
 from autotune.compiler.targets.cuda.source import CudaSource, ScatterSchedule
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, Graph
+from autotune.space import Space
 from autotune.task import Choice, Config
 from autotune.words import plural
-
-if TYPE_CHECKING:
-    from autotune.space import Space
 
 THREADS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 """Numbers of threads along the columns in the search space."""

@@ -90,14 +90,6 @@ def parts_for(graph: Graph, schedule: CpuSchedule) -> int:
     return 0 if split is None else parts_of(split, schedule)
 
 
-def planes_of(split: Split, parts: int) -> list[tuple[str, int]]:
-    """(storage type, elements) of each array of partial results."""
-    planes = [("float32", parts)] if split.counts else []
-    for c in split.columns:
-        planes += [(c.storage, parts * (split.width if split.spans(c) else 1))] * c.planes
-    return planes
-
-
 def plane_bytes(planes: list[tuple[str, int]]) -> list[int]:
     """The offset of each array in one buffer, in whole cache lines; the last number is the size of all."""
     sizes = ((numel * STORAGE_BYTES[storage] + 63) // 64 * 64 for storage, numel in planes)
@@ -110,7 +102,7 @@ class ColumnBuilder(RowBuilder):
     def __init__(self, split: Split, program: Program, schedule: CpuSchedule, parts: int) -> None:
         super().__init__(program, schedule)
         self.split, self.parts = split, parts
-        self.planes = [storage for storage, _ in planes_of(split, self.parts)]
+        self.planes = [storage for storage, _ in split.planes(parts)]
         self.n_planes = len(self.planes)
         # The first plane of each accumulator.
         self.first = list(accumulate((c.planes for c in program.columns), initial=int(split.counts)))

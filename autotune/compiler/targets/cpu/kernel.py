@@ -25,7 +25,7 @@ from autotune.compiler.program.columns import Split, finish_graph, main_program
 from autotune.compiler.program.passes import build_program, once_a_row
 from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cpu.builder import Builder
-from autotune.compiler.targets.cpu.columns import ColumnBuilder, column_split, parts_of, plane_bytes, planes_of
+from autotune.compiler.targets.cpu.columns import ColumnBuilder, column_split, parts_of, plane_bytes
 from autotune.compiler.targets.cpu.lanes import LaneBuilder, lanes_suit
 from autotune.compiler.targets.cpu.launcher import TAIL, CpuKernel, compile_source, starter
 from autotune.compiler.targets.cpu.printer import CpuPrinter, hide_ends
@@ -208,7 +208,7 @@ def _load_columns(
     own, slots, results = finish_graph(split, parts)
     threads = schedule.threads if own.bytes_moved >= 1 << 20 else 1
     finish = load(build_program(own), CpuSchedule(row_block=256, threads=threads, wide=schedule.wide))
-    at = plane_bytes(planes_of(split, parts))
+    at = plane_bytes(split.planes(parts))
     n_inputs, extent0 = len(graph.inputs), own.extents[0] if own.extents else 1
     outputs = [n_inputs + k for k in split.outputs]
     writes = [n_inputs + k for k in results]

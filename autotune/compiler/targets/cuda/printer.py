@@ -21,7 +21,7 @@ from autotune.ir.nodes import LIBRARY
 
 CTOR = {"float32": "float32", "int32": "int32", "int64": "int64", "bool": "boolean"}
 LOG2E = "float32(1.4426950408889634)"
-_FLOAT = {name: f"libdevice.{name}f({{0}})" for name in LIBRARY} | {
+_FLOAT = {name: f"libdevice.{name}f({{0}})" for name in (*LIBRARY, "floor", "ceil", "trunc")} | {
     "add": "({0} + {1})",
     "sub": "({0} - {1})",
     "mul": "({0} * {1})",
@@ -42,37 +42,33 @@ _FLOAT = {name: f"libdevice.{name}f({{0}})" for name in LIBRARY} | {
     "tanh": "tanh_({0})",
     "sigmoid": "sigmoid_({0})",
     "pow": "libdevice.powf({0}, {1})",
-    "floor": "libdevice.floorf({0})",
-    "ceil": "libdevice.ceilf({0})",
-    "trunc": "libdevice.truncf({0})",
     "round": "rint({0})",
     "floordiv": "libdevice.floorf({0} / {1})",
     "mod": "mod_({0}, {1})",
     "isnan": "({0} != {0})",
     "isinf": "(abs({0}) == float32(inf))",
 }
-_INT = {
-    "add": "{T}({0} + {1})",
-    "sub": "{T}({0} - {1})",
-    "mul": "{T}({0} * {1})",
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "floordiv": "//",
+    "mod": "%",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "shr": ">>",
+}
+_INT = {name: f"{{T}}({{0}} {symbol} {{1}})" for name, symbol in _INFIX.items()} | {
     "neg": "{T}(-{0})",
     "abs": "{T}(abs({0}))",
     "sign": "sel({0} > {T}(0), {T}(1), sel({0} < {T}(0), {T}(-1), {T}(0)))",
     "maximum": "sel({0} > {1}, {0}, {1})",
     "minimum": "sel({0} < {1}, {0}, {1})",
-    "floordiv": "{T}({0} // {1})",
-    "mod": "{T}({0} % {1})",
-    "and": "{T}({0} & {1})",
-    "or": "{T}({0} | {1})",
-    "xor": "{T}({0} ^ {1})",
     "shr": "{T}({0} >> {1})",
     "not": "{T}(~{0})",
-    "isnan": "False",
-    "isinf": "False",
-    "floor": "{0}",
-    "ceil": "{0}",
-    "trunc": "{0}",
-    "round": "{0}",
+    **dict.fromkeys(("isnan", "isinf"), "False"),
+    **dict.fromkeys(("floor", "ceil", "trunc", "round"), "{0}"),
 }
 _BOOL = {
     "and": "sel({0}, {1}, False)",

@@ -197,31 +197,18 @@ Ref = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Private:
-    """Global memory between the kernels of one group.
-
-    Attributes:
-        storage: storage type.
-        numel: elements, whatever the extent of the open axis.
-    """
-
-    storage: str
-    numel: int
-
-
-@dataclass(frozen=True)
 class GroupKernels:
     """The kernels of one group under one configuration.
 
     Attributes:
         sources: in launch order.
         args: for each source, the tensor behind each of its pointers.
-        private: the group's private scratch.
+        private: (storage type, elements) of each array between the kernels, whatever the extent of the open axis.
     """
 
     sources: tuple[CudaSource, ...]
     args: tuple[tuple[Ref, ...], ...]
-    private: tuple[Private, ...] = ()
+    private: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def single(cls, source: CudaSource, graph: Graph) -> GroupKernels:
