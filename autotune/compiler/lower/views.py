@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from autotune.compiler.lower.lazy import (
+    Dims,
     Guards,
     Index,
     Lazy,
@@ -23,6 +24,7 @@ from autotune.compiler.lower.lazy import (
 from autotune.errors import Unsupported
 from autotune.ir.build import position_type
 
+Where = tuple[Index, ...]
 _ZERO = Index()
 MOST_PARTS = 16
 """Tensors in a concatenation above which it is left to torch: every element would read each of them."""
@@ -43,16 +45,16 @@ def full(region: Region, shape: Sequence[int], number: Number, dtype: torch.dtyp
     return Lazy(region, shape, dtype, names, lambda _i, _g: region.build.const(number, kind(dtype)))
 
 
+def _view(x: Lazy, shape: Sequence[int], names: Sequence[Dims], where: Callable[[Where], Iterable[Index]]) -> Lazy:
+    """``x`` as a view; ``where`` returns the index into ``x`` of an index of the view."""
+    return Lazy(x.region, shape, x.dtype, names, lambda index, guards: x.at(tuple(where(index)), guards))
+
+
 def permute(x: Lazy, dims: Sequence[int]) -> Lazy:
     order = [x.dim(d) for d in numbers(dims)]
-
-    def at(index: tuple[Index, ...], guards: Guards) -> int:
-        back: list[Index] = [_ZERO] * len(order)
-        for i, d in zip(index, order, strict=True):
-            back[d] = i
-        return x.at(tuple(back), guards)
-
-    return Lazy(x.region, [x.shape[d] for d in order], x.dtype, [x.names[d] for d in order], at)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    names = [x.names[d] for d in order]
+    return _view(x, [x.shape[d] for d in order], names, lambda index: [index[k] for k in back])
 
 
 def expand(x: Lazy, shape: Sequence[int]) -> Lazy:
@@ -62,7 +64,7 @@ def expand(x: Lazy, shape: Sequence[int]) -> Lazy:
     if lead < 0 or any(e not in (1, t) for e, t in zip(x.shape, target[lead:], strict=True)):
         raise Unsupported(f"an expansion from {x.shape} to {tuple(shape)}")
     names = broadcast_names(x.region, target, [x])
-    return Lazy(x.region, target, x.dtype, names, lambda i, g: x.at(broadcast_index(i, x.shape), g))
+    return _view(x, target, names, lambda index: broadcast_index(index, x.shape))
 
 
 def _groups(a: Sequence[int], b: Sequence[int]) -> list[tuple[range, range]]:
@@ -112,7 +114,7 @@ def reshape(x: Lazy, shape: Sequence[int]) -> Lazy:
             outside.extend(names[dst[k]])
         region.names.unify(inside, outside)
 
-    def at(index: tuple[Index, ...], guards: Guards) -> int:
+    def where(index: Where) -> list[Index]:
         back: list[Index] = [_ZERO] * x.ndim
         for left, right in groups:
             linear, step = _ZERO, 1
@@ -122,9 +124,9 @@ def reshape(x: Lazy, shape: Sequence[int]) -> Lazy:
             for k in reversed(left[1:]):
                 linear, back[src[k]] = region.split_index(linear, x.shape[src[k]])
             back[src[left[0]]] = linear
-        return x.at(tuple(back), guards)
+        return back
 
-    return Lazy(region, target, x.dtype, names, at)
+    return _view(x, target, names, where)
 
 
 def squeeze(x: Lazy, dims: int | Sequence[int] | None = None) -> Lazy:
@@ -147,38 +149,31 @@ def narrow(x: Lazy, dim: int, start: int | None = None, stop: int | None = None,
         return x
     if count == 0:
         raise Unsupported("an empty slice")
-    name = x.region.names.new(count)
-
-    def at(index: tuple[Index, ...], guards: Guards) -> int:
-        return x.at((*index[:d], index[d].scaled(step, first), *index[d + 1 :]), guards)
-
-    names = [*x.names[:d], name, *x.names[d + 1 :]]
-    return Lazy(x.region, [*x.shape[:d], count, *x.shape[d + 1 :]], x.dtype, names, at)
+    names = [*x.names[:d], x.region.names.new(count), *x.names[d + 1 :]]
+    shape = [*x.shape[:d], count, *x.shape[d + 1 :]]
+    return _view(x, shape, names, lambda index: (*index[:d], index[d].scaled(step, first), *index[d + 1 :]))
 
 
 def flip(x: Lazy, dims: Sequence[int]) -> Lazy:
     """``x`` reversed along ``dims``: a gather, since no load has a negative stride."""
     region, gone = x.region, sorted({x.dim(d) for d in numbers(dims)} - {d for d, e in enumerate(x.shape) if e == 1})
 
-    def at(index: tuple[Index, ...], guards: Guards) -> int:
+    def where(index: Where) -> list[Index]:
         back = list(index)
         for d in gone:
             extent = x.shape[d]
             place, whole = index[d].scaled(-1, extent - 1), position_type(extent)
             back[d] = Index(pick=(region.build.index(place.terms, place.offset, place.pick, whole), 1, extent))
-        return x.at(tuple(back), guards)
+        return back
 
-    return Lazy(region, x.shape, x.dtype, x.names, at)
+    return _view(x, x.shape, x.names, where)
 
 
 def select(x: Lazy, dim: int, position: int) -> Lazy:
     d = x.dim(dim)
-    where = Index((), position % x.shape[d])
-
-    def at(index: tuple[Index, ...], guards: Guards) -> int:
-        return x.at((*index[:d], where, *index[d:]), guards)
-
-    return Lazy(x.region, [*x.shape[:d], *x.shape[d + 1 :]], x.dtype, [*x.names[:d], *x.names[d + 1 :]], at)
+    there = Index((), position % x.shape[d])
+    names = [*x.names[:d], *x.names[d + 1 :]]
+    return _view(x, [*x.shape[:d], *x.shape[d + 1 :]], names, lambda index: (*index[:d], there, *index[d:]))
 
 
 def split(x: Lazy, sizes: int | Sequence[int], dim: int = 0) -> tuple[Lazy, ...]:
@@ -200,15 +195,13 @@ def diagonal(x: Lazy, offset: int = 0, a: int = 0, b: int = 1) -> Lazy:
         raise Unsupported("an empty diagonal")
     kept = [d for d in range(x.ndim) if d not in (a, b)]
 
-    def at(index: tuple[Index, ...], guards: Guards) -> int:
-        back: list[Index] = [_ZERO] * x.ndim
-        for d, i in zip(kept, index[:-1], strict=True):
-            back[d] = i
-        back[a], back[b] = index[-1].scaled(1, rows), index[-1].scaled(1, cols)
-        return x.at(tuple(back), guards)
+    def where(index: Where) -> list[Index]:
+        back = dict(zip(kept, index[:-1], strict=True))
+        back |= {a: index[-1].scaled(1, rows), b: index[-1].scaled(1, cols)}
+        return [back[d] for d in range(x.ndim)]
 
     names = [*(x.names[d] for d in kept), x.region.names.new(count)]
-    return Lazy(x.region, [*(x.shape[d] for d in kept), count], x.dtype, names, at)
+    return _view(x, [*(x.shape[d] for d in kept), count], names, where)
 
 
 def unbind(x: Lazy, dim: int = 0) -> tuple[Lazy, ...]:
