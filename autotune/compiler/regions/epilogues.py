@@ -14,7 +14,7 @@ the gradient whose columns are summed. The rest is then a separate region.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from autotune import numerics
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.lower.facts import LIBRARY_CALL, GraphFacts
 from autotune.compiler.regions import aten
-from autotune.compiler.regions.find import Region, workload_of
+from autotune.compiler.regions.find import Region, placeholders, workload_of
 from autotune.compiler.regions.formulas import Fit, fit_of
 from autotune.errors import Unsupported
 from autotune.ir.graph import SHORT
@@ -158,10 +158,7 @@ def _alone(facts: GraphFacts, node: fx.Node, library: str) -> Product | None:
         return None
     inputs: list[Any] = list(dict.fromkeys(node.args))
     graph = fx.Graph()
-    env = {n: graph.placeholder(f"x{k}") for k, n in enumerate(inputs)}
-    for n, copy in env.items():
-        copy.meta = {"val": facts[n].value}
-    graph.output((graph.node_copy(node, env.__getitem__),))
+    graph.output((graph.node_copy(node, placeholders(graph, facts, inputs).__getitem__),))
     roles = (inputs.index(a), inputs.index(b), inputs.index(bias[0]) if bias else -1, -1)
     workload = _workload(facts, node, "bias" if bias else "", graph, roles, (0, -1), library)
     return None if workload is None else Product(node, (node,), tuple(inputs), (node,), workload)
@@ -212,36 +209,30 @@ def _rows(matrix: torch.Tensor) -> list[Any] | None:
 def _made(facts: GraphFacts, region: Region, product: fx.Node, kept: bool, fit: Fit, library: str) -> Product | None:
     """The product joined with its region; None if their program cannot be stored."""
     factors = [n for n in product.args if isinstance(n, fx.Node)]
+    slots = region.binding
     if fit.partial:
-        slots, result = region.binding, region.outputs[region.binding.outputs[fit.y]]
-        other = region.inputs[slots.inputs[fit.other]]
+        result, other = region.outputs[slots.outputs[fit.y]], region.inputs[slots.inputs[fit.other]]
         return _cut(facts, region, product, fit.epilogue, result, [None, other], library)
     inputs = list(dict.fromkeys([*factors, *(n for n in region.inputs if n is not product)]))
-    graph, env = fx.Graph(), dict[fx.Node, fx.Node]()
-    for k, n in enumerate(inputs):
-        env[n] = graph.placeholder(f"x{k}")
-        env[n].meta = {"val": facts[n].value}
-    env[product] = graph.node_copy(product, env.__getitem__)
-    env[product].meta = {"val": facts[product].value}
-    inner = dict(zip(region.submodule.graph.find_nodes(op="placeholder"), region.inputs, strict=True))
-    copies = {theirs: env[n] for theirs, n in inner.items()}
-    made: list[Any] = []
-    for n in region.submodule.graph.nodes:
-        if n.op == "call_function":
-            copies[n] = graph.node_copy(n, copies.__getitem__)
-            copies[n].meta = dict(n.meta)
-        elif n.op == "output":
-            made = [copies[one] for one in n.args[0]]
+    (results,) = (n.args[0] for n in region.submodule.graph.find_nodes(op="output"))
+    program = _program(facts, region, product, inputs, results)
+    if program is None:
+        return None
+    graph, env, _ = program
     alone = kept and fit.kept < 0  # it is read elsewhere, and the region does not make it
-    graph.output(tuple([*made, env[product]] if alone else made))
-    bias = inputs.index(factors[0]) if len(factors) == 3 else _input(region, inputs, fit.bias)
+    graph.output((*(env[n] for n in results), *([env[product]] if alone else [])))
+
+    def index_of(slot: int) -> int:
+        return -1 if slot < 0 else inputs.index(region.inputs[slots.inputs[slot]])
+
+    bias = inputs.index(factors[0]) if len(factors) == 3 else index_of(fit.bias)
     forward = fit.epilogue != "dgelu"
     if (bias >= 0) is not forward or (len(factors) == 3 and fit.bias >= 0):
         return None  # the library's GELU has one bias; its derivative has none
-    roles = (inputs.index(factors[-2]), inputs.index(factors[-1]), bias, _input(region, inputs, fit.other))
-    y, before = (-1 if k < 0 else region.binding.outputs[k] for k in (fit.y, fit.kept))
-    results = (y, len(region.outputs) if alone else before)
-    workload = _workload(facts, product, fit.epilogue, graph, roles, results, library)
+    roles = (inputs.index(factors[-2]), inputs.index(factors[-1]), bias, index_of(fit.other))
+    y, before = (-1 if k < 0 else slots.outputs[k] for k in (fit.y, fit.kept))
+    places = (y, len(region.outputs) if alone else before)
+    workload = _workload(facts, product, fit.epilogue, graph, roles, places, library)
     outputs = (*region.outputs, product) if alone else region.outputs
     nodes = (product, *region.nodes)
     return None if workload is None else Product(product, nodes, tuple(inputs), tuple(outputs), workload, region)
@@ -263,31 +254,16 @@ def _cut(
     """
     bias, other = others
     copies = {n.meta["origin"]: n for n in region.submodule.graph.nodes if "origin" in n.meta}
-    given = dict(zip(region.submodule.graph.find_nodes(op="placeholder"), region.inputs, strict=True))
     if result not in copies or not all(facts[n].value.is_floating_point() for n in region.inputs):
         return None
     factors = [n for n in product.args if isinstance(n, fx.Node)]
-    # The part, from the region's own calls: views between them are among these.
-    first = fx.Graph()
     inputs = list(dict.fromkeys([*factors, *(n for n in (bias, other) if n is not None)]))
-    made = {n: first.placeholder(f"x{k}") for k, n in enumerate(inputs)}
-    for n, copy in made.items():
-        copy.meta = {"val": facts[n].value}
-    made[product] = first.node_copy(product, made.__getitem__)
-    made[product].meta = {"val": facts[product].value}
-    env = {theirs: made[n] for theirs, n in given.items() if n in made}
-    env |= {copies[n]: made[n] for n in inputs if n in copies}  # a view that the region makes, too
-    needed = _ancestors(copies[result], set(env))
-    for n in region.submodule.graph.nodes:
-        if n in needed and n not in env:
-            if n.op != "call_function":
-                return None
-            env[n] = first.node_copy(n, env.__getitem__)
-            env[n].meta = dict(n.meta)
-    first.output((env[copies[result]],))
-    rest, shares = _rest(facts, region, copies[result], given, inputs)
-    if rest is None:
+    part = _program(facts, region, product, inputs, [copies[result]])
+    rest, shares = _rest(facts, region, copies[result], inputs)
+    if part is None or rest is None:
         return None
+    first, env, needed = part
+    first.output((env[copies[result]],))
     roles = [inputs.index(n) for n in factors[-2:]]
     own = factors[0] if len(factors) == 3 else bias
     roles += [-1 if n is None else inputs.index(n) for n in (own, other)]
@@ -305,40 +281,60 @@ def _cut(
     return Product(product, nodes, tuple(inputs), (result,), workload, region, left)
 
 
+def _program(
+    facts: GraphFacts, region: Region, product: fx.Node, inputs: Sequence[fx.Node], results: Sequence[fx.Node]
+) -> tuple[fx.Graph, dict[fx.Node, fx.Node], set[fx.Node]] | None:
+    """A product and the calls of its region's submodule that make ``results``; None if they read more than ``inputs``.
+
+    Returns:
+        The program without its output, the copies of the product and of the submodule's nodes, and the nodes needed.
+    """
+    graph, inner = fx.Graph(), region.submodule.graph
+    made = placeholders(graph, facts, inputs)
+    made[product] = graph.node_copy(product, made.__getitem__)
+    made[product].meta = {"val": facts[product].value}
+    given = zip(inner.find_nodes(op="placeholder"), region.inputs, strict=True)
+    env = {product: made[product], **{theirs: made[n] for theirs, n in given if n in made}}
+    env |= {n: made[n.meta["origin"]] for n in inner.nodes if n.meta.get("origin") in made}  # a view that it makes, too
+    needed = _ancestors(results, env.keys())
+    for n in inner.nodes:
+        if n in needed and n not in env:
+            if n.op != "call_function":
+                return None
+            env[n] = graph.node_copy(n, env.__getitem__)
+    return graph, env, needed
+
+
 def _rest(
-    facts: GraphFacts, region: Region, result: fx.Node, given: dict[fx.Node, fx.Node], inputs: Sequence[fx.Node]
+    facts: GraphFacts, region: Region, result: fx.Node, inputs: Sequence[fx.Node]
 ) -> tuple[fx.GraphModule | None, list[int]]:
     """The region's program from ``result`` on, which is its last input; and the index in ``inputs``, or -1, of each
     other input."""
-    graph, env, used = fx.Graph(), dict[fx.Node, fx.Node](), list[fx.Node]()
-    for theirs, n in given.items():
-        env[theirs] = graph.placeholder(f"x{len(env)}")
-        env[theirs].meta = {"val": facts[n].value}
+    graph, inner = fx.Graph(), region.submodule.graph
+    made = placeholders(graph, facts, region.inputs)
+    env = dict(zip(inner.find_nodes(op="placeholder"), made.values(), strict=True))
     env[result] = graph.placeholder("y")
     env[result].meta = {"val": facts[result.meta["origin"]].value}
     outputs: list[fx.Node] = []
-    for n in region.submodule.graph.nodes:
+    for n in inner.nodes:
         if n.op == "call_function" and n is not result:
             env[n] = graph.node_copy(n, env.__getitem__)
-            env[n].meta = dict(n.meta)
         elif n.op == "output":
             outputs = [env[one] for one in n.args[0] if one is not result]
     if not outputs:
         return None, []
     graph.output(tuple(outputs))
     graph.eliminate_dead_code()
-    for theirs, n in given.items():
-        if env[theirs].users:
-            used.append(n)
-        else:
-            graph.erase_node(env[theirs])
+    used = [n for n, copy in made.items() if copy.users]
+    for copy in [copy for copy in made.values() if not copy.users]:
+        graph.erase_node(copy)
     shares = [inputs.index(n) if n in inputs else -1 for n in used]
     return fx.GraphModule(torch.nn.Module(), graph), shares
 
 
-def _ancestors(node: fx.Node, ends: set[fx.Node]) -> set[fx.Node]:
-    """A node and its ancestors, without the ancestors of ``ends``."""
-    found, stack = {node}, [node]
+def _ancestors(nodes: Sequence[fx.Node], ends: Container[fx.Node]) -> set[fx.Node]:
+    """Nodes and their ancestors, without the ancestors of ``ends``."""
+    found, stack = set(nodes), [*nodes]
     while stack:
         for n in stack.pop().all_input_nodes:
             if n not in found:
@@ -368,7 +364,3 @@ def _workload(
     source = {**program, "roles": list(roles), "results": list(results)}
     label = f"{facts[product].operator}{'+' * bool(epilogue)}{epilogue} {SHORT[dtype]} {m}x{k}x{n}"
     return Workload(PRODUCT, {**spec, "library": library}, label=label, source=source)
-
-
-def _input(region: Region, inputs: Sequence[fx.Node], slot: int) -> int:
-    return -1 if slot < 0 else inputs.index(region.inputs[region.binding.inputs[slot]])

@@ -211,10 +211,7 @@ class Finder:
         body = sorted(inside | needed, key=facts.place.__getitem__)
         inputs = list(dict.fromkeys(i for n in body for i in n.all_input_nodes if i not in inside and i not in needed))
         graph = fx.Graph()
-        env: dict[fx.Node, fx.Node] = {}
-        for k, n in enumerate(inputs):
-            env[n] = graph.placeholder(f"x{k}")
-            env[n].meta = {"val": facts[n].value}
+        env = placeholders(graph, facts, inputs)
         for n in body:
             env[n] = graph.node_copy(n, lambda a: env[a])
             env[n].meta = {"val": facts[n].value, "origin": n, "original_aten": n.meta.get("original_aten")}
@@ -334,6 +331,14 @@ class Finder:
         if key not in self._known:
             self._known[key] = workload_of(module, program=program)
         return self._known[key]
+
+
+def placeholders(graph: fx.Graph, facts: GraphFacts, nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """The inputs of a new program, one for each of ``nodes``."""
+    made = {n: graph.placeholder(f"x{k}") for k, n in enumerate(nodes)}
+    for n, copy in made.items():
+        copy.meta = {"val": facts[n].value}
+    return made
 
 
 def workload_of(
