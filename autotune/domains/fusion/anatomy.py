@@ -226,7 +226,7 @@ def _kernels(graph: Graph, config: Config, side: str, sms: int) -> tuple[int, in
         made = scheme_of(graph).emit(graph, config, sms)
     except (Unsupported, KeyError):
         return 1, 0
-    return len(made.sources), sum(STORAGE_BYTES[p.storage] * p.numel for p in made.private)
+    return len(made.sources), sum(STORAGE_BYTES[storage] * numel for storage, numel in made.private)
 
 
 def _group(graph: Graph, plan: Plan, k: int, config: Config, side: str, kernels: int, own: int) -> GroupAnatomy:

@@ -45,7 +45,7 @@ def run_group(
     memory = {
         "input": reading,
         "output": outputs,
-        "private": [Pointer.poisoned(p.storage, p.numel) for p in made.private],
+        "private": [Pointer.poisoned(*one) for one in made.private],
     }
     extent0 = graph.extents[0] if graph.extents else 1
     for source, refs in zip(made.sources, made.args, strict=True):
