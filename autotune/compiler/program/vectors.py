@@ -9,6 +9,7 @@ of the threads' axis, the tensors with unit stride along the other axis would be
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -22,6 +23,14 @@ ACROSS = "across_"
 """Prefix of the operators that reduce over the packs' axis; see :func:`across_lanes`."""
 NARROWEST = 16
 """Elements of either axis below which a tile would be mostly empty."""
+NARROWEST_KEPT = 8
+"""Elements of a kept unit-stride axis below which a warp's accesses are split into sectors of several rows."""
+WIDEST_TILE = 512
+"""Elements of the unit-stride axis that the lanes of one warp can take."""
+LARGEST_TILE = 1 << 15
+"""Most elements of a tile if there are few tiles: larger tiles would leave most of the device idle."""
+MANY_TILES = 256
+"""Number of tiles that is enough work for a device at any tile size."""
 
 
 def narrowest(program: Program) -> int:
@@ -71,6 +80,54 @@ def across_lanes(graph: Graph, axis: int) -> Graph:
             made.append(v)
 
     return rebuild(graph, make)
+
+
+@lru_cache(maxsize=256)
+def tile_program(graph: Graph, keep: bool, online: bool) -> Program:
+    """A group with reductions over the unit-stride axis, and over one set of others, arranged into passes.
+
+    Block-wise scaling in two directions is the pattern: ``x`` as [R, 32, C, 32], its largest element over the inner 32
+    and over the other 32, and both results used again at full size. A *tile* is the set of elements with one index
+    along the axes that nothing reduces over. One read of it serves both directions: a pass computes reductions over the
+    unit-stride axis across the lanes of a pack and across adjacent threads (:func:`across_lanes`).
+
+    Args:
+        keep, online: those of :func:`autotune.compiler.program.passes.build_program`.
+
+    Raises:
+        Unsupported: the group has no such tiles, or few large ones.
+    """
+    overs = {frozenset(graph.values[i].over) for i in graph.live if graph.values[i].op in REDUCTIONS}
+    x = unit_axis(graph)
+    outer = {over - {x} for over in overs} - {frozenset()}
+    if not any(x in over for over in overs) or len(outer) != 1:
+        raise Unsupported("not reductions over the unit-stride axis and over one set of others")
+    (cols,) = outer
+    wide, deep = graph.extents[x], graph.size(cols)
+    if not NARROWEST_KEPT <= wide <= WIDEST_TILE or wide & (wide - 1):
+        raise Unsupported(f"tiles of {wide} elements on the unit-stride axis")
+    used = {a for i in graph.live for a in (*graph.values[i].axes, *graph.values[i].over)}
+    used |= {a for o in graph.outputs for a in o.axes}
+    rows = used - cols - {x}
+    if wide * deep > LARGEST_TILE and graph.size(rows) < MANY_TILES:
+        raise Unsupported("few large tiles")
+    loads = [v for v in (graph.values[i] for i in graph.live) if v.op == "load"]
+    largest = max(loads, key=lambda v: graph.size(v.axes), default=None)
+
+    def ordered(axes: Iterable[int]) -> tuple[int, ...]:
+        """By decreasing stride in the largest tensor read, with the axis of open extent first."""
+        return tuple(sorted(axes, key=lambda a: (a != 0, -stride_of(largest, a) if largest else 0, a)))
+
+    program = build_program(across_lanes(graph, x), keep=keep, online=online, split=(ordered(rows), ordered(cols)))
+    needed = {a for a in rows if graph.extents[a] > 1}
+    for i in program.graph.live:
+        v = program.graph.values[i]
+        across = v.op.startswith(ACROSS)
+        if (across or v.op in REDUCTIONS) and not needed <= set(v.axes):
+            raise Unsupported("a reduction that is the same for several tiles")
+        if across and x not in program.graph.values[v.args[0]].axes:
+            raise Unsupported("a reduction over an axis that its argument does not vary over")
+    return program
 
 
 def unit_axis(graph: Graph) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.schedules.cuda.outer import SCHEME
+from autotune.compiler.schedules.cuda.outer import OUTER
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import CLUSTER_WAIT
 from autotune.compiler.targets.cuda.source import CudaSource, GroupKernels
@@ -91,21 +91,21 @@ def graphs_of(fn: Callable[..., Any], inputs: tuple[Callable[[], Tensor], ...]) 
 @functools.cache
 def graph(name: str) -> Graph:
     (only,) = graphs_of(BY_NAME[name].fn, BY_NAME[name].inputs)
-    SCHEME.check(only)
+    OUTER.check(only)
     return only
 
 
 def source(g: Graph, **changes: Any) -> CudaSource:
-    (only,) = SCHEME.emit(g, {**SCHEME.default(g), **changes}, 132).sources
+    (only,) = OUTER.emit(g, {**OUTER.default(g), **changes}, 132).sources
     return only
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
     g = graph(case.name)
-    configs = [SCHEME.default(g), *SCHEME.seeds(g)[:3], *drawn(SCHEME, g, 3, len(case.name))]
+    configs = [OUTER.default(g), *OUTER.seeds(g)[:3], *drawn(OUTER, g, 3, len(case.name))]
     for n, config in enumerate(configs):
-        check_group(g, SCHEME.emit(g, config, 3), seed=n, special=bool(n % 2))
+        check_group(g, OUTER.emit(g, config, 3), seed=n, special=bool(n % 2))
 
 
 SHAPES = [
@@ -125,9 +125,9 @@ SHAPES = [
 def test_every_way_of_joining(shape: dict[str, int], keep: str) -> None:
     for name in ("softmax", "joined_moments", "sum") if keep == "registers" else ("softmax", "joined_moments"):
         g = graph(name)
-        base = {**SCHEME.default(g), "vector_bytes": 8, "keep": keep, "unroll": 2, "cluster": 1}
+        base = {**OUTER.default(g), "vector_bytes": 8, "keep": keep, "unroll": 2, "cluster": 1}
         for online in (False, True) if name == "softmax" else (False,):
-            made = SCHEME.emit(g, {**base, **shape, "online": online}, 2)
+            made = OUTER.emit(g, {**base, **shape, "online": online}, 2)
             check_group(g, made, seed=3, special=True, sms=2)
 
 
@@ -147,7 +147,7 @@ def test_threads_share_the_joins_out(name: str, changes: dict[str, Any]) -> None
     """Each joins one column, and gets its own columns from the others: of every type, in blocks and in clusters."""
     g = graph(name)
     for keep in ("registers", "reload"):
-        made = SCHEME.emit(g, {**SCHEME.default(g), "cluster": 1, "unroll": 2, "keep": keep, **changes}, 2)
+        made = OUTER.emit(g, {**OUTER.default(g), "cluster": 1, "unroll": 2, "keep": keep, **changes}, 2)
         assert "cuda.shfl_sync" in made.sources[0].text
         check_group(g, made, seed=5, special=True, sms=2)
 
@@ -155,10 +155,10 @@ def test_threads_share_the_joins_out(name: str, changes: dict[str, Any]) -> None
 @pytest.mark.parametrize(("threads", "places", "cluster"), [(4, 64, 4), (2, 64, 8), (1, 128, 4)])
 def test_large_clusters_share_the_joins_out(threads: int, places: int, cluster: int) -> None:
     (g,) = graphs_of(lambda x: torch.softmax(x, 0), (T(places * cluster + 77, 16),))
-    config = SCHEME.default(g) | {"threads_per_row": threads, "rows_per_block": places, "cluster": cluster}
+    config = OUTER.default(g) | {"threads_per_row": threads, "rows_per_block": places, "cluster": cluster}
     config |= {"vector_bytes": 16, "keep": "registers", "unroll": 1}
     for online in (False, True):
-        check_group(g, SCHEME.emit(g, config | {"online": online}, 2), seed=7, special=True)
+        check_group(g, OUTER.emit(g, config | {"online": online}, 2), seed=7, special=True)
 
 
 def test_a_cluster_waits_until_all_its_blocks_have_begun() -> None:
@@ -187,11 +187,11 @@ def test_a_cluster_waits_until_all_its_blocks_have_begun() -> None:
 def test_what_other_schemes_do_better_is_left_to_them(name: str, fn: Any, inputs: Any) -> None:
     for g in graphs_of(fn, inputs):
         with pytest.raises(Unsupported):
-            SCHEME.check(g)
+            OUTER.check(g)
 
 
 def test_softmax_over_an_outer_axis_is_a_group_of_this_scheme() -> None:
-    assert scheme_of(graph("softmax")) is SCHEME
+    assert scheme_of(graph("softmax")) is OUTER
 
 
 BIG = {

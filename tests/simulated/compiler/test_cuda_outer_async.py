@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autotune.compiler.kernel.nodes import Const, Do, Expr, Node, Pointer, Stmt, Var
-from autotune.compiler.schedules.cuda.outer import SCHEME
+from autotune.compiler.schedules.cuda.outer import OUTER
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.compiler.targets.cuda.device import COMMIT_COPIES, THREAD, Shared, await_copies, copy_ahead, take
 from autotune.compiler.targets.cuda.source import Body, CudaSource, GroupKernels, Run, pack_bodies
@@ -38,7 +38,7 @@ COPIED: Config = {"keep": "shared", "prefetch": True, "unroll": 2, "cluster": 1,
 
 
 def made(g: Graph, **changes: Any) -> GroupKernels:
-    return SCHEME.emit(g, {**SCHEME.default(g), **COPIED, **changes}, 2)
+    return OUTER.emit(g, {**OUTER.default(g), **COPIED, **changes}, 2)
 
 
 def source(g: Graph, **changes: Any) -> CudaSource:
@@ -75,20 +75,20 @@ def test_what_cannot_be_copied_is_not() -> None:
         g = graph(name)
         with pytest.raises(Unsupported):
             made(g, vector_bytes=2 if name == "odd" else 8)
-        config = SCHEME.default(g) | COPIED | {"vector_bytes": SCHEME.default(g)["vector_bytes"]}
-        assert SCHEME.normalize(g, config)["prefetch"] is False
-        space = SCHEME.space_of(g, load_space("fusion", "cuda"))
+        config = OUTER.default(g) | COPIED | {"vector_bytes": OUTER.default(g)["vector_bytes"]}
+        assert OUTER.normalize(g, config)["prefetch"] is False
+        space = OUTER.space_of(g, load_space("fusion", "cuda"))
         assert space["prefetch"].choices == (False,)
 
 
 def test_configurations_of_before_mean_what_they_did() -> None:
     """They have no prefetch, or one that is off; and it is off wherever values do not wait in shared memory."""
     g = graph("softmax")
-    old = {k: v for k, v in SCHEME.default(g).items() if k != "prefetch"}
-    assert SCHEME.normalize(g, old)["prefetch"] is False
+    old = {k: v for k, v in OUTER.default(g).items() if k != "prefetch"}
+    assert OUTER.normalize(g, old)["prefetch"] is False
     for keep in ("registers", "reload"):
-        assert SCHEME.normalize(g, {**old, "keep": keep, "prefetch": True})["prefetch"] is False
-    assert SCHEME.normalize(g, {**old, "keep": "shared", "prefetch": True})["prefetch"] is True
+        assert OUTER.normalize(g, {**old, "keep": keep, "prefetch": True})["prefetch"] is False
+    assert OUTER.normalize(g, {**old, "keep": "shared", "prefetch": True})["prefetch"] is True
 
 
 def test_a_copy_is_awaited_before_it_is_read() -> None:
@@ -100,8 +100,8 @@ def test_a_copy_is_awaited_before_it_is_read() -> None:
 
 def test_a_persistent_grid_copies_no_strip() -> None:
     g = graph("softmax")
-    config = {**SCHEME.default(g), **COPIED, "blocks_per_sm": 1}
-    assert SCHEME.normalize(g, config)["prefetch"] is False
+    config = {**OUTER.default(g), **COPIED, "blocks_per_sm": 1}
+    assert OUTER.normalize(g, config)["prefetch"] is False
     with pytest.raises(Unsupported, match="a persistent grid, which this autotune lacks"):
         made(g, threads_per_row=8, rows_per_block=8, blocks_per_sm=1)
 
@@ -171,11 +171,11 @@ def test_places_held_in_registers_are_loaded_once_and_first() -> None:
 def test_places_in_registers_are_computed_like_the_others(shape: dict[str, int], held: int) -> None:
     for name in ("softmax", "joined_moments", "layer_norm_0_bf16"):
         g = graph(name)
-        config = SCHEME.normalize(g, {**SCHEME.default(g), **COPIED, **shape, "held": held})
+        config = OUTER.normalize(g, {**OUTER.default(g), **COPIED, **shape, "held": held})
         if config["held"] != held:
             continue  # so few places: the same as a smaller number
         for online in (False, True) if name == "softmax" else (False,):
-            check_group(g, SCHEME.emit(g, config | {"online": online}, 2), seed=held, special=True, sms=2)
+            check_group(g, OUTER.emit(g, config | {"online": online}, 2), seed=held, special=True, sms=2)
 
 
 @pytest.mark.parametrize(("unroll", "cluster"), [(1, 2), (2, 1), (4, 2)])
@@ -189,23 +189,23 @@ def test_odd_rows_and_columns_that_do_not_divide(
     shape: Config = {"threads_per_row": 4, "rows_per_block": 16, "cluster": cluster}
     shape |= {"vector_bytes": vector_bytes, "unroll": unroll}
     for online in (False, True):
-        config = SCHEME.normalize(g, {**SCHEME.default(g), **COPIED, **shape, "online": online, "held": 3})
+        config = OUTER.normalize(g, {**OUTER.default(g), **COPIED, **shape, "online": online, "held": 3})
         assert config["prefetch"]
         assert config["held"] == 3
-        check_group(g, SCHEME.emit(g, config, 3), seed=unroll, special=bool(unroll % 2))
+        check_group(g, OUTER.emit(g, config, 3), seed=unroll, special=bool(unroll % 2))
 
 
 def test_registers_beside_shared_memory_are_for_strips_that_do_not_fit() -> None:
     space = load_space("fusion", "cuda")
-    assert SCHEME.space_of(big("softmax"), space)["held"].choices == space["held"].choices
-    assert SCHEME.space_of(graph("softmax"), space)["held"].choices == (0,)
+    assert OUTER.space_of(big("softmax"), space)["held"].choices == space["held"].choices
+    assert OUTER.space_of(graph("softmax"), space)["held"].choices == (0,)
     g = graph("softmax")
-    base = {**SCHEME.default(g), **COPIED, "threads_per_row": 2, "rows_per_block": 32, "held": 8}
-    assert SCHEME.normalize(g, base | {"rows_per_block": 32})["held"] == 1  # two places
+    base = {**OUTER.default(g), **COPIED, "threads_per_row": 2, "rows_per_block": 32, "held": 8}
+    assert OUTER.normalize(g, base | {"rows_per_block": 32})["held"] == 1  # two places
     for other in ({"prefetch": False}, {"blocks_per_sm": 1}, {"keep": "registers"}):
-        assert SCHEME.normalize(g, base | other)["held"] == 0
+        assert OUTER.normalize(g, base | other)["held"] == 0
     old = {k: v for k, v in base.items() if k != "held"}
-    assert SCHEME.normalize(g, old)["held"] == 0
+    assert OUTER.normalize(g, old)["held"] == 0
     with pytest.raises(Unsupported, match="everything"):
         made(g, threads_per_row=2, rows_per_block=16, held=64)
     with pytest.raises(Unsupported, match="not asynchronous"):
@@ -222,17 +222,17 @@ def waves(kernel: Kernel) -> float:
 def test_the_first_seed_has_everything_on_the_device(rows: int, dtype: torch.dtype, most: int) -> None:
     """32 MiB are 254 KiB an SM, more than its shared memory. Half of that fits, twice of that in two waves."""
     (g,) = graphs_of(lambda x: torch.softmax(x, 0), (T(rows, 2048, d=dtype),))
-    first = next(c for c in SCHEME.seeds(g) if c["prefetch"])
+    first = next(c for c in OUTER.seeds(g) if c["prefetch"])
     assert first["online"]
     assert bool(first["held"]) == (rows * dtype.itemsize > 8192)
-    (only,) = SCHEME.emit(g, first, 132).sources
+    (only,) = OUTER.emit(g, first, 132).sources
     kernel = build(only, "sm_90")
     assert kernel.resources["stack"] == 0
     assert 0.7 * most < waves(kernel) <= most
 
 
 def test_seeds_let_blocks_share_an_sm() -> None:
-    seeds = [c for c in SCHEME.seeds(big("softmax")) if c["prefetch"]]
+    seeds = [c for c in OUTER.seeds(big("softmax")) if c["prefetch"]]
     assert (4, 4, 0) in {(c["threads_per_row"], c["cluster"], c["blocks_per_sm"]) for c in seeds}
     for config in (c for c in seeds if c["threads_per_row"] in (2, 4) and not c["online"]):
         kernel = build(source(big("softmax"), **config), "sm_90")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.program.vectors import ACROSS, across_lanes, unit_axis
-from autotune.compiler.schedules.cuda.tile import SCHEME
+from autotune.compiler.schedules.cuda.outer import TILE
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.errors import Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
@@ -74,7 +74,7 @@ BY_NAME = {c.name: c for c in CASES}
 @functools.cache
 def graph(name: str) -> Graph:
     (only,) = graphs_of(BY_NAME[name].fn, BY_NAME[name].inputs)
-    SCHEME.check(only)
+    TILE.check(only)
     return only
 
 
@@ -87,9 +87,9 @@ def large() -> Graph:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
     g = graph(case.name)
-    assert SCHEME.space_of(g, load_space("fusion", "cuda")).contains(SCHEME.default(g))
-    for n, config in enumerate([SCHEME.default(g), *SCHEME.seeds(g)[:4], *drawn(SCHEME, g, 4, 8)]):
-        check_group(g, SCHEME.emit(g, config, 3), seed=n, special=bool(n % 2))
+    assert TILE.space_of(g, load_space("fusion", "cuda")).contains(TILE.default(g))
+    for n, config in enumerate([TILE.default(g), *TILE.seeds(g)[:4], *drawn(TILE, g, 4, 8)]):
+        check_group(g, TILE.emit(g, config, 3), seed=n, special=bool(n % 2))
 
 
 def test_lowering_takes_reductions_apart() -> None:
@@ -107,8 +107,8 @@ def test_both_directions_are_one_kernel_that_reads_once() -> None:
     g = large()
     plan = make_plan(g)
     assert len(plan.groups) == 1
-    SCHEME.check(plan.groups[0].graph)
-    (source,) = SCHEME.emit(g, SCHEME.default(g), 132).sources
+    TILE.check(plan.groups[0].graph)
+    (source,) = TILE.emit(g, TILE.default(g), 132).sources
     text = compile_ptx(source, "sm_90")[0]
     per_thread = 8192 * 8192 // 8 // (int(source.launch["inner"]) * (g.extents[0]) // 32 * source.block)
     assert len(re.findall(r"ld\.global\S*\.v4\.u32", text)) == per_thread
@@ -129,11 +129,11 @@ def test_both_directions_are_one_kernel_that_reads_once() -> None:
 def test_what_is_not_a_tile_is_refused(name: str, fn: Any, inputs: Any) -> None:
     for g in graphs_of(fn, inputs):
         with pytest.raises(Unsupported):
-            SCHEME.check(g)
+            TILE.check(g)
 
 
 def test_a_tile_needs_all_its_threads() -> None:
     g = graph("scaled")
-    config = SCHEME.default(g) | {"vector_bytes": 2, "threads_per_row": 4, "rows_per_block": 16}
-    assert SCHEME.reject(g, config) == "fewer than 8 threads_per_row on a tile"
-    assert SCHEME.normalize(g, config)["threads_per_row"] == 8
+    config = TILE.default(g) | {"vector_bytes": 2, "threads_per_row": 4, "rows_per_block": 16}
+    assert TILE.reject(g, config) == "fewer than 8 threads_per_row on a tile"
+    assert TILE.normalize(g, config)["threads_per_row"] == 8

@@ -1,4 +1,6 @@
-"""The outer scheme: reductions over axes other than the unit-stride one, with adjacent threads along the kept axis.
+"""The schemes outer and tile: reductions over outer axes, with adjacent threads along the kept axis of unit stride.
+
+The scheme tile also reduces over the unit-stride axis, inside small tiles.
 
 Parameters have the names of the row-wise scheme. ``threads_per_row`` threads are along the kept axes, each with a
 vector of adjacent elements. ``rows_per_block`` threads (on each of ``cluster`` blocks) share the reduced axes. A thread
@@ -14,7 +16,7 @@ from functools import lru_cache
 
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import Program, power_of_two
-from autotune.compiler.program.vectors import narrowest_along, unit_axis, vector_along
+from autotune.compiler.program.vectors import NARROWEST_KEPT, narrowest_along, tile_program, unit_axis, vector_along
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, most_kept, narrow
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme
 from autotune.compiler.schedules.cuda.rows import too_many_kept
@@ -30,8 +32,6 @@ from autotune.space import Space
 from autotune.task import Config
 from autotune.words import plural
 
-NARROWEST = 8
-"""Elements of the kept axis below which a warp's accesses are split into sectors of several rows."""
 HELD = (0, 1, 2, 3, 4, 6, 8)
 """Indices of a strip that a thread may hold in registers, in addition to those in shared memory."""
 SYSTEM = 1024
@@ -97,15 +97,15 @@ def may_copy(program: Program, config: Config) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _program(graph: Graph, keep: bool = True, online: bool = False) -> Program:
+def _program(graph: Graph, keep: bool, online: bool) -> Program:
     program = build_program(graph, keep=keep, online=online)
     x = unit_axis(graph)
     if program.pointwise:
         raise Unsupported("a group without reductions")
     if x < 0 or x not in program.rows:
         raise Unsupported("reductions over the axis whose elements are neighbours in memory")
-    if graph.extents[x] < NARROWEST:
-        raise Unsupported(f"fewer than {NARROWEST} elements on the axis that is kept")
+    if graph.extents[x] < NARROWEST_KEPT:
+        raise Unsupported(f"fewer than {NARROWEST_KEPT} elements on the axis that is kept")
     wide = {a for a in program.rows if graph.extents[a] > 1}
     for i in graph.live:
         v = graph.values[i]
@@ -388,4 +388,16 @@ class OuterScheme(Scheme):
         return "block" if int(config.get("rows_per_block", 1)) > 1 else "thread"  # these share the reduced axes
 
 
-SCHEME = OuterScheme()
+class TileScheme(OuterScheme):
+    """Reductions over the unit-stride axis and others over outer axes, both inside small tiles."""
+
+    name, rank, packs = "tile", 60, False
+
+    def program(self, graph: Graph, keep: bool = True, online: bool = False) -> Program:
+        program = tile_program(graph, keep, online)
+        if not vectors(program):
+            raise Unsupported("tiles that no vectors divide")
+        return program
+
+
+OUTER, TILE = OuterScheme(), TileScheme()
