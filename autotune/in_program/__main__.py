@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from io import open_code
 from types import ModuleType
 
-from autotune.in_program.replacing import VARIABLE, replace_inductor
+from autotune.in_program.replacing import replace_in_children, replace_inductor
 
 
 def main(words: Sequence[str]) -> None:
@@ -32,8 +32,8 @@ def main(words: Sequence[str]) -> None:
     if wrong:
         print(f"autotune: {wrong}", file=sys.stderr)
         sys.exit(2)
-    os.environ[VARIABLE] = "1"  # for the processes that the script starts
     replace_inductor()
+    replace_in_children()
     sys.argv = list(named)
     if module:
         sys.path[0] = os.getcwd()

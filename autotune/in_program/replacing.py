@@ -1,18 +1,22 @@
 """autotune's backend in the place of Inductor, in a process and in the Python processes that it starts.
 
-``autotune run`` sets ``AUTOTUNE_RUN``, which processes inherit. torch calls :func:`autoload` at the end of its import,
-by the entry point ``torch.backends``. So workers of ``multiprocessing`` and ranks that a library starts are included.
+Processes inherit the environment that :func:`replace_in_children` sets. Its ``PYTHONPATH`` has a folder with an entry
+point of the group ``torch.backends``, which torch calls at the end of its import. So workers of ``multiprocessing``,
+and ranks that a launcher or a library starts, are included. No other process has the folder in its path.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 VARIABLE = "AUTOTUNE_RUN"
-"""Environment variable: neither empty nor 0 to replace Inductor."""
+"""Environment variable of a program's processes; autotune's own processes do not inherit it."""
+_HOOK = str(Path(__file__).resolve().parent / "hook")
 
 
 def replace_inductor() -> None:
@@ -38,10 +42,19 @@ def replace_inductor() -> None:
     torch.compile = compile
 
 
+def replace_in_children() -> None:
+    """Replace Inductor in the processes that this one starts."""
+    os.environ[VARIABLE] = "1"
+    paths = os.environ.get("PYTHONPATH", "")
+    if _HOOK not in sys.path:
+        os.environ["PYTHONPATH"] = f"{paths}{os.pathsep}{_HOOK}" if paths else _HOOK
+        sys.path.append(_HOOK)  # multiprocessing gives its workers this path
+
+
 def autoload() -> None:
-    """Replace Inductor if :data:`VARIABLE` is set; imports nothing if it is not."""
-    if os.environ.get(VARIABLE, "").strip() not in ("", "0"):
+    """Replace Inductor if :data:`VARIABLE` is set; torch calls this in processes that have the hook."""
+    if os.environ.get(VARIABLE):
         replace_inductor()
 
 
-__all__ = ["VARIABLE", "autoload", "replace_inductor"]
+__all__ = ["VARIABLE", "autoload", "replace_in_children", "replace_inductor"]

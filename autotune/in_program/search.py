@@ -261,7 +261,7 @@ def _storing() -> bool:
             "autotune: no search: deployment reads a snapshot or a replica, which a search cannot write",
         )
         return False
-    return True
+    return store is not None or not deployment().is_shut()  # the look-up has warned of a database that is unusable
 
 
 def _search(missed: Lacking, seconds: float, turn: RankTurn, searcher: Searcher) -> list[Result]:

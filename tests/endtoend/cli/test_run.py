@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tomllib
 import zipapp
 from pathlib import Path
 from typing import Any
@@ -106,31 +105,9 @@ if __name__ == "__main__":
 
 def test_processes_that_a_script_starts_run_as_it_does(db: str, tmp_path: Path) -> None:
     (tmp_path / "starts.py").write_text(STARTS)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(installed(tmp_path / "installed"))])}
-    command = [sys.executable, "-m", "autotune", "run", "starts.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    done = run("starts.py", cwd=tmp_path)
     expected = [f"{tmp_path / 'starts.py'} True", "spawned True", "launched True", "at exit Held"]
     assert done.stdout.splitlines() == expected, done.stderr
-
-
-def installed(path: Path) -> Path:
-    """A folder with the entry point for torch alone, as an installation has it."""
-    names = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["torch.backends"]
-    metadata = path / "hook-1.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: hook\nVersion: 1\n")
-    lines = [f"{name} = {value}" for name, value in names.items()]
-    (metadata / "entry_points.txt").write_text("\n".join(["[torch.backends]", *lines]))
-    return path
-
-
-@pytest.mark.parametrize(("value", "replaced"), [("1", True), ("0", False), ("", False)])
-def test_a_variable_does_it_for_any_launcher(tmp_path: Path, value: str, replaced: bool) -> None:
-    env = {**os.environ, "AUTOTUNE_RUN": value}
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(installed(tmp_path))])
-    code = "import torch; print(hasattr(torch.compile, '_autotune'))"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(replaced)
 
 
 @pytest.mark.parametrize(

@@ -292,6 +292,19 @@ def test_a_graph_of_any_number_of_rows(searches: Searches, monkeypatch: pytest.M
     assert autotune.counters().hits
 
 
+def test_a_database_that_is_unusable_costs_no_search(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "broken.db"
+    file.write_bytes(b"no database" * 1000)
+    monkeypatch.setenv("AUTOTUNE_DB", str(file))
+    losses, _ = train(3, search=100)
+    assert losses == pytest.approx(eager(3), rel=1e-4)
+    assert searches.labels == []
+    assert len([r for r in caplog.records if "no schedule is looked up" in r.getMessage()]) == 1
+    assert "search in the program failed" not in caplog.text
+
+
 def test_two_models_share_one_contest(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:
     faster(monkeypatch, kept=True)
     torch.manual_seed(0)
