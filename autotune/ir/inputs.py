@@ -17,6 +17,8 @@ from torch import Tensor
 from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, at_axis, is_product
 
 _NARROW = ("uint8", "int8", "int16")
+_WIDE = {"int32": (1 << 31) - 1, "int64": 1 << 40}
+"""Bounds on large integers. The least number of a type is none: divided by -1, it traps the processor."""
 _SHARE = 8  # At most one in this many results is lost to an operand's odd elements.
 
 
@@ -50,8 +52,9 @@ def make_inputs(
     most common words: a schedule chosen for evenly distributed terms took three times as long with a model's terms.
 
     ``special`` makes that a half. Integers of 8 and 16 bits then have any value of their type: a byte read with a sign
-    must not pass. At least one and at most one in 500 floats are NaN, infinities, zeros of both signs and outliers.
-    Outliers are 30; larger ones would show float32's cancellation, not a kernel's error.
+    must not pass. Half of the wider ones that never become floats are large, and wrap around. At least one and at most
+    one in 500 floats are NaN, infinities, zeros of both signs and outliers. Outliers are 30; larger ones would show
+    float32's cancellation, not a kernel's error.
     Operands of matrix products are scaled and have fewer special values (:func:`operands`).
 
     Args:
@@ -59,6 +62,7 @@ def make_inputs(
     """
     rng = torch.Generator(device=device).manual_seed(seed)
     bounds, multiplied, crowded = {**(within or {}), **index_bounds(graph)}, operands(graph), _places(graph)
+    whole = _never_floats(graph) if special else set()
     out = []
     for slot, name in enumerate(graph.inputs):
         n = graph.input_numel(slot)
@@ -76,6 +80,9 @@ def make_inputs(
             if special and slot not in bounds and name in _NARROW:
                 lo, hi = torch.iinfo(dtype).min, torch.iinfo(dtype).max + 1
             t = torch.randint(lo, hi, (n,), generator=rng, device=device).to(dtype)
+            if special and slot in whole and slot not in bounds:
+                wide = torch.randint(-_WIDE[name], _WIDE[name], (n,), generator=rng, device=device).to(dtype)
+                t = torch.where(torch.rand(n, generator=rng, device=device) < 0.5, wide, t)
             if slot in crowded:
                 share = n // (2 if special else 8)
                 t[torch.randint(0, n, (share,), generator=rng, device=device)] = t[0].clone()
@@ -165,6 +172,13 @@ def operands(graph: Graph) -> dict[int, Operand]:
         scaled |= to
         out[slot] = Operand(scale, max(1, seen // _SHARE) if seen > 1 else 0)
     return out
+
+
+def _never_floats(graph: Graph) -> set[int]:
+    """The slots of int32 and int64 of which no float is made: a float's sine or sum would show its rounding."""
+    cast = (v.args[0] for v in graph.values if v.op == "cast" and v.dtype == "float32")
+    floats = {graph.values[i].slot for i in graph.making(cast)}
+    return {slot for slot, name in enumerate(graph.inputs) if name in _WIDE} - floats
 
 
 def _places(graph: Graph) -> set[int]:

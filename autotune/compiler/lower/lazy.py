@@ -383,6 +383,8 @@ def pointwise(op: str, *operands: Operand, dtype: torch.dtype | None = None) -> 
     first = next(x for x in operands if isinstance(x, Lazy))
     region = first.region
     like = torch.float32 if first.kind == "float32" else first.dtype
+    if like != torch.float32 and any(isinstance(x, float) and not x.is_integer() for x in operands):
+        raise Unsupported(f"{op} of {storage_name(like)} and a number that is not whole")
     tensors = [x if isinstance(x, Lazy) else scalar(region, x, like) for x in operands]
     try:
         shape = torch.broadcast_shapes(*[x.shape for x in tensors])  # type: ignore[no-untyped-call]

@@ -6,6 +6,7 @@ Baselines are rebuilt from the user's original program.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -94,12 +95,18 @@ class _Expectation:
         """For each output, a mask of NaN and infinite elements in eager mode; computed lazily."""
         self._slack: list[torch.Tensor | None] | None = None
         self._sizes: dict[int, float] = {}
+        self._sums = [_sum_of_bits(t) for t in inputs]
 
     def size(self, k: int) -> float:
         """The typical magnitude of output ``k``, cached since a comparison would read the whole output for it."""
         if k not in self._sizes:
             self._sizes[k] = typical(self.want[k])
         return self._sizes[k]
+
+    def changed(self) -> int | None:
+        """The first input that is no longer as it was drawn; None if there is none."""
+        pairs = enumerate(zip(self.inputs, self._sums, strict=True))
+        return next((k for k, (t, before) in pairs if not torch.equal(_sum_of_bits(t), before)), None)
 
     @property
     def nbytes(self) -> int:
@@ -198,17 +205,23 @@ class FusionBench(Bench):
 
     def _verify(self, run: _Candidate, seed: int, special: bool) -> Verdict:
         expected = self._expectation(seed, special)
-        outputs = [
-            _poison(torch.empty(self.graph.output_numel(k), dtype=getattr(torch, o.dtype), device=self.device))
+        made = [
+            _Poisoned(self.graph.output_numel(k), getattr(torch, o.dtype), self.device)
             for k, o in enumerate(self.graph.outputs)
         ]
+        outputs = [one.tensor for one in made]
         run.executor.run_into(expected.inputs, outputs)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         worst, kind = 0.0, "inputs with NaN and infinities" if special else "random inputs"
+        if changed := [k for k, one in enumerate(made) if one.is_left()]:
+            return Verdict(False, math.inf, f"output {changed[0]} on {kind}: memory outside of the tensor was written")
+        if (slot := expected.changed()) is not None:
+            self._expected.clear()
+            return Verdict(False, math.inf, f"input {slot} on {kind} was written")
         for k, (o, want) in enumerate(zip(self.graph.outputs, expected.want, strict=True)):
             shape = [self.graph.extents[a] for a in o.axes]
-            got = outputs[k].as_strided(shape, o.strides, o.offset)
+            got = outputs[k].as_strided(shape, o.strides, outputs[k].storage_offset() + o.offset)
             # Rounding a float to an integer (quantisation) may round a tie in either direction.
             rounded = o.dtype not in FLOATS
             off_by_one = rounded and from_float(self.graph, k)
@@ -311,6 +324,33 @@ def source_inputs(source: Mapping[str, Any], flat: Sequence[torch.Tensor], devic
                 base[: have.numel()] = have
         out.append(base.as_strided(shape, strides))
     return out
+
+
+_MARGIN_BYTES = 256
+"""Memory on either side of a verified output. It keeps the alignment that kernels require."""
+
+
+class _Poisoned:
+    """A flat output full of a value that no kernel writes by chance, between two margins of the same value."""
+
+    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device) -> None:
+        margin = _MARGIN_BYTES // dtype.itemsize
+        self._whole = _poison(torch.empty(numel + 2 * margin, dtype=dtype, device=device))
+        self._margins = self._whole[:margin], self._whole[margin + numel :]
+        self._before = self._margins[0].clone()
+        self.tensor = self._whole[margin : margin + numel]
+
+    def is_left(self) -> bool:
+        """True if a kernel wrote outside of the tensor."""
+        as_bytes = self._before.view(torch.uint8)
+        return not all(torch.equal(margin.view(torch.uint8), as_bytes) for margin in self._margins)
+
+
+def _sum_of_bits(t: torch.Tensor) -> torch.Tensor:
+    """A number that is another one if a few elements of a contiguous tensor change."""
+    size = math.gcd(t.numel() * t.element_size(), 8) if t.numel() else 1
+    form = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    return t.view(torch.uint8).view(form).sum(dtype=torch.int64)
 
 
 def _poison(t: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.bench import FusionBench, _Candidate
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
+from autotune.task import Verdict
 from autotune.workload import Workload
 from tests.support.simulator.groups import check_group, check_inputs
 
@@ -118,24 +119,74 @@ def verified(mutate: Mutant, fn: Callable[..., Tensor] = difference, source: boo
     return verdict.ok, verdict.detail
 
 
+Kernel = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+"""Reads inputs and writes outputs."""
+
+
+class Planted:
+    """A kernel in place of the one that a search would load."""
+
+    def __init__(self, run: Kernel) -> None:
+        self.run_into = run
+
+    def call(self, *given: Tensor) -> object:
+        raise AssertionError
+
+
+def verdict_on(run: Kernel, bench: FusionBench) -> Verdict:
+    return bench.verify(_Candidate(Planted(run), bench), 0)
+
+
+def halves(dtype: torch.dtype) -> FusionBench:
+    ((work, _),) = workloads_of(lambda x: x.float() * 0.5, (torch.ones(64, 40, dtype=dtype),))
+    return FusionBench(work, "cpu")
+
+
+def right(given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    outputs[0].copy_(given[0].float() * 0.5)
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=str)
 def test_bytes_read_with_the_wrong_sign_are_rejected(dtype: torch.dtype) -> None:
-    ((work, _),) = workloads_of(lambda x: x.float() * 0.5, (torch.ones(64, 40, dtype=dtype),))
+    bench, other = halves(dtype), torch.uint8 if dtype == torch.int8 else torch.int8
+    assert verdict_on(right, bench).ok
+    assert not verdict_on(lambda given, outputs: right([given[0].to(other)], outputs), bench).ok
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_integers_of_fewer_bits_are_rejected(dtype: torch.dtype) -> None:
+    inputs = torch.ones(64, 40, dtype=dtype), torch.ones(64, 40, dtype=dtype)
+    ((work, _),) = workloads_of(lambda x, y: x * y + 3, inputs)
     bench = FusionBench(work, "cpu")
-    other = torch.uint8 if dtype == torch.int8 else torch.int8
 
-    class Reads:
-        def __init__(self, changes: Callable[[Tensor], Tensor]) -> None:
-            self.changes = changes
+    def products(of: torch.dtype) -> Kernel:
+        return lambda given, outputs: outputs[0].copy_((given[0].to(of) * given[1].to(of) + 3).to(dtype))
 
-        def run_into(self, given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-            outputs[0].copy_(self.changes(given[0]).float() * 0.5)
+    assert verdict_on(products(dtype), bench).ok
+    assert not verdict_on(products(torch.int32 if dtype == torch.int64 else torch.int16), bench).ok
 
-        def call(self, *given: Tensor) -> object:
-            raise AssertionError
 
-    assert bench.verify(_Candidate(Reads(lambda x: x), bench), 0).ok
-    assert not bench.verify(_Candidate(Reads(lambda x: x.to(other)), bench), 0).ok
+@pytest.mark.parametrize("place", [-1, 64 * 40], ids=["before", "behind"])
+def test_a_write_outside_of_an_output_is_rejected(place: int) -> None:
+    def past(given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        right(given, outputs)
+        outputs[0].as_strided((1,), (1,), outputs[0].storage_offset() + place).fill_(0.0)
+
+    verdict = verdict_on(past, halves(torch.float32))
+    assert not verdict.ok
+    assert "memory outside of the tensor" in verdict.detail
+
+
+def test_a_write_into_an_input_is_rejected_and_spoils_no_other_verdict() -> None:
+    def into_input(given: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        right(given, outputs)
+        given[0][3] = 7.0
+
+    bench = halves(torch.float32)
+    verdict = verdict_on(into_input, bench)
+    assert not verdict.ok
+    assert "input 0" in verdict.detail
+    assert verdict_on(right, bench).ok
 
 
 def _where_nan(value: float) -> Mutant:

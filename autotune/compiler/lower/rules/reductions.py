@@ -175,8 +175,6 @@ def _average_pool(
     divisor_override: int | None = None,
 ) -> Lazy:
     kernel, border = _pair(kernel_size), _pair(padding)
-    if self.kind != "float32":
-        raise Unsupported("an average pooling of integers")
     if ceil_mode or (any(border) and not count_include_pad and divisor_override is None):
         raise Unsupported("an average pooling whose windows have different sizes")
     taps = _taps(self, kernel, _pair(stride, kernel), border, [1, 1], 0.0)
