@@ -5,6 +5,7 @@ A command checks its output file before it starts to work, and never leaves a pa
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import stat
@@ -14,6 +15,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -218,3 +220,13 @@ def import_object(module: str, path: str, spec: str) -> Any:
 def _named_by_file(name: str, spec: str) -> str:
     module = os.path.normpath(name.removesuffix(".py")).replace(os.sep, ".").lstrip(".")
     return f"{spec}: {name} names a file; give its module, such as {module}"
+
+
+@cache
+def code_digest(*places: Path) -> str:
+    """SHA-256 of the contents of Python files, and of all those in folders: 64 hex digits."""
+    found = hashlib.sha256()
+    for place in places:
+        for file in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            found.update(file.read_bytes())
+    return found.hexdigest()

@@ -40,7 +40,7 @@ def split_parts(gm: fx.GraphModule) -> None:
         if n in inner and n not in needed:
             needed.add(n)
             stack += n.all_input_nodes
-    split = _Split(gm.graph, needed)
+    split = _Split()
     for n in list(gm.graph.nodes):
         if n in needed:
             split.compute(n)
@@ -114,8 +114,7 @@ def _computed(node: Any, inner: set[fx.Node]) -> bool:
 class _Split:
     """Parts of complex tensors, made at their first use."""
 
-    def __init__(self, graph: fx.Graph, needed: set[fx.Node]) -> None:
-        self.graph, self.needed = graph, needed
+    def __init__(self) -> None:
         self.parts: dict[fx.Node, Parts] = {}
 
     def of(self, operand: Any, at: fx.Node) -> tuple[Any, fx.Node | None]:

@@ -223,12 +223,12 @@ _OPERANDS: dict[Any, int] = {aten.convolution.default: 2, aten.convolution_backw
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory format by the dimensions of a convolution's tensors."""
+FORMAT_DEVICES = {"cpu", "cuda"}
+"""Types of devices whose library has this format."""
 _GROUPS: dict[Any, int] = {aten.convolution.default: 8, aten.convolution_backward.default: 9}
 _HALF = (torch.float16, torch.bfloat16)
 _LEAST_CHANNELS = 8
 """cuDNN pads fewer channels of half precision."""
-
-Wanted = Callable[[fx.GraphModule, bool], bool]
 
 
 def inductor_wants(gm: fx.GraphModule, inference: bool) -> bool:
@@ -256,28 +256,19 @@ def cudnn_converts(convolutions: Sequence[fx.Node]) -> bool:
     return config.layout_optimization and half and wide and all(n.args[_GROUPS[n.target]] == 1 for n in convolutions)
 
 
-def put_channels_last(
-    gm: fx.GraphModule,
-    inference: bool,
-    wanted: Wanted = inductor_wants,
-    devices: Sequence[str] = ("cpu", "cuda"),
-    converts: Callable[[Sequence[fx.Node]], bool] = cudnn_converts,
-) -> None:
+def put_channels_last(gm: fx.GraphModule, inference: bool) -> None:
     """Convert the convolutions of a graph to channels last, in place; results keep their strides.
 
     Args:
         gm: a graph of AOTAutograd, with fake tensors.
-        inference: True for a graph without derivatives; an argument of ``wanted``.
-        wanted: returns True if a graph with two-dimensional convolutions should be converted.
-        devices: types of devices to convert on.
-        converts: returns True if three-dimensional convolutions should be converted.
+        inference: True for a graph without derivatives.
     """
     convolutions = [n for n in gm.graph.nodes if n.target in _OPERANDS]
-    if not all(_is_on(n, devices) for n in convolutions):
+    if not all(map(_is_convertible, convolutions)):
         return
     planes, volumes = ([n for n in convolutions if _dimensions(n) == count] for count in _FORMATS)
-    chosen = volumes if volumes and converts(volumes) else []
-    if planes and wanted(gm, inference):
+    chosen = volumes if volumes and cudnn_converts(volumes) else []
+    if planes and inductor_wants(gm, inference):
         chosen += planes
     if chosen:
         _ChannelsLast(gm.graph, chosen).run()
@@ -307,10 +298,10 @@ def _lies_last(convolution: fx.Node) -> bool:
     return all(is_static(x) and x.meta["val"].is_contiguous(memory_format=form) for x in _operands(convolution))
 
 
-def _is_on(node: fx.Node, devices: Sequence[str]) -> bool:
-    """True for a convolution with static shapes on one of the devices."""
+def _is_convertible(node: fx.Node) -> bool:
+    """True for a convolution with static shapes on a device whose library has the format."""
     operands = _operands(node)
-    return all(map(is_static, operands)) and operands[0].meta["val"].device.type in devices
+    return all(map(is_static, operands)) and operands[0].meta["val"].device.type in FORMAT_DEVICES
 
 
 def _operands(node: fx.Node) -> list[fx.Node]:

@@ -12,8 +12,6 @@ parts, select the library call for a convolution or a product, and set the memor
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from autotune.compiler.capture.options import requirements
 from autotune.compiler.capture.products import align_products, share_pads
 from autotune.compiler.capture.rewriting import Calls
 from autotune.compiler.lower.nodes import stream_of
+from autotune.files import code_digest
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -75,18 +74,10 @@ class Hook(_Base):  # type: ignore[misc]
         return None if any(one is None for one in known) else known
 
 
-@functools.cache
-def text_of(folder: Path) -> bytes:
-    """A digest of the Python files in a folder, so that no cache returns a graph that an older pass rewrote."""
-    found = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
-        found.update(file.read_bytes())
-    return found.digest()
-
-
 def hooked(post_grad: Hook) -> dict[str, Any]:
     """Inductor's settings for ``post_grad`` and the rewrites of joint graphs that it depends on."""
-    identity = b"autotune joint " + text_of(Path(__file__).parent)
+    # No cache may return a graph that an older pass rewrote.
+    identity = f"autotune joint {code_digest(Path(__file__).parent)}".encode()
     return {
         "joint_custom_pre_pass": Hook(prepare_joint, identity, config.joint_custom_pre_pass),
         "joint_custom_post_pass": Hook(rewrite_joint, identity, config.joint_custom_post_pass),

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import hashlib
 import os
 import site
@@ -34,6 +33,7 @@ from torch.utils import _pytree as pytree
 
 import autotune
 from autotune import numerics
+from autotune.files import code_digest
 from autotune.ir.nodes import asked
 from autotune.workload import digest
 
@@ -71,7 +71,7 @@ def signature(
         return None
     return digest(
         {
-            "autotune": [autotune.__version__, _own()],
+            "autotune": [autotune.__version__, code_digest(_PACKAGE)],
             "versions": [torch.__version__, sys.version],
             "how": [train, kind, torch.is_grad_enabled(), torch.is_autocast_enabled(kind), asked()],
             "numerics": numerics.read([device]),
@@ -195,12 +195,6 @@ def _recorded(folder: str) -> set[str]:
 
 
 _PACKAGE = Path(autotune.__file__).resolve().parent
-
-
-@functools.cache
-def _own() -> dict[str, str]:
-    """Digests of autotune's files, including those that are not loaded."""
-    return {str(p.relative_to(_PACKAGE)): _digest(p) for p in _PACKAGE.rglob("*.py")}
 
 
 def _digest(path: str | Path) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from autotune.compiler.capture import hooks
-from autotune.compiler.capture.convolutions import put_channels_last
+from autotune.compiler.capture import convolutions
 from autotune.in_program.backend import dynamo_backend
 from tests.support.node_strides import strides_apart
 
@@ -17,12 +14,11 @@ from tests.support.node_strides import strides_apart
 def test_a_training_step_of_volumes_is_that_of_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     converted: list[int] = []
 
-    def converts(convolutions: object) -> bool:
+    def converts(volumes: object) -> bool:
         converted.append(1)
         return True
 
-    made = functools.partial(put_channels_last, devices=("cpu",), converts=converts)
-    monkeypatch.setattr(hooks, "put_channels_last", made)
+    monkeypatch.setattr(convolutions, "cudnn_converts", converts)
     torch.manual_seed(0)
     inner = (nn.Conv3d(1, 4, 3, padding=1), nn.InstanceNorm3d(4, affine=True), nn.LeakyReLU(), nn.Conv3d(4, 6, 2, 2))
     module = nn.Sequential(*inner, nn.ConvTranspose3d(6, 2, 2, 2)).double()

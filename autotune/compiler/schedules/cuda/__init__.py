@@ -26,6 +26,7 @@ from typing import ClassVar
 
 from autotune.compiler.schedules.configurations import Choices
 from autotune.compiler.targets.cuda.compile import too_large
+from autotune.compiler.targets.cuda.device import shared_bytes
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, GroupKernels
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph, has_sum_at
@@ -74,7 +75,8 @@ class Scheme(Choices):
             source = self.source(graph, config)
         except Unsupported as error:
             return str(error)
-        return too_large(int(source.launch["shared"]), source.block, source.max_registers)
+        shared = int(source.launch["shared"]) + shared_bytes(source.body)
+        return too_large(shared, source.block, source.max_registers)
 
     def threads(self, config: Config) -> str:
         """The layout of threads, in words."""

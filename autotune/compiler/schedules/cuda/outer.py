@@ -20,7 +20,7 @@ from autotune.compiler.program.vectors import NARROWEST_KEPT, narrowest_along, t
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, most_kept, narrow
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme
 from autotune.compiler.schedules.cuda.rows import too_many_kept
-from autotune.compiler.targets.cuda.compile import SmLimits, too_large
+from autotune.compiler.targets.cuda.compile import SmLimits
 from autotune.compiler.targets.cuda.device import shared_bytes
 from autotune.compiler.targets.cuda.outer.copied import CopiedOuter
 from autotune.compiler.targets.cuda.outer.kernel import Outer
@@ -360,13 +360,9 @@ class OuterScheme(Scheme):
         return int(source.launch["shared"]), -(-shared_bytes(source.body) // 128) * 128
 
     def reject(self, graph: Graph, config: Config) -> str | None:
-        try:
-            source = self.source(graph, config)
-        except Unsupported as error:
-            return str(error)
-        cap = source.max_registers
-        why = too_large(int(source.launch["shared"]) + shared_bytes(source.body), source.block, cap)
-        return why or too_many_kept(_registers(self._arranged(graph, config), config), source.block, cap)
+        block, cap = int(config["threads_per_row"]) * int(config["rows_per_block"]), int(config["max_registers"])
+        why = super().reject(graph, config)
+        return why or too_many_kept(_registers(self._arranged(graph, config), config), block, cap)
 
     def _arranged(self, graph: Graph, config: Config) -> Program:
         return self.program(graph, config["keep"] != "reload", bool(config["online"]))

@@ -154,9 +154,6 @@ class TransposeScheme(Scheme):
         side = config.get("tile", 0)
         return f"tiles of {side} x {side} through shared memory, {config['threads_per_row']} threads each"
 
-    def home(self, graph: Graph, i: int, config: Config) -> str:
-        raise Unsupported("a pointwise group has no reductions")
-
     def source(self, graph: Graph, config: Config, fixed: bool = False) -> CudaSource:
         if not config.get("tile"):
             raise Superseded("a walk along one axis of transposed tensors, which this autotune lacks")

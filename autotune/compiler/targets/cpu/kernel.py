@@ -12,11 +12,9 @@ as in a sum over the first axis, they run over the rows (``lanes``).
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 from operator import itemgetter
 from pathlib import Path
 
@@ -32,6 +30,7 @@ from autotune.compiler.targets.cpu.printer import CpuPrinter, hide_ends
 from autotune.compiler.targets.cpu.rows import RowBuilder
 from autotune.compiler.targets.cpu.schedule import CpuSchedule, flatten, thin
 from autotune.errors import Unsupported
+from autotune.files import code_digest
 from autotune.ir.graph import LEAVES, REDUCTIONS, Graph
 from autotune.ir.nodes import POINTWISE
 
@@ -56,14 +55,9 @@ then the kernels' argument blocks.
 """
 
 
-@cache
 def generator() -> str:
     """Short digest of the code that prints kernels, so that a changed generator never uses an old cached kernel."""
-    h = hashlib.sha256()
-    for folder in (Path(kernel.__path__[0]), Path(__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
-            h.update(path.read_bytes())
-    return h.hexdigest()[:16]
+    return code_digest(Path(kernel.__path__[0]), Path(__file__).parent)[:16]
 
 
 def emit_source(program: Program, schedule: CpuSchedule) -> str:

@@ -32,7 +32,7 @@ from autotune.compiler import targets
 from autotune.compiler.targets.cpu import intrinsics
 from autotune.device import usable_processors
 from autotune.errors import UserError
-from autotune.files import cache_folder, make_own
+from autotune.files import cache_folder, code_digest, make_own
 
 TAIL = 3
 """Words of an argument block after the addresses: extent of axis 0, threads, counter."""
@@ -122,17 +122,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-@cache
-def _intrinsics() -> str:
-    """Digest of the intrinsics of this version, on which the machine code depends as well as on the source.
-
-    Numba's cache depends on the source file alone, and would reuse the code that an older autotune compiled.
-    """
-    paths = [Path(str(targets.__file__)), *Path(intrinsics.__path__[0]).glob("*.py")]
-    code = b"".join(path.read_bytes() for path in sorted(paths))
-    return hashlib.sha256(code).hexdigest()
-
-
 def _import(digest: str, path: Path) -> Any:
     name = f"autotune_cpu_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -146,7 +135,9 @@ def _import(digest: str, path: Path) -> Any:
 
 def compile_source(text: str) -> Any:
     """The compiled kernel (a Numba ``CFunc``) of generated source, from this process, the disk cache or LLVM."""
-    digest = hashlib.sha256(f"{_intrinsics()}\n{text}".encode()).hexdigest()
+    # Numba's cache depends on the source file alone, and would reuse the code of another version's intrinsics.
+    of_intrinsics = code_digest(Path(str(targets.__file__)), Path(intrinsics.__path__[0]))
+    digest = hashlib.sha256(f"{of_intrinsics}\n{text}".encode()).hexdigest()
     with _lock:  # Numba compiles one function at a time anyway
         found = _compiled.get(digest)
         if found is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch._inductor import config
 from torch.utils import _pytree as pytree
 
+from autotune.compiler.capture import convolutions as layouts
 from autotune.compiler.capture import hooks
 from autotune.compiler.capture.convolutions import cudnn_converts, inductor_wants, put_channels_last
 from autotune.compiler.capture.recording import capture
@@ -36,8 +36,8 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     def every(volumes: Any) -> bool:
         return always(volumes[0].graph.owning_module, not hooks._is_joint(volumes[0].graph))
 
-    made = functools.partial(put_channels_last, wanted=always, devices=("cpu",), converts=every)
-    monkeypatch.setattr(hooks, "put_channels_last", made)
+    monkeypatch.setattr(layouts, "inductor_wants", always)
+    monkeypatch.setattr(layouts, "cudnn_converts", every)
     yield asked
     torch._dynamo.reset()
 
@@ -263,16 +263,20 @@ def test_nothing_is_converted_between_convolutions(forced: list[bool]) -> None:
         assert all(n.meta["val"].is_contiguous(memory_format=LAST) for n in r.outputs)
 
 
-def test_a_graph_stays_as_it_is_where_it_is_not_wanted_or_not_of_that_device() -> None:
+def test_a_graph_stays_as_it_is_where_it_is_not_wanted_or_not_of_that_device(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(conv(4, 6), nn.ReLU())
     with config.patch(layout_optimization=False):
         (graph,) = capture(module, [spatial()], grad=False)
     assert not convolutions(graph.module)[0].meta["val"].is_contiguous(memory_format=LAST)
     before = str(graph.module.graph)
-    put_channels_last(graph.module, True, wanted=lambda gm, inference: False, devices=("cpu",))
-    put_channels_last(graph.module, True, wanted=lambda gm, inference: True, devices=("cuda",))
+    monkeypatch.setattr(layouts, "inductor_wants", lambda gm, inference: False)
+    put_channels_last(graph.module, True)
+    monkeypatch.setattr(layouts, "inductor_wants", lambda gm, inference: True)
+    monkeypatch.setattr(layouts, "FORMAT_DEVICES", {"cuda"})
+    put_channels_last(graph.module, True)
     assert str(graph.module.graph) == before
-    put_channels_last(graph.module, True, wanted=lambda gm, inference: True, devices=("cpu",))
+    monkeypatch.setattr(layouts, "FORMAT_DEVICES", {"cpu"})
+    put_channels_last(graph.module, True)
     assert convolutions(graph.module)[0].meta["val"].is_contiguous(memory_format=LAST)
 
 
