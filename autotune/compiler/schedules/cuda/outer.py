@@ -20,7 +20,7 @@ from autotune.compiler.program.vectors import NARROWEST_KEPT, narrowest_along, t
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, most_kept, narrow
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme
 from autotune.compiler.schedules.cuda.rows import too_many_kept
-from autotune.compiler.targets.cuda.compile import SmLimits, too_large
+from autotune.compiler.targets.cuda.compile import SmLimits
 from autotune.compiler.targets.cuda.device import shared_bytes
 from autotune.compiler.targets.cuda.outer.copied import CopiedOuter
 from autotune.compiler.targets.cuda.outer.kernel import Outer
@@ -90,8 +90,14 @@ def crowded(program: Program) -> bool:
 
 def may_copy(program: Program, config: Config) -> bool:
     """True if there are loads that can be copied to shared memory ahead, with vectors of this size."""
+    return _has_copyable(program, int(config["vector_bytes"]))
+
+
+@lru_cache(maxsize=2048)
+def _has_copyable(program: Program, vector_bytes: int) -> bool:
+    schedule = OuterSchedule.from_config(PLAIN_CUDA | {"vector_bytes": vector_bytes})
     try:
-        return bool(Lanes(program, OuterSchedule.from_config(config)).copyable())
+        return bool(Lanes(program, schedule).copyable())
     except Unsupported:
         return False
 
@@ -360,13 +366,13 @@ class OuterScheme(Scheme):
         return int(source.launch["shared"]), -(-shared_bytes(source.body) // 128) * 128
 
     def reject(self, graph: Graph, config: Config) -> str | None:
-        try:
-            source = self.source(graph, config)
-        except Unsupported as error:
-            return str(error)
-        cap = source.max_registers
-        why = too_large(int(source.launch["shared"]) + shared_bytes(source.body), source.block, cap)
-        return why or too_many_kept(_registers(self._arranged(graph, config), config), source.block, cap)
+        if why := super().reject(graph, config):
+            return why
+        block = int(config["threads_per_row"]) * int(config["rows_per_block"])
+        return too_many_kept(_registers(self._arranged(graph, config), config), block, int(config["max_registers"]))
+
+    def shared_memory(self, source: CudaSource) -> int:
+        return super().shared_memory(source) + shared_bytes(source.body)
 
     def _arranged(self, graph: Graph, config: Config) -> Program:
         return self.program(graph, config["keep"] != "reload", bool(config["online"]))
