@@ -18,17 +18,16 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from autotune.ir.graph import REDUCTIONS, Graph, Output, Value
+from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, shared
 from autotune.ir.nodes import POINTWISE
 from autotune.ir.simplify import components, part, remap, remap_output, remap_value
-from autotune.workload import Workload, canonical_json, digest
+from autotune.workload import Workload, digest
 
 Colour = str
 Form = tuple[Graph, tuple[int, ...], tuple[int, ...]]
@@ -41,15 +40,17 @@ No region of fewer than 360 values reaches it.
 """
 
 
+@lru_cache(maxsize=2048)
 def canonicalize(graph: Graph) -> Form:
-    """The canonical form of a simplified graph.
+    """The canonical form of a simplified graph, cached.
 
     Returns:
         The canonical graph, the slot order (canonical input slot ``k`` is the given graph's slot ``order[k]``) and the
         output order (likewise).
     """
     parts = components(graph)
-    return _connected(graph) if len(parts) < 2 else _side_by_side(graph, parts)
+    form, slots, outputs = _connected(graph) if len(parts) < 2 else _side_by_side(graph, parts)
+    return shared(form), slots, outputs
 
 
 def row_extent(graph: Graph) -> int:
@@ -120,9 +121,14 @@ class Family:
         return self.key == self.unit
 
 
+@lru_cache(maxsize=4096)
 def family_of(graph: Graph) -> Family:
     """The family of a canonical graph."""
-    return _family(canonical_json(graph.to_json()))
+    name, body = to_workload(graph).fingerprint, one_body(graph)
+    if not graph.extents:
+        return Family(name, name)
+    at_one = single(graph) if body else None
+    return Family(body or name, to_workload(at_one[0]).fingerprint if at_one else "")
 
 
 def single(graph: Graph) -> Form | None:
@@ -167,7 +173,7 @@ def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> Form:
         axes = {a: a + len(extents) for a in range(len(form.extents))}
         stores += [remap_output(o, where, axes) for o in form.outputs]
         moved = [remap_value(v, where, axes) for v in form.values]
-        values += [replace(v, slot=number[slots[v.slot]]) if v.slot >= 0 else v for v in moved]
+        values += [v.but(slot=number[slots[v.slot]]) if v.slot >= 0 else v for v in moved]
         extents += form.extents
         sinks += outputs
     result = Graph(tuple(extents), tuple(values), tuple(inputs.values()), tuple(stores), graph.precision)
@@ -197,8 +203,8 @@ def _connected(graph: Graph) -> Form:
     for i in order:
         v = remap_value(graph.values[i], where, axes)
         if _commutes(v):
-            v = replace(v, args=tuple(sorted(v.args)))
-        values.append(replace(v, slot=slot_of[v.slot]) if v.slot >= 0 else v)
+            v = v.but(args=tuple(sorted(v.args)))
+        values.append(v.but(slot=slot_of[v.slot]) if v.slot >= 0 else v)
     result = Graph(
         tuple(graph.extents[a] for a in sorted(axes, key=lambda a: axes[a])),
         tuple(values),
@@ -212,16 +218,6 @@ def _connected(graph: Graph) -> Form:
 
 def _with_open_rows(graph: Graph) -> str:
     return digest({"kind": "fusion", "spec": {**graph.to_json(), "extents": [None, *graph.extents[1:]]}})
-
-
-@lru_cache(maxsize=4096)
-def _family(text: str) -> Family:
-    graph = Graph.from_json(json.loads(text))
-    name, body = to_workload(graph).fingerprint, one_body(graph)
-    if not graph.extents:
-        return Family(name, name)
-    at_one = single(graph) if body else None
-    return Family(body or name, to_workload(at_one[0]).fingerprint if at_one else "")
 
 
 def _mix(*parts: object) -> Colour:

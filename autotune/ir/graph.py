@@ -24,8 +24,8 @@ stores.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -50,8 +50,14 @@ from autotune.ir.nodes import (
 
 __all__ = [
     "COMPUTE_TYPES", "EIGHT_BIT_FLOATS", "FLOATS", "LEAVES", "REDUCTIONS", "SHORT", "STORAGE_BYTES",
-    "Graph", "Output", "Value", "Walk", "at_axis", "compute_type", "has_sum_at", "is_product",
+    "Graph", "Output", "Value", "Walk", "at_axis", "compute_type", "has_sum_at", "is_product", "shared",
 ]  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def shared(graph: Graph) -> Graph:
+    """The first of equal graphs: functions that are cached by graph compare one object with itself."""
+    return graph
 
 
 def at_axis(graph: Graph, v: Value) -> int:
@@ -106,6 +112,28 @@ class Graph:
     outputs: tuple[Output, ...]
     precision: str = ""
 
+    @cached_property
+    def _fields(self) -> tuple[object, ...]:
+        """The fields; constants also by their text, since ``0.0 == -0.0`` and ``1 == True``."""
+        numbers = tuple(repr(v.number) for v in self.values if v.op == "const")
+        return self.extents, self.values, self.inputs, self.outputs, self.precision, numbers
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(self._fields)
+
+    def __hash__(self) -> int:  # functions that are cached by graph hash it once for each candidate
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return self is other or (self._hash == other._hash and self._fields == other._fields)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: hashes of strings differ between processes."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
     def size(self, axes: Iterable[int]) -> int:
         """Product of the extents of ``axes``."""
         return prod(self.extents[a] for a in axes)
@@ -123,6 +151,11 @@ class Graph:
     def live(self) -> tuple[int, ...]:
         """The values that some output needs, in order."""
         return tuple(self.making(o.value for o in self.outputs))
+
+    @cached_property
+    def pointwise(self) -> bool:
+        """True without reductions."""
+        return not any(v.op in REDUCTIONS for v in self.values)
 
     @cached_property
     def walks(self) -> tuple[Walk, ...]:

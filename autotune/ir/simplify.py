@@ -17,18 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Generic, TypeVar
 
-from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, at_axis
+from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, at_axis, shared
 from autotune.ir.nodes import POINTWISE
 
 Range = tuple[int, int]
 Member = TypeVar("Member")
 
 
+@lru_cache(maxsize=2048)
 def simplify(graph: Graph) -> Graph:
     """Apply all simplifications; the result computes the same outputs at the same addresses."""
-    return drop_dead(merge_axes(drop_dead(guard_selected(graph))))
+    return shared(drop_dead(merge_axes(drop_dead(guard_selected(graph)))))
 
 
 def merge_axes(graph: Graph) -> Graph:
@@ -107,7 +109,7 @@ def rebuild(graph: Graph, make: Make) -> Graph:
     made: list[Value] = []
     where: dict[int, int] = {}
     for i, v in enumerate(graph.values):
-        number = make(i, replace(v, args=tuple(where[a] for a in v.args)), made)
+        number = make(i, v.but(args=tuple(where[a] for a in v.args)), made)
         where[i] = len(made) - 1 if number is None else number
     outputs = tuple(replace(o, value=where[o.value]) for o in graph.outputs)
     return replace(graph, values=tuple(made), outputs=outputs)
@@ -132,13 +134,12 @@ def remap_value(v: Value, where: dict[int, int], axes: dict[int, int]) -> Value:
         new_axes, strides = tuple(a for a, _ in pairs), tuple(s for _, s in pairs)
     else:
         new_axes = tuple(sorted(axes[a] for a in v.axes if a in axes))
-    return replace(
-        v,
+    return v.but(
         args=tuple(where[a] for a in v.args),
         axes=new_axes,
         strides=strides,
-        guards=tuple(sorted((axes[a], lo, hi) for a, lo, hi in v.guards)),
-        over=tuple(sorted(axes[a] for a in v.over if a in axes)),
+        guards=tuple(sorted((axes[a], lo, hi) for a, lo, hi in v.guards)) if v.guards else (),
+        over=tuple(sorted(axes[a] for a in v.over if a in axes)) if v.over else (),
     )
 
 
@@ -160,7 +161,7 @@ def drop_slots(graph: Graph) -> tuple[Graph, tuple[int, ...]]:
     """The graph without unread slots, and for each of its slots the index of the original slot."""
     used = sorted({v.slot for v in graph.values if v.slot >= 0})
     where = {old: new for new, old in enumerate(used)}
-    values = tuple(replace(v, slot=where[v.slot]) if v.slot >= 0 else v for v in graph.values)
+    values = tuple(v.but(slot=where[v.slot]) if v.slot >= 0 else v for v in graph.values)
     return replace(graph, values=values, inputs=tuple(graph.inputs[s] for s in used)), tuple(used)
 
 

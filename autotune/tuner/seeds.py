@@ -14,8 +14,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autotune.device import DeviceIdentity
-from autotune.space import Space
+from autotune.space import Choice, Space
 from autotune.store.records import Key
 from autotune.store.store import Store
 from autotune.task import Config, Status, Task, config_key
@@ -124,29 +127,47 @@ def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
     rng = random.Random(seed)
     drawn = [task.normalize(space.sample(rng)) for _ in range(min(_DRAWS, 2 * space.size))]
     found: list[tuple[float, Config]] = []
-    for config in {config_key(c): c for c in (task.default(), *task.seeds(), *drawn)}.values():
+    for config in {frozenset(c.items()): c for c in (task.default(), *task.seeds(), *drawn)}.values():
         if expected := task.predict(config):
             found.append((math.log(expected), config))
     found.sort(key=lambda f: f[0])
     picked: list[Config] = []
-    alike = [0.0] * len(found)
-    while found and len(picked) < n:
-        k = min(range(len(found)), key=lambda k: found[k][0] + _ALIKE * alike[k])
-        (_, config), _ = found.pop(k), alike.pop(k)
-        if task.reject(config) is None:
-            picked.append(config)
-            alike = [max(a, _in_common(config, other)) for a, (_, other) in zip(alike, found, strict=True)]
+    settings = _Settings([c for _, c in found])
+    logs, alike, left = np.array([log for log, _ in found]), np.zeros(len(found)), np.arange(len(found))
+    while len(left) and len(picked) < n:
+        at = np.argmin(logs[left] + _ALIKE * alike[left])
+        k = int(left[at])
+        left = np.delete(left, at)
+        if task.reject(found[k][1]) is None:
+            picked.append(found[k][1])
+            alike = np.maximum(alike, settings.in_common(k))
     return picked
+
+
+class _Settings:
+    """Configurations as numbers: a row for each, a column for each parameter."""
+
+    def __init__(self, configs: Sequence[Config]) -> None:
+        names = {name: k for k, name in enumerate(dict.fromkeys(name for c in configs for name in c))}
+        numbers: dict[tuple[str, Choice], int] = {}
+        self._rows = np.zeros((len(configs), len(names)), np.int32)  # 0: without the parameter
+        for row, config in zip(self._rows, configs, strict=True):
+            for name, value in config.items():
+                row[names[name]] = numbers.setdefault((name, value), len(numbers) + 1)
+        self._sizes = np.array([max(len(c), 1) for c in configs])
+
+    def in_common(self, k: int) -> NDArray[np.float64]:
+        """The share of parameters in which each configuration equals number ``k``."""
+        own = self._rows[k]
+        equal = np.count_nonzero((self._rows == own) & (own > 0), axis=1)
+        shares: NDArray[np.float64] = equal / np.maximum(self._sizes, self._sizes[k])
+        return shares
 
 
 def remembered(context: Context, task: Task, space: Space) -> Sequence[Config]:
     """Return the result of :func:`picks`, cached for the run."""
     key = task.workload.fingerprint, space.fingerprint
     return context.picked.get(key, lambda: picks(task, space, context.options.seed))
-
-
-def _in_common(one: Config, other: Config) -> float:
-    return sum(other.get(name) == value for name, value in one.items()) / max(len(one), len(other), 1)
 
 
 def winners(store: Store, key: Key) -> list[Config]:

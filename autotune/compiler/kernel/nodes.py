@@ -92,8 +92,17 @@ def expr(x: Operand) -> Expr:
     return x if isinstance(x, Expr) else Const(x)
 
 
+class Leaf(Expr):
+    """An expression without expressions in its fields."""
+
+    __slots__ = ()
+
+    def expressions(self) -> list[Expr]:
+        return []
+
+
 @dataclass(frozen=True, slots=True)
-class Var(Expr):
+class Var(Leaf):
     """A variable of a kernel or a function."""
 
     name: str
@@ -101,7 +110,7 @@ class Var(Expr):
 
 
 @dataclass(frozen=True, slots=True)
-class Pointer(Expr):
+class Pointer(Leaf):
     """The kernel's tensor ``number``; in a function, its parameter for that tensor."""
 
     number: int
@@ -112,7 +121,7 @@ class Pointer(Expr):
 
 
 @dataclass(frozen=True, slots=True)
-class Const(Expr):
+class Const(Leaf):
     """A number of arithmetic type ``dtype``; without one, an integer in index arithmetic."""
 
     value: float | int | bool

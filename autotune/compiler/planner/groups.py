@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple, get_args
 
-from autotune.compiler.schedules.configurations import group_config, one_block
+from autotune.compiler.schedules.configurations import one_block, split_config
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.ir.canonical import Family, family_of
 from autotune.ir.graph import Graph
@@ -141,9 +141,8 @@ class Plan:
 
 
 def group_configs(plan: Plan, config: Mapping[str, Choice]) -> list[Config]:
-    """The configuration of each group of a plan, the same for groups of one family."""
-    n = len(plan.groups)
-    return [group_config(config, k, n, leader) for k, leader in enumerate(plan.leaders)]
+    """The configuration of each group of a plan, the same object for groups of one family."""
+    return split_config(config, plan.leaders)
 
 
 def agree(plan: Plan, parts: Sequence[Config]) -> list[Config]:

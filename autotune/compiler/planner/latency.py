@@ -20,6 +20,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from autotune.compiler.planner.cost import Costs, Figures
 from autotune.compiler.program.columns import main_program, split_columns
@@ -101,6 +102,24 @@ def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Progr
         return None
 
 
+class _Shape(NamedTuple):
+    """Properties of a program: inputs that vary over the columns, their mean bytes an element, walks, reductions."""
+
+    inputs: int
+    bytes: float
+    walks: int
+    reductions: int
+
+
+@lru_cache(maxsize=512)
+def _shape(program: Program) -> _Shape:
+    graph, cols = program.graph, set(program.cols)
+    across = {v.slot for v in graph.values if v.op == "load" and not cols.isdisjoint(v.axes)}
+    widths = [STORAGE_BYTES[graph.inputs[slot]] for slot in sorted(across)] or [4]
+    reductions = sum(bool(p.reduce or p.online) for p in program.passes)
+    return _Shape(len(widths), sum(widths) / len(widths), sum(p.walks for p in program.passes), reductions)
+
+
 def _work(program: Program, config: Schedule, accumulators: float) -> Work | None:
     t, per_block = int(config["threads_per_row"]), int(config["rows_per_block"])
     cluster = int(config.get("cluster", 1))  # blocks that share a row
@@ -108,10 +127,7 @@ def _work(program: Program, config: Schedule, accumulators: float) -> Work | Non
     if not vec:
         return None
     threads = t * per_block
-    graph = program.graph
-    across = {v.slot for v in graph.values if v.op == "load" and set(v.axes) & set(program.cols)}
-    widths = [STORAGE_BYTES[graph.inputs[slot]] for slot in sorted(across)] or [4]
-    inputs, each = len(widths), sum(widths) / len(widths)
+    inputs, each, passes, reductions = _shape(program)
     flat = program.pointwise and not accumulators
     cols = float(program.n_cols)
     packs = 1.0 if flat else math.ceil(cols / (t * cluster * vec))
@@ -126,8 +142,7 @@ def _work(program: Program, config: Schedule, accumulators: float) -> Work | Non
         ahead = min(packs, 2) if whole else packs
     registers = _BASE_REGISTERS + held * vec * packs + accumulators * vec * (packs if not flat else unroll)
     registers += min(inputs, 6) * vec * each / 4 * ahead
-    passes = sum(p.walks for p in program.passes)
-    reductions = 0 if flat else len([p for p in program.passes if p.reduce or p.online])
+    reductions = 0 if flat else reductions
     hop = _REDUCE_US[0] if t <= 32 else _REDUCE_US[1]
     hop = _REDUCE_US[2] if cluster > 1 else hop
     again = 0.0 if config["keep"] != "reload" else max(0.0, passes - 1.0)

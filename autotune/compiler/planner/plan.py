@@ -5,7 +5,6 @@ Each group's graph is canonical, so that equal groups of different regions are e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -77,9 +76,8 @@ def homes(graph: Graph, groups: Sequence[Roots]) -> dict[int, int]:
     return {r.value(graph): k for k, roots in enumerate(groups) for r in roots if r.in_memory}
 
 
-@lru_cache(maxsize=256)
-def _planned(key: str, given: Shape, target: str) -> Plan:
-    graph = Graph.from_json(json.loads(key))
+@lru_cache(maxsize=1024)
+def _planned(graph: Graph, given: Shape, target: str) -> Plan:
     if given:
         return build_plan(graph, given, target)
     shape = greedy(graph, target)
@@ -101,11 +99,10 @@ def make_plan(graph: Graph, target: str = "cuda", plan: str | Shape = "") -> Pla
     Raises:
         Unsupported: some group has no kernel in this version, or the plan does not fit the graph.
     """
-    key = json.dumps(graph.to_json(), sort_keys=True)
     if not plan:
-        return _planned(key, (), target)
+        return _planned(graph, (), target)
     try:
-        return _planned(key, read_text(plan) if isinstance(plan, str) else plan, target)
+        return _planned(graph, read_text(plan) if isinstance(plan, str) else plan, target)
     except ValueError as error:
         raise Unsupported(f"the plan {plan!r}: {error}") from error
 
@@ -301,7 +298,7 @@ def _raw_group(
             v = Value("load", axes=v.axes, dtype=v.dtype, slot=slot(kind, n, storage), strides=strides)
         else:
             own = slot("input", v.slot, graph.inputs[v.slot]) if v.slot >= 0 else -1
-            v = replace(v, args=tuple(new[a] for a in v.args), slot=own)
+            v = v.but(args=tuple(new[a] for a in v.args), slot=own)
         new[i] = len(made)
         made.append(v)
     outputs: list[Output] = []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from autotune.compiler.program.program import Column, Moments, Online, Pass, Program, stride_of
 from autotune.errors import Unsupported
@@ -20,6 +21,7 @@ Kept = list[set[int]]
 """For each pass, the values that it takes from earlier ones."""
 
 
+@lru_cache(maxsize=2048)
 def build_program(
     graph: Graph,
     *,
@@ -29,7 +31,7 @@ def build_program(
     columns: tuple[Column, ...] = (),
     moments: bool = False,
 ) -> Program:
-    """Arrange a group into passes.
+    """Arrange a group into passes; cached, since each candidate needs the program several times.
 
     Args:
         graph: the group. Every reduction must run over the same axes.

@@ -16,8 +16,9 @@ The program has no threads: ``compiler.targets`` prints it for CUDA and for CPUs
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, Walk
 
@@ -135,6 +136,17 @@ class Program:
     """Accumulators over all rows; see ``autotune.compiler.program.columns``."""
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.graph, self.rows, self.cols, self.passes, self.dynamic, self.columns))
+
+    def __hash__(self) -> int:  # functions that are cached by program hash it once for each candidate
+        return self._hash
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: hashes of strings differ between processes."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
     def n_rows(self) -> int:
         return self.graph.size(self.rows)
 
@@ -145,16 +157,24 @@ class Program:
     @cached_property
     def pointwise(self) -> bool:
         """True without reductions: every element is independent."""
-        return not any(v.op in REDUCTIONS for v in self.graph.values)
+        return self.graph.pointwise
 
     def domain(self, i: int) -> str:
         """ "const", "row", "col" or "full" for value ``i``."""
-        v = self.graph.values[i]
-        if v.op == "const":
-            return "const"
-        if not any(a in self.cols for a in v.axes):
-            return "row"
-        return "full" if not self.rows or any(a in self.rows for a in v.axes) else "col"
+        return self._domains[i]
+
+    @cached_property
+    def _domains(self) -> tuple[str, ...]:
+        rows, cols = set(self.rows), set(self.cols)
+
+        def of(v: Value) -> str:
+            if v.op == "const":
+                return "const"
+            if cols.isdisjoint(v.axes):
+                return "row"
+            return "full" if not rows or not rows.isdisjoint(v.axes) else "col"
+
+        return tuple(map(of, self.graph.values))
 
     @cached_property
     def kept(self) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ MANY_TILES = 256
 """Number of tiles that is enough work for a device at any tile size."""
 
 
+@lru_cache(maxsize=2048)
 def narrowest(program: Program) -> int:
     """Bytes of the narrowest storage type among the full-size tensors: the unit of ``vector_bytes``."""
     g = program.graph
@@ -130,6 +131,7 @@ def tile_program(graph: Graph, keep: bool, online: bool) -> Program:
     return program
 
 
+@lru_cache(maxsize=2048)
 def unit_axis(graph: Graph) -> int:
     """The axis with unit stride in most of the bytes that reductions read or that outputs of their size write.
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from autotune.compiler.program.passes import find_online
 from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cpu import schedule as cpu
-from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.ir.graph import Graph
 from autotune.space import Space, load_space
 from autotune.task import Choice, Config
 
@@ -77,18 +77,20 @@ _BLOCK = 1024
 _BARRIERS = "grid barriers, which this autotune lacks"
 
 
-def group_config(config: Mapping[str, Choice], group: int, groups: int, leader: int | None = None) -> Config:
-    """The part of a region's configuration for one of its groups, under plain names.
+def split_config(config: Mapping[str, Choice], leaders: Sequence[int]) -> list[Config]:
+    """The parts of a region's configuration for its groups, under plain names; the inverse of :func:`join_configs`.
 
-    ``leader`` is the group whose parameters it shares; if the configuration has none for that group, its own count.
+    Groups with one leader (``Plan.leaders``) have one part, the same object. If the configuration has none for the
+    leader, a group's own part counts.
     """
-    if groups == 1:
-        return {k: v for k, v in config.items() if k != _PLAN and k not in EARLIER["cuda"]}
-    for prefix in (f"g{group if leader is None else leader}.", f"g{group}."):
-        found = {k.removeprefix(prefix): v for k, v in config.items() if k.startswith(prefix)}
-        if found:
-            return {k: v for k, v in found.items() if k not in EARLIER["cuda"]}
-    return {}
+    if len(leaders) == 1:
+        return [{k: v for k, v in config.items() if k != _PLAN and k not in EARLIER["cuda"]}]
+    parts: dict[str, Config] = {}
+    for name, value in config.items():
+        group, dot, own = name.partition(".")
+        if dot and own not in EARLIER["cuda"]:
+            parts.setdefault(group, {})[own] = value
+    return [parts.get(f"g{leader}") or parts.get(f"g{k}", {}) for k, leader in enumerate(leaders)]
 
 
 def join_configs(parts: Sequence[Mapping[str, Choice]], leaders: Sequence[int] | None = None) -> Config:
@@ -112,12 +114,17 @@ def one_block(graphs: Sequence[Graph], parts: Sequence[Config]) -> list[Config]:
     """Configurations of groups that share a launch, with one block size: the largest among groups with reductions.
 
     If threads share a row, their number stays the same if it divides the block, else it becomes the next smaller
-    divisor. There are no clusters, which would apply to the whole launch.
+    divisor. There are no clusters, which would apply to the whole launch. Groups with one configuration object get one
+    object.
     """
-    whole = [all(v.op not in REDUCTIONS for v in g.values) for g in graphs]
+    whole = [g.pointwise for g in graphs]
     sizes = [int(c["threads_per_row"]) * int(c["rows_per_block"]) for c in parts]
     block = max((n for n, w in zip(sizes, whole, strict=True) if not w), default=sizes[0])
-    return [_with_block(c, block, w) for c, w in zip(parts, whole, strict=True)]
+    made: dict[tuple[int, bool], Config] = {}
+    for c, w in zip(parts, whole, strict=True):
+        if (id(c), w) not in made:
+            made[id(c), w] = _with_block(c, block, w)
+    return [made[id(c), w] for c, w in zip(parts, whole, strict=True)]
 
 
 def has_online(program: Program) -> bool:

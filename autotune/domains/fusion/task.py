@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 from autotune.compiler.assemble import graph_ops
 from autotune.compiler.lower.op_names import form
@@ -27,10 +28,12 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.device import describe_cuda, usable_processors
 from autotune.errors import BuildError, Unsupported
 from autotune.ir.canonical import to_workload
-from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.ir.graph import REDUCTIONS, Graph, shared
 from autotune.space import Parameter, Space, load_space
 from autotune.task import Artifact, Composition, Config, Kernel, Ranked, Task, config_key
 from autotune.workload import Workload
+
+T = TypeVar("T")
 
 _TRIES = 48  # combinations of the groups' candidates to consider
 
@@ -54,12 +57,13 @@ class FusionTask(Task):
 
     def __init__(self, workload: Workload, device: str, target: str | None = None, sms: int | None = None) -> None:
         self.workload, self.device = workload, device
-        self.graph = Graph.from_json(workload.spec)
+        self.graph = shared(Graph.from_json(workload.spec))
         self._target, self._sms = target, sms
         self.method: Method = METHODS[FULL]
         self.figures: Mapping[str, float] = {}
         self.plan: Plan = make_plan(self.graph, self.side)
         self._rejected: dict[str, str | None] = {}
+        self._costs: dict[str, tuple[GroupCost, ...]] = {}
 
     def under(self, method: str, figures: Mapping[str, float]) -> FusionTask:
         """Return a copy of this task, restricted to a method of :mod:`autotune.compiler.planner.beam`."""
@@ -68,7 +72,7 @@ class FusionTask(Task):
         made = copy.copy(self)
         for name in ("estimates", "_seeds"):
             made.__dict__.pop(name, None)
-        made.method, made.figures = ablation.method(method), dict(figures)
+        made.method, made.figures, made._costs = ablation.method(method), dict(figures), {}
         shape = confined(self.plan.shape, made.method)
         if shape != self.plan.shape:
             made.plan = make_plan(self.graph, self.side, shape)
@@ -101,22 +105,19 @@ class FusionTask(Task):
         """Microseconds by the latency-evaluator; None if a group's scheme or the task's method has no model."""
         if not self.method.model:
             return None
-        figures, times = self.estimates, list[float]()
+        figures = self.estimates
         try:
             plan = self.plan_of(config)
-            for group, part in zip(plan.groups, group_configs(plan, config), strict=True):
-                if self.side == "cpu":
-                    us = predict_cpu(group.graph, part, figures)
-                else:
-                    us = predict_cuda(group.graph, part, figures, self.target()[0])
-                if us is None:
-                    return None
-                times.append(us)
-            if len(times) == 1:
-                return times[0]
-            return whole_us(plan, [group_cost(g, figures) for g in plan.groups], times, figures)
+            parts = group_configs(plan, config)
+            if self.side == "cpu":
+                times = each(plan, parts, lambda g, part: predict_cpu(g.graph, part, figures))
+            else:
+                target = self.target()[0]
+                times = each(plan, parts, lambda g, part: predict_cuda(g.graph, part, figures, target))
         except (Unsupported, KeyError):
             return None
+        known = [us for us in times if us is not None]
+        return whole_us(plan, self.costs(plan), known, figures) if len(known) == len(times) else None
 
     def least_us(self) -> float | None:
         """Time to move the region's bytes, from the device's calibration; None without a calibration.
@@ -149,6 +150,12 @@ class FusionTask(Task):
             return Figures.of("cpu", self.figures, units=usable_processors())
         arch, sms = self.target()
         return Figures.of("cuda", self.figures, arch, sms)
+
+    def costs(self, plan: Plan) -> tuple[GroupCost, ...]:
+        """The cost of each group of a plan of the region."""
+        if plan.text not in self._costs:
+            self._costs[plan.text] = tuple(group_cost(g, self.estimates) for g in plan.groups)
+        return self._costs[plan.text]
 
     @property
     def side(self) -> str:
@@ -210,21 +217,25 @@ class FusionTask(Task):
     def normalize(self, config: Config) -> Config:
         """Replace parameters without effect, so that equivalent configurations are equal."""
         plan = self.plan_of(config)
-        parts = group_configs(plan, config)
-        sides = self.sides(plan)
-        made = self._joined(plan, [on.normalize(g.graph, c) for (on, g), c in zip(sides, parts, strict=True)])
+        made = self._joined(plan, self._normalized(plan, group_configs(plan, config)))
         return made | {"plan": config["plan"]} if "plan" in config else made
 
     def sides(self, plan: Plan) -> list[tuple[Choices, Group]]:
         """Each group with the module or scheme that makes its schedules on this target."""
-        return [(scheme_of(g.graph) if self.side == "cuda" else target_cpu, g) for g in plan.groups]
+        return [(self._choices(g), g) for g in plan.groups]
+
+    def _choices(self, group: Group) -> Choices:
+        return scheme_of(group.graph) if self.side == "cuda" else target_cpu
+
+    def _normalized(self, plan: Plan, parts: Sequence[Config]) -> list[Config]:
+        """Configurations of a plan's groups in normal form."""
+        return each(plan, parts, lambda g, part: self._choices(g).normalize(g.graph, part))
 
     def _joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
         """The region's configuration: one entry per family of groups, with equal block sizes within each launch."""
         if self.side == "cuda" and any(len(launch) > 1 for launch in plan.launches):
             # A different block size may make other parameters ineffective.
-            agreed = zip(self.sides(plan), agree(plan, parts), strict=True)
-            parts = agree(plan, [on.normalize(g.graph, c) for (on, g), c in agreed])
+            parts = agree(plan, self._normalized(plan, agree(plan, parts)))
         return join_configs(parts, plan.leaders)
 
     def reject(self, config: Config) -> str | None:
@@ -286,14 +297,12 @@ def composition(task: FusionTask, plan: Plan, figures: Figures) -> Composition:
     if len(leaders) == 1 and plan.text == task.plan.text:
         # All groups have the same kernel body. The region then has the parameters of one group, and its measurements
         # include all groups, which those of a single group do not.
-        expected = task.predict(task.default()) or plan_us(
-            [group_cost(g, figures).us(figures) for g in plan.groups], 1, figures
-        )
+        expected = task.predict(task.default()) or plan_us([cost.us(figures) for cost in task.costs(plan)], 1, figures)
         return Composition(plan.text, (task.workload,), (expected,), expected, lambda choices: list(choices[0]))
     workloads = {k: group_workload(plan.groups[k].graph) for k in leaders}
     parts = list(dict.fromkeys(workloads.values()))
     which = tuple(parts.index(workloads[k]) for k in plan.leaders)
-    costs = tuple(group_cost(g, figures) for g in plan.groups)
+    costs = task.costs(plan)
     own = [c.us(figures) for c in costs]
     scale = tuple(us / max(own[k], 1e-3) for us, k in zip(own, plan.leaders, strict=True))
     weights = [figures.next_us + sum(us for us, p in zip(own, which, strict=True) if p == n) for n in range(len(parts))]
@@ -348,6 +357,16 @@ def whole_us(plan: Plan, costs: Sequence[GroupCost], times: Sequence[float], f: 
         saved = cached / 1e3 * (1 / f.copy_gbs - 1 / f.l2_gbs)
         inner.append(max(us - f.first_us - max(saved, 0.0), 0.1 * us))
     return plan_us(inner, len(plan.launches), f)
+
+
+def each(plan: Plan, parts: Sequence[Config], compute: Callable[[Group, Config], T]) -> list[T]:
+    """``compute`` of each group and its configuration, once for groups of one graph and one configuration object."""
+    made: dict[tuple[int, int], T] = {}
+    for group, part in zip(plan.groups, parts, strict=True):
+        key = id(group.graph), id(part)
+        if key not in made:
+            made[key] = compute(group, part)
+    return [made[id(group.graph), id(part)] for group, part in zip(plan.groups, parts, strict=True)]
 
 
 def group_cost(group: Group, figures: Figures) -> GroupCost:

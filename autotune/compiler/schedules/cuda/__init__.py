@@ -22,7 +22,7 @@ import pkgutil
 from abc import abstractmethod
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from autotune.compiler.schedules.configurations import Choices
 from autotune.compiler.targets.cuda.compile import too_large
@@ -30,7 +30,7 @@ from autotune.compiler.targets.cuda.device import shared_bytes
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, GroupKernels
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph, has_sum_at
-from autotune.task import Config
+from autotune.task import Choice, Config
 from autotune.words import plural
 
 CAPS = (32, 40, 48, 56, 64, 80, 96, 128)
@@ -69,14 +69,18 @@ class Scheme(Choices):
         """
         return GroupKernels.single(self.source(graph, config, fixed), graph)
 
+    def main(self, graph: Graph, config: Config) -> CudaSource:
+        """The kernel that limits what a configuration may be."""
+        return self.source(graph, config)
+
     def reject(self, graph: Graph, config: Config) -> str | None:
-        """The reason why ``config`` cannot work, found by building the kernel in a millisecond or two, or None."""
-        try:
-            source = self.source(graph, config)
-        except Unsupported as error:
-            return str(error)
-        shared = int(source.launch["shared"]) + shared_bytes(source.body)
-        return too_large(shared, source.block, source.max_registers)
+        """The reason why ``config`` cannot work, found by building the kernel in a few milliseconds, or None."""
+        made = self.block(graph, config)
+        return made if isinstance(made, str) else too_large(made.shared, made.threads, int(config["max_registers"]))
+
+    def block(self, graph: Graph, config: Config) -> Block | str:
+        """The block of :meth:`main`, or the reason why there is no such kernel; cached."""
+        return _block(self, graph, tuple((k, _WITHOUT_EFFECT.get(k, v)) for k, v in sorted(config.items())))
 
     def threads(self, config: Config) -> str:
         """The layout of threads, in words."""
@@ -89,6 +93,26 @@ class Scheme(Choices):
         if int(config.get("cluster", 1) or 1) > 1:
             return "cluster"
         return "thread" if threads <= 1 else "warp" if threads <= 32 else "block"
+
+
+class Block(NamedTuple):
+    """Threads of a block, and bytes of its shared memory."""
+
+    threads: int
+    shared: int
+
+
+_WITHOUT_EFFECT: Config = {"load_hint": "default", "store_hint": "default", "max_registers": 0}
+"""Parameters that change neither the size of a block nor whether there is a kernel."""
+
+
+@lru_cache(maxsize=4096)
+def _block(scheme: Scheme, graph: Graph, settings: tuple[tuple[str, Choice], ...]) -> Block | str:
+    try:
+        source = scheme.main(graph, dict(settings))
+    except Unsupported as error:
+        return str(error)
+    return Block(source.block, int(source.launch["shared"]) + shared_bytes(source.body))
 
 
 def block_of(threads: int, rows: int) -> int:

@@ -86,6 +86,12 @@ def _overlapped(program: Program, vec: int) -> list[Config]:
     return out
 
 
+@lru_cache(maxsize=512)
+def _main(graph: Graph) -> Program:
+    """The program for which choices are made."""
+    return main_program(_split(graph))
+
+
 def _packs(program: Program, config: Config, vec: int) -> int:
     packs = -(-program.n_cols // (int(config["threads_per_row"]) * vec))
     return min(packs, int(config["unroll"])) if program.pointwise else packs
@@ -108,7 +114,7 @@ class ColumnsScheme(Scheme):
         first_fit(finish_graph(split, 2)[0], _FINISHES)
 
     def space_of(self, graph: Graph, space: Space) -> Space:
-        program = main_program(_split(graph))
+        program = _main(graph)
         usable = row_wise.vectors(program)[:3]
         keep = ["registers", "reload"] if program.kept else ["registers"]
         space = narrow(having(space, self.schedule), vector_bytes=usable, keep=keep, cluster=[1])
@@ -135,7 +141,7 @@ class ColumnsScheme(Scheme):
         return narrow(space, threads_per_row=threads, rows_per_block=rows, unroll=unroll)
 
     def normalize(self, graph: Graph, config: Config) -> Config:
-        program = main_program(_split(graph))
+        program = _main(graph)
         c: Config = {"prefetch": False} | config | {"cluster": 1}
         t = int(c["threads_per_row"])
         c["rows_per_block"] = block_of(t, int(c["rows_per_block"]))
@@ -153,7 +159,7 @@ class ColumnsScheme(Scheme):
         return c
 
     def default(self, graph: Graph) -> Config:
-        program = main_program(_split(graph))
+        program = _main(graph)
         vb = row_wise.default_vector(program)
         vec = vector_length(program, vb)
         packs = 1 if program.n_cols <= 1024 * vec else 2
@@ -172,7 +178,7 @@ class ColumnsScheme(Scheme):
         return self.normalize(graph, config)
 
     def seeds(self, graph: Graph) -> list[Config]:
-        program = main_program(_split(graph))
+        program = _main(graph)
         d = self.default(graph)
         t = int(d["threads_per_row"])
         over = _overlapped(program, vector_length(program, int(d["vector_bytes"])))
@@ -196,22 +202,24 @@ class ColumnsScheme(Scheme):
         return [self.normalize(graph, c) for c in out]
 
     def reject(self, graph: Graph, config: Config) -> str | None:
-        try:
-            split = _split(graph)
-            source, program = emit_main(split, config)
-        except Unsupported as error:
-            return str(error)
+        made = self.block(graph, config)
+        if isinstance(made, str):
+            return made
+        program = _arranged(_split(graph), CudaSchedule.from_config(config))
         vec = vector_length(program, int(config["vector_bytes"]))
         words = accumulators(program, vec, _packs(program, config, vec))
         if words > ACCUMULATORS_KEPT:
             return f"{words} accumulators a thread"
         kept = row_wise.kept_words(program) * vec * _packs(program, config, vec) if config["keep"] == "registers" else 0
-        if (words + kept + 24) * source.block > 65536:
-            return f"{words + kept:.0f} registers a thread for accumulators and kept values do not fit {source.block}"
+        if (words + kept + 24) * made.threads > 65536:
+            return f"{words + kept:.0f} registers a thread for accumulators and kept values do not fit {made.threads}"
         cap = int(config["max_registers"])
-        if cap and (words + kept + 16 > cap or cap * source.block > 65536):
+        if cap and (words + kept + 16 > cap or cap * made.threads > 65536):
             return f"{words + kept:.0f} accumulators and kept values under a cap of {cap} registers"
         return None
+
+    def main(self, graph: Graph, config: Config) -> CudaSource:
+        return emit_main(_split(graph), config)[0]
 
     def home(self, graph: Graph, i: int, config: Config) -> str:
         if cut_everything(graph) is not None or i in split_columns(graph).reduced:
@@ -255,8 +263,12 @@ def _kernels(split: Split, source: CudaSource, blocks: int) -> GroupKernels:
 def emit_main(split: Split, config: Config) -> tuple[CudaSource, Program]:
     """The main kernel, without its grid."""
     schedule = CudaSchedule.from_config(config)
-    program = main_program(split, keep=schedule.keep != "reload", online=schedule.online)
+    program = _arranged(split, schedule)
     return RowKernel(program, schedule).source(), program
+
+
+def _arranged(split: Split, schedule: CudaSchedule) -> Program:
+    return main_program(split, keep=schedule.keep != "reload", online=schedule.online)
 
 
 SCHEME = ColumnsScheme()

@@ -90,8 +90,14 @@ def crowded(program: Program) -> bool:
 
 def may_copy(program: Program, config: Config) -> bool:
     """True if there are loads that can be copied to shared memory ahead, with vectors of this size."""
+    return _has_copyable(program, int(config["vector_bytes"]))
+
+
+@lru_cache(maxsize=2048)
+def _has_copyable(program: Program, vector_bytes: int) -> bool:
+    schedule = OuterSchedule.from_config(PLAIN_CUDA | {"vector_bytes": vector_bytes})
     try:
-        return bool(Lanes(program, OuterSchedule.from_config(config)).copyable())
+        return bool(Lanes(program, schedule).copyable())
     except Unsupported:
         return False
 

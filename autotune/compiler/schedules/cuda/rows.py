@@ -46,9 +46,16 @@ def large(program: Program) -> bool:
 
 def may_prefetch(program: Program, config: Config) -> bool:
     """True if a persistent grid has loads that it can issue a row ahead at this vector size."""
-    if not config["blocks_per_sm"] or not vector_length(program, int(config["vector_bytes"])):
+    vector_bytes = int(config["vector_bytes"])
+    if not config["blocks_per_sm"] or not vector_length(program, vector_bytes):
         return False
-    return bool(CudaEmitter(program, CudaSchedule.from_config(config)).issuable())
+    return _has_issuable(program, vector_bytes)
+
+
+@lru_cache(maxsize=2048)
+def _has_issuable(program: Program, vector_bytes: int) -> bool:
+    schedule = CudaSchedule.from_config(PLAIN_CUDA | {"vector_bytes": vector_bytes})
+    return bool(CudaEmitter(program, schedule).issuable())
 
 
 def clustered(program: Program) -> bool:
@@ -67,6 +74,7 @@ def default_vector(program: Program) -> int:
     return 16 if 16 in usable else usable[0]
 
 
+@lru_cache(maxsize=2048)
 def kept_words(program: Program) -> float:
     """Most 32-bit words of kept values between two passes, per element of a row."""
 
