@@ -30,12 +30,13 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(config)
 
 
-def masks() -> dict[str, Tensor]:
-    place, count = torch.arange(TOKENS)[None, :], torch.tensor([TOKENS, 7, 2])[:, None]
-    ones = torch.ones(BATCH, TOKENS, dtype=torch.int64)
+def masks(batch: int = BATCH, tokens: int = TOKENS) -> dict[str, Tensor]:
+    place, row = torch.arange(tokens)[None, :], torch.arange(batch)[:, None]
+    count = (tokens - 5 * row).clamp(min=2)
+    ones = torch.ones(batch, tokens, dtype=torch.int64)
     empty, holes = ones.clone(), ones.clone()
     empty[1], holes[0, 3:6] = 0, 0
-    right, left = (place < count).long(), (place >= TOKENS - count).long()
+    right, left = (place < count).long(), (place >= tokens - count).long()
     return {"ones": ones, "right": right, "left": left, "empty": empty, "holes": holes}
 
 
@@ -56,19 +57,47 @@ def test_a_training_step_of_packed_documents(db: str, monkeypatch: pytest.Monkey
     agree(model, given, 1e-5)
 
 
-def agree(made: Any, given: list[dict[str, Tensor]], apart: float) -> None:
+@pytest.mark.parametrize("make", [bert, llama])
+def test_steps_padded_to_the_longest_text(make: Any, db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a collator pads them, so that lengths and the last batch are symbols."""
+    monkeypatch.setattr(masks_of_data, "kernel_of", lambda *call: REFERENCE)
+    given = []
+    for batch, tokens, name in ((3, 12, "right"), (3, 7, "left"), (2, 31, "holes"), (4, 2, "ones"), (2, 9, "empty")):
+        given.append({"input_ids": words(batch, tokens), "attention_mask": masks(batch, tokens)[name]})
+    agree(make(), given, 1e-5, (0, 1))
+
+
+def test_steps_packed_from_texts_of_other_lengths(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(masks_of_data, "has_spans", lambda *call: True)
+    given = []
+    for cuts in ([5, 9, 7], [12, 3, 8, 3], [30], [1, 1, 1], [1, 2]):
+        packed = torch.cat([torch.arange(count) for count in cuts])[None]
+        given.append({"input_ids": words(1, sum(cuts)), "position_ids": packed})
+    model = llama()
+    model.config.use_cache = False
+    agree(model, given, 1e-5, (1,))
+
+
+def words(batch: int, tokens: int) -> Tensor:
+    return torch.arange(batch * tokens).reshape(batch, tokens) % 60 + 3
+
+
+def agree(made: Any, given: list[dict[str, Tensor]], apart: float, symbols: tuple[int, ...] = ()) -> None:
     """Assert that two layers run by other kernels, with eager mode's results and gradients."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = made.double().train()
     reference = copy.deepcopy(model)
     run = torch.compile(model, backend="autotune")
-    ids = torch.arange(BATCH * TOKENS).reshape(BATCH, TOKENS) + 3
     for more in given:
+        more = {"input_ids": words(BATCH, TOKENS), **more}
+        more["labels"] = more["input_ids"].clone()
+        for axis in symbols:
+            for tensor in more.values():
+                torch._dynamo.maybe_mark_dynamic(tensor, axis)
         for one in (model, reference):
             one.zero_grad()
-        ours = run(input_ids=ids, labels=ids, **more)
-        theirs = reference(input_ids=ids, labels=ids, **more)
+        ours, theirs = run(**more), reference(**more)
         torch.testing.assert_close(ours.logits, theirs.logits, rtol=apart, atol=apart)
         ours.loss.backward()
         theirs.loss.backward()

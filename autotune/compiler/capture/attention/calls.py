@@ -14,11 +14,7 @@ import torch
 from torch import fx
 from torch.nn.attention import SDPBackend
 
-
-def same_length(a: Any, b: Any) -> bool:
-    """Return True if two lengths are the same number or the same symbol."""
-    symbolic = isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt)
-    return bool(a.node.expr == b.node.expr) if symbolic else type(a) is int and type(b) is int and a == b
+from autotune.compiler.capture.attention.sizes import same_shape
 
 
 def is_tensor(node: Any) -> bool:
@@ -59,8 +55,7 @@ def _is_same(user: fx.Node, node: fx.Node) -> bool:
     """Return True if ``user`` views ``node`` in the same shape, which is no copy for any strides."""
     if user.op != "call_method" or user.target not in ("view", "reshape", "flatten") or not is_tensor(user):
         return False
-    shapes = fake(user).shape, fake(node).shape
-    return len(shapes[0]) == len(shapes[1]) and all(map(same_length, *shapes))
+    return same_shape(fake(user).shape, fake(node).shape)
 
 
 def takes_any_strides(node: fx.Node) -> bool:
@@ -172,13 +167,14 @@ def unrepeated(node: fx.Node) -> fx.Node | None:
     if not isinstance(inserted, fx.Node) or not _inserts_after_heads(inserted):
         return None
     x = inserted.args[0]
-    if not is_tensor(x) or fake(x).ndim != 4 or not is_static(x) or not is_static(node):  # type: ignore[arg-type]
+    if not is_tensor(x) or fake(x).ndim != 4:  # type: ignore[arg-type]
         return None
     batch, heads, length, size = fake(x).shape  # type: ignore[arg-type]
     wide = fake(expanded).shape
-    if len(wide) != 5 or tuple(wide) != (batch, heads, wide[2], length, size):
+    if len(wide) != 5 or type(heads) is not int or type(wide[2]) is not int:
         return None
-    return x if tuple(fake(node).shape) == (batch, heads * wide[2], length, size) else None  # type: ignore[return-value]
+    repeated = same_shape(wide, (batch, heads, wide[2], length, size))
+    return x if repeated and same_shape(fake(node).shape, (batch, heads * wide[2], length, size)) else None  # type: ignore[return-value]
 
 
 def _inserts_after_heads(node: fx.Node) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from autotune.compiler.capture.attention.calls import fake, is_static, is_tensor
+from autotune.compiler.capture.attention.calls import fake, is_tensor
+from autotune.compiler.capture.attention.sizes import same_shape
 
 _AND = ("and_", "__and__", "bitwise_and", "logical_and")
 _EQUAL = ("eq", "__eq__")
@@ -34,7 +35,7 @@ _SUBSET = (
 
 def is_of_documents(mask: Any) -> bool:
     """Return True if a mask [..., queries, keys] is an ``and`` with a comparison of queries and keys."""
-    if not is_tensor(mask) or not is_static(mask) or fake(mask).dtype != torch.bool or fake(mask).ndim < 2:
+    if not is_tensor(mask) or fake(mask).dtype != torch.bool or fake(mask).ndim < 2:
         return False
     name = mask.target if isinstance(mask.target, str) else getattr(mask.target, "__name__", "")
     if mask.op == "call_function" and mask.target not in (getattr(torch, name, None), getattr(operator, name, None)):
@@ -46,7 +47,7 @@ def is_of_documents(mask: Any) -> bool:
     if name in _AND:
         return any(map(is_of_documents, mask.args))
     source = mask.args[0]
-    same = is_tensor(source) and fake(source).shape[-2:] == fake(mask).shape[-2:]
+    same = is_tensor(source) and same_shape(fake(source).shape[-2:], fake(mask).shape[-2:])
     return name in _SUBSET and same and is_of_documents(source)
 
 
@@ -54,5 +55,5 @@ def _crosses(left: torch.Size, right: torch.Size) -> bool:
     """Return True for the shapes [..., queries, 1] and [..., 1, keys], in either order."""
     if min(len(left), len(right)) < 1:
         return False
-    a, b = ((1, *shape)[-2:] for shape in (left, right))
-    return any(x[1] == y[0] == 1 and x[0] > 1 and y[1] > 1 for x, y in ((a, b), (b, a)))
+    a, b = ([type(size) is int and size == 1 for size in (1, *shape)[-2:]] for shape in (left, right))
+    return (a, b) in (([False, True], [True, False]), ([True, False], [False, True]))

@@ -22,7 +22,8 @@ class Edits:
     def _method(self, where: fx.Node, name: str, node: fx.Node, *args: Any) -> fx.Node:
         """A method of ``node``'s result, called in the context of ``where``."""
         made = self._graph.call_method(name, (node, *args))
-        made.meta["example_value"] = getattr(fake(node), name)(*args)
+        given = fx.node.map_arg(args, lambda n: n.meta["example_value"])
+        made.meta["example_value"] = getattr(fake(node), name)(*given)
         self._contexts.put(made, where)
         return made
 
@@ -34,6 +35,11 @@ class Edits:
             made.meta["example_value"] = function(*given)
         self._contexts.put(made, where)
         return made
+
+    def _size(self, where: fx.Node, node: fx.Node, axis: int) -> int | fx.Node:
+        """An extent of ``node``'s result: a number, or a node for a symbol."""
+        size = fake(node).shape[axis]
+        return size if type(size) is int else self._method(where, "size", node, axis)
 
     def _of_type(self, where: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         """``node`` in the type that autocast would have given it."""

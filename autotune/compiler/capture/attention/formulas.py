@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,6 +21,7 @@ import torch
 from torch import fx
 
 from autotune.compiler.capture.attention.effects import Writes
+from autotune.compiler.capture.attention.sizes import is_bounded
 
 Number: TypeAlias = Any
 """A sympy integer expression (sympy has no types): sums of numbers, lengths and indices."""
@@ -66,6 +66,15 @@ def axis(place: int) -> sympy.Symbol:
 def is_not_later() -> AtMost:
     """The condition of a causal mask ``[..., queries, keys]``: the key is no later than the query."""
     return AtMost(axis(0) - axis(1))  # the first sum in a process imports much of sympy
+
+
+def distance(condition: AtMost) -> tuple[int, int] | None:
+    """A bound on the difference of two indices: ``sign * (query - key) <= most``; None for another condition."""
+    for sign in (1, -1):
+        rest = sympy.expand(condition.value - sign * (axis(1) - axis(0)))
+        if rest.is_Integer:
+            return sign, -int(rest)
+    return None
 
 
 class Formulas:
@@ -115,7 +124,7 @@ class Formulas:
 
         A length with a range from the user is never part of an assumption: PyTorch refuses to narrow that range.
         """
-        if any(_is_bounded(self._lengths[length]) for length in value.free_symbols if length in self._lengths):
+        if any(is_bounded(self._lengths[length]) for length in value.free_symbols if length in self._lengths):
             return False
         try:
             holds = bool(self._at_lengths(value, lambda length: length.node.hint) <= 0)
@@ -171,14 +180,6 @@ _WHOLE = (torch.bool, torch.int64, torch.int32)
 def _is_small(element: Element) -> bool:
     """True for a whole number that every floating-point type represents exactly."""
     return isinstance(element, sympy.Integer) and abs(element) <= 256
-
-
-def _is_bounded(length: Any) -> bool:
-    """True for a symbolic length with an upper bound."""
-    if not isinstance(length, torch.SymInt):
-        return False
-    known = length.node.shape_env.var_to_range.get(length.node.expr)
-    return known is not None and isinstance(known.upper, sympy.Integer) and int(known.upper) < sys.maxsize - 1
 
 
 def _extent(size: Any) -> Number:

@@ -12,7 +12,9 @@ from torch import Tensor
 
 _TENSORS = 7
 """Leading arguments that are tensors; the first three have gradients."""
+_MOST_COMPILED = 4096
 _compiled: dict[tuple[Any, ...], Any] = {}
+"""Kernels by all that a launch is given. Lengths that vary bring other numbers, so that it is emptied at times."""
 
 
 def differentiable(name: str) -> Callable[..., Tensor]:
@@ -68,6 +70,8 @@ def launch(
     if known is None:
         known = kernel[grid](*tensors, *numbers, num_warps=warps, num_stages=stages)
         if known is not None:  # None of Triton's interpreter
+            if len(_compiled) >= _MOST_COMPILED:
+                _compiled.clear()
             _compiled[key] = known
     else:
         known[(*grid, 1)](*tensors, *numbers, stream=torch._C._cuda_getCurrentRawStream(device.index))

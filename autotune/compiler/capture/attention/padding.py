@@ -1,9 +1,10 @@
 """Decomposition of masks that depend on inputs: the valid keys of each batch row, and a known structure.
 
 A mask ``m[b, h, i, j]`` is decomposed through its computation: ``and`` of tensors, repeats and views. A part that
-depends on no input of the graph is evaluated once (:mod:`.constants`), so that all its elements are known. A part of
-shape ``[B, 1, 1, keys]`` depends on the key alone, however it is computed. So every element satisfies
-``m[b, h, i, j] = valid[b, j] and structure[i, j]``. Any other mask is not rewritten.
+depends on no input of the graph is evaluated once (:mod:`.constants`), so that all its elements are known. If its size
+is a symbol, its formula is read instead (:mod:`.formulas`). A part of shape ``[B, 1, 1, keys]`` depends on the key
+alone, however it is computed. So every element satisfies ``m[b, h, i, j] = valid[b, j] and structure[i, j]``. Any other
+mask is not rewritten.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autotune.compiler.capture.attention.calls import fake, is_static, is_tensor
+from autotune.compiler.capture.attention.calls import fake, is_tensor
 from autotune.compiler.capture.attention.constants import Constants
+from autotune.compiler.capture.attention.formulas import AtMost, Formula, Formulas, distance
+from autotune.compiler.capture.attention.sizes import hint, same_length, same_shape
 
 _AND = ("and_", "__and__", "bitwise_and", "logical_and")
 _MOST_SEEN = 0.6
@@ -33,42 +36,46 @@ class Padding:
         passed: the nodes from the mask to ``valid``, the mask first.
         causal: True if a query sees no later key.
         window: the most keys that a query sees, the last of them at its own index; 0 for no limit.
+        formulas: what a rewrite relies on (:meth:`Formulas.rely_on`), if sizes are symbols.
     """
 
     valid: fx.Node
     passed: tuple[fx.Node, ...]
     causal: bool
     window: int
+    formulas: tuple[Formula, ...] = ()
 
 
-def padding_of(mask: fx.Node, queries: int, keys: int, constants: Constants) -> Padding | None:
+def padding_of(mask: fx.Node, queries: Any, keys: Any, constants: Constants, formulas: Formulas) -> Padding | None:
     """The padding of an attention mask; None for a mask of another form.
 
     Args:
         mask: a node of four axes, which broadcast to ``[B, heads, queries, keys]``.
+        queries, keys: numbers or symbols.
     """
-    parts = _Parts(constants)
-    if not parts.take(mask) or parts.valid is None or tuple(fake(parts.valid).shape[1:]) != (1, 1, keys):
+    parts = _Parts(constants, formulas)
+    if not parts.take(mask) or parts.valid is None or not same_shape(fake(parts.valid).shape[1:], (1, 1, keys)):
         return None
-    known = False, 0
-    if parts.structure is not None:
-        found = _structure(parts.structure.expand(queries, keys))
-        if found is None:
-            return None
-        known = found
-    return Padding(parts.valid, tuple(parts.passed), *known)
+    known = parts.band(queries, keys) if parts.structure is None else parts.pattern(queries, keys)
+    return None if known is None else Padding(parts.valid, tuple(parts.passed), *known, tuple(parts.read))
 
 
-def has_row_spans(mask: fx.Node, constants: Constants) -> bool:
+def has_row_spans(mask: fx.Node, constants: Constants, formulas: Formulas) -> bool:
     """Return True for a constant whose rows see spans of keys, a share of :data:`_MOST_SEEN`, alone or with a key mask.
 
     Args:
         mask: a node of ``[..., queries, keys]``.
     """
-    parts = _Parts(constants)
-    if not is_tensor(mask) or fake(mask).ndim < 2 or not parts.take(mask) or parts.structure is None:
+    parts = _Parts(constants, formulas)
+    if not is_tensor(mask) or fake(mask).ndim < 2 or not parts.take(mask):
         return False
-    queries, keys = fake(mask).shape[-2:]
+    queries, keys = map(hint, fake(mask).shape[-2:])
+    if queries is None or keys is None:
+        return False
+    if parts.structure is None:
+        return len(parts.bounds) > 0 and parts.seen(queries, keys) <= _MOST_SEEN * queries * keys
+    if parts.bounds or not all(type(n) is int for n in fake(mask).shape[-2:]):
+        return False
     seen = parts.structure.expand(queries, keys)
     begins = (seen[:, 1:] & ~seen[:, :-1]).sum(1) + seen[:, 0]
     return bool((begins <= 1).all()) and int(seen.sum()) <= _MOST_SEEN * seen.numel()
@@ -77,21 +84,28 @@ def has_row_spans(mask: fx.Node, constants: Constants) -> bool:
 class _Parts:
     """The parts of a mask during its decomposition."""
 
-    def __init__(self, constants: Constants) -> None:
-        self._constants = constants
+    def __init__(self, constants: Constants, formulas: Formulas) -> None:
+        self._constants, self._formulas = constants, formulas
         self.valid: fx.Node | None = None
         self.structure: Tensor | None = None
+        """The ``and`` of the constant parts, unless it is True everywhere."""
+        self.bounds: list[tuple[int, int]] = []
+        """The other parts: a sign and the most that the query's index minus the key's, times the sign, may be."""
         self.passed: list[fx.Node] = []
+        self.read: list[Formula] = []
 
     def take(self, node: Any) -> bool:
         """Decompose a node; return False if a part is neither constant nor a key mask."""
-        if not is_tensor(node) or not is_static(node) or fake(node).dtype != torch.bool:
+        if not is_tensor(node) or fake(node).dtype != torch.bool:
             return False
         self.passed.append(node)
         held = self._constants.of(node)
         if held is not None:
             return self._add(held)
-        if fake(node).ndim == 4 and tuple(fake(node).shape[1:3]) == (1, 1):
+        formula = self._formulas.of(node)
+        if formula is not None:
+            return self._add_formula(formula)
+        if fake(node).ndim == 4 and same_shape(fake(node).shape[1:3], (1, 1)):
             if self.valid not in (None, node):
                 return False
             self.valid = node
@@ -112,20 +126,49 @@ class _Parts:
         if any(held.shape[axis] != 1 and held.stride(axis) != 0 for axis in range(outer)):
             return False
         seen = held[(0,) * outer]
-        self.structure = seen if self.structure is None else self.structure & seen
+        if not bool(seen.all()):
+            self.structure = seen if self.structure is None else self.structure & seen
         return True
 
+    def _add_formula(self, formula: Formula) -> bool:
+        self.read.append(formula)
+        if formula.element is True:
+            return True
+        bound = distance(formula.element) if isinstance(formula.element, AtMost) else None
+        if bound is not None:
+            self.bounds.append(bound)
+        return bound is not None
 
-def _structure(seen: Tensor) -> tuple[bool, int] | None:
-    """``causal`` and ``window`` of bool ``[queries, keys]``."""
-    queries, keys = seen.shape
-    if bool(seen.all()):
-        return False, 0
-    if queries != keys:
-        return None
-    window = int(seen[-1].sum())
-    place = torch.arange(keys, device=seen.device)
-    back = place[:, None] - place[None, :]
-    if not bool((seen == ((back >= 0) & (back < window))).all()):
-        return None
-    return True, 0 if window == keys else window
+    def pattern(self, queries: Any, keys: Any) -> tuple[bool, int] | None:
+        """``causal`` and ``window`` of the constant parts; None for another structure."""
+        if self.structure is None or self.bounds or type(queries) is not int or not same_length(queries, keys):
+            return None
+        seen = self.structure.expand(queries, keys)
+        window = int(seen[-1].sum())
+        if not window:
+            return None
+        place = torch.arange(keys, device=seen.device)
+        back = place[:, None] - place[None, :]
+        if not bool((seen == ((back >= 0) & (back < window))).all()):
+            return None
+        return True, 0 if window == keys else window
+
+    def band(self, queries: Any, keys: Any) -> tuple[bool, int] | None:
+        """``causal`` and ``window`` of the parts that were read as formulas; None for another structure."""
+        if not self.bounds:
+            return False, 0
+        ahead = [most for sign, most in self.bounds if sign < 0]
+        behind = [most for sign, most in self.bounds if sign > 0]
+        if not same_length(queries, keys) or not ahead or min(ahead) != 0 or min(behind, default=0) < 0:
+            return None
+        return True, min(behind) + 1 if behind else 0
+
+    def seen(self, queries: int, keys: int) -> int:
+        """The number of pairs of a query and a key that the parts read as formulas let see each other."""
+        row = torch.arange(queries)
+        low, high = torch.zeros_like(row), torch.full_like(row, keys)
+        for sign, most in self.bounds:
+            low, high = (
+                (torch.maximum(low, row - most), high) if sign > 0 else (low, torch.minimum(high, row + most + 1))
+            )
+        return int((high - low).clamp(min=0).sum())

@@ -40,7 +40,6 @@ from autotune.compiler.capture.attention.calls import (
     is_static,
     is_tensor,
     path,
-    same_length,
     takes_any_strides,
     unexpanded,
 )
@@ -48,6 +47,7 @@ from autotune.compiler.capture.attention.constants import Constants
 from autotune.compiler.capture.attention.effects import Contexts, Writes, called
 from autotune.compiler.capture.attention.formulas import Formulas, is_not_later
 from autotune.compiler.capture.attention.masks import Masks
+from autotune.compiler.capture.attention.sizes import same_length
 
 log = logging.getLogger("autotune")
 
@@ -134,8 +134,7 @@ class _Walk(Masks):
         causal: Mapping[fx.Node, bool],
         spanned: frozenset[fx.Node],
     ) -> None:
-        super().__init__(graph, writes, contexts, constants, causal, spanned)
-        self._formulas = formulas
+        super().__init__(graph, writes, contexts, constants, formulas, causal, spanned)
         self._hides: dict[tuple[fx.Node, bool], Hides | None] = {}
         self._laid: dict[tuple[fx.Node, int], tuple[fx.Node, fx.Node]] = {}
         """By mask and number of keys: the call before which the mask was made contiguous, and the contiguous copy."""
@@ -231,10 +230,15 @@ class _Walk(Masks):
         return found
 
     def _chosen(self, mask: fx.Node, node: fx.Node) -> fx.Node:
-        """The branch that the mask's ``where`` selects for every element, else the mask."""
-        if mask.target not in (torch.where, "where") or len(mask.args) != 3 or mask.kwargs:
+        """The branch that the mask's ``where`` selects for every element, also behind ``contiguous``; else the mask."""
+        choice = mask
+        if mask.target == "contiguous" and isinstance(mask.args[0], fx.Node) and is_static(mask):
+            choice = mask.args[0]
+        if choice.target not in (torch.where, "where") or len(choice.args) != 3 or choice.kwargs:
             return mask
-        condition, yes, no = mask.args if mask.target is torch.where else (mask.args[1], mask.args[0], mask.args[2])
+        condition, yes, no = (
+            choice.args if choice.target is torch.where else (choice.args[1], choice.args[0], choice.args[2])
+        )
         if not isinstance(condition, fx.Node):
             return mask
         held, formula = self._constants.of(condition), self._formulas.of(condition)
@@ -250,7 +254,9 @@ class _Walk(Masks):
         if isinstance(other, fx.Node) and is_tensor(other) and fake(other).requires_grad:
             return mask  # the other branch's gradient is zeros, and would become None
         alike = fake(branch).ndim == 4 and fake(branch).dtype == fake(mask).dtype
-        if not alike or not self._contexts.alike(mask, node) or self._written(branch, mask, node):
+        if not alike or not self._contexts.alike(choice, mask, node) or self._written(branch, choice, node):
+            return mask
+        if choice is not mask and self._written(choice, mask, node):
             return mask
         if held is None and formula is not None:
             self._formulas.rely_on(formula)
@@ -297,8 +303,10 @@ class _Walk(Masks):
     # Groups of queries
 
     def _with_groups(self, node: fx.Node, call: Call) -> Call:
+        if call.is_causal not in (False, True) or not all(map(is_static, (call.query, call.key, call.value))):
+            return call
         grouped = self._once_a_group(node, call)
-        if grouped is call or call.is_causal not in (False, True):
+        if grouped is call:
             return call
         query, mask = fake(call.query), call.attn_mask
         (batch, few), heads = fake(grouped.key).shape[:2], query.shape[1]

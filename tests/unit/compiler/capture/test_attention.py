@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -164,6 +165,30 @@ def test_a_bias_is_laid_out_once_and_learns() -> None:
     assert bias.target == "contiguous"
     assert bias.args[0].target is not torch.where, "of a choice that is known, its branch"
     assert one.kwargs["scale"] == two.kwargs["scale"] == 1.0
+
+
+def test_a_bias_behind_a_copy() -> None:
+    """transformers 5.24 makes its choice of mask contiguous."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        for _ in range(2):
+            mask = torch.where(ones(q), table.permute(2, 0, 1)[None], SMALLEST).contiguous()
+            q = sdpa(q, k, v, attn_mask=mask)
+        return joined(q)
+
+    one, two = agree(fn, *qkv(), torch.randn(S, S, H), changed=2)
+    bias = one.kwargs["attn_mask"]
+    assert bias is two.kwargs["attn_mask"]
+    assert (bias.target, bias.args[0].target) == ("contiguous", operator.getitem)
+
+
+def test_a_bias_behind_a_copy_that_is_written_over() -> None:
+    def fn(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        mask = torch.where(ones(q), table.permute(2, 0, 1)[None], SMALLEST).contiguous()
+        mask[:, :, :, 0] = SMALLEST
+        return joined(sdpa(q, k, v, attn_mask=mask))
+
+    agree(fn, *qkv(), torch.randn(S, S, H), changed=0)
 
 
 def test_the_other_branch_a_method_and_no_branch() -> None:

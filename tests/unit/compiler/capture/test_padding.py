@@ -32,16 +32,17 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def kinds(length: int = S) -> dict[str, Tensor]:
+def kinds(batch: int = B, length: int = S) -> dict[str, Tensor]:
     """int64 [B, S], 1 where a key is seen."""
-    place, count = torch.arange(length)[None, :], torch.tensor([length, length // 2, 1])[:, None]
-    some = (torch.rand(B, length) < 0.5).long()
+    row, place = torch.arange(batch)[:, None], torch.arange(length)[None, :]
+    count = torch.where(row == 0, length, torch.where(row == 1, max(length // 2, 1), 1))
+    some = (torch.rand(batch, length) < 0.5).long()
     return {
-        "ones": torch.ones(B, length, dtype=torch.int64),
+        "ones": torch.ones(batch, length, dtype=torch.int64),
         "right": (place < count).long(),
         "left": (place >= length - count).long(),
         "both sides": ((place >= 2) & (place < 2 + count)).long(),
-        "empty": torch.ones(B, length, dtype=torch.int64) * torch.tensor([1, 0, 1])[:, None],
+        "empty": torch.ones(batch, length, dtype=torch.int64) * (row != 1),
         "holes": some,
         "more holes": 1 - some,
     }
@@ -49,22 +50,24 @@ def kinds(length: int = S) -> dict[str, Tensor]:
 
 def of_transformers(given: Tensor) -> Tensor:
     """BERT's mask of transformers 5 under a compiler."""
-    place = torch.arange(given.shape[1])
-    keys = given.to(torch.bool)[torch.arange(B)[:, None, None, None], place[None, None, None, :]]
-    return ((place[None, None, :, None] >= 0) & keys).expand(B, -1, S, S)
+    batch, length = given.shape
+    place = torch.arange(length)
+    keys = given.to(torch.bool)[torch.arange(batch)[:, None, None, None], place[None, None, None, :]]
+    return ((place[None, None, :, None] >= 0) & keys).expand(batch, -1, length, length)
 
 
 def causal(given: Tensor) -> Tensor:
     """Llama's."""
-    place = torch.arange(S)
+    batch, length = given.shape
+    place = torch.arange(length)
     later = place[None, None, None, :] <= place[None, None, :, None]
-    keys = given.to(torch.bool)[torch.arange(B)[:, None, None, None], place[None, None, None, :]]
-    return (later.new_ones(()) & later & keys).expand(B, -1, S, S)
+    keys = given.to(torch.bool)[torch.arange(batch)[:, None, None, None], place[None, None, None, :]]
+    return (later.new_ones(()) & later & keys).expand(batch, -1, length, length)
 
 
 def windowed(given: Tensor) -> Tensor:
     """Mistral's."""
-    place = torch.arange(S)
+    place = torch.arange(given.shape[1])
     return causal(given) & (place[None, :] > place[:, None] - WINDOW)
 
 
@@ -73,7 +76,8 @@ def plain(given: Tensor) -> Tensor:
 
 
 def by_ones(given: Tensor) -> Tensor:
-    return torch.logical_and((given > 0).view(B, 1, 1, S), torch.ones(S, S, dtype=torch.bool).tril())
+    batch, length = given.shape
+    return torch.logical_and((given > 0).view(batch, 1, 1, length), torch.ones(length, length, dtype=torch.bool).tril())
 
 
 SEEN_THROUGH: dict[str, Made] = {
@@ -102,7 +106,7 @@ def numbers(given: Tensor) -> Tensor:
 
 
 def either(given: Tensor) -> Tensor:
-    return given.bool()[:, None, None, :] | torch.ones(S, S, dtype=torch.bool).tril()
+    return given.bool()[:, None, None, :] | torch.ones(given.shape[1], given.shape[1], dtype=torch.bool).tril()
 
 
 def of_a_head(given: Tensor) -> Tensor:
@@ -111,7 +115,7 @@ def of_a_head(given: Tensor) -> Tensor:
 
 
 def two_masks(given: Tensor) -> Tensor:
-    return plain(given) & torch.ones(S, S, dtype=torch.bool).tril() & plain(given.flip(-1))
+    return causal(given) & plain(given.flip(-1))
 
 
 LEFT_ALONE: dict[str, Made] = {
@@ -120,7 +124,7 @@ LEFT_ALONE: dict[str, Made] = {
 }  # fmt: skip
 
 
-def compiled(fn: Callable[..., Any], found: list[tuple[fx.GraphModule, int]], dynamic: bool = False) -> Any:
+def compiled(fn: Callable[..., Any], found: list[tuple[fx.GraphModule, int]], dynamic: bool | None = False) -> Any:
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         changed = rewrite_attention(gm)
         gm.graph.lint()
@@ -134,15 +138,16 @@ def attention(make: Made, heads: int = H, layers: int = 1, **options: Any) -> Ca
     def run(q: Tensor, k: Tensor, v: Tensor, given: Tensor) -> Tensor:
         mask = make(given)
         for _ in range(layers):
-            keys = (x[:, :, None].expand(B, x.shape[1], H // heads, S, D).reshape(B, H, S, D) for x in (k, v))
+            b, s = q.shape[0], q.shape[2]
+            keys = (x[:, :, None].expand(b, heads, H // heads, s, D).reshape(b, H, s, D) for x in (k, v))
             q = sdpa(q, *keys, attn_mask=mask, **options).transpose(1, 2).contiguous().transpose(1, 2)
-        return q.transpose(1, 2).reshape(B, S, H * D)
+        return q.transpose(1, 2).reshape(q.shape[0], -1, H * D)
 
     return run
 
 
-def qkv(heads: int = H) -> list[Tensor]:
-    made = (torch.randn(B, S, n, D, dtype=torch.float64).transpose(1, 2) for n in (H, heads, heads))
+def qkv(heads: int = H, batch: int = B, length: int = S) -> list[Tensor]:
+    made = (torch.randn(batch, length, n, D, dtype=torch.float64).transpose(1, 2) for n in (H, heads, heads))
     return [x.requires_grad_() for x in made]
 
 
@@ -227,29 +232,95 @@ def test_options_of_the_call(options: dict[str, Any]) -> None:
         agree(attention(causal, **options), qkv(), changed=1)
 
 
-def test_lengths_that_are_symbols_stay() -> None:
-    def fn(q: Tensor, k: Tensor, v: Tensor, given: Tensor) -> Tensor:
-        return sdpa(q, k, v, attn_mask=given.bool()[:, None, None, :])
+def agree_at_sizes(
+    fn: Callable[..., Tensor],
+    changed: Sequence[int],
+    sizes: Sequence[tuple[int, int]] = ((3, 9), (2, 12), (5, 2), (4, 17), (3, 1)),
+    heads: int = H,
+    axes: tuple[int, ...] = (0, 1),
+) -> fx.GraphModule:
+    """The first graph, once results and gradients at batches and lengths are those of eager mode.
 
+    Args:
+        changed: the changed calls of each graph. Dynamo has another one for a length of 1.
+        sizes: batches and lengths. Above 1, no rule may specialize a graph for them.
+        axes: of batch and length, those that are symbols.
+    """
     found: list[tuple[fx.GraphModule, int]] = []
-    run, given = compiled(fn, found, dynamic=True), qkv()
-    for mask in kinds().values():
-        torch.testing.assert_close(run(*given, mask), fn(*given, mask))
-    assert named(found[0][0], sdpa)
+    run = compiled(fn, found, dynamic=None)
+    for batch, length in sizes:
+        for mask in kinds(batch, length).values():
+            given = qkv(heads, batch, length)
+            for axis in axes if length > 1 else ():
+                torch._dynamo.mark_dynamic(mask, axis)
+                for x in given:
+                    torch._dynamo.mark_dynamic(x, (0, 2)[axis])
+            for ours, theirs in zip(step(run, given, mask), step(fn, given, mask), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+    assert [count for _, count in found] == list(changed)
+    return found[0][0]
+
+
+@pytest.mark.parametrize(("make", "heads"), [(of_transformers, H), (causal, 2), (plain, H)])
+def test_batches_and_lengths_that_are_symbols(make: Made, heads: int) -> None:
+    gm = agree_at_sizes(attention(make, heads, layers=2), [2, 2], heads=heads)
+    assert len(named(gm, torch.ops.autotune.mask_bounds.default)) == 1
+    for call in named(gm, torch.ops.autotune.padded_attention.default):
+        assert call.args[7:9] == (make is causal, 0)
+        assert call.args[1].meta["example_value"].shape[1] == heads  # type: ignore[union-attr]
+
+
+def test_a_batch_alone_that_is_a_symbol() -> None:
+    agree_at_sizes(attention(windowed), [1], [(3, S), (2, S), (7, S)], axes=(0,))
+
+
+def test_a_window_and_lengths_that_are_symbols() -> None:
+    gm = agree_at_sizes(attention(windowed), [1], [(3, 9), (2, 3), (3, 17)])
+    (call,) = named(gm, torch.ops.autotune.padded_attention.default)
+    assert call.args[7:9] == (True, WINDOW)
+    # A graph of sequences shorter than the window holds for those alone.
+    torch._dynamo.reset()
+    agree_at_sizes(attention(windowed), [1, 1], [(3, 3), (2, 4), (3, 17), (2, 2)])
+
+
+@pytest.mark.parametrize("make", [per_query, numbers, either, two_masks])
+def test_a_mask_of_another_form_and_of_any_length_stays(make: Made) -> None:
+    agree_at_sizes(attention(make), [0], [(3, 9), (2, 12)])
+
+
+def test_lengths_of_queries_and_keys_that_are_symbols() -> None:
+    def cross(q: Tensor, k: Tensor, v: Tensor, given: Tensor) -> Tensor:
+        return sdpa(q[:, :, 1:], k, v, attn_mask=plain(given)).transpose(1, 2).reshape(q.shape[0], -1, H * D)
+
+    # Of a length of 2 above, one query is left: a kernel that takes symbols might not take one query.
+    agree_at_sizes(cross, [0], [(3, 9), (2, 12)])
+    torch._dynamo.reset()
+
+    def longer(q: Tensor, k: Tensor, v: Tensor, given: Tensor) -> Tensor:
+        return sdpa(torch.cat([q, q[:, :, :1]], 2), k, v, attn_mask=plain(given)).transpose(1, 2).contiguous()
+
+    agree_at_sizes(longer, [1], [(3, 9), (2, 12), (4, 2)])
+
+
+def in_checkpoints(q: Tensor, k: Tensor, v: Tensor, given: Tensor) -> Tensor:
+    mask = causal(given)
+
+    def inner(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, k, v, attn_mask=mask).transpose(1, 2).contiguous().transpose(1, 2)
+
+    for _ in range(2):
+        q = checkpoint(inner, q, k, v, use_reentrant=False)  # type: ignore[no-untyped-call]
+    return q
 
 
 def test_under_activation_checkpointing() -> None:
-    def fn(q: Tensor, k: Tensor, v: Tensor, given: Tensor) -> Tensor:
-        mask = causal(given)
+    agree(in_checkpoints, qkv(), changed=2)
+    torch._dynamo.reset()
+    agree_at_sizes(in_checkpoints, [2], [(3, 9), (2, 12), (5, 2)])
 
-        def inner(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return sdpa(q, k, v, attn_mask=mask).transpose(1, 2).contiguous().transpose(1, 2)
 
-        for _ in range(2):
-            q = checkpoint(inner, q, k, v, use_reentrant=False)  # type: ignore[no-untyped-call]
-        return q
-
-    agree(fn, qkv(), changed=2)
+def test_a_constant_that_hides_everything_stays() -> None:
+    agree(attention(lambda given: plain(given) & torch.zeros(S, S, dtype=torch.bool)), qkv(), changed=0)
 
 
 def test_a_cpu_keeps_its_masks() -> None:

@@ -31,19 +31,19 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def numbers() -> dict[str, Tensor]:
+def numbers(batch: int = B, length: int = S) -> dict[str, Tensor]:
     """int64 [B, S], the number of each position's document."""
-    starts = torch.rand(B, S) < 0.3
-    tail = torch.arange(S).expand(B, S) >= 8
+    starts = torch.rand(batch, length) < 0.3
+    tail = torch.arange(length).expand(batch, length) >= length * 2 // 3
     return {
-        "one": torch.ones(B, S, dtype=torch.int64),
+        "one": torch.ones(batch, length, dtype=torch.int64),
         "several": starts.cumsum(-1),
         "padded": torch.where(tail, 0, 1 + starts.cumsum(-1)),
         "padded before": torch.where(tail.flip(1), 0, 1 + starts.cumsum(-1)),
-        "one a position": torch.arange(S).expand(B, S).contiguous(),
+        "one a position": torch.arange(length).expand(batch, length).contiguous(),
         "without order": 7 - starts.cumsum(-1) % 7,
-        "apart": torch.randint(0, 3, (B, S)),
-        "no padding alone": torch.zeros(B, S, dtype=torch.int64),
+        "apart": torch.randint(0, 3, (batch, length)),
+        "no padding alone": torch.zeros(batch, length, dtype=torch.int64),
     }
 
 
@@ -61,10 +61,11 @@ def of_transformers(which: Tensor) -> Tensor:
 def of_positions(at: Tensor) -> Tensor:
     """Llama's, as transformers 5.24 makes it under a compiler."""
     number = (torch.diff(at, prepend=at[:, :1] - 1, dim=-1) != 1).cumsum(-1)
-    row, place = torch.arange(B)[:, None, None, None], torch.arange(S)
+    batch, length = at.shape
+    row, place = torch.arange(batch)[:, None, None, None], torch.arange(length)
     query, key = place[None, None, :, None], place[None, None, None, :]
     later = at[row, key] <= at[row, query]
-    return (later & (number[row, query] == number[row, key])).expand(B, -1, S, S)
+    return (later & (number[row, query] == number[row, key])).expand(batch, -1, length, length)
 
 
 def by_numbers(which: Tensor) -> Tensor:
@@ -72,11 +73,11 @@ def by_numbers(which: Tensor) -> Tensor:
 
 
 def causal(which: Tensor) -> Tensor:
-    return by_numbers(which) & torch.ones(S, S, dtype=torch.bool).tril()
+    return by_numbers(which) & torch.ones(which.shape[1], which.shape[1], dtype=torch.bool).tril()
 
 
 def lower(which: Tensor) -> Tensor:
-    return torch.eq(which.unsqueeze(1).unsqueeze(-1), which[:, None, None]).tril().expand(B, H, S, S)
+    return torch.eq(which.unsqueeze(1).unsqueeze(-1), which[:, None, None]).tril().expand(-1, H, -1, -1)
 
 
 def without_padding(which: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ def without_padding(which: Tensor) -> Tensor:
 
 
 def windowed(which: Tensor) -> Tensor:
-    place = torch.arange(S)
+    place = torch.arange(which.shape[1])
     return causal(which) & (place[None, :] > place[:, None] - 3)
 
 
@@ -95,7 +96,7 @@ def first_row(which: Tensor) -> Tensor:
 
 
 def of_three(which: Tensor) -> Tensor:
-    return first_row(which)[None] & torch.ones(S, S, dtype=torch.bool).tril()
+    return first_row(which)[None] & torch.ones(which.shape[1], which.shape[1], dtype=torch.bool).tril()
 
 
 def a_window(which: Tensor) -> Tensor:
@@ -152,7 +153,7 @@ LEFT_ALONE: dict[str, Made] = {
 }  # fmt: skip
 
 
-def compiled(fn: Callable[..., Any], found: list[tuple[fx.GraphModule, int]], dynamic: bool = False) -> Any:
+def compiled(fn: Callable[..., Any], found: list[tuple[fx.GraphModule, int]], dynamic: bool | None = False) -> Any:
     def backend(gm: fx.GraphModule, inputs: Sequence[Any]) -> Any:
         changed = rewrite_attention(gm)
         gm.graph.lint()
@@ -166,15 +167,16 @@ def attention(make: Made, heads: int = H, layers: int = 1, **options: Any) -> Ca
     def run(q: Tensor, k: Tensor, v: Tensor, which: Tensor) -> Tensor:
         mask = make(which)
         for _ in range(layers):
-            keys = (x[:, :, None].expand(B, x.shape[1], H // heads, S, D).reshape(B, H, S, D) for x in (k, v))
+            b, s = q.shape[0], q.shape[2]
+            keys = (x[:, :, None].expand(b, heads, H // heads, s, D).reshape(b, H, s, D) for x in (k, v))
             q = sdpa(q, *keys, attn_mask=mask, **options).transpose(1, 2).contiguous().transpose(1, 2)
-        return q.transpose(1, 2).reshape(B, S, H * D)
+        return q.transpose(1, 2).reshape(q.shape[0], -1, H * D)
 
     return run
 
 
-def qkv(heads: int = H) -> list[Tensor]:
-    made = (torch.randn(B, S, n, D, dtype=torch.float64).transpose(1, 2) for n in (H, heads, heads))
+def qkv(heads: int = H, batch: int = B, length: int = S) -> list[Tensor]:
+    made = (torch.randn(batch, length, n, D, dtype=torch.float64).transpose(1, 2) for n in (H, heads, heads))
     return [x.requires_grad_() for x in made]
 
 
@@ -245,18 +247,19 @@ def test_a_mask_that_is_written_over() -> None:
     agree(fn, qkv(), changed=2)
 
 
+def in_checkpoints(q: Tensor, k: Tensor, v: Tensor, which: Tensor) -> Tensor:
+    mask = of_transformers(which)
+
+    def inner(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, k, v, attn_mask=mask).transpose(1, 2).contiguous().transpose(1, 2)
+
+    for _ in range(2):
+        q = checkpoint(inner, q, k, v, use_reentrant=False)  # type: ignore[no-untyped-call]
+    return q
+
+
 def test_under_activation_checkpointing() -> None:
-    def fn(q: Tensor, k: Tensor, v: Tensor, which: Tensor) -> Tensor:
-        mask = of_transformers(which)
-
-        def inner(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return sdpa(q, k, v, attn_mask=mask).transpose(1, 2).contiguous().transpose(1, 2)
-
-        for _ in range(2):
-            q = checkpoint(inner, q, k, v, use_reentrant=False)  # type: ignore[no-untyped-call]
-        return q
-
-    agree(fn, qkv(), changed=2)
+    agree(in_checkpoints, qkv(), changed=2)
 
 
 @pytest.mark.parametrize(("options", "changed"), [({"dropout_p": 0.5}, 0), ({"scale": 0.3}, 1)])
@@ -268,13 +271,46 @@ def test_options_of_the_call(options: dict[str, Any], changed: int) -> None:
         agree(attention(causal, **options), qkv(), changed=1)
 
 
-def test_lengths_that_are_symbols_stay() -> None:
+def both_sides(which: Tensor) -> Tensor:
+    """A window of keys that depends on no input."""
+    place = torch.arange(which.shape[1])
+    near = (place[None, :] <= place[:, None] + 1) & (place[None, :] > place[:, None] - 3)
+    return near.expand(which.shape[0], 1, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "changed"),
+    [
+        (attention(of_transformers, 2, layers=2), 2),
+        (attention(causal), 1),
+        (attention(lower), 1),
+        (attention(without_padding), 1),
+        (attention(of_three), 1),
+        (attention(both_sides), 1),
+        (in_checkpoints, 2),
+        (attention(either), 0),
+        (attention(causal, dropout_p=0.0001), 0),
+    ],
+)
+def test_batches_and_lengths_that_are_symbols(fn: Callable[..., Tensor], changed: int) -> None:
+    heads = 2 if changed == 2 and fn is not in_checkpoints else H
     found: list[tuple[fx.GraphModule, int]] = []
-    fn, given = attention(by_numbers), qkv()
-    run = compiled(fn, found, dynamic=True)
-    which = numbers()["several"]
-    torch.testing.assert_close(run(*given, which), fn(*given, which))
-    assert named(found[0][0], sdpa)
+    run = compiled(fn, found, dynamic=None)
+    for batch, length in ((2, 12), (3, 5), (1, 9), (4, 2), (2, 1), (5, 33)):
+        for which in numbers(batch, length).values():
+            given = qkv(heads, batch, length)
+            for axis, size in enumerate((batch, length)):
+                for x, place in ((which, axis), *((x, (0, 2)[axis]) for x in given)):
+                    if size > 1:
+                        torch._dynamo.mark_dynamic(x, place)
+            if changed:
+                for ours, theirs in zip(step(run, given, which), step(fn, given, which), strict=True):
+                    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+            else:
+                run(*given, which)
+    assert found[0][1] == changed
+    assert len(found) == 3, "one for symbols, one for a batch of 1 and one for a length of 1"
+    assert len(named(found[0][0], SPANS)) == bool(changed)
 
 
 def test_a_cpu_keeps_its_masks() -> None:
