@@ -9,13 +9,16 @@ would need no package, but every machine that checks it could forge it, and a fl
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import sqlite3
 import stat
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 from autotune.errors import UserError, quoted_command
 
@@ -115,6 +118,8 @@ def checksum(file: IO[bytes], length: int, form: int = VERSION) -> bytes:
 def kind_of(path: str | os.PathLike[str]) -> Kind:
     """The form of a file, by its first bytes: a snapshot of any form, damaged or not, another SQLite file, or a zip
     archive, such as the bundles of earlier versions."""
+    if _is_database(path):
+        return "database"
     try:
         with _regular(Path(path)) as file:
             head = file.read(72)
@@ -125,6 +130,24 @@ def kind_of(path: str | os.PathLike[str]) -> Kind:
     if head.startswith(SQLITE):
         return "snapshot" if _is_ours(head) else "database"
     return "bundle" if head.startswith(b"PK\3\4") else "other"
+
+
+def _is_database(path: str | os.PathLike[str]) -> bool:
+    """True for an SQLite file that is no snapshot, as SQLite reads it; False for a damaged one.
+
+    Another open file would release SQLite's locks when it is closed: those of POSIX belong to the process. Another
+    process would then delete the write-ahead log while this one uses it, and this one's next rows would be lost.
+    """
+    try:
+        found = os.stat(path)
+        if not stat.S_ISREG(found.st_mode) or not found.st_size:
+            return False
+        uri = f"file:{quote(os.fsencode(Path(path).absolute()))}?mode=ro&immutable=1"
+        with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+            (application,) = connection.execute("PRAGMA application_id").fetchone()
+            return bool(application != APPLICATION)
+    except (OSError, ValueError, sqlite3.Error):
+        return False
 
 
 def is_snapshot(path: str | os.PathLike[str]) -> bool:

@@ -168,11 +168,11 @@ def reason(url: sa.URL, error: BaseException | None) -> str:
     """A driver's error as a line that names the database and, if known, the remedy."""
     where, first = show_url(url), first_line(error, url)
     if "not a database" in first or "malformed" in first:
-        return f"{where} is not a usable SQLite database ({first}): give another with --db"
+        return f"{where} is not a usable SQLite database ({first}): name another by --db or AUTOTUNE_DB"
     if "locked" in first or "lock timeout" in first:
         return f"the database {where} is locked by another process ({first}): try again when that has finished"
     if "readonly" in first or "read-only" in first:
-        return f"the database {where} cannot be written ({first}): give another with --db"
+        return f"the database {where} cannot be written ({first}): name another by --db or AUTOTUNE_DB"
     if "permission denied" in first:
         return f"the database {where} does not let its user do this ({first}): rights to grant: docs/how-to/fleet.md"
     if "no such table" in first or ("relation" in first and "does not exist" in first):

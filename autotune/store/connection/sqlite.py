@@ -33,7 +33,7 @@ def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
     path = Path(str(url.database))
     if is_snapshot(path):
         raise UserError(
-            f"{path} is a snapshot, which is read-only: name a database with --db"
+            f"{path} is a snapshot, which is read-only: name a database by --db or AUTOTUNE_DB"
             f" (`{quoted_command('autotune', 'import', str(path))}` adds the snapshot to one)"
         )
     shared = shared_type(path)
@@ -164,7 +164,10 @@ def _check_writable(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it, such as {path / 'autotune.db'}")
     if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise UserError(f"cannot write the database {path} (SQLite needs the file and its folder writable): give --db")
+        raise UserError(
+            f"cannot write the database {path} (SQLite needs the file and its folder writable):"
+            " name another by --db or AUTOTUNE_DB"
+        )
 
 
 def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> None:

@@ -32,7 +32,7 @@ _HARMLESS = {
 
 def no_database(file: str | os.PathLike[str]) -> str:
     """The message for a missing database."""
-    return f"there is no database {os.fspath(file)}: run a search first, or name another database with --db"
+    return f"there is no database {os.fspath(file)}: run a search first, or name another by --db or AUTOTUNE_DB"
 
 
 def parse_url(url: str | os.PathLike[str] | None) -> sa.URL:
