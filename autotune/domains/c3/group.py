@@ -81,6 +81,10 @@ class Group:
         dist.all_gather(parts, padded, group=self.control)
         return [json.loads(bytes(p[: int(s)].tolist())) for p, s in zip(parts, sizes, strict=True)]
 
+    def any_reason(self, own: str) -> str:
+        """The reason of the first rank that has one; "" if none has."""
+        return next((why for why in self.gather(own) if why), "")
+
     def largest(self, values: Sequence[float]) -> list[float]:
         """The maximum over ranks of each value."""
         data = torch.tensor(list(values), dtype=torch.float64)

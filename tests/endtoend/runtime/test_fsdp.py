@@ -89,6 +89,26 @@ def test_collectives_that_the_program_set_stay(ranks: Ranks, db: str) -> None:
     assert ranks.run(CHECKS, "left_alone", db) == [[True, True]] * 2
 
 
+def test_a_second_handle(ranks: Ranks, db: str) -> None:
+    for said, kept, first, second in ranks.run(CHECKS, "repeated", db):
+        assert "another autotune.fsdp has set the collectives of this model's modules: call close()" in said
+        assert kept == "Gather"
+        assert (first, second) == ("Sharded(closed)", "Sharded(closed)")
+
+
+def test_a_rank_that_lacks_a_kernel_or_memory_in_a_search(ranks: Ranks, db: str) -> None:
+    """The candidate runs on no rank; the search goes on, and all ranks choose the same."""
+    answers = ranks.run(CHECKS, "hindered", db)
+    assert answers[0]["chosen"] == answers[1]["chosen"]
+    for answer in answers:
+        assert answer["ours"] == pytest.approx(answer["stock"], rel=1e-5)
+        assert "copy" in {engine for _, engine in answer["chosen"]}
+
+
+def test_parameters_on_no_device_yet(ranks: Ranks, db: str) -> None:
+    assert ranks.run(CHECKS, "unallocated", db) == [["cpu", True]] * 2
+
+
 def test_results_are_never_shared(ranks: Ranks) -> None:
     assert ranks.run(CHECKS, "shared") == [True, True]
 
@@ -111,6 +131,11 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path, db: str, when: str, wo
     assert re.search(words, answer["error"])
     assert answer["seconds"] < 30
     assert when == "search" or answer["engines"] == ["copy"]
+
+
+def test_a_handle_that_outlives_its_group(tmp_path: Path, db: str) -> None:
+    with Ranks(tmp_path) as two:
+        assert two.run(CHECKS, "outlived", db) == ["{'copy'} Sharded(closed)"] * 2
 
 
 def test_a_rank_that_is_stopped_and_goes_on(tmp_path: Path, db: str) -> None:

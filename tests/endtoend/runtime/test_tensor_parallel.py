@@ -78,6 +78,10 @@ def test_a_step_that_the_program_captures(ranks: Ranks, db: str) -> None:
         assert answer["tried"] == 2
 
 
+def test_a_step_that_raises_in_a_search(ranks: Ranks, db: str) -> None:
+    assert ranks.run(CHECKS, "interrupted", db) == [["the program's own", None]] * 2
+
+
 @pytest.mark.parametrize("batches", [1, 2])
 def test_dtensor_programs(ranks: Ranks, db: str, batches: int) -> None:
     """Graphs join their products in a search, and later where a strategy was stored; nothing else changes them."""
@@ -107,6 +111,15 @@ def test_ranks_with_other_products_search_nothing(ranks: Ranks, db: str) -> None
     assert [answer["steps"] for answer in answers] == [3, 3]
     assert "ranks run other products than rank 0" in answers[0]["said"]
     assert answers[1]["said"] == ""
+
+
+def test_autocast(ranks: Ranks) -> None:
+    assert ranks.run(CHECKS, "autocast") == [[True] * 4] * 2
+
+
+def test_a_handle_that_outlives_its_group(tmp_path: Path, db: str) -> None:
+    with Ranks(tmp_path) as two:
+        assert two.run(CHECKS, "outlived", db) == ["cpu Joined(closed)"] * 2
 
 
 def test_gpus_without_access_keep_the_sequence(ranks: Ranks) -> None:

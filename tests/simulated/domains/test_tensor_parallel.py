@@ -13,7 +13,7 @@ from autotune.domains.c3.tensor_parallel import outbox, products
 from autotune.domains.c3.tensor_parallel.outbox import Exchange, Outbox
 from autotune.domains.c3.tensor_parallel.products import Line
 from tests.support.c3.fake_calls import Wrong, fault
-from tests.support.c3.fake_device import BIASES, QUEUES, FakeGroup, World
+from tests.support.c3.fake_device import BIASES, QUEUES, World
 from tests.support.c3.fake_driver import Device, kernels
 from tests.support.c3.fake_streams import Graph
 
@@ -31,7 +31,6 @@ def made(device: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
             device.world.current().add("call", lambda: real(*args))
 
         monkeypatch.setattr(products, name, enqueued)
-    monkeypatch.setattr(FakeGroup, "gather", lambda self, value: [value] * self.ranks)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 40, 1 << 40))
 
     def lines(world: World) -> list[Line]:
@@ -61,9 +60,9 @@ class Calls:
         self.world, self.lines, self.batches, self.chunks, self.lanes = world, lines, batches, chunks, lanes
         self.total = ROWS * world.ranks
         self.inputs = [
-            [torch.zeros(batches, ROWS, INNER), torch.zeros(batches, self.total, INNER)] for _ in range(world.ranks)
+            [world.allocate(batches, rows, INNER) for rows in (ROWS, self.total)] for _ in range(world.ranks)
         ]
-        self.weight = value(7, INNER, WIDTH)
+        self.weight = world.allocate(INNER, WIDTH).copy_(value(7, INNER, WIDTH))
 
     def fill(self, rank: int, call: int) -> None:
         for k, given in enumerate(self.inputs[rank]):
@@ -124,15 +123,18 @@ def test_calls_back_to_back(device: Device, made: Any, lanes: int, ranks: int) -
         Calls(world, made(world), 1 + seed % 2, chunks, lanes).play(5, replayed=seed % 3 == 1)
 
 
-def reuse_memory(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
-    """Results of equal shapes get equal addresses in every call, as in a program's steps."""
+def reuse_memory(monkeypatch: pytest.MonkeyPatch, world: World) -> dict[Any, torch.Tensor]:
+    """Results of equal shapes get equal addresses in every call, as in a program's steps; by rank and shape."""
     kept: dict[Any, torch.Tensor] = {}
     real = products._empty
 
     def empty(like: torch.Tensor, *shape: int) -> torch.Tensor:
-        return kept.setdefault((world.rank, shape), real(like, *shape))
+        if (world.rank, shape) not in kept:
+            kept[world.rank, shape] = real(like, *shape)
+        return kept[world.rank, shape]
 
     monkeypatch.setattr(products, "_empty", empty)
+    return kept
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -154,6 +156,47 @@ def test_calls_that_repeat_are_graphs(
                 assert graphs[:3] == [None] * 3
                 assert len(set(graphs[3:])) == 6
                 assert None not in graphs[3:]
+
+
+def test_memory_that_was_freed_ends_its_graphs(device: Device, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results at the addresses of memory that was freed: captured once more, and no replay writes to what is gone."""
+    monkeypatch.setattr(outbox, "_GRAPHS", 2048)
+    world = device.open(2, 0)
+    kept = reuse_memory(monkeypatch, world)
+    lines = made(world)
+    found = [watch(monkeypatch, line) for line in lines]
+
+    class Freeing(Calls):
+        def fill(self, rank: int, call: int) -> None:
+            super().fill(rank, call)
+            if call in (4, 8):
+                for (owner, _), tensor in kept.items():
+                    if owner == rank:
+                        world.renew(tensor)
+
+    Freeing(world, lines, 1, 3, 2).play(12, replayed=False)
+    for graphs in found:
+        graphs_before, between, after = (graphs[3 * at : 3 * (at + 4)] for at in (0, 4, 8))
+        assert None not in between + after
+        assert not {*graphs_before} & {*between}
+        assert not {*between} & {*after}
+        assert len({*between}) == len({*after}) == 6
+
+
+def test_memory_of_unknown_allocations_is_not_captured(
+    device: Device, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of expandable segments, of which the driver knows no number, or several."""
+    for numbers in ([0], [1, 2]):
+        with monkeypatch.context() as patch:
+            patch.setattr(outbox, "_GRAPHS", 2048)
+            patch.setattr(outbox, "allocation", lambda address, numbers=numbers: numbers[address % len(numbers)])
+            world = device.open(2, 0)
+            reuse_memory(patch, world)
+            lines = made(world)
+            found = [watch(patch, line) for line in lines]
+            Calls(world, lines, 1, 3, 1).play(4, replayed=False)
+            assert {graph for graphs in found for graph in graphs} == {None}
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, line: Line) -> list[Graph | None]:
@@ -191,3 +234,35 @@ def test_too_little_memory_leaves_the_sequence(
     assert first.exchange.outbox(1 << 20) is None
     assert first.exchange.outbox(1 << 20) is None
     assert caplog.text.count("2 MiB of buffers do not fit 1 MiB of free memory") == 1
+
+
+def test_symmetric_memory_that_ends_leaves_the_sequence(
+    device: Device, made: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second outbox has no memory, though as much was free: none is kept, and later calls do not try again."""
+    world = device.open(2, 0)
+    lines = made(world)
+    real, asked = world.symmetric, []
+
+    def symmetric(size: int, *given: Any) -> Any:
+        asked.append(size)
+        if sum(size == other for other in asked) > 1:
+            raise torch.OutOfMemoryError("out of memory\nmore about it")
+        return real(size, *given)
+
+    monkeypatch.setattr(world, "symmetric", symmetric)
+    exchange = lines[0].exchange
+    world.on(0)
+    assert exchange.outbox(1 << 20) is None
+    tries = len(asked)
+    assert exchange.outbox(1 << 20) is None
+    assert len(asked) == tries
+    assert caplog.text.count("no 1 MiB of symmetric memory: OutOfMemoryError: out of memory\n") == 1
+    exchange.close()
+
+
+def test_outboxes_of_many_sizes_are_few() -> None:
+    sizes = {outbox.rounded(nbytes) for nbytes in range(1 << 20, 1 << 22)}
+    assert len(sizes) == 9
+    for nbytes in (1, 2, 3, 7, 80, 4097, (1 << 30) + 1):
+        assert nbytes <= outbox.rounded(nbytes) <= 1.25 * nbytes

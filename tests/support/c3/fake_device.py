@@ -42,6 +42,9 @@ class FakeGroup(Group):
     def barrier(self) -> None:
         pass
 
+    def gather(self, value: Any) -> list[Any]:
+        return [value] * self.ranks
+
 
 class World:
     """All ranks, their memory and their streams.
@@ -60,6 +63,8 @@ class World:
         self.queues: list[Queue] = [q for some in self._shared for q in some]
         self._starts: list[int] = []
         self._ends: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        self._allocations = itertools.count(1)
         self._blocks: dict[int, torch.Tensor] = {}
         self._words: dict[int, ctypes.c_uint32] = {}
         self._parked: dict[Any, list[Queue]] = {}
@@ -135,7 +140,17 @@ class World:
         block.fill_(POISON)
         bisect.insort(self._starts, at)
         self._blocks[at], self._ends[at] = block, at + block.numel()
+        self._numbers[at] = next(self._allocations)
         return made
+
+    def allocation(self, address: int) -> int:
+        """The number of the allocation at an address; 0 if there is none."""
+        k = bisect.bisect_right(self._starts, address) - 1
+        return self._numbers[self._starts[k]] if k >= 0 and address < self._ends[self._starts[k]] else 0
+
+    def renew(self, tensor: torch.Tensor) -> None:
+        """Free a tensor's memory, and allocate as much, which happens to get the same address."""
+        self._numbers[tensor.data_ptr()] = next(self._allocations)
 
     def symmetric(self, size: int, dtype: torch.dtype, device: object) -> torch.Tensor:
         """The next buffer that all ranks have."""

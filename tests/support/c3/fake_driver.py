@@ -48,6 +48,11 @@ class Driver:
         self._device.move(self._stream(stream), dst.value, src.value, size.value)
         return 0
 
+    def cuPointerGetAttribute(self, number: Any, attribute: int, address: ctypes.c_uint64) -> int:
+        assert attribute == 7
+        number._obj.value = self._device.world.allocation(address.value)
+        return 0 if number._obj.value else 1
+
     def cuGetErrorString(self, code: int, text: Any) -> int:
         text._obj.value = b"not permitted under capture"
         return 0

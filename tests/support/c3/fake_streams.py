@@ -93,6 +93,7 @@ class Graph:
         self.world = world
         self.ops: list[tuple[Stream, Op]] = []
         self.clocks: dict[Stream, dict[Stream, int]] = {}
+        self._memory: dict[int, int] = {}
         self._over = False
 
     def begin(self, origin: Stream) -> None:
@@ -121,6 +122,8 @@ class Graph:
                 clock[s] = max(n, clock.get(s, 0))
         elif op[0] != "mark":
             clock[stream] += 1
+        if op[0] == "copy":
+            self._memory |= {address: self.world.allocation(address) for address in op[1:3]}
         self.ops.append((stream, op))
 
     def end(self) -> None:
@@ -133,6 +136,8 @@ class Graph:
 
     def replay(self) -> None:
         """Enqueue all of it on the current stream."""
+        if any(self.world.allocation(address) != number for address, number in self._memory.items()):
+            raise CaptureFault("a graph copies from or to an allocation that was freed")
         stream = self.world.current()
         queues = {s: self.world.queue(stream.rank) for s in self.clocks}
         begun = stream.mark()

@@ -228,11 +228,11 @@ def stopped(rank: int, db: str, where: str) -> dict[str, Any]:
         raise Unsupported("no peer access here")
 
     patched: Any = traffic
-    real = patched.open_collective, patched._too_little
+    real = patched.open_collective, patched.too_little
     if where == "everywhere":
         patched.open_collective = refuse
     elif rank == 1:
-        patched._too_little = lambda *given: "12 MiB of buffers do not fit 3 MiB of free memory"
+        patched.too_little = lambda *given: "12 MiB of buffers do not fit 3 MiB of free memory"
     try:
         said = io.StringIO()
         with fresh(), contextlib.redirect_stderr(said):
@@ -241,7 +241,7 @@ def stopped(rank: int, db: str, where: str) -> dict[str, Any]:
             losses = train(rank, model, handle, 4)
             return {"losses": losses, "chosen": plain(handle.chosen), "said": said.getvalue()}
     finally:
-        patched.open_collective, patched._too_little = real
+        patched.open_collective, patched.too_little = real
 
 
 def refused(rank: int, db: str) -> list[str]:
@@ -294,3 +294,80 @@ def shared(rank: int) -> bool:
         del larger
     lines.release(kind)
     return bool(sums.eq(3.0).all()) and [float(r[0]) for r in results] == [1.5, 2.5, 3.5]
+
+
+def repeated(rank: int, db: str) -> list[str]:
+    """A second handle on a model: the answer while the first one has its collectives, and what the first one leaves."""
+    with fresh():
+        model = made()
+        first = autotune.fsdp(model, db=db)
+        said = ""
+        try:
+            autotune.fsdp(model, db=db)
+        except UserError as error:
+            said = str(error)
+        train(rank, model, first, 3)  # nothing is stored, so that it gives the modules their collectives back
+        second = autotune.fsdp(model, db=db)
+        for _ in range(2):
+            first.close()
+        kept = type(model.blocks[0]._get_fsdp_state()._fsdp_param_group._all_gather_comm).__name__
+        train(rank, model, second, 1)
+        second.close()
+        return [said, kept, repr(first), repr(second)]
+
+
+def hindered(rank: int, db: str) -> dict[str, Any]:
+    """A search in which rank 1 compiles no kernel, and runs out of memory at the end of its first engine."""
+    from autotune.domains.c3 import task
+    from autotune.domains.c3.fsdp import steps
+    from autotune.task import Artifact
+
+    def build(*given: Any, **options: Any) -> Artifact:
+        if rank == 1:
+            raise OSError("no compiler")
+        return Artifact("cpu", ())
+
+    failures = ["no memory"]
+    patched: Any = traffic
+    real = patched.open_collective
+
+    def opened(*given: Any) -> Any:
+        made = real(*given)
+        if rank == 1 and failures:
+            raise MemoryError(failures.pop())
+        return made
+
+    with (
+        mock.patch.object(task, "build", build),
+        mock.patch.object(steps, "_built", {}),
+        mock.patch.object(steps, "kernel_of", return_value=True),
+        mock.patch.object(traffic, "open_collective", opened),
+    ):
+        return searched(rank, db, 0.1, "", 24)
+
+
+def unallocated(rank: int, db: str) -> list[Any]:
+    """A model without memory when the handle is made, as large ones are before their weights are loaded."""
+    with torch.device("meta"):
+        model = Model()
+    fully_shard(model)
+    with fresh():
+        handle = autotune.fsdp(model, db=db)
+        model.to_empty(device="cpu")
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.1)
+        losses = train(rank, model, handle, 3)
+        return [handle._device.type, losses[-1] == losses[-1]]
+
+
+def outlived(rank: int, db: str) -> str:
+    """A handle that is closed after its process group. This rank has no process group afterwards."""
+    clock = Clock(0.1)
+    with fresh(), mock.patch.object(api, "time", clock):
+        model = made()
+        handle = clock.handle = autotune.fsdp(model, steps=24, db=db)
+        train(rank, model, handle, 26)
+        engines = {engine for _, engine in plain(handle.chosen)}
+        dist.destroy_process_group()
+        handle.close()
+        return f"{engines} {handle!r}"

@@ -169,6 +169,30 @@ def captured(rank: int, db: str) -> dict[str, Any]:
         _reset()
 
 
+def interrupted(rank: int, db: str) -> list[Any]:
+    """A search whose step raises during its second plan: the answer, and the engines afterwards."""
+    before = deployment()
+    try:
+        use(Deployment())
+        _reset()
+        layer = Layer(rank, dist.get_world_size())
+        handle = autotune.tensor_parallel(layer, db=db)
+
+        def step() -> None:
+            if any(sites.chosen.values()):
+                raise ValueError("the program's own")
+            layer(torch.ones(ROWS, WIDTH)).sum().backward()
+
+        try:
+            handle.search(step, 8)
+        except ValueError as error:
+            return [str(error), *{engine for _, _, engine in _plain()}]
+        return []
+    finally:
+        use(before)
+        _reset()
+
+
 class Gated(nn.Module):
     """The program's layer, before it is divided."""
 
@@ -349,3 +373,38 @@ def refused(rank: int) -> list[str]:
         except UserError as error:
             said.append(str(error))
     return said
+
+
+def autocast(rank: int) -> list[bool]:
+    """fp32 weights under autocast: results and gradients have the dtypes of ``F.linear``'s."""
+    _reset()
+    layer = Layer(rank, dist.get_world_size())
+    x = torch.ones(ROWS, WIDTH, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+        near = torch.allclose(out.float(), layer.reference(torch.ones(2 * ROWS, WIDTH))[:ROWS].float(), rtol=0.05)
+    out.float().sum().backward()
+    assert x.grad is not None
+    assert layer.up.grad is not None
+    sites_dtypes = {site.dtype for site in sites.seen}
+    return [
+        out.dtype is torch.bfloat16,
+        near,
+        x.grad.dtype is layer.up.grad.dtype is torch.float32,
+        sites_dtypes == {"bf16"},
+    ]
+
+
+def outlived(rank: int, db: str) -> str:
+    """A handle that is closed after its process group. This rank has no process group afterwards."""
+    with torch.device("meta"):
+        empty = nn.Linear(2, 2)
+    where = autotune.tensor_parallel(empty, db=db)
+    where.close()
+    layer = Layer(rank, dist.get_world_size())
+    handle = autotune.tensor_parallel(layer, db=db)
+    train(rank, layer, 2)
+    dist.destroy_process_group()
+    handle.close()
+    handle.close()
+    return f"{where._device} {handle!r}"

@@ -51,11 +51,11 @@ class CopyCollective:
         self._kernel = there.get(kind_of(mean=spec.mean))
         if reducing and self._kernel is None:
             raise Unsupported(f"the kernel of {spec.op} is missing")
+        self._shared = take(group, self._bytes * ranks)  # written by peers
+        self._result = take(group, self._bytes * ranks) if spec.op == "all_reduce" else None
         self._flags = Flags(group, _CHUNKS + chunks)
         self._signal = [self._flags.signal(k) for k in range(_CHUNKS + chunks)]
         self._wait = [self._flags.wait(k) for k in range(_CHUNKS + chunks)]
-        self._shared = take(group, self._bytes * ranks)  # written by peers
-        self._result = take(group, self._bytes * ranks) if spec.op == "all_reduce" else None
         if self._result is not None:
             self._source = self._result.view(dtype, self._part * ranks)
             self.input = self.output = self._source[: spec.numel]

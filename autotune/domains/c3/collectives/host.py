@@ -227,7 +227,7 @@ def share(group: Group, nbytes: int) -> list[mmap.mmap]:
             windows = [] if problem else [_map(str(t["name"]), nbytes) for t in gathered]
         except OSError as error:
             problem = f"a rank's memory cannot be mapped by another: {error.strerror}"
-        problem = next((p for p in group.gather(problem) if p), "")
+        problem = group.any_reason(problem)
     finally:
         if fd >= 0:
             os.close(fd)

@@ -70,12 +70,12 @@ class SmCollective:
         dtype, ranks = DTYPES[spec.dtype], group.ranks
         part = spec.part(ranks)
         self._bytes = part * ITEMSIZE[spec.dtype]
+        self._shared = take(group, self._bytes * ranks)
+        self._result = take(group, self._bytes * ranks) if spec.op == "all_reduce" else None
         self._flags = Flags(group, 2)
         self._signal = [self._flags.signal(k) for k in range(2)]
         self._wait = [self._flags.wait(k) for k in range(2)]
-        self._shared = take(group, self._bytes * ranks)
         self.input = self._shared.view(dtype, part * ranks)[: spec.numel]
-        self._result = take(group, self._bytes * ranks) if spec.op == "all_reduce" else None
         self._own = group.rank * self._bytes
         if self._result is None:
             self.output = torch.empty(part, dtype=dtype, device=group.device)

@@ -20,7 +20,7 @@ import torch
 import torch.distributed._symmetric_memory as symmetric
 
 from autotune.domains.c3.group import Group
-from autotune.errors import Unsupported
+from autotune.errors import Unsupported, first_line
 from autotune.runtime.launch.cuda import LaunchError, driver
 
 FLAGS = 1 << 16
@@ -29,8 +29,11 @@ KEPT_BYTES = 16 << 30
 """Maximum bytes of free buffers that are kept; beyond it all of them are freed."""
 _ALIGN = 1 << 21
 _POOL = "symmetric buffers"
+_RESERVE = 1.2
+"""Free memory required for buffers, as a multiple of their size."""
 _WAIT_32, _WRITE_32 = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32, ..._WRITE_VALUE_32
 _EQUAL = 1  # CU_STREAM_WAIT_VALUE_EQ
+_BUFFER_ID = 7  # CU_POINTER_ATTRIBUTE_BUFFER_ID
 
 Copy = tuple[int, int, int]
 """Destination, source (device addresses), bytes."""
@@ -58,6 +61,13 @@ def new_event(*, timing: bool = False) -> Any:
     """An event, with timing or without."""
     cuda: Any = torch.cuda
     return cuda.Event(enable_timing=timing)
+
+
+def allocation(address: int) -> int:
+    """The driver's number of the allocation at a device address, unique in this process's life; 0 if unknown."""
+    number = ctypes.c_uint64()
+    code = driver().cuPointerGetAttribute(ctypes.byref(number), _BUFFER_ID, ctypes.c_uint64(address))
+    return 0 if code else number.value
 
 
 class _MemOp(ctypes.Structure):
@@ -147,18 +157,26 @@ def check_access(group: Group) -> None:
                 why = f"GPU {own_index} has no access to the memory of GPU {index}"
             elif index == own_index and rank != group.rank:
                 why = f"ranks {group.rank} and {rank} share GPU {own_index}"
-        return next((w for w in group.gather(why) if w), "")
+        return group.any_reason(why)
 
     why = group.keep("peer access", found)
     if why:
         raise Unsupported(f"copies between devices need peer access over NVLink or PCIe: {why}")
 
 
+def too_little(device: torch.device, nbytes: int) -> str:
+    """Why buffers of ``nbytes`` in all do not fit a GPU's free memory; "" if they do, and on CPUs."""
+    if device.type != "cuda":
+        return ""
+    needed, free = int(_RESERVE * nbytes), torch.cuda.mem_get_info(device)[0]
+    return f"{needed >> 20} MiB of buffers do not fit {free >> 20} MiB of free memory" if needed > free else ""
+
+
 def take(group: Group, nbytes: int) -> Buffer:
     """A buffer of at least ``nbytes``, rounded up so that it can be reused. A collective call.
 
     Raises:
-        Unsupported: see :func:`check_access`.
+        Unsupported: see :func:`check_access`; or a rank has too little memory. On all ranks alike.
     """
     check_access(group)
     size = max(_ALIGN, -(-nbytes // _ALIGN) * _ALIGN)
@@ -170,7 +188,14 @@ def take(group: Group, nbytes: int) -> Buffer:
         return best
     if sum(b.nbytes for b in free) + size > KEPT_BYTES:
         drop_free(group)  # sizes are the same on all ranks, so all ranks reach this
-    memory = symmetric.empty(size, dtype=torch.uint8, device=group.device)
+    why = ""
+    try:
+        memory = symmetric.empty(size, dtype=torch.uint8, device=group.device)
+    except RuntimeError as error:
+        why = first_line(error)
+    why = group.any_reason(why)
+    if why:  # the others would wait for this rank in the rendezvous
+        raise Unsupported(f"no {size >> 20} MiB of symmetric memory: {why}")
     handle = symmetric.rendezvous(memory, group.data)
     return Buffer(memory, [int(p) for p in handle.buffer_ptrs], size, handle)
 

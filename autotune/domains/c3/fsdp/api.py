@@ -6,7 +6,6 @@ import itertools
 import logging
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from autotune.domains.c3.collectives.symmetric import drop_free
-from autotune.domains.c3.fsdp.steps import FAILED, LEAST, TIMED, WARM, Found, Plan, candidates, keep, search
+from autotune.domains.c3.fsdp.steps import FAILED, LEAST, TIMED, WARM, Found, Plan, candidates, keep, kernels_of, search
 from autotune.domains.c3.fsdp.traffic import Gather, Kind, Scatter, Traffic
 from autotune.domains.c3.group import deploy_group
 from autotune.domains.c3.match import C3Level
 from autotune.domains.c3.ready import decide
 from autotune.domains.c3.scenario import Program, Scenario
-from autotune.domains.c3.strategy import form_of, kernel_of
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
 from autotune.task import Artifact, Config
@@ -61,6 +59,11 @@ def fsdp(model: nn.Module, *, steps: int = 0, db: str | None = None, group: dist
     if steps and steps < LEAST:
         raise UserError(f"autotune.fsdp: a search needs at least {LEAST} steps, not {steps}")
     modules = [module for module in model.modules() if _stock(module)]
+    if not modules and any(_group(module) is not None for module in model.modules()):
+        raise UserError(
+            "autotune.fsdp: the program or another autotune.fsdp has set the collectives of this model's modules: call "
+            "close() of the other handle first"
+        )
     if not modules:
         raise UserError("autotune.fsdp: the model has no sharded module: call fully_shard first")
     return Sharded(model, modules, steps, db, group)
@@ -77,7 +80,7 @@ class Sharded:
     def __init__(
         self, model: nn.Module, modules: list[Any], steps: int, db: str | None, group: dist.ProcessGroup | None
     ) -> None:
-        device = next(parameter.device for parameter in modules[0].parameters())
+        device = _group(modules[0]).device  # parameters may be on the host, or on no device yet
         self._everyone = deploy_group(group, device)
         self._device, self._modules, self._steps, self._db = device, modules, steps, db
         self._traffic = Traffic()
@@ -120,12 +123,15 @@ class Sharded:
             dist.all_reduce(self._beat, group=self._everyone.data, async_op=True)
 
     def _withdraw(self) -> None:
-        """Give modules torch's own collectives back, which cost the host less time."""
+        """Give modules that still have this handle's collectives torch's own back, which cost the host less time."""
         from torch.distributed.fsdp._fully_shard import _fsdp_collectives as torchs
 
         for module in self._modules:
-            module.set_custom_all_gather(torchs.DefaultAllGather())
-            module.set_custom_reduce_scatter(torchs.DefaultReduceScatter())
+            group = _group(module)
+            if getattr(group._all_gather_comm, "traffic", None) is self._traffic:
+                module.set_custom_all_gather(torchs.DefaultAllGather())
+            if getattr(group._reduce_scatter_comm, "traffic", None) is self._traffic:
+                module.set_custom_reduce_scatter(torchs.DefaultReduceScatter())
         self._hook.remove()
 
     def _run(self) -> Generator[None, None, None]:
@@ -214,7 +220,12 @@ class Sharded:
 
     def _search(self, kinds: Mapping[Kind, int]) -> Generator[None, None, None]:
         side = self._device.type
-        artifacts = self._build(kinds, side)
+        artifacts: dict[Kind, Artifact] = {}
+        for kind in kinds:
+            mean = self._traffic.seen[kind].mean
+            built = kernels_of(self._scenario(kind), candidates(kind, side), str(self._device), mean)
+            if built is not None:
+                artifacts[kind] = built
         trials = search(kinds, side, self._steps)
         ms: float | None = None
         while True:
@@ -233,51 +244,45 @@ class Sharded:
             scenarios = {kind: self._scenario(kind) for kind in self.found.plan}
             keep(self.found, scenarios, artifacts, str(self._device), self._db, "FSDP2's choice")
 
-    def _build(self, kinds: Mapping[Kind, int], side: str) -> dict[Kind, Artifact]:
-        """Compile the kernels that candidates need, on each rank; one serves all sizes of a type."""
-        from autotune.domains.c3.task import build
-
-        made: dict[tuple[str, str, int, bool], Artifact] = {}
-        artifacts: dict[Kind, Artifact] = {}
-        for kind in kinds:
-            needed = [c for c in candidates(kind, side) if kernel_of(c, kind.op)]
-            if needed:
-                key = (kind.op, kind.dtype, kind.ranks, self._traffic.seen[kind].mean)
-                if key not in made:
-                    scenario, mean = self._scenario(kind), self._traffic.seen[kind].mean
-                    different = {form_of(config): config for config in needed}
-                    parts = [build(scenario, config, str(self._device), mean=mean) for config in different.values()]
-                    kernels = {kernel.launch["op"]: kernel for part in parts for kernel in part.kernels}
-                    made[key] = replace(parts[0], kernels=tuple(kernels.values()))
-                artifacts[kind] = made[key]
-        return artifacts
-
     def close(self) -> None:
         """Restore FSDP2's own collectives and free the buffers. A collective call, between two steps."""
         if self._hook is None:
             return
-        for kind in list(self.chosen):
-            self._traffic.release(kind)
-        self._free()
+        if dist.is_initialized():
+            for kind in list(self.chosen):
+                self._traffic.release(kind)
+            self._free()
         self._withdraw()
         self._hook = None
         self.chosen.clear()
 
 
-def _stock(module: nn.Module) -> bool:
-    """True for a sharded module without custom collectives."""
+def _group(module: nn.Module) -> Any:
+    """The parameter group of a sharded module.
+
+    Returns:
+        None for other modules, for those without own parameters, and for those with several groups, for which torch
+        supports no custom collectives.
+    """
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as torchs
 
     if not isinstance(module, FSDPModule):
-        return False
+        return None
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
         groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-    if len(groups) != 1:
-        return False  # no own parameters, or several groups, for which torch supports no custom collectives
-    own = (type(groups[0]._all_gather_comm), type(groups[0]._reduce_scatter_comm))
+    return groups[0] if len(groups) == 1 else None
+
+
+def _stock(module: nn.Module) -> bool:
+    """True for a sharded module without custom collectives."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as torchs
+
+    group = _group(module)
+    if group is None:
+        return False
+    own = (type(group._all_gather_comm), type(group._reduce_scatter_comm))
     return own == (torchs.DefaultAllGather, torchs.DefaultReduceScatter)
 
 

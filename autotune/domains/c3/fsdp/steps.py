@@ -10,21 +10,23 @@ neither clocks nor ranks.
 
 from __future__ import annotations
 
+import logging
 import math
 import statistics
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autotune.device import environment
 from autotune.domain import identity_of
 from autotune.domains.c3.fsdp.traffic import Kind
 from autotune.domains.c3.scenario import Program, Scenario
-from autotune.domains.c3.strategy import HostStrategy, Strategy, kernel_of, normalize
+from autotune.domains.c3.strategy import HostStrategy, Strategy, form_of, kernel_of, normalize
 from autotune.errors import first_line
 from autotune.runtime.deployment import deployment
 from autotune.task import Artifact, Config
 
+log = logging.getLogger("autotune")
 WARM, TIMED = 1, 2
 """Untimed and timed steps of a block."""
 BLOCK = WARM + TIMED
@@ -131,6 +133,31 @@ def search(
     if ours_ms > (1 - MARGIN) * stock_ms:
         return Found(stock, stock_ms, stock_ms, tried)
     return Found(best, ours_ms, stock_ms, tried)
+
+
+_built: dict[tuple[Any, ...], Artifact | None] = {}
+"""Artifacts of :func:`kernels_of` in this process."""
+
+
+def kernels_of(scenario: Scenario, configs: Sequence[Config], device: str, mean: bool = False) -> Artifact | None:
+    """Compile the kernels of all configurations, once for a device, an operation, a dtype and a number of ranks.
+
+    Returns:
+        None if there is no kernel, or one does not compile here. Its candidates are then unsupported.
+    """
+    from autotune.domains.c3.task import build
+
+    needed = {form_of(config): config for config in configs if kernel_of(config, scenario.collective)}
+    key = (device, scenario.collective, scenario.dtype, scenario.ranks, mean, *needed)
+    if needed and key not in _built:
+        try:
+            parts = [build(scenario, config, device, mean=mean) for config in needed.values()]
+            kernels = {kernel.launch["op"]: kernel for part in parts for kernel in part.kernels}
+            _built[key] = replace(parts[0], kernels=tuple(kernels.values()))
+        except Exception as error:
+            log.debug("no kernel adds for %s: %s", scenario.label, first_line(error))
+            _built[key] = None
+    return _built[key] if needed else None
 
 
 def keep(

@@ -20,16 +20,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter  # not exported elsewhere
 
+from autotune.domains.c3.caller import NAMES
 from autotune.domains.c3.collectives.host import all_gather, reduce_scatter
 from autotune.domains.c3.collectives.nccl import Collective, Spec, open_collective
+from autotune.domains.c3.collectives.symmetric import too_little
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE
 from autotune.errors import Unsupported, first_line
 from autotune.task import Artifact, Config
-
-SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
-_RESERVE = 1.2
-"""Free memory required for an engine's buffers, as a multiple of their size."""
 
 
 @dataclass(frozen=True, order=True)
@@ -195,17 +193,18 @@ class Traffic:
 
             self._limited[kind] = communicator(group, int(config["ctas"]))
             return ""
-        why = next((w for w in everyone.gather(_too_little(kind, depth, group)) if w), "")
+        nbytes = depth * kind.nbytes * (1 if kind.op == "all_gather" else 2)
+        why = everyone.any_reason(too_little(group.device, nbytes))
         opened: list[Collective] = []
-        if not why:
+        spec = Spec(kind.op, kind.numel, kind.dtype, self.seen[kind].mean)
+        while not why and len(opened) < depth:
             try:
-                spec = Spec(kind.op, kind.numel, kind.dtype, self.seen[kind].mean)
-                opened = [open_collective(spec, group, config, artifact) for _ in range(depth)]
+                opened.append(open_collective(spec, group, config, artifact))
             except Unsupported as error:
                 why = str(error)
-            except (RuntimeError, OSError) as error:
+            except (RuntimeError, OSError, MemoryError) as error:
                 why = first_line(error)
-            why = next((w for w in everyone.gather(why) if w), "")
+            why = everyone.any_reason(why)  # after each: the next one is a collective call
         if why:
             complete = min(everyone.gather(len(opened)))
             for collective in opened[:complete]:
@@ -232,35 +231,26 @@ class Traffic:
 
 
 def _kind(op: str, numel: int, dtype: torch.dtype, group: dist.ProcessGroup) -> Kind | None:
-    short = SHORT.get(dtype)
+    short = NAMES.get(dtype)
     return Kind(op, numel, short, dist.get_world_size(group), group.group_name) if short is not None else None
-
-
-def _too_little(kind: Kind, depth: int, group: Group) -> str:
-    """The reason if a GPU has too little free memory for an engine's buffers; "" if it has enough."""
-    if group.device.type != "cuda":
-        return ""
-    needed = int(_RESERVE * depth * kind.nbytes * (1 if kind.op == "all_gather" else 2))
-    free = torch.cuda.mem_get_info(group.device)[0]
-    return f"{needed >> 20} MiB of buffers do not fit {free >> 20} MiB of free memory" if needed > free else ""
 
 
 class Gather(AllGather):
     """A module's all-gather; see ``torch.distributed.fsdp``'s ``AllGather``."""
 
     def __init__(self, traffic: Traffic, module: Any) -> None:
-        self._traffic, self._module = traffic, module
+        self.traffic, self._module = traffic, module
         self._group: dist.ProcessGroup | None = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate the gathered buffer."""
-        return self._traffic.buffer("all_gather", size, dtype, device, self._group)
+        return self.traffic.buffer("all_gather", size, dtype, device, self._group)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> Any:
         """Enqueue the all-gather on the current stream."""
-        traffic, self._group = self._traffic, group
+        traffic, self._group = self.traffic, group
         if self._module not in traffic.order:
             traffic.order.append(self._module)
         collective = traffic.engine(output_tensor)
@@ -281,7 +271,7 @@ class Scatter(ReduceScatter):
     """
 
     def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
+        self.traffic = traffic
         self._group: dist.ProcessGroup | None = None
         self._inputs = True
 
@@ -290,13 +280,13 @@ class Scatter(ReduceScatter):
         asked, self._inputs = self._inputs, not self._inputs
         if not asked:
             return torch.empty([int(extent) for extent in size], dtype=dtype, device=device)
-        return self._traffic.buffer("reduce_scatter", size, dtype, device, self._group)
+        return self.traffic.buffer("reduce_scatter", size, dtype, device, self._group)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
         """Enqueue the reduce-scatter on the current stream."""
-        traffic, self._group = self._traffic, group
+        traffic, self._group = self.traffic, group
         self._inputs = True
         traffic.scattered += 1
         mean = op == dist.ReduceOp.AVG

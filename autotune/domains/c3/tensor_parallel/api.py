@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
@@ -11,17 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autotune.domains.c3.fsdp.steps import BLOCK, LEAST, TIMED, WARM, Found, keep, search
+from autotune.domains.c3.fsdp.steps import BLOCK, LEAST, TIMED, WARM, Found, keep, kernels_of, search
 from autotune.domains.c3.group import deploy_group
-from autotune.domains.c3.strategy import kernel_of
 from autotune.domains.c3.tensor_parallel.sites import Site, candidates, plans, sites
-from autotune.errors import UserError, first_line
+from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
 from autotune.task import Artifact, Config
 
-log = logging.getLogger("autotune")
-_built: dict[str, dict[tuple[str, int], Artifact]] = {}
-"""Kernels of searches in this process, by device."""
 _CAPTURE = 1
 """A further untimed step of a block: products become graphs when they are called with the same addresses again."""
 _LEAST = LEAST // BLOCK * (BLOCK + _CAPTURE)
@@ -62,6 +57,8 @@ def tensor_parallel(
     device = next((parameter.device for parameter in model.parameters()), None)
     if device is None:
         raise UserError("autotune.tensor_parallel: the model has no parameters")
+    if device.type == "meta":  # the program allocates its parameters later
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     return Joined(model, device, steps, db, group)
 
 
@@ -150,13 +147,16 @@ class Joined:
         if not sites.seen:
             why = "the step runs no product that is joined with a collective"
             raise UserError(f"autotune.tensor_parallel: {why}; a compiled program searches before its first step")
-        trials = self._search(dict(sites.seen), tries * BLOCK)
+        before, trials = dict(sites.chosen), self._search(dict(sites.seen), tries * BLOCK)
         try:
             next(trials)
             while True:
                 trials.send(self._captured(step))
         except StopIteration:
             pass
+        except BaseException:
+            sites.chosen.update(before)  # the program may go on without the search
+            raise
         assert self.found is not None
         return self.found
 
@@ -205,22 +205,14 @@ class Joined:
             )
 
     def _build(self, found: Mapping[Site, int]) -> dict[Site, Artifact]:
-        """Compile the kernel that adds, on each rank, once for a dtype and a number of ranks; torch adds without it."""
-        from autotune.domains.c3.task import build
-
-        made = _built.setdefault(str(self._device), {})
+        """Compile the kernels that add, and use them; torch adds without one."""
+        made = {}
         for site in found:
-            key = (site.dtype, site.ranks)
-            needed = [c for c in candidates(site, self._device.type) if kernel_of(c, site.op)]
-            if needed and key not in made:
-                try:
-                    made[key] = build(site.scenario, needed[0], str(self._device))
-                except Exception as error:
-                    log.debug("autotune.tensor_parallel: torch adds: %s", first_line(error))
-                    continue
-            if key in made and site.op == "reduce_scatter":
-                sites.line(site.group, self._device).take(made[key], site.dtype)
-        return {site: made[site.dtype, site.ranks] for site in found if (site.dtype, site.ranks) in made}
+            built = kernels_of(site.scenario, candidates(site, self._device.type), str(self._device))
+            if built is not None:
+                made[site] = built
+                sites.line(site.group, self._device).take(built, site.dtype)
+        return made
 
     def close(self) -> None:
         """Return to the groups' own collectives, and free the buffers. A collective call, between two steps."""

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autotune.domains.c3.tensor_parallel.sites import SHORT, Site, sites
+from autotune.domains.c3.caller import NAMES
+from autotune.domains.c3.tensor_parallel.sites import Site, sites
 from autotune.errors import UserError
 from autotune.task import Config
 
@@ -38,7 +39,7 @@ def _gather(x: Tensor, factors: Sequence[Tensor], ranks: int, group: str) -> tup
     line = sites.line(group, x.device)
     rows = batched.shape[0] * batched.shape[1] * ranks
     width = sum(factor.shape[1] for factor in factors)
-    site = _site("all_gather", rows, width, x.shape[-1], SHORT[x.dtype], ranks, group)
+    site = _site("all_gather", rows, width, x.shape[-1], NAMES[x.dtype], ranks, group)
     gathered, results = line.gather_products(batched, factors, *_how(sites.strategy(site, line, x.device), ranks))
     if x.dim() == 3:
         return gathered, results
@@ -50,7 +51,7 @@ def _begin(left: Sequence[Tensor], factors: Sequence[Tensor], ranks: int, group:
     line = sites.line(group, left[0].device)
     inner = sum(factor.shape[0] for factor in factors)
     rows = batched[0].shape[0] * batched[0].shape[1]
-    site = _site("reduce_scatter", rows, factors[0].shape[1], inner, SHORT[left[0].dtype], ranks, group)
+    site = _site("reduce_scatter", rows, factors[0].shape[1], inner, NAMES[left[0].dtype], ranks, group)
     parts = line.begin_scatter(batched, factors, *_how(sites.strategy(site, line, left[0].device), ranks))
     return parts if left[0].dim() == 3 else parts[:, 0]
 
@@ -90,7 +91,7 @@ _operators: Any = torch.ops.autotune
 
 
 def all_gather_matmul(x: Tensor, weights: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> list[Tensor]:
-    """Gather rows of all ranks, and multiply them by each weight, as ``F.linear`` does.
+    """Gather rows of all ranks, and multiply them by each weight, as ``F.linear`` does, under autocast too.
 
     Rows of the products follow the rows' arrival, if a search has found that faster. The backward pass adds the
     gradients of ``x`` over the ranks (reduce-scatter) while it computes those of the weights.
@@ -106,6 +107,7 @@ def all_gather_matmul(x: Tensor, weights: Sequence[Tensor], group: dist.ProcessG
     Raises:
         UserError: the shapes or dtypes do not fit.
     """
+    x, *weights = _cast(x, *weights)
     where = _check(x, weights, group)
     made: tuple[Tensor, ...] = _GatherProducts.apply(where.group_name, dist.get_world_size(where), x, *weights)  # type: ignore[no-untyped-call]
     return list(made)
@@ -125,12 +127,22 @@ def matmul_reduce_scatter(x: Tensor, weight: Tensor, group: dist.ProcessGroup | 
     Raises:
         UserError: the shapes or dtypes do not fit.
     """
+    x, weight = _cast(x, weight)
     where = _check(x, [weight], group)
     ranks = dist.get_world_size(where)
     if x.shape[-2] % ranks:
         raise UserError(f"matmul_reduce_scatter: {x.shape[-2]} rows do not divide among {ranks} ranks")
     made: Tensor = _ProductScatter.apply(where.group_name, ranks, x, weight)  # type: ignore[no-untyped-call]
     return made
+
+
+def _cast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the dtype of autocast, if it is on, as ``F.linear`` takes them."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t.to(dtype) if t.is_floating_point() and t.dtype is not torch.float64 else t for t in tensors)
 
 
 def _check(x: Tensor, weights: Sequence[Tensor], group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -142,7 +154,7 @@ def _check(x: Tensor, weights: Sequence[Tensor], group: dist.ProcessGroup | None
         if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or weight.dtype != x.dtype:
             found = f"{list(weight.shape)} {weight.dtype} for an input of {list(x.shape)} {x.dtype}"
             raise UserError(f"tensor parallelism: the weight is {found}".replace("torch.", ""))
-    if x.dtype not in SHORT:
+    if x.dtype not in NAMES:
         raise UserError(f"tensor parallelism: bfloat16, float16 or float32, not {x.dtype}".replace("torch.", ""))
     found_group: Any = group if group is not None else dist.group.WORLD
     where: dist.ProcessGroup = found_group

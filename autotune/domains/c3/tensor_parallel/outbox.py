@@ -25,16 +25,18 @@ from autotune.domains.c3.collectives.symmetric import (
     Copies,
     Flags,
     MemOps,
+    allocation,
     check_access,
     drop_free,
     give_all,
     new_event,
     new_stream,
     take,
+    too_little,
 )
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.tensor_parallel.panels import PARTS
-from autotune.errors import first_line
+from autotune.errors import Unsupported, first_line
 from autotune.runtime.deployment import deployment
 
 log = logging.getLogger("autotune")
@@ -44,10 +46,9 @@ _DONE = PARTS
 _RING = 2
 """Outboxes of a size, used in turn: a call may begin while peers still pull what the call before it published."""
 _GRAPHS = 0
-"""The most graphs of a group. With 2048, the host took 142 instead of 421 us a gather on four H200s, and three ranks of
-``benchmarks.tensor_parallel`` ended by a segmentation fault: 0 until its reason is found."""
-_RESERVE = 1.2
-"""Free memory required for outboxes, as a multiple of their size."""
+"""The most captures of a group. With 2048, the host took 142 instead of 421 us a gather on four H200s. Three ranks of
+``benchmarks.tensor_parallel`` then ended by a segmentation fault, before graphs had the allocations' numbers: 0 until
+GPUs have run them with these."""
 
 
 class Outbox:
@@ -59,8 +60,8 @@ class Outbox:
 
     def __init__(self, group: Group, nbytes: int) -> None:
         self._group = group
-        self._flags = Flags(group, PARTS + 1)
         self._buffer = take(group, nbytes)
+        self._flags = Flags(group, PARTS + 1)
         self.pointers = self._buffer.pointers
         others = self._flags.peers
         self._ready: dict[tuple[int, tuple[int, ...]], MemOps] = {}
@@ -135,6 +136,12 @@ class Lanes:
                 stream.wait_event(self._exchange.event(used))
 
 
+def rounded(nbytes: int) -> int:
+    """Bytes of an outbox for ``nbytes``: up to a quarter more, so that batches of many lengths share a few outboxes."""
+    step = 1 << max(0, nbytes.bit_length() - 3)
+    return -(-nbytes // step) * step
+
+
 class Exchange:
     """The outboxes of a group, and its streams. A collective call.
 
@@ -153,27 +160,38 @@ class Exchange:
         self._rings: dict[int, tuple[list[Outbox], list[int]]] = {}
 
     def outbox(self, nbytes: int) -> Outbox | None:
-        """The next outbox of this size; every rank makes the same calls in the same order.
+        """The next outbox of at least ``nbytes``; every rank makes the same calls in the same order.
 
         Returns:
             None if a rank has too little memory for it.
         """
-        if nbytes not in self._rings:
-            why = next((w for w in self.group.gather(self._too_little(nbytes)) if w), "")
-            if why and self.group.rank == 0:
-                text = f"autotune: products and collectives run one after the other: {why}"
-                deployment().warn_once("tensor parallel memory", text)
-            self._rings[nbytes] = [] if why else [Outbox(self.group, nbytes) for _ in range(_RING)], [0]
         self._next = 0
-        boxes, turn = self._rings[nbytes]
+        size = rounded(nbytes)
+        if size not in self._rings:
+            self._rings[size] = self._open(size), [0]
+        boxes, turn = self._rings[size]
         if not boxes:
             return None
         turn[0] = (turn[0] + 1) % len(boxes)
         return boxes[turn[0]]
 
-    def _too_little(self, nbytes: int) -> str:
-        needed, free = int(_RESERVE * _RING * nbytes), torch.cuda.mem_get_info(self.group.device)[0]
-        return f"{needed >> 20} MiB of buffers do not fit {free >> 20} MiB of free memory" if needed > free else ""
+    def _open(self, nbytes: int) -> list[Outbox]:
+        """Outboxes of this size; none, and a warning, if a rank has too little memory."""
+        why = self.group.any_reason(too_little(self.group.device, _RING * nbytes))
+        boxes: list[Outbox] = []
+        try:
+            while not why and len(boxes) < _RING:
+                boxes.append(Outbox(self.group, nbytes))
+        except Unsupported as error:  # on all ranks alike
+            why = str(error)
+        if not why:
+            return boxes
+        if self.group.rank == 0:
+            text = f"autotune: products and collectives run one after the other: {why}"
+            deployment().warn_once("tensor parallel memory", text)
+        for box in boxes:
+            box.close()
+        return []
 
     def copying(self, main: Any, lanes: int) -> Lanes:
         """Streams of copies, 1 or 2, which begin after the work enqueued so far on ``main``."""
@@ -205,12 +223,14 @@ class Exchange:
         event.record(stream)
         return event
 
-    def run(self, what: Hashable, where: Hashable, work: Callable[[], None]) -> None:
+    def run(self, what: Hashable, box: Outbox, tensors: Sequence[Tensor], work: Callable[[], None]) -> None:
         """Enqueue ``work`` on the current stream, as one graph if it can; see :meth:`Graphs.get`."""
         events = self._events, self._next
         self._events, self._next = self.graphs.events, 0  # an event of a capture is no event outside of it
-        graph = self.graphs.get(what, where, work)
-        self._events, self._next = events
+        try:
+            graph = self.graphs.get(what, box, tensors, work)
+        finally:
+            self._events, self._next = events
         if graph is None:
             work()
         else:
@@ -229,43 +249,59 @@ class Exchange:
 class Graphs:
     """CUDA graphs of pieces of work by the addresses that they use, so that a repeated one costs the host one launch.
 
-    Programs that are launched from Python allocate equal addresses in each step, as a rule.
+    Programs that are launched from Python allocate equal addresses in each step, as a rule. The driver resolves the
+    addresses of copies to allocations when it captures them. torch's allocator may free an allocation, and a later one
+    may have the same address. So a graph is valid only while all of its allocations are the captured ones.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.events: list[Any] = []
+        self._device = device
         self._stream = new_stream(device)
         self._pool: Any = None
-        self._graphs: dict[tuple[Hashable, Hashable], Any] = {}
+        self._graphs: dict[tuple[Hashable, Outbox, tuple[int, ...]], tuple[Any, list[int]]] = {}
         self._warm: set[tuple[int, Hashable]] = set()
-        self._most = _GRAPHS
+        self._left = _GRAPHS
 
-    def get(self, what: Hashable, where: Hashable, work: Callable[[], None]) -> Any:
+    def get(self, what: Hashable, box: Outbox, tensors: Sequence[Tensor], work: Callable[[], None]) -> Any:
         """The graph of ``work``; None if it has to be enqueued by calls.
 
         Work is enqueued by calls in a program's own capture, the first time in a thread, since libraries allocate
-        memory then, and if there are too many graphs.
+        memory then, and after too many captures.
 
         Args:
             what: shapes and choices.
-            where: all addresses that ``work`` depends on.
+            box: the outbox of ``work``.
+            tensors: all other tensors that ``work`` reads or writes.
         """
-        if torch.cuda.is_current_stream_capturing():
+        if not (self._graphs or self._left) or torch.cuda.is_current_stream_capturing():
             return None
-        graph = self._graphs.get((what, where))
-        if graph is None and len(self._graphs) < self._most:
-            warm = (threading.get_ident(), what)
-            if warm not in self._warm:
-                self._warm.add(warm)
-                return None
-            graph = self._capture(work)
-            if graph is not None:
-                self._graphs[what, where] = graph
+        addresses = tuple(tensor.data_ptr() for tensor in tensors)
+        known = self._graphs.get((what, box, addresses))
+        if known is not None:
+            graph, memory = known
+            if memory == [allocation(address) for address in addresses]:
+                return graph
+            # All graphs go: the first one destroyed may free the cuBLAS workspace of all that one stream captured.
+            torch.cuda.synchronize(self._device)
+            self._drop()
+        warm = (threading.get_ident(), what)
+        if warm not in self._warm:
+            self._warm.add(warm)
+            return None
+        memory = [allocation(address) for address in addresses]
+        ends = [allocation(at + tensor.nbytes - 1) for at, tensor in zip(addresses, tensors, strict=True)]
+        if not self._left or 0 in memory or memory != ends:
+            return None  # parts of expandable segments are mapped one by one
+        graph = self._capture(work)
+        if graph is not None:
+            self._graphs[what, box, addresses] = graph, memory
         return graph
 
     def _capture(self, work: Callable[[], None]) -> Any:
         cuda: Any = torch.cuda
         graph = cuda.CUDAGraph()
+        self._left -= 1
         try:
             with torch.cuda.stream(self._stream):
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -275,13 +311,16 @@ class Graphs:
                     graph.capture_end()
         except RuntimeError as error:
             log.debug("autotune: products are enqueued by calls: %s", first_line(error))
-            self._most = 0
+            self._left = 0
             return None
         self._pool = graph.pool()
         return graph
 
+    def _drop(self) -> None:
+        self._graphs.clear()
+        self._pool = None
+
     def clear(self) -> None:
         """Free the graphs; none may be in progress."""
-        self._graphs.clear()
+        self._drop()
         self._warm.clear()
-        self._pool = None

@@ -78,10 +78,12 @@ class Line:
                 _multiply(_rows(gathered, span), factors, results, span)
             return gathered, results
         what = ("gather", x.shape, x.dtype, chunks, lanes, *_layouts(factors))
-        where = (box, *_addresses(x, gathered, *factors, *results))
-        exchange = self.exchange
+        tensors, exchange = [x, gathered, *factors, *results], self.exchange
         exchange.run(
-            what, where, lambda: self._gather_by_panels(exchange, box, x, gathered, factors, results, chunks, lanes)
+            what,
+            box,
+            tensors,
+            lambda: self._gather_by_panels(exchange, box, x, gathered, factors, results, chunks, lanes),
         )
         return gathered, results
 
@@ -163,12 +165,14 @@ class Line:
         products, moves = _scatter_steps(self.rank, self.ranks, chunks, batches, rows, width * parts.itemsize)
         copying = exchange.after(main)
         what = ("scatter", parts.shape, parts.dtype, chunks, lanes, *_layouts(left), *_layouts(factors))
-        where = (box, *_addresses(parts, *left, *factors))
-        exchange.run(what, where, lambda: self._scatter_by_panels(exchange, box, left, factors, parts, products, lanes))
+        tensors = [parts, *left, *factors]
+        exchange.run(
+            what, box, tensors, lambda: self._scatter_by_panels(exchange, box, left, factors, parts, products, lanes)
+        )
         torch.cuda.set_stream(copying)
         try:
             what = ("pull", parts.shape, parts.dtype, chunks, lanes)
-            exchange.run(what, (box, parts.data_ptr()), lambda: _pull(exchange, box, parts, moves, lanes))
+            exchange.run(what, box, [parts], lambda: _pull(exchange, box, parts, moves, lanes))
         finally:
             torch.cuda.set_stream(main)
         moved = self._moved.pop() if self._moved else new_event()  # other calls may come before end_scatter
@@ -313,10 +317,6 @@ def _empty(like: Tensor, *shape: int) -> Tensor:
 def _layouts(matrices: Sequence[Tensor]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Shapes and strides."""
     return [(matrix.shape, matrix.stride()) for matrix in matrices]
-
-
-def _addresses(*tensors: Tensor) -> list[int]:
-    return [tensor.data_ptr() for tensor in tensors]
 
 
 def _rows(matrices: Tensor, span: tuple[int, int]) -> Tensor:

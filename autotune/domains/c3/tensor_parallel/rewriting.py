@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.domains.c3.caller import NAMES
 from autotune.domains.c3.tensor_parallel import operators  # noqa: F401  (registers the operators)
-from autotune.domains.c3.tensor_parallel.sites import SHORT, Site, sites
+from autotune.domains.c3.tensor_parallel.sites import Site, sites
 from autotune.errors import first_line
 from autotune.runtime.deployment import deployment
 
@@ -105,7 +106,7 @@ def _join_gather(graph: fx.Graph, gather: fx.Node) -> int:
     if shape is None or len(shape) not in (2, 3) or more or wait.target is not _functional.wait_tensor.default:
         return 0
     value = _value(shard)
-    if value is None or value.dtype not in SHORT or ranks < 2:
+    if value is None or value.dtype not in NAMES or ranks < 2:
         return 0
     whole, batched = _whole(wait, shape, ranks)
     products = [
@@ -119,7 +120,7 @@ def _join_gather(graph: fx.Graph, gather: fx.Node) -> int:
     factors = [mm.args[-1] for mm in products]
     width = sum(_extent(factor, 1) for factor in factors)
     rows = ranks * shape[-2] * (shape[0] if len(shape) == 3 else 1)
-    if not _is_wanted(Site("all_gather", rows, width, shape[-1], SHORT[value.dtype], ranks, group), shard):
+    if not _is_wanted(Site("all_gather", rows, width, shape[-1], NAMES[value.dtype], ranks, group), shard):
         return 0
     with graph.inserting_before(min(products)):
         given = shard if batched or len(shape) == 2 else _reshaped(graph, shard, (-1, shape[-1]))
@@ -244,7 +245,7 @@ def _scatter(node: fx.Node) -> _Scatter | None:
     if source.target is not _aten.mm.default or len(source.users) != 1:
         return None
     rows, value = _extent(source, 0), _value(source)
-    if value is None or value.dtype not in SHORT or rows == 0 or rows % (ranks * max(batches, 1)):
+    if value is None or value.dtype not in NAMES or rows == 0 or rows % (ranks * max(batches, 1)):
         return None
     return _Scatter(wait, source, batches, ranks, group)
 
@@ -300,7 +301,7 @@ def _join_scatters(graph: fx.Graph, group: list[_Scatter]) -> int:
     inner = sum(_extent(factor, 0) for factor in factors)
     value = _value(first.product)
     assert value is not None
-    site = Site("reduce_scatter", rows, width, inner, SHORT[value.dtype], first.ranks, first.group)
+    site = Site("reduce_scatter", rows, width, inner, NAMES[value.dtype], first.ranks, first.group)
     if not _is_wanted(site, first.product):
         return 0
     target = first.wait if len(group) == 1 else next(iter(first.wait.users))

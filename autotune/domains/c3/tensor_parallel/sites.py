@@ -24,7 +24,6 @@ from autotune.task import Config
 
 PREFIX = "tensor_parallel:"
 """Begins the names of these computations in scenarios."""
-SHORT = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float32: "f32"}
 
 
 @dataclass(frozen=True, order=True)
@@ -124,8 +123,10 @@ class Sites:
 
     def forget(self) -> None:
         """Forget the strategies, and free the buffers. A collective call, between two steps."""
-        for group, line in self._lines.values():
-            if line.exchange is not None and group is resolve(group.group_name):
+        for name, (group, line) in list(self._lines.items()):
+            if not _exists(group):
+                del self._lines[name]
+            elif line.exchange is not None:
                 line.exchange.close()
         self.searching = False
         self.chosen.clear()
@@ -150,6 +151,12 @@ def resolve(name: str) -> dist.ProcessGroup:
     found: Any = dist.distributed_c10d
     group: dist.ProcessGroup = found._resolve_process_group(name)
     return group
+
+
+def _exists(group: dist.ProcessGroup) -> bool:
+    """False for a destroyed group, whose name may be another's."""
+    known: Any = dist.distributed_c10d
+    return group in known._world.pg_map
 
 
 sites = Sites()
