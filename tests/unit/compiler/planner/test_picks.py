@@ -12,6 +12,7 @@ import pytest
 
 from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.device import shared_bytes
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph, Output, Value
@@ -84,7 +85,8 @@ def test_blocks_do_not_depend_on_hints_and_register_caps(name: str) -> None:
                     assert scheme.block(group.graph, part) == why
                     assert scheme.reject(group.graph, part) == why
                     continue
-                assert scheme.block(group.graph, part) == (source.block, scheme.shared_memory(source))
+                shared = int(source.launch["shared"]) + shared_bytes(source.body)
+                assert scheme.block(group.graph, part) == (source.block, shared)
                 assert source.max_registers == part["max_registers"]
                 built += 1
     assert built
