@@ -171,9 +171,9 @@ def test_a_bias_behind_a_copy() -> None:
     """transformers 5.24 makes its choice of mask contiguous."""
 
     def fn(q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
+        mask = torch.where(ones(q), table.permute(2, 0, 1)[None], SMALLEST)
         for _ in range(2):
-            mask = torch.where(ones(q), table.permute(2, 0, 1)[None], SMALLEST).contiguous()
-            q = sdpa(q, k, v, attn_mask=mask)
+            q = sdpa(q, k, v, attn_mask=mask.contiguous())
         return joined(q)
 
     one, two = agree(fn, *qkv(), torch.randn(S, S, H), changed=2)
