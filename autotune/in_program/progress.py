@@ -95,6 +95,3 @@ class ProgressLine:
         left = max(0.0, self._seconds - elapsed_s)
         phase = _PHASES.get(progress.phase, progress.phase)
         return f"region {done} of {self._regions} ({phase}), {won} of the step won, at most {left:.0f} s left"
-
-
-__all__ = ["ProgressLine", "notify"]

@@ -21,8 +21,8 @@ from torch import fx
 from autotune import numerics
 from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
-from autotune.in_program.budget import is_enough, left_s, spending
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
+from autotune.in_program.options import is_enough, left_s, spending
 from autotune.in_program.progress import ProgressLine, notify
 from autotune.in_program.ranks import RankTurn, rank_turn
 from autotune.in_program.searcher import Searcher
@@ -30,8 +30,7 @@ from autotune.in_program.searching import COMMAND
 from autotune.in_program.traced import Traced, copied
 from autotune.runtime.deployment import Counted, deployment
 from autotune.runtime.inductor.code import Code, device_of, name_of, new_name, scope_of, stored_code
-from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveying
-from autotune.runtime.inductor.verdict import stored_verdict
+from autotune.runtime.inductor.verdict import Lacking, Surveyed, lacking, stored_verdict, surveying
 from autotune.store.records import Verdict
 from autotune.words import microseconds, plural
 
@@ -377,6 +376,3 @@ def _note_code(compiled: Sequence[First], budget_s: float, *, after: bool) -> No
 
 def _stored(store: Store, device: str) -> tuple[str, str]:
     return store.put_device(identify(device)), store.put_environment(environment(device))
-
-
-__all__ = ["LEAST_S", "compiled", "granted_s"]

@@ -12,7 +12,7 @@ from autotune import numerics
 from autotune.errors import UserError, first_line
 from autotune.in_program.progress import notify
 from autotune.measure.child import Child, ChildDied, ChildSilent
-from autotune.runtime.inductor.survey import Surveyed, lacking
+from autotune.runtime.inductor.verdict import Surveyed, lacking
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -154,6 +154,3 @@ def _measures() -> bool:
 
     names = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
     return any(getattr(config, name, False) for name in names)
-
-
-__all__ = ["GRACE_S", "Searcher"]

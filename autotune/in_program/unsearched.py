@@ -1,7 +1,7 @@
 """Predicted schedules without a search, tried while the program compiles as with ``torch.compile``.
 
 The first post-grad graph has the regions without schedules. From then on another process
-(:mod:`autotune.in_program.predicting`) tries their candidates. If a candidate won, the graph is compiled a second time
+(:mod:`autotune.in_program.predicted`) tries their candidates. If a candidate won, the graph is compiled a second time
 after Inductor has finished. The program's first steps select one of both codes, as after a search.
 """
 
@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any
 
 from torch import fx
@@ -26,8 +25,7 @@ from autotune.in_program.traced import Traced
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.code import device_of, name_of
-from autotune.runtime.inductor.survey import Surveyed, lacking
-from autotune.runtime.inductor.verdict import UNSEARCHED, stored_verdict
+from autotune.runtime.inductor.verdict import UNSEARCHED, Surveyed, lacking, stored_verdict
 from autotune.runtime.ladder import Level
 from autotune.runtime.match import look_up
 from autotune.words import plural
@@ -137,9 +135,7 @@ class Trying:
     def __enter__(self) -> Trying:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._child is not None:
             self._child.kill()
 
@@ -157,7 +153,7 @@ class Trying:
             counted.sort(key=lambda one: -weights[one[0].fingerprint])
             self._asked |= set(weights)
             if self._child is None:
-                self._child = Child("autotune.in_program.predicting")
+                self._child = Child("autotune.in_program.predicted")
             jobs = [workload.to_json() for workload, _ in counted]
             self._child.send({"workloads": jobs, "device": self._device, "numerics": numerics.read()})
         except Exception as error:
@@ -200,6 +196,3 @@ class Trying:
             f" ({wrong} predictions brought no gain{left})"
         )
         return bool(won)
-
-
-__all__ = ["Trying", "compiled", "lacks"]

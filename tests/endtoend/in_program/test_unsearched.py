@@ -13,10 +13,10 @@ import torch
 
 import autotune
 from autotune.errors import UserError
-from autotune.in_program import budget, search, unsearched
+from autotune.in_program import options, search, unsearched
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.deployment import deployment
-from autotune.runtime.inductor.survey import Surveyed, lacking
+from autotune.runtime.inductor.verdict import Surveyed, lacking
 from autotune.runtime.ladder import Level, Outcome
 from autotune.store import Store
 from autotune.store.records import PREDICTED
@@ -45,7 +45,7 @@ class Process:
         """Workloads that there is time for."""
 
     def __call__(self, module: str) -> Process:
-        assert module == "autotune.in_program.predicting"
+        assert module == "autotune.in_program.predicted"
         self._asked: list[tuple[Workload, str]] = []
         return self
 
@@ -78,7 +78,7 @@ def process(monkeypatch: pytest.MonkeyPatch, db: str) -> Iterator[Process]:
     monkeypatch.setattr(unsearched, "Child", made)
     monkeypatch.setattr(unsearched, "_waited_s", 0.0)
     monkeypatch.setattr(search, "_contest", None)
-    monkeypatch.setattr(budget, "_spent_s", 0.0)
+    monkeypatch.setattr(options, "_spent_s", 0.0)
     yield made
     torch._dynamo.reset()
 
