@@ -19,8 +19,8 @@ from autotune import numerics
 from autotune.errors import UserError, first_line
 from autotune.in_program import search
 from autotune.in_program.contest import Frame
-from autotune.in_program.progress import notify
 from autotune.in_program.ranks import rank_turn
+from autotune.in_program.searcher import notify
 from autotune.in_program.traced import Traced
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.deployment import deployment
@@ -64,7 +64,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
     """
     global _waited_s
     device = device_of(inputs)
-    if device is None or _waited_s >= _MOST_S or not search._storing():
+    if device is None or _waited_s >= _MOST_S or not search.can_store():
         return compile_once(gm, inputs)
     if missing := lacks(device):
         deployment().warn_once(UNSEARCHED, f"autotune: no schedule is predicted: {missing} is not installed")
@@ -88,7 +88,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             _waited_s += time.monotonic() - begin - compile_s
             log.debug("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
             if not trying.left:  # the next process tries the others
-                search._note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not turn.alone)
+                search.note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not turn.alone)
             turn.end()
             if not won and turn.alone:
                 deployment().count_again(one.apart)
@@ -97,14 +97,14 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
                 return one.before
             after = search.compile_again(gm, inputs, compile_once, traced, one.after_name)
             if not trying.left:
-                search._note_code([one], 0.0, after=True)
+                search.note_code([one], 0.0, after=True)
         except Exception as error:
             why = str(error) if isinstance(error, UserError) else first_line(error)
             deployment().warn_once(UNSEARCHED, f"autotune: schedules were not predicted: {why}")
             log.debug("the prediction that failed", exc_info=True)
             deployment().count_again(one.apart)
             return one.before
-    return Frame(one.before, after, search._joined(one, _RECORD)) if turn.alone else after
+    return Frame(one.before, after, search.join_contest(one, _RECORD)) if turn.alone else after
 
 
 def _was_tried(name: str, device: str, mode: str) -> bool:

@@ -194,7 +194,7 @@ def test_a_slower_step_runs_inductors_code_and_a_search_still_searches_it(
 def test_a_search_covers_what_was_predicted(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Surveyed] = []
     faster(monkeypatch, kept=True)
-    monkeypatch.setattr(search, "_note_verdicts", lambda found, *a, **k: graphs.extend(found[0].graphs))
+    monkeypatch.setattr(search, "note_verdicts", lambda found, *a, **k: graphs.extend(found[0].graphs))
     train(1, **DEFAULT)
     (missed,) = lacking(graphs).values()
     assert len(missed) == len(process.labels)
