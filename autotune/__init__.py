@@ -18,7 +18,7 @@ _API = {
     "compile": "autotune.in_program.backend",
     "aoti_compile_and_package": "autotune.runtime.backend",
     "aoti_load_package": "autotune.runtime.backend",
-    "tuning": "autotune.in_program.budget",
+    "tuning": "autotune.in_program.options",
     "counters": "autotune.runtime.control",
     "coverage": "autotune.runtime.control",
     "overlap": "autotune.domains.c3.deploy",

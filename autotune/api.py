@@ -13,8 +13,7 @@ from autotune.workload import Workload
 
 if TYPE_CHECKING:
     from autotune.bench.decide import Decision
-    from autotune.measure.baselines import BaselinePool
-    from autotune.measure.pool import CompilePool
+    from autotune.measure.pool import BaselinePool, CompilePool
     from autotune.measure.worker import Measurer
     from autotune.store import Store
     from autotune.tuner.cluster.cluster import Cluster

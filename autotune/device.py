@@ -269,8 +269,8 @@ def _identify(device: str) -> DeviceIdentity:
 @lru_cache(maxsize=2)
 def _environment(kind: str) -> Environment:
     common = {
-        "torch": _version("torch"),
-        "numba": _version("numba"),
+        "torch": package_version("torch"),
+        "numba": package_version("numba"),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "os": f"{platform.system()} {platform.machine()}",
     }
@@ -280,7 +280,7 @@ def _environment(kind: str) -> Environment:
 
     return Environment(
         kind="cuda",
-        numba_cuda=_version("numba-cuda"),
+        numba_cuda=package_version("numba-cuda"),
         cuda=str(torch.version.cuda or ""),
         driver=_driver_version(),
         **common,
@@ -305,10 +305,11 @@ def _has_driver() -> bool:
     return True
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
+    """The version of an installed package; "" if it is not installed."""
     try:
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
+    except (metadata.PackageNotFoundError, ValueError):  # ValueError: an empty name
         return ""
 
 

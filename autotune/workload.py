@@ -29,6 +29,12 @@ def digest(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
+def extent_ratio(a: int, b: int) -> float:
+    """The ratio of two numbers of rows, the larger over the smaller."""
+    low, high = sorted((max(a, 1), max(b, 1)))
+    return high / low
+
+
 @dataclass(frozen=True)
 class Workload:
     """One unit of tuning.

@@ -33,7 +33,7 @@ from autotune.domain import open_task
 from autotune.ir.graph import Graph
 from autotune.ir.nodes import DEFAULT, STRICT, asking
 from autotune.runtime.launch.executor import load_executor
-from autotune.runtime.launch.prepared import TensorSpec
+from autotune.runtime.launch.prepared import RegionTensors, TensorSpec
 from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Config
 from autotune.workload import Workload
@@ -114,7 +114,7 @@ def put_in(gm: fx.GraphModule, region: Region, made: tuple[Config, Artifact], de
     specs = [[TensorSpec.of(n.meta["val"]) for n in nodes] for nodes in (region.inputs, region.outputs)]
     run = load_executor(
         Graph.from_json(region.workload.spec), Schedule(Key("", "", "", ""), config, 0.0, {}, artifact),
-        region.binding.inputs, region.binding.outputs, *specs, torch.device(device),
+        RegionTensors(region.binding.inputs, region.binding.outputs, *specs), torch.device(device),
     )  # fmt: skip
     with gm.graph.inserting_after(region.nodes[-1]):
         node = gm.graph.call_function(run.call, region.inputs)

@@ -84,7 +84,7 @@ def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
     from autotune.in_program.searching import shares
     from autotune.measure.quiet import device_lock
     from autotune.runtime.deployment import deployment
-    from autotune.runtime.inductor.survey import Surveyed, surveying
+    from autotune.runtime.inductor.verdict import Surveyed, surveying
     from autotune.store import Store
     from autotune.workload import Workload
 

@@ -26,7 +26,7 @@ _PIECE = 1 << 24
 """Elements compared at a time, which avoids an fp64 copy of a large tensor."""
 
 
-class Turns:
+class ProcessLock:
     """Device lock of a whole process: while one thread holds it, other threads of the process enter without waiting.
 
     Threads of one process must not block each other, since the holder may wait for the other thread. Autograd runs a
@@ -66,15 +66,15 @@ class Turns:
 
 
 @contextlib.contextmanager
-def inductor_takes_turns(turns: Turns) -> Iterator[None]:
-    """Return a context in which Inductor holds ``turns`` while it times kernels, but not while it compiles."""
+def inductor_takes_lock(lock: ProcessLock) -> Iterator[None]:
+    """Return a context in which Inductor holds ``lock`` while it times kernels, but not while it compiles."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     kind = type(benchmarker)
     before = {name: kind.__dict__.get(name) for name in _METHODS}
     for name in _METHODS:
         if (method := getattr(kind, name, None)) is not None:
-            setattr(kind, name, _in_turn(method, turns))
+            setattr(kind, name, _locked(method, lock))
     try:
         yield
     finally:
@@ -85,10 +85,10 @@ def inductor_takes_turns(turns: Turns) -> Iterator[None]:
                 delattr(kind, name)
 
 
-def _in_turn(method: Callable[..., Any], turns: Turns) -> Callable[..., Any]:
+def _locked(method: Callable[..., Any], lock: ProcessLock) -> Callable[..., Any]:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with turns.exclusive():
+        with lock.exclusive():
             return method(*args, **kwargs)
 
     return call

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autotune import numerics
-from autotune.bench.contenders import Turns, inductor_takes_turns, room_for, templates_in_threads
+from autotune.bench.contenders import ProcessLock, inductor_takes_lock, room_for, templates_in_threads
 from autotune.bench.kernels import kernels_of
 from autotune.bench.step import COMPILE, lead_s, seeded, step_of, timed, trainable
 from autotune.errors import UserError, first_line
@@ -263,16 +263,16 @@ def decide(
     policy = replace(policy, final_s=min(policy.final_s, limit_s / 10), quiet_s=min(policy.quiet_s, limit_s / 20))
     if device.startswith("cuda"):
         torch.cuda.set_device(device)
-    turns = Turns(device, policy.lock_s)
+    lock = ProcessLock(device, policy.lock_s)
     torch._dynamo.reset()
     try:
         with (
             room_for(_CONTENDERS),
-            inductor_takes_turns(turns),
+            inductor_takes_lock(lock),
             templates_in_threads(device.startswith("cuda") and "max-autotune" in mode),
             deployment().unrecorded() as missed,
         ):
-            steps = _Steps(fn, args, kwargs or {}, train, device, base_mode(mode), policy, turns)
+            steps = _Steps(fn, args, kwargs or {}, train, device, base_mode(mode), policy, lock)
             decision = _decided(steps, begin, limit_s)
             return decision and replace(decision, missed=dict(missed))
     finally:
@@ -291,10 +291,10 @@ class _Steps:
         device: str,
         mode: str,
         policy: Policy,
-        turns: Turns,
+        lock: ProcessLock,
     ) -> None:
         self.fn, self.args, self.kwargs, self.mode = fn, args, kwargs, mode
-        self.device, self.policy, self.turns = device, policy, turns
+        self.device, self.policy, self.lock = device, policy, lock
         self.others = 0.0  # processors that others kept busy in the most disturbed timing
         self.wanted = trainable(fn, args, kwargs) if train else []
 
@@ -311,7 +311,7 @@ class _Steps:
 
     def times(self, steps: Mapping[str, Callable[[], object]]) -> Mapping[str, Sequence[float]]:
         """Return samples in microseconds, one per step and round. Raises UserError if a step cannot be timed."""
-        with self.turns.exclusive():
+        with self.lock.exclusive():
             found = timed(steps, self.policy, self.device)
         for name, why in found.failed.items():
             raise UserError(f"{name} failed: {why}")

@@ -22,10 +22,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from autotune.bench.contenders import (
-    Turns,
+    ProcessLock,
     Watched,
     difference,
-    inductor_takes_turns,
+    inductor_takes_lock,
     largest,
     room_for,
     templates_in_threads,
@@ -247,8 +247,8 @@ def compare(
             makers[name] = functools.partial(compiler, fn, dynamic=False, **options)
     more = dict(peers or {})
     wanted = trainable(fn, args, given) if train else []
-    turns = Turns(device, policy.lock_s)
-    ready, counted, kernels = _Ready(turns, device, say), dict[str, int](), dict[str, dict[str, Any]]()
+    lock = ProcessLock(device, policy.lock_s)
+    ready, counted, kernels = _Ready(lock, device, say), dict[str, int](), dict[str, dict[str, Any]]()
     covered = Coverage()
 
     def stepping(make: Callable[[], Callable[..., Any]]) -> Call:
@@ -258,14 +258,14 @@ def compare(
     with (
         room_for(len(makers) + len(more)),
         without_graph_caches(),
-        inductor_takes_turns(turns),
+        inductor_takes_lock(lock),
         templates_in_threads(cuda and any("max-autotune" in m for m in modes)),
         deployment().unrecorded() as missed,
     ):
         eager = step_of(fn, args, given, wanted)
         try:
             want = ready.first_call(EAGER, eager)
-            with turns.exclusive():
+            with lock.exclusive():
                 repeat, random = _repeated(eager, want, device)
             ready.weigh(EAGER)
         except UserError:
@@ -280,7 +280,7 @@ def compare(
                 counted = {k: v for k, v in dict(autotune.counters()).items() if v}
                 covered = autotune.coverage()
         del want  # free the reference, which has every gradient of a training step, before the timing
-        with turns.exclusive():
+        with lock.exclusive():
             with ready.stage("timing"):
                 times = timed(ready.left, policy, device)
             if cuda:
@@ -296,7 +296,7 @@ def compare(
         if late := [name for name in more if name not in ready.failed]:
             begin = time.monotonic()
             try:
-                with turns.exclusive():
+                with lock.exclusive():
                     again = timed(ready.left, policy, device, plain)
                 if lost := [again.failed[name] for name in times.samples if name in again.failed]:
                     raise NotCompared(lost[0])
@@ -327,8 +327,8 @@ class _Ready:
         seconds: by finished stage (:meth:`stage`).
     """
 
-    def __init__(self, turns: Turns, device: str, say: Callable[[str, float], None]) -> None:
-        self._turns, self._device, self._say = turns, device, say
+    def __init__(self, lock: ProcessLock, device: str, say: Callable[[str, float], None]) -> None:
+        self._lock, self._device, self._say = lock, device, say
         self._there = torch.cuda.memory_allocated() if device.startswith("cuda") else 0
         self.steps: dict[str, Call] = {}
         self.found: dict[str, dict[str, Any]] = {}
@@ -348,11 +348,11 @@ class _Ready:
         self._say(name, self.seconds[name])
 
     def first_call(self, name: str, step: Call) -> object:
-        begin, waited = time.monotonic(), self._turns.waited_s
+        begin, waited = time.monotonic(), self._lock.waited_s
         got = seeded(step, 0, self._device)
         if self._device.startswith("cuda"):
             torch.cuda.synchronize()
-        took = round(time.monotonic() - begin - (self._turns.waited_s - waited), 1)
+        took = round(time.monotonic() - begin - (self._lock.waited_s - waited), 1)
         self.steps[name], self.found[name] = step, {"prepare_s": took}
         self._say(name, took)
         return got

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from autotune.domain import Command, Domain, domain_of
 from autotune.errors import UserError, quoted_command, safe_line
 from autotune.task import domains
+
+N = TypeVar("N", int, float)
 
 JSON_HELP = "print one JSON object on stdout and nothing else"
 DB_HELP = "database URL or SQLite file (default: $AUTOTUNE_DB, else a file in the user data directory)"
@@ -57,37 +61,22 @@ def named_domain(parser: argparse.ArgumentParser, words: Sequence[str], names: S
     return names[0] if len(names) == 1 else None
 
 
-def positive_int(text: str) -> int:
-    """argparse type: an integer of 1 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
-    return value
+def _checked(kind: Callable[[str], N], allowed: Callable[[N], bool], what: str) -> Callable[[str], N]:
+    """An argparse type: a number of ``kind`` that is allowed; ``what`` is its description in the error."""
+
+    def convert(text: str) -> N:
+        with contextlib.suppress(ValueError):
+            if allowed(value := kind(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+
+    return convert
 
 
-def natural_int(text: str) -> int:
-    """argparse type: a sampler's seed, an integer from 0 to 2**32 - 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 2**32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 2**32 - 1")
-    return value
-
-
-def seconds(text: str) -> float:
-    """argparse type: a finite number of seconds above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not (math.isfinite(value) and value > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
+positive_int = _checked(int, lambda n: n >= 1, "a whole number of 1 or more")
+natural_int = _checked(int, lambda n: 0 <= n < 2**32, "a whole number from 0 to 2**32 - 1")
+seconds = _checked(float, lambda s: 0 < s < math.inf, "a number of seconds above 0")
+share = _checked(float, lambda x: 0 <= x < 1, "a share from 0 to 1, such as 0.03")
 
 
 def modes(text: str) -> list[str]:

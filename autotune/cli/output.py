@@ -17,6 +17,7 @@ from autotune.words import microseconds as microseconds
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
     from rich.text import Text
 
 TUNABLE = (
@@ -84,6 +85,23 @@ def console() -> Console:
     out = Piped(width=wide)
     out.width = max(out.width, NARROWEST)
     return out
+
+
+def ruled_table(title: str | None = None) -> Table:
+    """An empty table with a line below its heads."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = None if title is None else escape(title)
+    return Table(title=shown, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> list[str]:
+    """Lines of a plain table; the columns with these indices are aligned on the left, the others on the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    ways = [str.ljust if k in left else str.rjust for k in range(len(widths))]
+    return ["  ".join(way(c, w) for way, c, w in zip(ways, row, widths, strict=True)).rstrip() for row in rows]
 
 
 def ratio(value: float | None) -> str:

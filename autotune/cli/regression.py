@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import numerics
-from autotune.cli.output import microseconds
+from autotune.cli.options import share
+from autotune.cli.output import aligned, microseconds
 from autotune.cli.step_verdicts import numerics_of, verdicts_of
 from autotune.device import DeviceIdentity
 from autotune.errors import UserError, quoted_command
@@ -39,17 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gate", choices=WAYS, default="auto", help=about)
     about = "slowdown to accept, since times differ from run to run (default: 0.03, which is 3%%)"
-    parser.add_argument("--tolerance", type=_share, metavar="X", help=about)
-
-
-def _share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1, such as 0.03")
-    return value
+    parser.add_argument("--tolerance", type=share, metavar="X", help=about)
 
 
 def is_database(name: str) -> bool:
@@ -199,10 +190,5 @@ def lines(args: argparse.Namespace, changes: Sequence[Change]) -> list[str]:
     for c in changes:
         numbers = (microseconds(c.was_us), microseconds(c.now_us), f"{c.change:+.1%}", f"{c.low:+.1%}")
         rows.append((c.contender, *numbers, "SLOWER" if c.slower else "ok"))
-    widths = [max(len(row[k]) for row in rows) for k in range(6)]
-    table = []
-    for row in rows:
-        cells = [c.rjust(w) if 0 < k < 5 else c.ljust(w) for k, (c, w) in enumerate(zip(row, widths, strict=True))]
-        table.append("  ".join(cells).rstrip())
     allowed = f"SLOWER: a change of at least {changes[0].tolerance:.0%}, with {ALPHA:.0%} of false alarms"
-    return [*table, allowed, *([f"record saved in {args.save}"] if args.save else [])]
+    return [*aligned(rows, left=(0, 5)), allowed, *([f"record saved in {args.save}"] if args.save else [])]

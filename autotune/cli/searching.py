@@ -138,6 +138,12 @@ def reason(store: Store, result: Result) -> str:
     return f"{statuses}; {times} of them: {reason}"
 
 
+def given_options(args: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """The options with these names that have a value, as words of the command line."""
+    given = ((name, getattr(args, name, None)) for name in names)
+    return [word for name, value in given if value is not None for word in (f"--{name}", str(value))]
+
+
 def add_ray(parser: argparse.ArgumentParser) -> None:
     """Add ``--ray``."""
     about = (

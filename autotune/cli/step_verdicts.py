@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune import numerics
 from autotune.cli.options import modes, seconds
-from autotune.cli.output import microseconds, ratio
+from autotune.cli.output import microseconds, ratio, ruled_table
 from autotune.device import DeviceIdentity
 from autotune.errors import printable
 from autotune.numerics import Numerics, text
@@ -182,11 +182,9 @@ def lines(verdict: Verdict, most: int = 8) -> list[str]:
 
 def table(verdicts: Sequence[Verdict]) -> Table:
     """A table of steps with a verdict, one per line."""
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
-    made = Table(title="steps", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    made = ruled_table("steps")
     made.add_column("target", overflow="fold", min_width=12)
     for column in ("mode", "torch.compile", "autotune", "speedup", "kept", "left"):
         made.add_column(column, justify="left" if column == "mode" else "right", no_wrap=True)

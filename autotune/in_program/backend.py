@@ -12,8 +12,7 @@ import torch._inductor.compile_fx  # when torch.compile is called, as for torch'
 from torch import fx
 
 from autotune.errors import UserError
-from autotune.in_program.budget import asked, is_enough
-from autotune.in_program.predicts import predicts
+from autotune.in_program.options import asked, is_enough, predicts
 from autotune.runtime.backend import Compiled, compile_graph
 from autotune.runtime.settings import Verify
 
@@ -106,6 +105,3 @@ def _ahead_of_time() -> bool:
     from torch._functorch import config
 
     return bool(config.bypass_autograd_cache_key)
-
-
-__all__ = ["compile", "dynamo_backend", "registered"]

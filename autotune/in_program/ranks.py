@@ -79,6 +79,3 @@ def _store() -> Any:
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     return dist.distributed_c10d._get_default_store()
-
-
-__all__ = ["RankTurn", "rank_turn"]

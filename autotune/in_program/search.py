@@ -21,17 +21,15 @@ from torch import fx
 from autotune import numerics
 from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
-from autotune.in_program.budget import is_enough, left_s, spending
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
-from autotune.in_program.progress import ProgressLine, notify
+from autotune.in_program.options import is_enough, left_s, spending
 from autotune.in_program.ranks import RankTurn, rank_turn
-from autotune.in_program.searcher import Searcher
+from autotune.in_program.searcher import ProgressLine, Searcher, notify
 from autotune.in_program.searching import COMMAND
 from autotune.in_program.traced import Traced, copied
 from autotune.runtime.deployment import Counted, deployment
 from autotune.runtime.inductor.code import Code, device_of, name_of, new_name, scope_of, stored_code
-from autotune.runtime.inductor.survey import Lacking, Surveyed, lacking, surveying
-from autotune.runtime.inductor.verdict import stored_verdict
+from autotune.runtime.inductor.verdict import Lacking, Surveyed, lacking, stored_verdict, surveying
 from autotune.store.records import Verdict
 from autotune.words import microseconds, plural
 
@@ -74,7 +72,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
         KeyboardInterrupt: the user interrupted the search. Its results are stored.
     """
     device = device_of(inputs)
-    if device is None or not _storing():
+    if device is None or not can_store():
         return compile_once(gm, inputs)
     name = name_of(gm, device)
     if _was_searched(name, device, mode, seconds):
@@ -106,14 +104,16 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
                     deployment().count_again(one.apart)
                     return one.before
                 after = compile_again(gm, inputs, compile_once, traced, one.after_name)
-                _note_code([one], seconds, after=True)
+                note_code([one], seconds, after=True)
             except Exception as error:
                 why = str(error) if isinstance(error, UserError) else first_line(error)
                 deployment().warn_once("search in the program", f"autotune: the search in the program failed: {why}")
                 log.debug("the search that failed", exc_info=True)
                 deployment().count_again(one.apart)
                 return one.before
-    return Frame(one.before, after, _joined(one, {"budget_s": seconds, "command": COMMAND})) if turn.alone else after
+    return (
+        Frame(one.before, after, join_contest(one, {"budget_s": seconds, "command": COMMAND})) if turn.alone else after
+    )
 
 
 @dataclass(frozen=True)
@@ -248,11 +248,11 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
     won = any(result.winner == "autotune" for result in found)
     searched_s = budget_s if granted or not missed else 0.0
     record = {"budget_s": searched_s, "tries": 0, "cut": True, "command": COMMAND}
-    _note_verdicts([one], record, after=won or not turn.alone)
+    note_verdicts([one], record, after=won or not turn.alone)
     return won
 
 
-def _storing() -> bool:
+def can_store() -> bool:
     """True if results can be stored in the database that deployment reads."""
     store = deployment().store()
     if store is not None and store.readonly:
@@ -293,7 +293,7 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _joined(one: First, record: Mapping[str, Any]) -> Contest:
+def join_contest(one: First, record: Mapping[str, Any]) -> Contest:
     """The running contest of this process, or a new one; its outcome is the verdict on the graphs of ``one``.
 
     Args:
@@ -333,14 +333,14 @@ class _Decided:
         }
         compiled, self.compiled = self.compiled, []  # the code that lost is released
         try:
-            _note_verdicts(compiled, record, after=outcome.kept, left=not outcome.kept)
+            note_verdicts(compiled, record, after=outcome.kept, left=not outcome.kept)
         except Exception as error:
             deployment().warn_once(
                 "verdict in the program", f"autotune: the step's verdict is not stored: {first_line(error)}"
             )
 
 
-def _note_verdicts(compiled: Sequence[First], record: Mapping[str, Any], *, after: bool, left: bool = False) -> None:
+def note_verdicts(compiled: Sequence[First], record: Mapping[str, Any], *, after: bool, left: bool = False) -> None:
     """Store the verdicts on graphs, and the names of their code for the next process.
 
     Args:
@@ -361,11 +361,11 @@ def _note_verdicts(compiled: Sequence[First], record: Mapping[str, Any], *, afte
                     where, here = _stored(store, device)
                     verdicts.append(Verdict(graph.fingerprint, where, here, graph.mode, out, own))
         store.put_verdicts(verdicts)
-    _note_code(compiled, float(record["budget_s"]), after=after)
+    note_code(compiled, float(record["budget_s"]), after=after)
 
 
-def _note_code(compiled: Sequence[First], budget_s: float, *, after: bool) -> None:
-    """Store the names of code for the next process, if that is possible; arguments as of :func:`_note_verdicts`."""
+def note_code(compiled: Sequence[First], budget_s: float, *, after: bool) -> None:
+    """Store the names of code for the next process, if that is possible; arguments as of :func:`note_verdicts`."""
     try:
         for one in compiled:
             name = one.after_name if after else one.before_name
@@ -377,6 +377,3 @@ def _note_code(compiled: Sequence[First], budget_s: float, *, after: bool) -> No
 
 def _stored(store: Store, device: str) -> tuple[str, str]:
     return store.put_device(identify(device)), store.put_environment(environment(device))
-
-
-__all__ = ["LEAST_S", "compiled", "granted_s"]

@@ -25,8 +25,7 @@ from autotune.measure.outcome import one_line
 from autotune.workload import PRODUCT, Workload
 
 if TYPE_CHECKING:
-    from autotune.measure.baselines import BaselinePool
-    from autotune.measure.pool import CompilePool
+    from autotune.measure.pool import BaselinePool, CompilePool
     from autotune.measure.worker import Worker
     from autotune.tuner.context import Context
     from autotune.tuner.options import Budget
@@ -50,7 +49,7 @@ _KIND = "fusion"
 """Kind of the workloads of a program; its domain has the policy. Products use the same."""
 
 
-class Turn(NamedTuple):
+class RegionTurn(NamedTuple):
     """A turn of a region.
 
     Attributes:
@@ -63,7 +62,7 @@ class Turn(NamedTuple):
     granted: float
 
 
-class Turns:
+class RegionQueue:
     """The regions of a program, and which of them is searched next.
 
     The first turn of a region measures a few candidates, which bring most of the gain. When all regions have had it,
@@ -113,7 +112,7 @@ class Turns:
         """Candidates of the next region's first turn."""
         return first_candidates(self.left_s, len(self.waiting()))
 
-    def next(self) -> Turn | None:
+    def next(self) -> RegionTurn | None:
         """The next turn; None if none is left that fits the time."""
         from autotune.tuner.options import Budget
 
@@ -122,7 +121,7 @@ class Turns:
                 return None
             trials = self.trials
             self._begun.add(self.workloads[waiting[0]].fingerprint)
-            return Turn(waiting[0], Budget(trials, left), 0.0)
+            return RegionTurn(waiting[0], Budget(trials, left), 0.0)
         counted = [(w, self._counts[w.fingerprint]) for w in self.workloads if w.fingerprint not in self._again]
         most = max(1, int(self.left_s / _REGION_S))
         gains = gains_left(counted, self.results)[:most]
@@ -131,7 +130,7 @@ class Turns:
         (workload, gain), every = gains[0], sum(gain for _, gain in gains)
         self._again.add(workload.fingerprint)
         seconds = _REGION_S if self.end is None else max(_REGION_S, self.left_s * gain / every)
-        return Turn(self.workloads.index(workload), Budget(timeout=seconds), seconds)
+        return RegionTurn(self.workloads.index(workload), Budget(timeout=seconds), seconds)
 
     def done(self, result: Result) -> None:
         """Record the result of a turn."""
@@ -148,7 +147,7 @@ class Search:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._turns = Turns(0.0)
+        self._queue = RegionQueue(0.0)
         self._context: Context | None = None
         self._stopped = self._quiet = False
         self._asked = 0
@@ -158,7 +157,7 @@ class Search:
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
         """Handle a frame."""
         if "device" in message:
-            self._turns = Turns(message["seconds"])
+            self._queue = RegionQueue(message["seconds"])
             settings = message["device"], message["numerics"]
             threading.Thread(target=self._run, args=(link, *settings), name="autotune-search", daemon=True).start()
             return
@@ -170,10 +169,10 @@ class Search:
             else:
                 self._quiet = message.get("quiet", False)
                 counted = [(Workload.from_json(w), count) for w, count in message["workloads"]]
-                self._turns.add(counted, whole="end" in message)
+                self._queue.add(counted, whole="end" in message)
                 self._begin_baselines()
             if "end" in message:
-                self._turns.end = time.monotonic() + message["end"]
+                self._queue.end = time.monotonic() + message["end"]
                 self._end()
             self._changed.notify_all()
 
@@ -187,7 +186,7 @@ class Search:
         except Exception as problem:
             error = one_line(problem)
         with self._changed:
-            self._changed.wait_for(lambda: self._turns.end is not None or self._stopped)
+            self._changed.wait_for(lambda: self._queue.end is not None or self._stopped)
         self._send_pending(link)
         link.send({"done": error})
 
@@ -196,10 +195,9 @@ class Search:
         """Start the worker and the pools, which import what they need while the program is traced."""
         from autotune import numerics
         from autotune.domain import domain_of
-        from autotune.in_program.held import HeldStore
-        from autotune.measure.baselines import BaselinePool
-        from autotune.measure.pool import CompilePool
+        from autotune.measure.pool import BaselinePool, CompilePool
         from autotune.measure.worker import Worker
+        from autotune.store.store import HeldStore
         from autotune.tuner.context import Context
         from autotune.tuner.options import Budget, SearchOptions
         from autotune.tuner.prefetch import Prefetcher
@@ -233,20 +231,20 @@ class Search:
             opened.enter_context(closing(context))
             context.run = store.start_run(COMMAND, owner=context.owner).id
             opened.enter_context(Lease(store, context.owner))
-            prefetcher = Prefetcher(context, self._turns.workloads, lambda i: Budget(self._turns.trials), _PREFETCHED)
+            prefetcher = Prefetcher(context, self._queue.workloads, lambda i: Budget(self._queue.trials), _PREFETCHED)
             opened.enter_context(prefetcher)
             with self._changed:
                 self._context = context
                 context.interrupt.requested = self._stopped
                 self._begin_baselines()
-                if self._turns.end is not None:
+                if self._queue.end is not None:
                     self._end()
             try:
                 if baselines is not None:
                     _warm_up(device, worker, pool, baselines)
                 yield context, prefetcher
             finally:
-                results = self._turns.results
+                results = self._queue.results
                 state = "interrupted" if self._stopped else "done" if any(r.ok for r in results) else "failed"
                 store.finish_run(context.run, state, {"workloads": [r.to_json() for r in results]})
 
@@ -254,25 +252,25 @@ class Search:
         from autotune.tuner.study import tune
 
         while (turn := self._next(context.device)) is not None:
-            prefetcher.advance(turn.number, self._turns.waiting())
-            result = tune(context, self._turns.workloads[turn.number], turn.budget, turn.granted)
+            prefetcher.advance(turn.number, self._queue.waiting())
+            result = tune(context, self._queue.workloads[turn.number], turn.budget, turn.granted)
             with self._changed:
-                self._turns.done(result)
-            if self._turns.end is not None:
+                self._queue.done(result)
+            if self._queue.end is not None:
                 self._send_pending(link)
             if result.interrupted or result.fault:
                 return
 
-    def _next(self, device: str) -> Turn | None:
+    def _next(self, device: str) -> RegionTurn | None:
         """Wait for a turn; None at the end of the search.
 
         Nothing is measured on a CPU, or on a GPU that Inductor uses for its own measurements, while Inductor compiles.
         """
         with self._changed:
             while not self._stopped:
-                ended = self._turns.end is not None
+                ended = self._queue.end is not None
                 may = ended or (_overlaps(device) and not self._quiet)
-                turn = self._turns.next() if may else None
+                turn = self._queue.next() if may else None
                 if turn is not None or ended:
                     return turn
                 self._changed.wait()
@@ -282,24 +280,24 @@ class Search:
         """Queue the baselines of new regions, the most promising first; the caller has the lock."""
         if self._context is None:
             return
-        every = self._turns.waiting()
+        every = self._queue.waiting()
         for number in (i for i in every if i >= self._asked):
-            workload = self._turns.workloads[number]
+            workload = self._queue.workloads[number]
             if (baselines := self._context.baselines(workload)) is not None:
                 baselines.begin(workload, self._context.device)
-        self._asked = len(self._turns.workloads)
+        self._asked = len(self._queue.workloads)
 
     def _end(self) -> None:
         """Begin the rest of the search, after the compilation; the caller has the lock."""
-        from autotune.in_program.held import HeldStore
+        from autotune.store.store import HeldStore
 
         if self._context is not None and isinstance(self._context.store, HeldStore):
-            self._context.end = self._turns.end
+            self._context.end = self._queue.end
             self._context.store.publish()
 
     def _report(self, link: Link, progress: Progress) -> None:
         """Send progress after the end of the compilation; nothing reads it before."""
-        if self._turns.end is None:
+        if self._queue.end is None:
             self._last[progress.workload] = progress
             return
         self._send_pending(link)
@@ -309,9 +307,9 @@ class Search:
         """Send what was kept back while Inductor compiled, and the results since."""
         for label in list(self._last):
             link.send({"progress": asdict(self._last.pop(label))})
-        for result in self._turns.results[self._sent :]:
+        for result in self._queue.results[self._sent :]:
             link.send({"result": asdict(result)})
-        self._sent = len(self._turns.results)
+        self._sent = len(self._queue.results)
 
 
 def _warm_up(device: str, worker: Worker, pool: CompilePool, baselines: BaselinePool) -> None:

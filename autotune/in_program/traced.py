@@ -160,6 +160,3 @@ def copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 def _same(one: Any, other: Any) -> bool:
     return one is other or (not isinstance(one, torch.Tensor) and type(one) is type(other) and bool(one == other))
-
-
-__all__ = ["Traced", "copied"]

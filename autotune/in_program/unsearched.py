@@ -1,7 +1,7 @@
 """Predicted schedules without a search, tried while the program compiles as with ``torch.compile``.
 
 The first post-grad graph has the regions without schedules. From then on another process
-(:mod:`autotune.in_program.predicting`) tries their candidates. If a candidate won, the graph is compiled a second time
+(:mod:`autotune.in_program.predicted`) tries their candidates. If a candidate won, the graph is compiled a second time
 after Inductor has finished. The program's first steps select one of both codes, as after a search.
 """
 
@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Sequence
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any
 
 from torch import fx
@@ -20,14 +19,13 @@ from autotune import numerics
 from autotune.errors import UserError, first_line
 from autotune.in_program import search
 from autotune.in_program.contest import Frame
-from autotune.in_program.progress import notify
 from autotune.in_program.ranks import rank_turn
+from autotune.in_program.searcher import notify
 from autotune.in_program.traced import Traced
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.code import device_of, name_of
-from autotune.runtime.inductor.survey import Surveyed, lacking
-from autotune.runtime.inductor.verdict import UNSEARCHED, stored_verdict
+from autotune.runtime.inductor.verdict import UNSEARCHED, Surveyed, lacking, stored_verdict
 from autotune.runtime.ladder import Level
 from autotune.runtime.match import look_up
 from autotune.words import plural
@@ -66,7 +64,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
     """
     global _waited_s
     device = device_of(inputs)
-    if device is None or _waited_s >= _MOST_S or not search._storing():
+    if device is None or _waited_s >= _MOST_S or not search.can_store():
         return compile_once(gm, inputs)
     if missing := lacks(device):
         deployment().warn_once(UNSEARCHED, f"autotune: no schedule is predicted: {missing} is not installed")
@@ -90,7 +88,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             _waited_s += time.monotonic() - begin - compile_s
             log.debug("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
             if not trying.left:  # the next process tries the others
-                search._note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not turn.alone)
+                search.note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not turn.alone)
             turn.end()
             if not won and turn.alone:
                 deployment().count_again(one.apart)
@@ -99,14 +97,14 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
                 return one.before
             after = search.compile_again(gm, inputs, compile_once, traced, one.after_name)
             if not trying.left:
-                search._note_code([one], 0.0, after=True)
+                search.note_code([one], 0.0, after=True)
         except Exception as error:
             why = str(error) if isinstance(error, UserError) else first_line(error)
             deployment().warn_once(UNSEARCHED, f"autotune: schedules were not predicted: {why}")
             log.debug("the prediction that failed", exc_info=True)
             deployment().count_again(one.apart)
             return one.before
-    return Frame(one.before, after, search._joined(one, _RECORD)) if turn.alone else after
+    return Frame(one.before, after, search.join_contest(one, _RECORD)) if turn.alone else after
 
 
 def _was_tried(name: str, device: str, mode: str) -> bool:
@@ -137,9 +135,7 @@ class Trying:
     def __enter__(self) -> Trying:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._child is not None:
             self._child.kill()
 
@@ -157,7 +153,7 @@ class Trying:
             counted.sort(key=lambda one: -weights[one[0].fingerprint])
             self._asked |= set(weights)
             if self._child is None:
-                self._child = Child("autotune.in_program.predicting")
+                self._child = Child("autotune.in_program.predicted")
             jobs = [workload.to_json() for workload, _ in counted]
             self._child.send({"workloads": jobs, "device": self._device, "numerics": numerics.read()})
         except Exception as error:
@@ -200,6 +196,3 @@ class Trying:
             f" ({wrong} predictions brought no gain{left})"
         )
         return bool(won)
-
-
-__all__ = ["Trying", "compiled", "lacks"]

@@ -1,36 +1,42 @@
-"""Compile pool: replaceable processes that build candidates with a deadline, concurrently with measurements.
+"""Pools of replaceable processes that compile candidates or baselines, concurrently with measurements.
 
-Such a process is ``python -m autotune.measure.pool``, and runs a :class:`Builder`.
+Such a process is ``python -m autotune.measure.pool``, and runs a :class:`Builder`. Inductor takes a second or more for
+a region's baselines, in which the worker could measure a dozen candidates. A :class:`BaselinePool` compiles the same
+code without running it, and the worker then loads it from Inductor's disk cache.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import queue
 import tempfile
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 from autotune import numerics
 from autotune import task as tasks
 from autotune.device import usable_processors
-from autotune.domain import open_task
+from autotune.domain import domain_of, open_task
 from autotune.measure.child import Child, ChildDied, ChildSilent, Link, artifact_from_wire, artifact_to_wire, serve
 from autotune.measure.outcome import Blame, blame, one_line
-from autotune.task import Artifact, Config, Task, config_key
+from autotune.task import Artifact, Config, config_key
 from autotune.workload import Workload
 
 _STARTUP_S = 180.0
 _MOST = 16
+BASELINE_PROCESSES = 3
+"""Maximum number of processes of a :class:`BaselinePool`: each may take half a gigabyte of a GPU's memory."""
+WAIT_S = 30.0
+"""Seconds for which a comparison waits for baselines; if there is time left, the worker then compiles them itself."""
 NICE = 5
 """Compile processes keep every processor busy for minutes. Measuring, and compiling baselines, have priority."""
 
@@ -86,12 +92,9 @@ class CompilePool:
         timeout_s: for one build, without the start-up of the process.
         shared: folder for data shared by builds, also those of other pools (:data:`autotune.task.SHARED_BUILDS`); None
             creates one.
-
-    Attributes:
-        module: the module that its processes run.
     """
 
-    module = __name__
+    _baselines = False
 
     def __init__(self, processes: int | None = None, timeout_s: float = 120.0, shared: Path | None = None) -> None:
         self.processes = processes or default_processes()
@@ -112,9 +115,7 @@ class CompilePool:
     def __enter__(self) -> CompilePool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def submit(self, workload: Workload, device: str, config: Config) -> Future[Built]:
@@ -246,6 +247,7 @@ class CompilePool:
                 "domain": tasks.module_of(workload.kind),
                 "device": device,
                 "numerics": numerics.read(),
+                "baselines": self._baselines,
             }
         )
         answer, _ = child.receive(time.monotonic() + _STARTUP_S)
@@ -259,7 +261,7 @@ class CompilePool:
             child = self._children.get(number)
             if child is None or not child.alive:
                 environment = {tasks.SHARED_BUILDS: self._shared}
-                child = self._children[number] = Child(self.module, environment)
+                child = self._children[number] = Child(__name__, environment)
             return child
 
     def _drop(self, number: int) -> None:
@@ -269,22 +271,50 @@ class CompilePool:
                 child.kill()
 
 
+class BaselinePool(CompilePool):
+    """Compiles the baselines of workloads; a job has no configuration, and its artifact no kernels.
+
+    A context manager.
+
+    Args:
+        processes: their number; None for a few, by the processors of the host.
+        timeout_s: for one workload.
+    """
+
+    _baselines = True
+
+    def __init__(self, processes: int | None = None, timeout_s: float = 300.0) -> None:
+        super().__init__(processes or max(1, min(BASELINE_PROCESSES, default_processes() // 4)), timeout_s)
+
+    def begin(self, workload: Workload, device: str) -> None:
+        """Compile a workload's baselines when a process is free."""
+        self.prefetch(workload, device, {})
+
+    def wait(self, workload: Workload, device: str, seconds: float = math.inf) -> Built | None:
+        """Wait for a workload's baselines; return None if they take longer than ``seconds`` or :data:`WAIT_S`."""
+        future = self.submit(workload, device, {})
+        try:
+            return future.result(min(seconds, WAIT_S))
+        except TimeoutError:
+            return None
+        finally:
+            self.keep(workload, device, {}, future)
+
+
 class Builder:
-    """Compile process that keeps the task of the last workload, since jobs of one search are consecutive."""
+    """Process of a pool. It keeps the task of the last workload, since jobs of one search are consecutive."""
 
     def __init__(self) -> None:
-        self._task: Task | None = None
+        self._make: Callable[[Config], Artifact] | None = None
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
         try:
             if "workload" in message:
-                workload = Workload.from_json(message["workload"])
-                tasks.DOMAINS[workload.kind] = message["domain"]
-                self._task = open_task(workload, message["device"])
+                self._open(message)
                 link.send({"ok": True})
                 return
-            assert self._task is not None
-            head, code = artifact_to_wire(self._task.build(message["config"]))
+            assert self._make is not None
+            head, code = artifact_to_wire(self._make(message["config"]))
         except Exception as error:
             fault, culprit = blame(error)
             text, name = one_line(culprit) or type(culprit).__name__, type(culprit).__name__
@@ -292,6 +322,20 @@ class Builder:
             link.send({"ok": False, "reason": reason, "fault": str(fault)})
             return
         link.send({"ok": True, "artifact": head}, code)
+
+    def _open(self, message: dict[str, Any]) -> None:
+        workload, device = Workload.from_json(message["workload"]), message["device"]
+        tasks.DOMAINS[workload.kind] = message["domain"]
+        if not message["baselines"]:
+            self._make = open_task(workload, device).build
+            return
+
+        def compile_baselines(config: Config) -> Artifact:
+            domain_of(workload.kind).compile_baselines(workload, device)
+            return Artifact("", ())
+
+        numerics.restore(message["numerics"])
+        self._make = compile_baselines
 
 
 if __name__ == "__main__":

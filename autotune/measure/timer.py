@@ -119,12 +119,12 @@ def time_cpu(
     Returns:
         Microseconds per call.
     """
-    estimate = _warm_cpu(fn, policy)
+    estimate = warm_cpu(fn, policy)
     if estimate > limit_us:
         repeats = MIN_SAMPLES
     cold = _cold_cache(policy, "cpu")
-    inner = _inner(estimate, policy)
-    return sampled(lambda: _sample_cpu(fn, cold, inner), repeats, budget_s)
+    inner = calls_per_sample(estimate, policy)
+    return sampled(lambda: sample_cpu(fn, cold, inner), repeats, budget_s)
 
 
 def sampled(sample: Callable[[], float], repeats: int, budget_s: float) -> Samples:
@@ -168,7 +168,7 @@ def balanced(contenders: Sequence[T]) -> Iterator[list[T]]:
             yield []
 
 
-def _warm_cpu(fn: Runnable, policy: Policy) -> float:
+def warm_cpu(fn: Runnable, policy: Policy) -> float:
     """Warm up; return the time of the fastest call in microseconds."""
     best = math.inf
     for _ in range(max(policy.warmup, 1)):
@@ -178,12 +178,15 @@ def _warm_cpu(fn: Runnable, policy: Policy) -> float:
     return best
 
 
-def _inner(estimate_us: float, policy: Policy) -> int:
+def calls_per_sample(estimate_us: float, policy: Policy) -> int:
+    """Return the number of calls after which the clock's overhead is negligible."""
     return min(1000, max(1, math.ceil(policy.min_sample_us / max(estimate_us, 0.05))))
 
 
-def _sample_cpu(fn: Runnable, cold: ColdCache, inner: int) -> float:
+def sample_cpu(fn: Runnable, cold: ColdCache, inner: int, before: Callable[[], object] = lambda: None) -> float:
+    """Return the mean time of ``inner`` calls in microseconds, after a sweep of the caches and then ``before``."""
     cold.flush()
+    before()
     begin = time.perf_counter_ns()
     for _ in range(inner):
         fn()
@@ -353,7 +356,7 @@ def interleave(
             if pool is not None and runs[name] is fns[name]:
                 pool = _graph_pool()  # a refused capture may have left the earlier pool open
         else:
-            inner = max(inner, _inner(_warm_cpu(fns[name], policy), policy))
+            inner = max(inner, calls_per_sample(warm_cpu(fns[name], policy), policy))
             runs[name] = fns[name]
     cold = _cold_cache(policy, "cuda" if cuda else "cpu")
     if cuda:
@@ -361,7 +364,7 @@ def interleave(
 
     def sample(name: str) -> float:
         if not cuda:
-            return _sample_cpu(runs[name], cold, inner)
+            return sample_cpu(runs[name], cold, inner)
         led = keep_running(runs[name], lead_s)
         return statistics.fmean(_batch_cuda(runs[name], cold, max(1, led // 4)))
 

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any, Protocol
 
 from autotune import numerics
@@ -18,6 +17,17 @@ from autotune.task import Artifact, Config, Status
 from autotune.workload import Workload
 
 _GRACE_S = 5.0  # added to the worker's deadline: its answer is better than a kill
+
+
+STEPS = {
+    "start": "starting the job",
+    "load": "loading",
+    "verify": "verification",
+    "wait": "waiting for the device",
+    "time": "timing",
+    "baseline": "preparing a baseline",
+}
+"""Names of a job's steps in messages."""
 
 
 class WorkerFault(Exception):
@@ -82,6 +92,24 @@ def compare_message(contenders: Sequence[Contender], without: Sequence[str], see
     items = [{"name": c.name, "config": dict(c.config), "artifact": head} for c, head, _ in pairs]
     message = {"job": "compare", "candidates": items, "without": list(without), "seed": seed}
     return message, b"".join(blob for _, _, blob in pairs)
+
+
+def step_limit_s(policy: Policy, phase: str, oracle_s: float | None, locks: int = 1) -> float:
+    """Return the time limit of a job's step in seconds.
+
+    Args:
+        oracle_s: time of the oracle; None until a candidate has passed. Its factor allows for a loaded machine.
+        locks: number of device locks that a step waits for, one after the other.
+    """
+    if phase == "verify":
+        return policy.timeout_s + (4 * oracle_s if oracle_s is not None else policy.load_s)
+    return {
+        "start": 30.0,
+        "load": policy.load_s,
+        "baseline": policy.baseline_s,
+        "wait": locks * policy.lock_s + policy.quiet_s + _GRACE_S,
+        "time": policy.timeout_s + max(policy.screen_s, policy.final_s) + _GRACE_S,
+    }.get(phase, policy.timeout_s)
 
 
 Attempt = tuple[dict[str, Any], Outcome | None, str]
@@ -159,9 +187,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def open(self, workload: Workload) -> None:
@@ -246,28 +272,17 @@ class Worker:
                     return frame["result"], None, ""
                 phase, who, begin = frame["phase"], frame["who"], time.monotonic()
         except ChildSilent:
-            reason = f"no answer after {self._deadline(phase):.0f} s in {_STEPS.get(phase, phase)}"
+            reason = f"no answer after {self._deadline(phase):.0f} s in {STEPS.get(phase, phase)}"
             failure = Outcome(Status.TIMEOUT, reason=reason)
         except ChildDied as death:
-            failure = Outcome(Status.CRASHED, reason=f"{death} in {_STEPS.get(phase, phase)}", fault=death.fault)
+            failure = Outcome(Status.CRASHED, reason=f"{death} in {STEPS.get(phase, phase)}", fault=death.fault)
         except ValueError as nonsense:
             failure = Outcome(Status.CRASHED, reason=str(nonsense))
         self._restart()
         return None, failure, who
 
     def _deadline(self, phase: str) -> float:
-        """Return the time limit of a job's step in seconds."""
-        p = self._policy
-        if phase == "verify":
-            # The oracle's time is unknown until a candidate has passed. The factor allows for a loaded machine.
-            return p.timeout_s + (4 * self._oracle_s if self._oracle_s is not None else p.load_s)
-        return {
-            "start": 30.0,
-            "load": p.load_s,
-            "baseline": p.baseline_s,
-            "wait": p.lock_s + p.quiet_s + _GRACE_S,
-            "time": p.timeout_s + max(p.screen_s, p.final_s) + _GRACE_S,
-        }.get(phase, p.timeout_s)
+        return step_limit_s(self._policy, phase, self._oracle_s)
 
     def _spawn(self) -> None:
         env = {}
@@ -329,13 +344,3 @@ class Worker:
             raise kind(f"the workload cannot be opened on {self._device}: {answer['reason']}")
         self.bytes_moved = int(answer["bytes"])
         self._opened = True
-
-
-_STEPS = {
-    "start": "starting the job",
-    "load": "loading",
-    "verify": "verification",
-    "wait": "waiting for the device",
-    "time": "timing",
-    "baseline": "preparing a baseline",
-}

@@ -351,16 +351,3 @@ class PackagedModel:
                 )
         made = self._loader.boxed_run(tensors)
         return self._pytree.tree_unflatten(made, self._gives)
-
-
-__all__ = [
-    "PackagedModel",
-    "aoti_compile_and_package",
-    "aoti_load_package",
-    "compile_graph",
-    "deploy_backend",
-    "inductor_settings",
-    "passes",
-    "takes_kernels",
-    "trial_backend",
-]

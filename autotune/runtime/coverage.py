@@ -6,11 +6,17 @@ rows, and ``autotune compare`` prints those that move the most bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.words import size, wrapped_table
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from autotune.compiler.lower.facts import GraphFacts
+    from autotune.compiler.regions.find import Region
 
 SMALL = 0.01
 """Share of all bytes below which :meth:`Coverage.lines` sums rows."""
@@ -87,4 +93,29 @@ def _moved(row: Row) -> str:
     return "unknown" if row.bytes is None else size(row.bytes)
 
 
-__all__ = ["Coverage", "Row"]
+def covered(facts: GraphFacts, fates: Mapping[Region, tuple[bool, str]]) -> Iterator[Row]:
+    """Yield the coverage of a graph, a row for each region, and for each operator outside of regions.
+
+    Library calls and operators that move no bytes are omitted.
+
+    Args:
+        facts: of the graph in which the regions were found.
+        fates: for each region, True if a stored kernel runs it, and the reason.
+    """
+    # A warm start, which finds no regions, imports this module.
+    from autotune.compiler.lower.facts import LIBRARY_CALL, UNKNOWN_BYTES, moved_bytes
+    from autotune.compiler.regions.find import outside
+
+    for region, (stored, why) in fates.items():
+        what = region.workload.label if region.workload else ", ".join(_operators(facts, region.nodes))
+        moved = sum(facts[n].touched_bytes for n in (*region.inputs, *region.outputs))
+        yield Row(what, stored, why, bytes=moved if moved < UNKNOWN_BYTES else None)
+    for node, why in outside(facts, fates).items():
+        moved = moved_bytes(facts, [node], facts[node].operator)
+        if why != LIBRARY_CALL and moved:
+            what = facts[node].operator or str(node.target)
+            yield Row(what, False, why, bytes=moved if moved < UNKNOWN_BYTES else None)
+
+
+def _operators(facts: GraphFacts, nodes: Sequence[fx.Node]) -> list[str]:
+    return list(dict.fromkeys(facts[n].operator for n in nodes if facts[n].operator != "getitem"))

@@ -51,7 +51,7 @@ from autotune.store.reading import Match as How
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
 from autotune.store.snapshot import Snapshot
-from autotune.workload import PRODUCT, Workload
+from autotune.workload import PRODUCT, Workload, extent_ratio
 
 PREDICTED = "predicted and timed once, not searched"
 TRIED = 16
@@ -174,7 +174,7 @@ def other_rows(
     refused: list[str] = []
     graph: Graph | None = None
     for found in [n for n in near if n.workload != workload.fingerprint][:TRIED]:
-        if (ratio := _ratio(found.extent, workload.extent)) > limit:
+        if (ratio := extent_ratio(found.extent, workload.extent)) > limit:
             refused.append(f"; {found.extent} rows, the nearest tuned, are {ratio:.3g} times off, beyond {limit:g}")
             break
         known = (workload.fingerprint, found, device.fingerprint, env.strict, how)
@@ -197,11 +197,6 @@ def other_rows(
         if len(refused) < 3:
             refused.append(f"; the schedule for {found.extent} rows does not fit: {not_fit}")
     return None, refused
-
-
-def _ratio(a: int, b: int) -> float:
-    low, high = sorted((max(a, 1), max(b, 1)))
-    return high / low
 
 
 def deployed(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
@@ -22,6 +23,7 @@ from autotune.store.connection.urls import (
     upgrade_command,
 )
 from autotune.store.models import SCHEMA_REVISION
+from autotune.store.records import Key, Schedule
 from autotune.store.tables.measurements import Measurements
 from autotune.store.tables.overviews import Overviews
 from autotune.store.tables.runs import Savings
@@ -221,3 +223,32 @@ def _wrong_revision(url: sa.URL, found: str | None) -> str:
         newer = f"newer than revision {SCHEMA_REVISION} of this autotune"
         return f"the database {name} is at revision {found}, {newer}: upgrade autotune"
     return f"the database {name} is at revision {found}, not {SCHEMA_REVISION}: run `{command}`"
+
+
+class HeldStore(Store):
+    """A store that keeps new schedules to itself until :meth:`publish`; all else is stored at once."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._held: dict[Key, Schedule] | None = {}
+        self._holding = threading.RLock()
+
+    def put_schedule(self, schedule: Schedule, *, replace: bool = False) -> bool:
+        """Keep a schedule; the latest one for a key counts. After :meth:`publish`, store it."""
+        with self._holding:
+            if self._held is None:
+                return super().put_schedule(schedule, replace=replace)
+            self._held[schedule.key] = schedule
+            return True
+
+    def schedule_of(self, key: Key) -> Schedule | None:
+        """The schedule under exactly this key, kept or stored."""
+        with self._holding:
+            return (self._held or {}).get(key) or super().schedule_of(key)
+
+    def publish(self) -> None:
+        """Store the kept schedules, and each later one at once."""
+        with self._holding:
+            held, self._held = self._held or {}, None
+            for schedule in held.values():
+                super().put_schedule(schedule, replace=True)

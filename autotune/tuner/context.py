@@ -20,10 +20,9 @@ from autotune.device import DeviceIdentity
 from autotune.domain import Domain, domain_of, identity_of, open_task
 from autotune.errors import Unsupported, UserError
 from autotune.files import resource_dir
-from autotune.measure.baselines import BaselinePool
 from autotune.measure.outcome import Blame, Outcome
 from autotune.measure.policy import Policy
-from autotune.measure.pool import Built, CompilePool
+from autotune.measure.pool import BaselinePool, Built, CompilePool
 from autotune.measure.worker import MachineFault, Measurer
 from autotune.space import Space, holds
 from autotune.store.records import Effort, Key, Measurement

@@ -17,7 +17,6 @@ import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from autotune import task as tasks
@@ -111,9 +110,7 @@ class Dealing:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for lane in self._lanes:
             if not lane.over:
                 lane.child.terminate()

@@ -11,8 +11,8 @@ from autotune.task import config_key
 from autotune.tuner.context import Context, Session
 from autotune.tuner.options import Budget
 from autotune.tuner.phases import compose, finals
+from autotune.tuner.phases.explore import explore, settled
 from autotune.tuner.phases.finals import WINNER, Final
-from autotune.tuner.phases.screen import explore, settled
 from autotune.tuner.result import Result
 from autotune.workload import Workload
 

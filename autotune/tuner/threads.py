@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from autotune.store.store import Store
@@ -73,9 +73,7 @@ class Lease:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join(timeout=LEASE_S)
         self._store.release_all(self._owner)
@@ -106,9 +104,7 @@ class Interrupt:
             self._installed = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._installed:
             signal.signal(signal.SIGINT, self._old)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autotune.bench.contenders import Turns, inductor_takes_turns
+from autotune.bench.contenders import ProcessLock, inductor_takes_lock
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
 from benchmarks.fusion.cases.case import Case
@@ -81,14 +81,14 @@ class Entries:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._turns = Turns(plan.device, plan.policy.lock_s)
+        self._lock = ProcessLock(plan.device, plan.policy.lock_s)
         timeout = PROFILE_S if plan.jobs == 1 else 2 * PROFILE_S
         self._instrument = Instrument(plan.device, plan.db, timeout, plan.policy.lock_s)
         self._open = ExitStack()
 
     def __enter__(self) -> Entries:
         use(self.plan.device)
-        self._open.enter_context(inductor_takes_turns(self._turns))
+        self._open.enter_context(inductor_takes_lock(self._lock))
         self._open.enter_context(self._instrument)
         return self
 
@@ -97,10 +97,10 @@ class Entries:
 
     def of(self, case: Case) -> Answer:
         """Measure a case."""
-        plan, begin, waited = self.plan, time.monotonic(), self._turns.waited_s
+        plan, begin, waited = self.plan, time.monotonic(), self._lock.waited_s
         try:
             figures = measure(
-                case, plan.size, plan.device, plan.policy, plan.groups, plan.sets, plan.databases, self._turns
+                case, plan.size, plan.device, plan.policy, plan.groups, plan.sets, plan.databases, self._lock
             )
         except NotMeasured as error:
             return Answer(None, str(error))
@@ -110,7 +110,7 @@ class Entries:
         if plan.device.startswith("cuda"):
             entry |= self._profile(case, entry, figures)
         entry["measure_s"] = round(time.monotonic() - begin, 1)
-        entry["waited_s"] = round(self._turns.waited_s - waited, 1)
+        entry["waited_s"] = round(self._lock.waited_s - waited, 1)
         return Answer(entry)
 
     def _profile(self, case: Case, entry: Mapping[str, Any], figures: Figures) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from autotune.bench.contenders import Turns, inductor_takes_turns
+from autotune.bench.contenders import ProcessLock, inductor_takes_lock
 from autotune.errors import first_line
 
 CONTENDERS = ("eager", "inductor", "inductor_best", "autotune", "xla")
@@ -131,8 +131,8 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
     }
     calls: dict[str, peers.Call] = {}
     errors: dict[str, str] = {}
-    turns = Turns(request["device"], request["lock_s"])
-    with inductor_takes_turns(turns):
+    lock = ProcessLock(request["device"], request["lock_s"])
+    with inductor_takes_lock(lock):
         for name in request["contenders"]:
             try:
                 calls[name] = makers[name]()
@@ -140,7 +140,7 @@ def measure(request: Mapping[str, Any]) -> dict[str, Any]:
                 errors[name] = str(error)
             except Exception as error:
                 errors[name] = first_line(error)
-    with turns.exclusive():
+    with lock.exclusive():
         try:
             times = kernel_times(calls)
         except TraceError:

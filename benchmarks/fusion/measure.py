@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autotune.bench.contenders import Turns, Watched
+from autotune.bench.contenders import ProcessLock, Watched
 from autotune.errors import first_line
 from autotune.measure.policy import Policy
 from autotune.measure.quiet import Meter, wait_for_quiet
@@ -63,7 +63,7 @@ def measure(
     groups: Collection[str],
     sets: Mapping[str, peers.Options],
     databases: Mapping[str, str | None],
-    turns: Turns,
+    lock: ProcessLock,
 ) -> Figures:
     """Time a case's contenders, interleaved in this process: on a GPU by graph replay with a cold L2, on a CPU with
     cold data and warm code (:mod:`autotune.measure.rotate`).
@@ -71,7 +71,7 @@ def measure(
     Args:
         groups, sets: peers, as of :func:`benchmarks.fusion.peers.wanted`.
         databases: by ablation, where what it found is looked up; None for the default database.
-        turns: of the device; timing takes one.
+        lock: of the device; timing takes one.
 
     Raises:
         NotMeasured: autotune's contender does not run, or computes something else than eager.
@@ -88,7 +88,7 @@ def measure(
         contender = AUTOTUNE if name == ablation.FULL else f"{AUTOTUNE}:{name}"
         try:
             counting = _counting(figures, contender == AUTOTUNE)
-            with deployment().deploying_from(db), counting, _readying(figures, contender, turns):
+            with deployment().deploying_from(db), counting, _readying(figures, contender, lock):
                 calls[contender] = peers.deployed(case.fn, args)
         except Exception as error:
             raise NotMeasured(f"{contender} does not run: {first_line(error)}") from error
@@ -98,20 +98,20 @@ def measure(
     inductors: dict[str, peers.Options] = {"inductor": {}} if "inductor" in groups else {}
     for name, options in (inductors | dict(sets)).items():
         try:
-            with _readying(figures, name, turns):
+            with _readying(figures, name, lock):
                 calls[name] = peers.inductor(case.fn, args, options)
         except Exception as error:
             figures.failed[name] = first_line(error)
     if device.startswith("cuda"):
         watched = {name: Watched(call) for name, call in calls.items()}
-        with turns.exclusive():
+        with lock.exclusive():
             samples = interleave(watched, policy, device)
         figures.uncaptured = [name for name, w in watched.items() if w.refused]
         del watched
     else:
         copies = input_sets(args, figures.bytes, policy)
         figures.input_sets = len(copies)
-        with turns.exclusive():
+        with lock.exclusive():
             wait_for_quiet(policy.quiet_s)
             meter = Meter()
             samples = rotate(calls, copies, policy)
@@ -142,12 +142,12 @@ def _counting(figures: Figures, keep: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _readying(figures: Figures, contender: str, turns: Turns) -> Iterator[None]:
-    begin, waited = time.monotonic(), turns.waited_s
+def _readying(figures: Figures, contender: str, lock: ProcessLock) -> Iterator[None]:
+    begin, waited = time.monotonic(), lock.waited_s
     try:
         yield
     finally:
-        figures.compile_s[contender] = time.monotonic() - begin - (turns.waited_s - waited)
+        figures.compile_s[contender] = time.monotonic() - begin - (lock.waited_s - waited)
 
 
 def to_case(case: Case, size: str, figures: Figures, bandwidth: float) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.bench.contenders import Turns
+from autotune.bench.contenders import ProcessLock
 from autotune.errors import quoted_command
 from autotune.measure.policy import Policy, default_policy
 from benchmarks import form
@@ -145,7 +145,7 @@ def _prepare(settings: Settings) -> tuple[Policy, float]:
         policy = dataclasses.replace(policy, final_rounds=100, final_s=30.0)
     else:
         policy = dataclasses.replace(policy, final_rounds=60, final_s=15.0)
-    with Turns(settings.device, policy.lock_s).exclusive():
+    with ProcessLock(settings.device, policy.lock_s).exclusive():
         bandwidth = copy_bandwidth(policy, settings.device)
     if not settings.device.startswith("cuda"):
         policy = dataclasses.replace(policy, final_rounds=200)  # no sweeps from here on: rounds are cheap

@@ -25,8 +25,7 @@ from autotune.store.records import Measurement
 from autotune.task import Config, Status, Task, config_key
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget, SearchOptions
-from autotune.tuner.phases.explore import SEEDS, Explorer
-from autotune.tuner.phases.screen import learn_stored
+from autotune.tuner.phases.explore import SEEDS, Explorer, learn_stored
 from autotune.tuner.seeds import Seed
 from autotune.tuner.threads import Lease
 from autotune.workload import Workload

@@ -26,8 +26,8 @@ from typing import Any
 from autotune.domain import policy_for
 from autotune.domains.fusion.program_spec import captured
 from autotune.domains.kernel.bench import Candidate, make
-from autotune.domains.kernel.task import resolve
-from autotune.domains.kernel.workloads import workloads_of
+from autotune.domains.kernel.declare import resolve
+from autotune.domains.kernel.task import workloads_of
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool, default_processes
 from autotune.measure.worker import Worker

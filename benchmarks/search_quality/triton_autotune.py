@@ -130,8 +130,8 @@ def _command(command: list[str], env: Mapping[str, str]) -> dict[str, Any]:
 def _record(device: str, side: int) -> dict[str, Any]:
     """Measure what is left of the list in $AUTOTUNE_DB."""
     from autotune.domain import policy_for
-    from autotune.domains.kernel.task import resolve
-    from autotune.domains.kernel.workloads import workloads_of
+    from autotune.domains.kernel.declare import resolve
+    from autotune.domains.kernel.task import workloads_of
     from autotune.store import Store
     from autotune.tuner.context import Context
     from autotune.tuner.threads import Lease

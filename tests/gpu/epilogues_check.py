@@ -30,8 +30,7 @@ from autotune.device import identify
 from autotune.domain import policy_for
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.errors import first_line
-from autotune.measure.baselines import BaselinePool
-from autotune.measure.pool import CompilePool
+from autotune.measure.pool import BaselinePool, CompilePool
 from autotune.measure.quiet import device_lock
 from autotune.measure.worker import Worker
 from autotune.runtime.backend import trial_backend

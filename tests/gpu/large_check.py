@@ -25,7 +25,7 @@ from torch import Tensor
 
 from autotune.domains.fusion.task import FusionTask
 from autotune.runtime.launch.executor import load_executor
-from autotune.runtime.launch.prepared import TensorSpec
+from autotune.runtime.launch.prepared import RegionTensors, TensorSpec
 from autotune.store.records import Key, Schedule
 from autotune.task import Config
 from autotune.workload import Workload
@@ -162,7 +162,7 @@ def run(task: FusionTask, config: Config, x: Tensor, device: str) -> tuple[list[
     specs = [TensorSpec((graph.output_numel(k),), (1,), t) for k, t in enumerate(types)]
     schedule = Schedule(Key("", "", "", ""), config, 0.0, {}, artifact)
     own = [TensorSpec((flat.numel(),), (1,), flat.dtype)]
-    executor = load_executor(graph, schedule, [0], range(len(specs)), own, specs, torch.device(device))
+    executor = load_executor(graph, schedule, RegionTensors([0], range(len(specs)), own, specs), torch.device(device))
     outputs = [torch.full((graph.output_numel(k),), math.nan, dtype=t, device=device) for k, t in enumerate(types)]
     executor.run_into([flat], outputs)
     if device.startswith("cuda"):

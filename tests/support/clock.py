@@ -25,7 +25,7 @@ STUCK = "AUTOTUNE_TESTS_STUCK"
 _SAMPLES = ("autotune.measure.timer", "autotune.measure.rotate", "autotune.domains.c3.measuring.timing")
 _BUDGETS = ("autotune.tuner.context", "autotune.tuner.turns")
 _DEADLINES = ("autotune.measure.child", "autotune.measure.worker", "autotune.measure.pool",
-              "autotune.domains.kernel.workloads")  # fmt: skip
+              "autotune.domains.kernel.task")  # fmt: skip
 _HOUR_S = 3600.0
 
 Change = Callable[[Any, str, Any], object]

@@ -22,12 +22,13 @@ from autotune.cli.options import (
     modes,
     positive_int,
 )
-from autotune.cli.output import TUNABLE, machine_output, microseconds, ratio
+from autotune.cli.output import TUNABLE, aligned, machine_output, microseconds, ratio
 from autotune.ir.nodes import asking
 from autotune.measure.policy import default_policy
 from autotune.runtime.deployment import deployment
 from autotune.store import attached
 from autotune.store.records import BUSY
+from autotune.words import plural
 
 if TYPE_CHECKING:
     from autotune.bench.step import Comparison
@@ -178,18 +179,12 @@ def table(found: Comparison) -> list[str]:
         heads += ["kernels", "memory-intensive", "library"]
         columns = [_totals(kernels), _kinds(kernels, "memory_intensive"), _kinds(kernels, "library")]
         rows = [[*row, *cells] for row, cells in zip(rows, zip(*columns, strict=True), strict=True)]
-    widths = [max(len(row[k]) for row in (heads, *rows)) for k in range(len(heads))]
-    return ["  ".join(_placed(row, widths)).rstrip() for row in (heads, *rows)]
+    return aligned([heads, *rows])
 
 
 def _times(found: Comparison, who: str) -> tuple[str, str]:
     step = found.steps.get(who)
     return microseconds(step.us if step else None), ratio(found.over_compile(who))
-
-
-def _placed(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
-    for k, (cell, width) in enumerate(zip(row, widths, strict=True)):
-        yield cell.rjust(width) if k else cell.ljust(width)
 
 
 def _totals(kernels: Sequence[Mapping[str, Any] | None]) -> list[str]:
@@ -220,8 +215,8 @@ def uncovered(found: Comparison) -> Iterator[str]:
 
 def _attention(found: Comparison) -> Iterator[str]:
     if calls := found.counters.get("attention", 0):
-        many = "" if calls == 1 else "s"
-        yield f"{calls} call{many} of attention rewritten as a fused kernel (AUTOTUNE_ATTENTION=keep disables this)"
+        disable = "AUTOTUNE_ATTENTION=keep disables this"
+        yield f"{plural(calls, 'call')} of attention rewritten as a fused kernel ({disable})"
 
 
 def _regions(found: Comparison, command: str) -> Iterator[str]:
@@ -233,12 +228,12 @@ def _regions(found: Comparison, command: str) -> Iterator[str]:
 
         verb = "is" if by_options == 1 else "are"
         why = "since an option requires other results"
-        yield ": ".join([f"{_regions_of(by_options)} {verb} left to Inductor, {why}", *requirements(found.device)])
+        yield ": ".join([f"{plural(by_options, 'region')} {verb} left to Inductor, {why}", *requirements(found.device)])
     if not hits + misses + by_options:
         yield f"the step has no region that this version can tune: {TUNABLE}"
     if not hits + misses:
         return
-    every = _regions_of(hits + misses)
+    every = plural(hits + misses, "region")
     line = f"{hits} of {every} {'has' if 1 in (hits, hits + misses) else 'have'} a schedule"
     if left := count("baseline_wins", 0):
         line += f", {left} of which {'runs' if left == 1 else 'run'} the code of Inductor or of eager mode"
@@ -253,11 +248,7 @@ def _regions(found: Comparison, command: str) -> Iterator[str]:
         were, them = ("was", "it") if misses == 1 else ("were", "them")
         yield f"{misses} of {every} {were} not searched on this device: `{command}` searches {them}"
     if failed := count("fallbacks", 0):
-        yield f"{_regions_of(failed)} ran without the stored kernel, which could not be loaded or launched"
-
-
-def _regions_of(n: int) -> str:
-    return f"{n} region{'' if n == 1 else 's'}"
+        yield f"{plural(failed, 'region')} ran without the stored kernel, which could not be loaded or launched"
 
 
 def _results(found: Comparison) -> Iterator[str]:

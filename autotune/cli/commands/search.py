@@ -31,6 +31,7 @@ from autotune.cli.searching import (
     call_on_node,
     conclude,
     describe_nodes,
+    given_options,
     joined_cluster,
     not_begun,
     reason,
@@ -410,10 +411,7 @@ def _missed(args: argparse.Namespace, device: str, store: Store) -> list[tuple[W
 def _command(args: argparse.Namespace, hooks: SearchHooks) -> str:
     """The command line for the run's record, without the database's URL, which may hold a password."""
     words = ["autotune", "search", *(["--missed"] if args.missed else [args.domain, args.target])]
-    for name in ("inputs", "device", "trials", "timeout", "sampler", "seed", "space"):
-        value = getattr(args, name)
-        if value is not None:
-            words += [f"--{name}", str(value)]
+    words += given_options(args, ("inputs", "device", "trials", "timeout", "sampler", "seed", "space"))
     words += ["--ray", args.ray] if args.ray else []
     words += [word for also in args.also for word in ("--also", *also)]
     return shlex.join([*words, *hooks.words(args)])

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.options import add_db, add_json, every_domain, natural_int
-from autotune.cli.output import BUSY_NOTE, console, figure_text, machine_output, ratio
+from autotune.cli.output import BUSY_NOTE, console, figure_text, machine_output, ratio, ruled_table
 from autotune.cli.step_verdicts import STEP_BUSY_NOTE, steps, to_json
 from autotune.cli.step_verdicts import table as table_of_steps
 from autotune.domain import Figure, figure_of, has_figures
@@ -80,16 +80,14 @@ def _show_saved(args: argparse.Namespace) -> int:
         entries = [{**one.to_json(), "device_name": labels.get(one.device, "")} for one in found]
         print(json.dumps({"database": name, "saved": entries}))
         return 0
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     out = console()
     if not found:
         text = f"No steps are counted in {name}: set AUTOTUNE_SAVINGS=1 for programs to count them."
         out.print(text, markup=False, highlight=False, soft_wrap=True)
         return 0
-    table = Table(title=escape(name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table = ruled_table(name)
     for column in ("program", "device", "week of"):
         table.add_column(column, overflow="fold")
     for column in ("steps", "measured", "assumed", "saved"):
@@ -161,18 +159,14 @@ def _show(
         print(json.dumps({"database": name, "tuned": [_to_json(r, units.get(r.workload)) for r in rows],
                           "steps": [to_json(v) for v in verdicts], "missed": missed}))  # fmt: skip
         return 0
-    from rich import box
     from rich.markup import escape
-    from rich.table import Table
 
     out = console()
     if not rows:
         first = quoted_command("autotune", "search", "fusion", "layer_norm", *_db_words(args))
         out.print(f"{name} has no schedules yet: `{first}` makes one.", markup=False, highlight=False, soft_wrap=True)
     else:
-        table = Table(
-            title=escape(name), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False
-        )
+        table = ruled_table(name)
         table.add_column("workload", overflow="fold", min_width=12)
         table.add_column("id", no_wrap=True)
         table.add_column("device", overflow="fold", min_width=8)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from autotune.cli.options import add_db, seconds
-from autotune.cli.output import console, microseconds
+from autotune.cli.output import console, microseconds, ruled_table
 from autotune.errors import UserError, requoted_command, safe_line
 from autotune.tuner.result import Progress as State
 from autotune.words import plural
@@ -223,10 +223,8 @@ def _live(name: str, looks: Iterator[Sequence[Activity]]) -> None:
 
 def shown(name: str, runs: Sequence[Activity]) -> Group:
     """Runs as tables, each below a summary line."""
-    from rich import box
     from rich.console import Group
     from rich.markup import escape
-    from rich.table import Table
     from rich.text import Text
 
     parts: list[Any] = [] if runs else [Text(f"No search has run in {name}.")]
@@ -235,7 +233,7 @@ def shown(name: str, runs: Sequence[Activity]) -> Group:
         parts.append(Text(f"  {requoted_command(run.command)}", style="dim"))
         if not run.workloads:
             continue
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table = ruled_table()
         table.add_column("workload", overflow="fold", min_width=12)
         table.add_column("device", overflow="fold", min_width=8)
         for column in ("measured", "failed", "best", "last"):

@@ -17,6 +17,7 @@ from autotune.cli.searching import (
     call_on_node,
     conclude,
     describe_nodes,
+    given_options,
     joined_cluster,
     not_begun,
     reason,
@@ -201,18 +202,9 @@ def check_program(scenario: Scenario) -> None:
 
 def _command(args: argparse.Namespace) -> str:
     """The command to store with the run, without the database's URL, which may contain a password."""
-    words = [
-        "autotune",
-        "search",
-        "c3",
-        *([args.target] if args.target else []),
-        *(["--missed"] if args.missed else []),
-    ]
-    for name in (*SCENARIO, "inputs", "ranks", "device", "trials", "timeout", "sampler", "seed", "space"):
-        value = getattr(args, name, None)  # absent in a search of all missed workloads
-        if value is not None:
-            words += [f"--{name}", str(value)]
-    return shlex.join(words)
+    words = ["autotune", "search", "c3", *([args.target] if args.target else []), *(["--missed"] * args.missed)]
+    names = (*SCENARIO, "inputs", "ranks", "device", "trials", "timeout", "sampler", "seed", "space")
+    return shlex.join([*words, *given_options(args, names)])
 
 
 def _one(store: Store, result: Result, scenario: Scenario, device: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from autotune.measure.quiet import share_processors
 from autotune.measure.verify import compare, typical
 from autotune.runtime.inductor.index_check import index_arguments
 from autotune.runtime.launch.executor import load_executor
-from autotune.runtime.launch.prepared import TensorSpec
+from autotune.runtime.launch.prepared import RegionTensors, TensorSpec
 from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Bench, Config, Runnable, Verdict
 from autotune.workload import Workload
@@ -188,9 +188,8 @@ class FusionBench(Bench):
             TensorSpec((self.graph.output_numel(k),), (1,), getattr(torch, o.dtype))
             for k, o in enumerate(self.graph.outputs)
         ]
-        return load_executor(
-            self.graph, schedule, range(len(inputs)), range(len(outputs)), inputs, outputs, self.device
-        )
+        tensors = RegionTensors(range(len(inputs)), range(len(outputs)), inputs, outputs)
+        return load_executor(self.graph, schedule, tensors, self.device)
 
     def verify(self, run: Runnable, seed: int) -> Verdict:
         """Compare on random inputs, then on inputs that include NaN, infinities, huge values and zeros."""

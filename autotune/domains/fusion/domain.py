@@ -45,9 +45,9 @@ class Fusion(Domain):
         compile_baselines(workload, device)
 
     def sample(self, number: int) -> Workload:
-        from autotune.domains.fusion.sample import region
+        from autotune.domains.fusion.builtin import sample_region
 
-        return region(64 + number)
+        return sample_region(64 + number)
 
     def bytes_moved(self, workload: Workload) -> int:
         from autotune.ir.graph import Graph

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from autotune.domains.kernel.declare import kernel_of
 from autotune.domains.kernel.kernel import DEFAULT, Call, Kernel, parameters_of
-from autotune.domains.kernel.task import kernel_of
 from autotune.errors import BuildError, UserError, first_line
 from autotune.measure.verify import compare
 from autotune.task import REFERENCE, Artifact, Bench, Config, Runnable, Verdict

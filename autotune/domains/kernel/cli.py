@@ -13,10 +13,9 @@ from autotune.cli.commands.search import SearchHooks
 from autotune.cli.commands.search import search as search_with
 from autotune.cli.output import console, figure_text, is_busy, machine_output, print_busy_note, ratio
 from autotune.domain import figure_of, identity_of
-from autotune.domains.kernel.declare import read_shapes
+from autotune.domains.kernel.declare import is_declared, read_shapes, resolve
 from autotune.domains.kernel.kernel import Kernel, words
 from autotune.domains.kernel.space import config_words
-from autotune.domains.kernel.task import is_declared, resolve
 from autotune.domains.kernel.tunable import find
 from autotune.errors import UserError
 from autotune.store import attached
@@ -51,7 +50,7 @@ class KernelHooks(SearchHooks):
     def capture(
         self, args: argparse.Namespace, device: str, store: Store
     ) -> tuple[Sequence[tuple[Workload, int]], Mapping[str, Any]]:
-        from autotune.domains.kernel.workloads import workloads_of
+        from autotune.domains.kernel.task import workloads_of
 
         declared = is_declared(args.target)
         kernel = resolve(args.target, "" if declared else args.space or "")
@@ -107,7 +106,7 @@ def lookup(args: argparse.Namespace) -> int:
     check_target(args)
     with machine_output(args.json) as emit:
         from autotune.device import environment, resolve_device
-        from autotune.domains.kernel.workloads import workloads_of
+        from autotune.domains.kernel.task import workloads_of
 
         device = resolve_device(args.device)
         kernel = resolve(args.target, "" if is_declared(args.target) else args.space or "")

@@ -1,10 +1,15 @@
-"""Declarations of kernels from code, a TOML file or ``triton.autotune``; and files of shapes."""
+"""Declarations of kernels from code, a TOML file, ``triton.autotune`` or a target's name; and files of shapes.
+
+A measuring process imports a kernel by its name, ``package.module:function``. It imports only targets that the user
+named for the current command (:func:`allow`): a workload from a database cannot cause an import.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,7 +20,8 @@ from autotune.domains.kernel.kernel import Kernel, Objective, check_parameters, 
 from autotune.domains.kernel.space import KernelSpace, declare_space, narrowed
 from autotune.domains.kernel.triton import META, Converted, is_autotuner, is_triton
 from autotune.errors import UserError, first_line
-from autotune.files import read_toml
+from autotune.files import import_object, read_toml
+from autotune.workload import Workload
 
 _named: dict[str, tuple[str, str]] = {}
 """Kernel name to the module and file that declared it."""
@@ -248,3 +254,103 @@ def _json_lines(path: Path) -> list[Any]:
             except (ValueError, RecursionError):
                 raise UserError(f'{path}: line {nth} is not a JSON object such as {{"n": 4096}}') from None
     return shapes
+
+
+# ---- targets that may be imported -----------------------------------------------------------------------------------
+
+
+ALLOWED = "AUTOTUNE_KERNEL_TARGETS"
+"""The environment variable with the targets that may be imported, separated by commas: ``package.module:function``, or
+``package.module:function=FILE`` if a file declares the kernel. A search sets it for its subprocesses. A user sets it
+for commands that read their workloads from a database."""
+
+
+def resolve(target: str, file: str = "") -> Kernel:
+    """Import the kernel that a user named, and narrow its space if a file is given.
+
+    Args:
+        target: ``package.module:function``; the current directory is importable.
+        file: a TOML file that declares a plain function, or narrows a declared kernel.
+
+    Raises:
+        UserError: the target or the file is invalid; a one-line message.
+    """
+    found = load(target)
+    kernel = from_converted(found.fn, Converted.of(found), {}) if is_autotuner(found) else declared(found)
+    if kernel is not None:
+        return narrow(kernel, Path(file).expanduser()) if file else kernel
+    if not callable(found):
+        raise UserError(f"{target} is a {type(found).__name__}, which cannot be called")
+    if not file:
+        raise UserError(
+            f"{target} is not tunable: decorate it with @autotune.tunable, or declare it in a file, --space FILE"
+        )
+    kernel = from_file(found, Path(file).expanduser(), {})
+    kernel.file = file
+    return kernel
+
+
+def is_declared(target: str) -> bool:
+    """True if the target declares its own space; a file then only narrows it."""
+    found = load(target)
+    return declared(found) is not None or is_autotuner(found)
+
+
+def load(target: str) -> Any:
+    """Import the object ``package.module:function``; raises UserError."""
+    module_name, _, path = target.partition(":")
+    if not module_name or not path or not all(part.isidentifier() for part in path.split(".")):
+        raise UserError(f"TARGET {target!r} is not of the form package.module:function")
+    return import_object(module_name, path, target)
+
+
+def allow(target: str, file: str) -> None:
+    """Allow subprocesses of this process to import a target.
+
+    Raises:
+        UserError: the file's name has a comma, the separator of targets.
+    """
+    if "," in file:
+        raise UserError(f"--space {file}: its name has a comma: rename the file")
+    known = _allowed()
+    if _entry(target, file) not in known:
+        os.environ[ALLOWED] = ",".join([*known, _entry(target, file)])
+
+
+def _entry(target: str, file: str) -> str:
+    return f"{target}={file}" if file else target
+
+
+def _allowed() -> list[str]:
+    return [entry.strip() for entry in os.environ.get(ALLOWED, "").split(",") if entry.strip()]
+
+
+def refused(workload: Workload) -> str | None:
+    """The reason why a workload's kernel is not imported (only a database names it); None if it may be."""
+    target, file = _named(workload)
+    if _entry(target, file) in _allowed():
+        return None
+    name = workload.label or workload.fingerprint[:12]
+    return (
+        f"{name}: what a database says is not imported: name its kernel, as in autotune search kernel TARGET, or in"
+        f" ${ALLOWED}"
+    )
+
+
+def _named(workload: Workload) -> tuple[str, str]:
+    return str(workload.source.get("target", "")), str(workload.source.get("file", ""))
+
+
+def kernel_of(workload: Workload) -> Kernel:
+    """The kernel of a workload of this search.
+
+    Raises:
+        UserError: the user did not name its target, or the kernel's source changed since the search began.
+    """
+    if why := refused(workload):
+        raise UserError(why)
+    target, file = _named(workload)
+    kernel = resolve(target, file)
+    if kernel.source != workload.spec.get("source") or kernel.name != workload.spec.get("kernel"):
+        raise UserError(f"{target} was edited since {workload.label} was searched: search it again")
+    return kernel

@@ -34,7 +34,7 @@ class Kernels(Domain):
 
     def confined(self, workload: Workload) -> Any:
         """The space that the current code declares; a change to its choices or default starts a new search."""
-        from autotune.domains.kernel.task import kernel_of
+        from autotune.domains.kernel.declare import kernel_of
 
         space = kernel_of(workload).space
         constraints = [c.text for c in space.constraints]
@@ -45,7 +45,7 @@ class Kernels(Domain):
         return (cost if objective["direction"] == "min" else 1 / cost, str(objective["unit"])) if objective else None
 
     def damage(self, workload: Workload) -> str | None:
-        from autotune.domains.kernel.task import refused
+        from autotune.domains.kernel.declare import refused
 
         return refused(workload)
 

@@ -18,11 +18,11 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from importlib import metadata
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+from autotune.device import package_version
 from autotune.workload import digest
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -220,12 +220,7 @@ def _constant(value: Any) -> Any:
     return repr(value) if isinstance(value, (*_PLAIN, bytes, complex)) else type(value).__qualname__
 
 
-@functools.cache
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except (metadata.PackageNotFoundError, ValueError):
-        return ""
+_version = functools.cache(package_version)
 
 
 def _dump(node: Any) -> Any:

@@ -1,23 +1,24 @@
-"""Kernels resolved from the user's target, and their search task; see :class:`autotune.task.Task`.
+"""The search task of a kernel (:class:`autotune.task.Task`), and the workloads of its shapes.
 
-A measuring process imports a kernel by its name, ``package.module:function``. It imports only targets that the user
-named for the current command (:func:`allow`): a workload from a database cannot cause an import.
+Inputs may not fit in memory, and a factory or a reference may raise, hang or crash. So the subprocess
+``python -m autotune.domains.kernel.task`` makes the inputs of each shape once and reads its key. The command then
+reports one line before the search begins.
 """
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.domains.kernel.declare import declared, from_converted, from_file, narrow
+from autotune.domains.kernel.declare import allow, kernel_of, narrow, resolve
 from autotune.domains.kernel.kernel import Kernel
 from autotune.domains.kernel.space import KernelSpace
-from autotune.domains.kernel.triton import Converted, is_autotuner, precompile
-from autotune.errors import UserError
-from autotune.files import import_object
+from autotune.domains.kernel.triton import described, precompile
+from autotune.errors import UserError, first_line
+from autotune.measure.child import Child, ChildDied, ChildSilent, Link, serve
 from autotune.space import Space
 from autotune.task import Artifact, Config, Task
 from autotune.task import Kernel as Launch
@@ -80,101 +81,159 @@ def _left(space: KernelSpace, workload: Workload) -> KernelSpace:
     return replace(space, points=points)
 
 
-# ---- targets that may be imported -----------------------------------------------------------------------------------
+# ---- the workloads of shapes -----------------------------------------------------------------------------------------
 
 
-ALLOWED = "AUTOTUNE_KERNEL_TARGETS"
-"""The environment variable with the targets that may be imported, separated by commas: ``package.module:function``, or
-``package.module:function=FILE`` if a file declares the kernel. A search sets it for its subprocesses. A user sets it
-for commands that read their workloads from a database."""
-
-
-def resolve(target: str, file: str = "") -> Kernel:
-    """Import the kernel that a user named, and narrow its space if a file is given.
+def workloads_of(
+    kernel: Kernel, target: str, shapes: Sequence[Mapping[str, Any]] | None, device: str, *, reference: bool = True
+) -> list[Workload]:
+    """The distinct workloads of a kernel's shapes; a subprocess makes the inputs and reads their keys.
 
     Args:
-        target: ``package.module:function``; the current directory is importable.
-        file: a TOML file that declares a plain function, or narrows a declared kernel.
+        target: import name of the kernel, ``package.module:name``.
+        shapes: arguments of the inputs factory; None for the declared ones.
+        reference: also run the reference on the inputs.
 
     Raises:
-        UserError: the target or the file is invalid; a one-line message.
+        UserError: inputs cannot be made, the reference fails on them, or the kernel cannot be imported by its name.
     """
-    found = load(target)
-    kernel = from_converted(found.fn, Converted.of(found), {}) if is_autotuner(found) else declared(found)
-    if kernel is not None:
-        return narrow(kernel, Path(file).expanduser()) if file else kernel
-    if not callable(found):
-        raise UserError(f"{target} is a {type(found).__name__}, which cannot be called")
-    if not file:
-        raise UserError(
-            f"{target} is not tunable: decorate it with @autotune.tunable, or declare it in a file, --space FILE"
+    if kernel.inputs is None:
+        raise UserError(f"{kernel.name}: a search needs inputs: give inputs=, a callable that returns arguments")
+    try:
+        again = resolve(target, kernel.file)
+    except UserError as error:
+        raise UserError(f"{kernel.name}: a measuring process has to import it as {target}: {error}") from None
+    if again.source != kernel.source:
+        raise UserError(f"{kernel.name}: {target} is another function: define the kernel at a module's top level")
+    allow(target, kernel.file)
+    if isinstance(kernel.inputs, (list, tuple)):
+        if shapes:
+            raise UserError(f"{kernel.name}: inputs= is a list: leave out the shapes")
+        wanted: list[dict[str, Any]] = [{"": nth} for nth in range(len(kernel.inputs))]
+    else:
+        wanted = [dict(s) for s in (kernel.shapes if shapes is None else shapes)] or [{}]
+    found: dict[str, Workload] = {}
+    for arguments, seen in zip(wanted, probe(target, kernel.file, wanted, device, reference=reference), strict=True):
+        kernel.space.check(seen.key)
+        source: dict[str, Any] = {"target": target, "file": kernel.file, "arguments": arguments, "bytes": seen.nbytes}
+        source["default"] = dict(kernel.space.default)
+        if seen.left is not None:
+            source["left"] = seen.left
+        if seen.triton is not None:
+            source["triton"] = dict(seen.triton)
+        workload = kernel.workload(seen.key, **source)
+        found.setdefault(workload.fingerprint, workload)
+    return list(found.values())
+
+
+# ---- the process ----------------------------------------------------------------------------------------------------
+
+
+START_S = 180.0
+STEP_S = 120.0
+"""Seconds for the process to start, and for each of its steps: making inputs, running the reference."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The key and size of one set of inputs.
+
+    Attributes:
+        key: key under which their configuration is looked up.
+        nbytes: bytes of their arrays.
+        left: configurations that ``prune_configs_by`` keeps; None without ``prune_configs_by``.
+        triton: the inputs of Triton's compilation; None if Triton does not compile the kernel.
+    """
+
+    key: Mapping[str, Any]
+    nbytes: int
+    left: Sequence[Mapping[str, Any]] | None = None
+    triton: Mapping[str, Any] | None = None
+
+
+def probe(
+    target: str,
+    file: str,
+    wanted: Sequence[Mapping[str, Any]],
+    device: str,
+    *,
+    reference: bool = True,
+    step_s: float | None = None,
+) -> list[Seen]:
+    """Make the inputs for each entry of ``wanted`` and read their keys.
+
+    Args:
+        reference: also run the reference once on each.
+        step_s: seconds for a step; None for :data:`STEP_S`.
+
+    Raises:
+        UserError: an entry failed, hung or crashed; a one-line message that names it.
+    """
+    limit, step = STEP_S if step_s is None else step_s, "starting"
+    found: list[Seen] = []
+    child = Child("autotune.domains.kernel.task")
+    try:
+        child.send(
+            {
+                "target": target,
+                "file": file,
+                "wanted": [dict(w) for w in wanted],
+                "device": device,
+                "reference": reference,
+            }
         )
-    kernel = from_file(found, Path(file).expanduser(), {})
-    kernel.file = file
-    return kernel
+        while len(found) < len(wanted):
+            deadline = time.monotonic() + (START_S if step == "starting" else limit)
+            answer, _ = child.receive(deadline)
+            if "mistake" in answer:
+                raise UserError(str(answer["mistake"]))
+            if "seen" in answer:
+                found.append(Seen(**answer["seen"]))
+            step = str(answer.get("step", step))
+    except ChildSilent:
+        raise UserError(f"{target}: {step} took more than {limit:.0f} s and was stopped: make it faster") from None
+    except (ChildDied, ValueError) as death:
+        raise UserError(f"{target}: {step}: the process {death}") from None
+    finally:
+        child.kill()
+    return found
 
 
-def is_declared(target: str) -> bool:
-    """True if the target declares its own space; a file then only narrows it."""
-    found = load(target)
-    return declared(found) is not None or is_autotuner(found)
+def _answer(link: Link, message: dict[str, Any], blob: bytes) -> None:
+    try:
+        for arguments in message["wanted"]:
+            seen = _look(link, message, arguments)
+            link.send({"seen": seen})
+    except UserError as mistake:
+        link.send({"mistake": str(mistake)})
+    except BaseException as error:
+        link.send({"mistake": f"{message['target']}: {first_line(error)}"})
 
 
-def load(target: str) -> Any:
-    """Import the object ``package.module:function``; raises UserError."""
-    module_name, _, path = target.partition(":")
-    if not module_name or not path or not all(part.isidentifier() for part in path.split(".")):
-        raise UserError(f"TARGET {target!r} is not of the form package.module:function")
-    return import_object(module_name, path, target)
+def _look(link: Link, message: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    from autotune.domains.kernel.bench import make
+
+    kernel = resolve(message["target"], message["file"])
+    if message["device"].startswith("cuda"):
+        import torch
+
+        torch.cuda.set_device(message["device"])
+    shape = ", ".join(f"{k}={v}" for k, v in arguments.items() if k)
+    link.send({"step": f"making inputs ({shape})" if shape else "making inputs"})
+    made = make(kernel, arguments, message["device"], 0)
+    seen: dict[str, Any] = {"key": kernel.reader.read(made.args, made.kwargs), "nbytes": made.nbytes}
+    if message["device"].startswith("cuda"):
+        seen["triton"] = described(kernel, made.args, made.kwargs)
+    if kernel.prune is not None:
+        seen["left"] = [dict(p) for p in kernel.prune(made.named(kernel), [dict(p) for p in kernel.space.points])]
+    if message["reference"] and kernel.reference is not None:
+        link.send({"step": f"the reference ({shape})" if shape else "the reference"})
+        try:
+            kernel.reference(*made.args, **made.kwargs)
+        except Exception as error:
+            raise UserError(f"{kernel.name}: the reference failed on inputs({shape}): {first_line(error)}") from error
+    return seen
 
 
-def allow(target: str, file: str) -> None:
-    """Allow subprocesses of this process to import a target.
-
-    Raises:
-        UserError: the file's name has a comma, the separator of targets.
-    """
-    if "," in file:
-        raise UserError(f"--space {file}: its name has a comma: rename the file")
-    known = _allowed()
-    if _entry(target, file) not in known:
-        os.environ[ALLOWED] = ",".join([*known, _entry(target, file)])
-
-
-def _entry(target: str, file: str) -> str:
-    return f"{target}={file}" if file else target
-
-
-def _allowed() -> list[str]:
-    return [entry.strip() for entry in os.environ.get(ALLOWED, "").split(",") if entry.strip()]
-
-
-def refused(workload: Workload) -> str | None:
-    """The reason why a workload's kernel is not imported (only a database names it); None if it may be."""
-    target, file = _named(workload)
-    if _entry(target, file) in _allowed():
-        return None
-    name = workload.label or workload.fingerprint[:12]
-    return (
-        f"{name}: what a database says is not imported: name its kernel, as in autotune search kernel TARGET, or in"
-        f" ${ALLOWED}"
-    )
-
-
-def _named(workload: Workload) -> tuple[str, str]:
-    return str(workload.source.get("target", "")), str(workload.source.get("file", ""))
-
-
-def kernel_of(workload: Workload) -> Kernel:
-    """The kernel of a workload of this search.
-
-    Raises:
-        UserError: the user did not name its target, or the kernel's source changed since the search began.
-    """
-    if why := refused(workload):
-        raise UserError(why)
-    target, file = _named(workload)
-    kernel = resolve(target, file)
-    if kernel.source != workload.spec.get("source") or kernel.name != workload.spec.get("kernel"):
-        raise UserError(f"{target} was edited since {workload.label} was searched: search it again")
-    return kernel
+if __name__ == "__main__":
+    serve(_answer)

@@ -131,7 +131,7 @@ class Tunable:
         """
         from autotune.api import tune_workloads
         from autotune.device import resolve_devices
-        from autotune.domains.kernel.workloads import workloads_of
+        from autotune.domains.kernel.task import workloads_of
         from autotune.store import Store
 
         devices = resolve_devices(device)

@@ -81,6 +81,3 @@ def _alike(got: Sequence[Any], want: Sequence[Any]) -> bool:
         and torch.allclose(a, b, equal_nan=True)
         for a, b in zip(got, want, strict=True)
     )
-
-
-__all__ = ["compile_bare", "compile_cached", "fake_mode"]

@@ -29,7 +29,7 @@ from autotune.device import identify
 from autotune.files import whole_file
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.region_call import WRITTEN
-from autotune.runtime.inductor.survey import Surveyed
+from autotune.runtime.inductor.verdict import Surveyed
 from autotune.runtime.ladder import Level, Match
 from autotune.store.opening import sqlite_file
 from autotune.store.reading import Scope, state_of_file
@@ -219,6 +219,3 @@ def scope_of(graphs: Sequence[Surveyed]) -> Scope | None:
     exact = {key for key, w in found.items() if look_up(w, key[0], packaged=False).level is Level.EXACT}
     names = {w.fingerprint for w in found.values()} | {w.family for key, w in found.items() if key not in exact}
     return Scope(tuple(sorted(names - {""})), tuple(sorted({graph.fingerprint for graph in graphs})))
-
-
-__all__ = ["Code", "device_of", "earlier", "name_of", "new_name", "scope_of", "stored_code"]

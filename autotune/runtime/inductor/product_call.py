@@ -220,17 +220,3 @@ def _won(schedule: Schedule | None) -> float:
     if schedule is None or schedule.config is None:
         return 0.0
     return max(0.0, schedule.baselines.get("inductor", 0.0) - schedule.latency_us)
-
-
-__all__ = [
-    "MARGIN",
-    "PREFIX",
-    "ProductCall",
-    "bound",
-    "is_faster",
-    "load",
-    "look_up",
-    "match",
-    "matmul_of",
-    "searched_products",
-]

@@ -29,7 +29,7 @@ from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import executor_of
-from autotune.runtime.launch.prepared import TensorSpec, prepare
+from autotune.runtime.launch.prepared import RegionTensors, TensorSpec, prepare
 from autotune.runtime.launch.verify import Check, WrongResult, checked_calls, copies_of_overwritten
 from autotune.task import Artifact, Status
 from autotune.workload import Workload
@@ -82,6 +82,11 @@ class RegionCall:
     packaged: bool = True
     overwrites: Pairs = ()
     counts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> RegionTensors:
+        """The tensors, as an executor takes them."""
+        return RegionTensors(self.slots, self.results, self.inputs, self.outputs)
 
     def text(self) -> str:
         """The call as one ASCII word."""
@@ -220,7 +225,7 @@ def _ready(call: RegionCall) -> Call:
         assert found.tuned is not None
         own, region = deployment(), Workload("fusion", call.spec).fingerprint
         exact = region == call.tuned
-        tensors = call.slots, call.results, call.inputs, call.outputs
+        tensors = call.tensors
         key = call.tuned, region, call.device, tensors
         made = own.prepared.get(key)
         always = checked_calls(found.proven and exact, call.verify)
@@ -233,10 +238,10 @@ def _ready(call: RegionCall) -> Call:
         where = torch.device(call.device)
         if made is None:
             assert graph is not None
-            made = prepare(graph, found.schedule, *tensors, where.type)
+            made = prepare(graph, found.schedule, tensors, where.type)
             if made.launches:
                 own.prepared[key] = made
-        executor = executor_of(made, *tensors, where, tuned)
+        executor = executor_of(made, tensors, where, tuned)
         check = None
         if always is not None:
             assert graph is not None

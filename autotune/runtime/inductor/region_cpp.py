@@ -136,7 +136,7 @@ def prepared(call: RegionCall) -> Prepared:
     if checked_calls(found.proven and exact, call.verify) is not None:
         raise Unsupported("the settings require verified results, which Python alone supports")
     graph = Graph.from_json(call.spec)
-    made = prepare(graph, found.schedule, call.slots, call.results, call.inputs, call.outputs, "cuda")
+    made = prepare(graph, found.schedule, call.tensors, "cuda")
     for one in made.launches:
         # The name is from the database, and becomes part of source text.
         if not (one.kernel.entry.isascii() and one.kernel.entry.isidentifier()):

@@ -31,14 +31,14 @@ from autotune.compiler.regions.find import Region, regions_from
 from autotune.compiler.regions.symbols import concrete, is_symbolic, places_of, symbolic_program
 from autotune.compiler.targets.cuda import PREFIX
 from autotune.errors import Unsupported
+from autotune.runtime.coverage import covered
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.index_check import add_check, indices_of
 from autotune.runtime.inductor.product_call import ProductCall, is_faster, searched_products
 from autotune.runtime.inductor.region_call import RegionCall, at_these, permitted
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import memory_of, readers, region_node
-from autotune.runtime.inductor.survey import Surveyed, covered, note
-from autotune.runtime.inductor.verdict import Left, Trial, graph_fingerprint, ranks_agree, stored_left
+from autotune.runtime.inductor.verdict import Left, Surveyed, Trial, graph_fingerprint, note, ranks_agree, stored_left
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.prepared import TensorSpec
 from autotune.runtime.match import look_up

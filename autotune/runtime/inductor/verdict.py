@@ -1,4 +1,7 @@
-"""Checks of a whole graph: the verdict on its step, and the agreement of ranks.
+"""Whole graphs: surveys of their regions, the verdict on a graph's step, and the agreement of ranks.
+
+**Survey.** A search learns from :func:`surveying` which graphs are compiled, and from :func:`lacking` which of their
+regions have no schedule.
 
 **Verdict.** Regions whose kernels slow a whole step down are left to Inductor. :mod:`autotune.bench.decide` finds a
 verdict by compiling the step with several sets of regions left out.
@@ -12,10 +15,11 @@ be used for that: ranks may compile at different times, and find some graphs in 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -58,6 +62,71 @@ def graph_fingerprint(graph: fx.Graph, regions: Sequence[Region], numerics: Nume
 
 def _name(target: Any) -> str:
     return str(target) if isinstance(target, torch._ops.OpOverload) else str(getattr(target, "__name__", type(target)))
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """A graph on which a verdict may be stored: a post-grad graph, or a Dynamo graph with a device and no workload.
+
+    Attributes:
+        fingerprint: of :func:`autotune.runtime.inductor.verdict.graph_fingerprint`, for a post-grad graph.
+        mode: the mode of the verdict.
+        regions: device ("cpu" or "cuda:N") and workload of every region that stored kernels may run.
+        left: workloads of further regions, which a stored verdict leaves to Inductor.
+    """
+
+    fingerprint: str
+    mode: str
+    regions: tuple[tuple[str, Workload | None], ...]
+    left: frozenset[str]
+
+
+Lacking = Mapping[str, Sequence[tuple[Workload, int]]]
+"""Workloads with their numbers of occurrences, by device."""
+
+_open_lock = threading.Lock()
+_open: list[Callable[[Surveyed], object]] = []
+
+
+@contextlib.contextmanager
+def surveying(take: Callable[[Surveyed], object]) -> Iterator[None]:
+    """Pass the graphs compiled in this context to ``take``, from any thread, since autograd compiles some in its own.
+
+    ``take`` gets a graph before Inductor lowers it.
+    """
+    with _open_lock:
+        _open.append(take)
+    try:
+        yield
+    finally:
+        with _open_lock:
+            _open.remove(take)
+
+
+def note(graph: Surveyed) -> None:
+    """Pass a graph to every open survey."""
+    with _open_lock:
+        for take in _open:
+            take(graph)
+
+
+def lacking(graphs: Sequence[Surveyed]) -> Lacking:
+    """The regions without a schedule of their device."""
+    from autotune.runtime.match import look_up  # a warm start imports this module, and looks nothing up
+
+    counts: dict[str, Counter[str]] = {}
+    workloads: dict[str, Workload] = {}
+    for graph in graphs:
+        for device, workload in graph.regions:
+            if workload is not None:
+                counts.setdefault(device, Counter())[workload.fingerprint] += 1
+                workloads[workload.fingerprint] = workload
+    missed = {}
+    for device, counted in counts.items():
+        found = [(workloads[name], count) for name, count in counted.items()]
+        own = {w.fingerprint for w, _ in found if look_up(w, device, packaged=False).level.own}
+        missed[device] = [(w, count) for w, count in found if w.fingerprint not in own]
+    return {device: found for device, found in missed.items() if found}
 
 
 @dataclass(frozen=True)

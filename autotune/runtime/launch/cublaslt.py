@@ -255,6 +255,3 @@ def plan(what: Matmul, device: int, algorithm: int) -> Run:
         planned.run(algorithm, (a, b, y, bias, other), stream)
 
     return run
-
-
-__all__ = ["ALGORITHMS", "EPILOGUES", "CublasError", "Matmul", "plan", "version"]

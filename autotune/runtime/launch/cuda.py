@@ -88,12 +88,13 @@ def driver() -> ctypes.CDLL:
             lib = ctypes.CDLL(name)
         except OSError:
             continue
-        _check(lib, lib.cuInit(0), "initialising the driver")
+        check(lib, lib.cuInit(0), "initialising the driver")
         return lib
     raise LaunchError("no CUDA driver library was found")
 
 
-def _check(lib: ctypes.CDLL, code: int, doing: str) -> None:
+def check(lib: ctypes.CDLL, code: int, doing: str) -> None:
+    """Raise LaunchError with the driver's message unless ``code`` is 0."""
     if code:
         text = ctypes.c_char_p()
         lib.cuGetErrorString(code, ctypes.byref(text))
@@ -111,8 +112,8 @@ def _primary_context(device: int) -> ctypes.c_void_p:
     if device not in _contexts:
         lib = driver()
         handle, context = ctypes.c_int(), ctypes.c_void_p()
-        _check(lib, lib.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
-        _check(lib, lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), f"opening device {device}")
+        check(lib, lib.cuDeviceGet(ctypes.byref(handle), device), f"finding device {device}")
+        check(lib, lib.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle), f"opening device {device}")
         _contexts[device] = context
     return _contexts[device]
 
@@ -142,8 +143,8 @@ def load_function(kernel: Kernel, device: int) -> int:
 def _on(device: int) -> Iterator[ctypes.CDLL]:
     """Context manager that makes a device's context current; yields the driver."""
     lib, previous = driver(), ctypes.c_void_p()
-    _check(lib, lib.cuCtxGetCurrent(ctypes.byref(previous)), "asking for the context")
-    _check(lib, lib.cuCtxSetCurrent(_primary_context(device)), f"using device {device}")
+    check(lib, lib.cuCtxGetCurrent(ctypes.byref(previous)), "asking for the context")
+    check(lib, lib.cuCtxSetCurrent(_primary_context(device)), f"using device {device}")
     try:
         yield lib
     finally:
@@ -154,14 +155,14 @@ def _load(lib: ctypes.CDLL, kernel: Kernel, device: int, sha: str) -> int:
     module = _libraries.get((device, sha))
     if module is None:
         module = ctypes.c_void_p()
-        _check(lib, lib.cuModuleLoadData(ctypes.byref(module), kernel.code), f"loading {kernel.entry!r}")
+        check(lib, lib.cuModuleLoadData(ctypes.byref(module), kernel.code), f"loading {kernel.entry!r}")
         _libraries[device, sha] = module
     function = ctypes.c_void_p()
     code = lib.cuModuleGetFunction(ctypes.byref(function), module, kernel.entry.encode())
-    _check(lib, code, f"finding {kernel.entry!r} in its cubin")
+    check(lib, code, f"finding {kernel.entry!r} in its cubin")
     # Load now: a function loaded lazily at its first launch fails if that is during graph capture.
     if hasattr(lib, "cuFuncLoad"):
-        _check(lib, lib.cuFuncLoad(function), f"loading {kernel.entry!r}")
+        check(lib, lib.cuFuncLoad(function), f"loading {kernel.entry!r}")
     assert function.value is not None
     return function.value
 
@@ -176,10 +177,10 @@ def _allow_shared(lib: ctypes.CDLL, function: int, kernel: Kernel) -> None:
     shared, now = int(kernel.launch.get("shared", 0)), ctypes.c_int()
     # The attribute belongs to the function, which several schedules may share: never lower it.
     code = lib.cuFuncGetAttribute(ctypes.byref(now), _MAX_DYNAMIC_SHARED, ctypes.c_void_p(function))
-    _check(lib, code, "reading the shared memory limit")
+    check(lib, code, "reading the shared memory limit")
     if now.value < shared:
         code = lib.cuFuncSetAttribute(ctypes.c_void_p(function), _MAX_DYNAMIC_SHARED, shared)
-        _check(lib, code, f"asking for {shared} bytes of shared memory for {kernel.entry!r}")
+        check(lib, code, f"asking for {shared} bytes of shared memory for {kernel.entry!r}")
 
 
 class _Config(ctypes.Structure):
@@ -261,7 +262,7 @@ def make_launch(kernel: Kernel, device: int, grid: int, extent0: int) -> Launch:
             code = call(arguments.config_ref, function, arguments.params, None)
         free.append(arguments)
         if code:
-            _check(lib, code, f"launching {kernel.entry!r}")
+            check(lib, code, f"launching {kernel.entry!r}")
 
     return _through_torch(run, function.value or 0, kernel, grid, extent0) or run
 

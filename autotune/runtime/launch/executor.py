@@ -14,7 +14,7 @@ import torch
 
 from autotune.runtime.deployment import deployment
 from autotune.runtime.launch.cuda import REFUSED, Launch, make_launch
-from autotune.runtime.launch.prepared import Prepared, TensorSpec, prepare
+from autotune.runtime.launch.prepared import Prepared, RegionTensors, TensorSpec, prepare
 from autotune.runtime.launch.verify import Check, WrongResult, copies_of_overwritten
 from autotune.store.records import Schedule
 
@@ -30,43 +30,23 @@ _EMPTY = {
 
 
 def load_executor(
-    graph: Graph,
-    schedule: Schedule,
-    slots: Sequence[int],
-    results: Sequence[int],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    device: torch.device,
-    tuned: Graph | None = None,
+    graph: Graph, schedule: Schedule, tensors: RegionTensors, device: torch.device, tuned: Graph | None = None
 ) -> Executor:
     """Make a stored schedule ready to run.
 
     Args:
         graph: the canonical graph of the region to run (not of the tuned one, if the rows differ).
         schedule: with a configuration and an artifact; see ``match.match``.
-        slots: for each of the graph's input slots, the index of the region's input that it reads.
-        results: for each of the graph's outputs, the index of the region's output that it writes.
-        inputs: expected layouts of the region's inputs; an executor also handles other strides.
-        outputs: layouts in which the region's outputs are allocated.
         device: of all tensors.
         tuned: the graph that the schedule was tuned for; None if it is ``graph``.
 
     Raises:
         BuildError, Unsupported, RuntimeError: the schedule cannot be loaded here; the region's own operators run.
     """
-    made = prepare(graph, schedule, slots, results, inputs, outputs, device.type)
-    return executor_of(made, slots, results, inputs, outputs, device, tuned)
+    return executor_of(prepare(graph, schedule, tensors, device.type), tensors, device, tuned)
 
 
-def executor_of(
-    made: Prepared,
-    slots: Sequence[int],
-    results: Sequence[int],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    device: torch.device,
-    tuned: Graph | None = None,
-) -> Executor:
+def executor_of(made: Prepared, tensors: RegionTensors, device: torch.device, tuned: Graph | None = None) -> Executor:
     """As :func:`load_executor`, for prepared launches."""
     steps: list[tuple[Launch, tuple[int, ...]]] = []
     if made.launches:
@@ -77,8 +57,8 @@ def executor_of(
 
         assert made.plan is not None
         there = None if tuned is None else make_plan(tuned, "cpu", made.plan.text)
-        steps = _cpu_steps(made.plan, made.config, len(slots), len(results), there)
-    return Executor(steps, slots, results, inputs, outputs, made.scratch, made.aligned, device)
+        steps = _cpu_steps(made.plan, made.config, len(tensors.slots), len(tensors.results), there)
+    return Executor(steps, tensors, made.scratch, made.aligned, device)
 
 
 def _cpu_steps(
@@ -111,10 +91,7 @@ class Executor:
     def __init__(
         self,
         steps: Sequence[tuple[Launch, tuple[int, ...]]],
-        slots: Sequence[int],
-        results: Sequence[int],
-        inputs: Sequence[TensorSpec],
-        outputs: Sequence[TensorSpec],
+        tensors: RegionTensors,
         scratch: Sequence[tuple[torch.dtype, int]],
         aligned: Sequence[int],
         device: torch.device,
@@ -124,9 +101,10 @@ class Executor:
         self._index = device.index or 0
         self._empty = _EMPTY.get(device.type)
         self._stream = torch._C._cuda_getCurrentRawStream if self._is_cuda else _no_stream
-        self._inputs = tuple((i, inputs[i].stride, a - 1) for i, a in zip(slots, aligned, strict=True))
-        self._alloc = tuple((o.size, o.stride, o.dtype) for o in outputs)
-        self._results = tuple(results)  # index of the k-th output of the graph among the region's
+        inputs = tensors.inputs
+        self._inputs = tuple((i, inputs[i].stride, a - 1) for i, a in zip(tensors.slots, aligned, strict=True))
+        self._alloc = tuple((o.size, o.stride, o.dtype) for o in tensors.outputs)
+        self._results = tuple(tensors.results)  # index of the k-th output of the graph among the region's
         self._scratch = tuple(((n,), (1,), dtype) for dtype, n in scratch)
         self._steps, self._takes = tuple(steps), len(inputs)
         self._call: Callable[..., tuple[torch.Tensor, ...]] | None = None

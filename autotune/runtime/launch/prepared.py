@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -45,6 +45,22 @@ class TensorSpec:
         if self.numel == 0:
             return 0
         return 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
+
+
+class RegionTensors(NamedTuple):
+    """The tensors of a region, and those of its graph among them.
+
+    Attributes:
+        slots: for each of the graph's input slots, the index of the region's input that it reads.
+        results: for each of the graph's outputs, the index of the region's output that it writes.
+        inputs: expected layouts of the region's inputs; an executor also handles other strides.
+        outputs: layouts in which the region's outputs are allocated.
+    """
+
+    slots: Sequence[int]
+    results: Sequence[int]
+    inputs: Sequence[TensorSpec]
+    outputs: Sequence[TensorSpec]
 
 
 @dataclass(frozen=True)
@@ -88,15 +104,7 @@ class Prepared:
     nothing: bool
 
 
-def prepare(
-    graph: Graph,
-    schedule: Schedule,
-    slots: Sequence[int],
-    results: Sequence[int],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    side: str,
-) -> Prepared:
+def prepare(graph: Graph, schedule: Schedule, tensors: RegionTensors, side: str) -> Prepared:
     """Check a schedule against a region; ``side`` is "cpu" or "cuda", the rest as for ``executor.load_executor``.
 
     Raises:
@@ -117,12 +125,12 @@ def prepare(
     own = artifact.scratch[len(plan.scratch) :]
     if len(artifact.scratch) < len(plan.scratch) or not all(map(_is_scratch, own)):
         raise BuildError("the artifact is of another plan")
-    _check_reach(graph, slots, results, inputs, outputs)
+    _check_reach(graph, tensors)
     scratch = tuple((getattr(torch, dtype), n) for dtype, n in (*plan.scratch_numel(graph), *own))
     aligned = [1] * len(graph.inputs)
     launches: list[CudaLaunch] = []
     nothing = any(n == 0 for n in graph.extents)
-    if nothing and any(spec.numel for spec in outputs):
+    if nothing and any(spec.numel for spec in tensors.outputs):
         raise Unsupported("a reduction over no elements")
     if side == "cuda" and not nothing:
         launches = _launches(graph, plan, len(scratch), artifact.kernels, aligned)
@@ -180,14 +188,9 @@ def _is_scratch(described: tuple[str, int]) -> bool:
     return storage in STORAGE_BYTES and type(elements) is int and 0 <= elements < _MOST_SCRATCH
 
 
-def _check_reach(
-    graph: Graph,
-    slots: Sequence[int],
-    results: Sequence[int],
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-) -> None:
+def _check_reach(graph: Graph, tensors: RegionTensors) -> None:
     """Refuse a graph that would touch memory outside its tensors: a damaged database must not corrupt a process."""
+    slots, results, inputs, outputs = tensors
     if len(slots) != len(graph.inputs) or len(results) != len(graph.outputs):
         raise BuildError("the region's tensors are not those of its graph")
     if any(n == 0 for n in graph.extents):

@@ -23,7 +23,7 @@ from autotune.store.damage import LATEST, LEAST_COST, MOST_COST
 from autotune.store.models import ClaimRow, ConfigRow, MeasurementRow, WorkloadRow
 from autotune.store.records import Key, Measurement
 from autotune.task import Config, Status, config_key
-from autotune.workload import Workload
+from autotune.workload import Workload, extent_ratio
 
 
 def owner_name() -> str:
@@ -180,7 +180,7 @@ class Measurements(Database):
         )
         found = self.made(best, lambda r: (workload_from(r), measurement_from(r), r.device != device), _name)
         if extent is not None:
-            found.sort(key=lambda f: (f[2], _distance(f[0].extent, extent)))
+            found.sort(key=lambda f: (f[2], extent_ratio(f[0].extent, extent)))
         return [(workload, measurement) for workload, measurement, _ in found[:limit]]
 
     def under_other_keys(self, key: Key, best: int) -> list[Measurement]:
@@ -294,12 +294,6 @@ def name_unreadable(database: Database, c: sa.Connection, *where: Any) -> None:
     """Report the measurements that :func:`readable` excludes."""
     rows = c.execute(_joined().where(*where, sa.and_(*readable()).is_not(sa.true())).limit(_SPARE)).all()
     list(database.sound(rows, measurement_from, _name))
-
-
-def _distance(a: int, b: int) -> float:
-    """The ratio of two extents (1 is equal)."""
-    low, high = sorted((max(a, 1), max(b, 1)))
-    return high / low
 
 
 def _is_live(expires: Any) -> bool:

@@ -16,12 +16,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from autotune import __version__
 from autotune import task as tasks
+from autotune.device import package_version
 from autotune.domain import identity_of
 from autotune.errors import UserError, first_line, safe_line
 from autotune.measure.outcome import Blame
@@ -211,13 +211,8 @@ def compilers() -> Mapping[str, str]:
 
     CPU and GPU builds of torch compile to the same code, so the local version after ``+`` is dropped.
     """
-    found = {"autotune": __version__}
-    for package in ("torch", "numba", "numba-cuda"):
-        try:
-            found[package] = metadata.version(package).partition("+")[0]
-        except metadata.PackageNotFoundError:
-            found[package] = ""
-    return found
+    packages = ("torch", "numba", "numba-cuda")
+    return {"autotune": __version__, **{name: package_version(name).partition("+")[0] for name in packages}}
 
 
 def build(

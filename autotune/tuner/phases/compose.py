@@ -28,11 +28,11 @@ from autotune.tuner.phases.explore import (
     TIME_UP,
     TRIALS_UP,
     Explorer,
-    is_at_floor,
-    is_baseline_at_floor,
-    may_be_at_floor,
+    explore,
+    learn_stored,
+    settled,
 )
-from autotune.tuner.phases.screen import explore, learn_stored, settled
+from autotune.tuner.phases.finals import is_at_floor, is_baseline_at_floor, may_be_at_floor
 from autotune.tuner.samplers import NONE, is_guided
 from autotune.tuner.seeds import Seed, winners
 from autotune.workload import Workload

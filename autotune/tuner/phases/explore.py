@@ -14,9 +14,12 @@ from autotune.measure.pool import Built
 from autotune.space import Space
 from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
+from autotune.tuner import seeds
 from autotune.tuner.context import Session
 from autotune.tuner.history import History
-from autotune.tuner.phases import finals
+from autotune.tuner.options import Budget
+from autotune.tuner.phases.finals import is_at_floor
+from autotune.tuner.samplers import NONE, is_guided
 from autotune.tuner.seeds import Pruning, Seed
 from autotune.tuner.threads import LEASE_S
 
@@ -41,10 +44,6 @@ SEEDS = "what was suggested is measured"
 TIME_UP = "the time is up"
 TRIALS_UP = "the trials are used up"
 AT_FLOOR = "nothing is faster than moving the bytes"
-_NEAR = 1.02
-"""A candidate within this factor of the floor counts as at the floor, given the precision of a short timing."""
-_PROMISING = 1.15
-"""If the model expects the default within this factor of the floor, the default is measured before anything else."""
 
 
 @dataclass
@@ -358,32 +357,57 @@ class Explorer:
                     self.history.drop(trial)
 
 
-def is_at_floor(s: Session) -> bool:
-    """True if the best candidate of a session has reached the known lower bound of the latency."""
-    if (least := s.task.least_us()) is None:  # called for every candidate: skip the ranking
-        return False
-    best = s.best_us
-    return best is not None and best <= _NEAR * least
+def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
+    """Screen candidates of a workload that is searched as a whole, or of one part; return the stop reason.
 
-
-def is_baseline_at_floor(s: Session) -> bool:
-    """True if a baseline has reached the lower bound in a final comparison with the best candidate so far.
-
-    The comparison is stored. If the search ends here, it is the search's last one.
+    Args:
+        until_s: seconds after the session's start when screening ends; None for no limit.
 
     Raises:
         WorkerFault: the machine failed.
     """
-    if (least := s.task.least_us()) is None or s.context.interrupt.requested:
-        return False
-    known = finals.compare(s).baselines.values()
-    return any(us is not None and us <= _NEAR * least for us in known)
+    options, workload = s.context.options, s.task.workload
+    history: History | None = None
+    space = s.task.space(options.space_file)
+    stored = learn_stored(s)
+    if options.sampler == NONE:
+        chosen = seeds.picks(s.task, space, options.seed, 1) or [s.task.default()]
+        begin = [seeds.Seed(s.task.normalize(c), "model") for c in chosen]
+    else:
+        history = History(sampler=options.sampler, seed=options.seed, space=space, known=stored)
+        store, asked = s.context.store, options.seeds.get(workload.fingerprint, ())
+        near = store.neighbours(workload.family, s.key.device, workload.fingerprint, extent=workload.extent)
+        before = seeds.winners(store, s.key)
+        liked = seeds.remembered(s.context, s.task, space)
+        configs = [m.config for _, m in near]
+        begin = seeds.plan(s.task, space, configs, options.seed, asked=asked, elsewhere=before, liked=liked)
+    guided = is_guided(options.sampler)
+    explorer = Explorer(
+        s, space, history, begin, until_s=until_s, patience=budget.patience_now, polish=guided, prune=guided
+    )
+    began, measured = s.elapsed, s.measured
+    stop = explorer.run()
+    s.context.pace.add(s.elapsed - began, s.measured - measured)
+    return stop
 
 
-def may_be_at_floor(s: Session) -> bool:
-    """True if the cost model expects the default near the lower bound, so that it is measured before the parts."""
-    least = s.task.least_us()
-    if least is None or s.narrowed is not None:
-        return False
-    expected = s.task.predict(s.default)
-    return expected is not None and expected <= _PROMISING * least
+def settled(stop: str, budget: Budget, granted: float | None) -> bool:
+    """True if a search that stopped for ``stop`` would gain nothing from more time."""
+    if stop in EXHAUSTED or stop == AT_FLOOR:
+        return True
+    patient = budget.patience is None or not budget.patience or budget.patience >= Budget().patience_now
+    return stop.startswith(NO_GAIN) and (granted is None or patient)
+
+
+def learn_stored(s: Session) -> list[Measurement]:
+    """Load the earlier measurements of this key; return the first timings, which are the study's objective."""
+    key = s.key
+    rank = {"screen": 0, "repeat": 1, "final": 2}
+    every = s.context.store.measurements(key.workload, key.device, key.environment, key.policy)
+    screens = []
+    for m in sorted(every, key=lambda m: rank.get(m.stage, 0)):
+        s.learn(m)
+        if m.stage == "screen":
+            screens.append(m)
+    s.reused = sum(m.status is not Status.INVALID and m.run != s.context.run for m in screens)
+    return screens

@@ -17,6 +17,10 @@ from autotune.tuner.threads import LEASE_S
 WINNER = "autotune"
 _FEW = 8
 """Searches of at most this many candidates time none of them again."""
+_NEAR = 1.02
+"""A candidate within this factor of the floor counts as at the floor, given the precision of a short timing."""
+_PROMISING = 1.15
+"""If the model expects the default within this factor of the floor, the default is measured before anything else."""
 
 
 @dataclass(frozen=True)
@@ -263,3 +267,34 @@ def without_final(s: Session) -> Final:
     if first is None:
         return Final()
     return Final(best=first.config, best_us=first.latency_us, noise=first.noise, metrics=first.metrics)
+
+
+def is_at_floor(s: Session) -> bool:
+    """True if the best candidate of a session has reached the known lower bound of the latency."""
+    if (least := s.task.least_us()) is None:  # called for every candidate: skip the ranking
+        return False
+    best = s.best_us
+    return best is not None and best <= _NEAR * least
+
+
+def is_baseline_at_floor(s: Session) -> bool:
+    """True if a baseline has reached the lower bound in a final comparison with the best candidate so far.
+
+    The comparison is stored. If the search ends here, it is the search's last one.
+
+    Raises:
+        WorkerFault: the machine failed.
+    """
+    if (least := s.task.least_us()) is None or s.context.interrupt.requested:
+        return False
+    known = compare(s).baselines.values()
+    return any(us is not None and us <= _NEAR * least for us in known)
+
+
+def may_be_at_floor(s: Session) -> bool:
+    """True if the cost model expects the default near the lower bound, so that it is measured before the parts."""
+    least = s.task.least_us()
+    if least is None or s.narrowed is not None:
+        return False
+    expected = s.task.predict(s.default)
+    return expected is not None and expected <= _PROMISING * least

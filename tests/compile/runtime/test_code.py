@@ -12,9 +12,9 @@ from torch._inductor.runtime import cache_dir_utils
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.runtime.inductor import code
 from autotune.runtime.inductor.code import Code, stored_code
-from autotune.runtime.inductor.survey import Surveyed
+from autotune.runtime.inductor.verdict import Surveyed
 from autotune.runtime.ladder import Level, Match
-from autotune.runtime.launch.prepared import TensorSpec, prepare
+from autotune.runtime.launch.prepared import RegionTensors, TensorSpec, prepare
 from autotune.store import Store
 from autotune.store.records import Schedule
 from tests.support.cuda_schedules import cut
@@ -34,7 +34,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Code:
         schedule = Schedule(put_key(store, task.workload), config, 10.0, {"inductor": 15.0}, artifact)
         store.put_schedule(schedule)
     deployment().keep_match("cuda:0", Match(Level.EXACT, schedule, task.workload))
-    made = prepare(task.graph, schedule, (0,), (0,), [X], [X], "cuda")
+    made = prepare(task.graph, schedule, RegionTensors((0,), (0,), [X], [X]), "cuda")
     key: Any = task.workload.fingerprint, "region"
     deployment().prepared[key] = made
     graph = Surveyed("a" * 64, "default", (("cuda:0", task.workload),) * 2, frozenset())

@@ -12,7 +12,7 @@ from autotune.errors import BuildError
 from autotune.ir.graph import Graph, Output, Value
 from autotune.runtime.control import counters
 from autotune.runtime.launch.executor import Executor, load_executor
-from autotune.runtime.launch.prepared import TensorSpec, grid_of
+from autotune.runtime.launch.prepared import RegionTensors, TensorSpec, grid_of
 from autotune.store.records import Key, Schedule
 from autotune.task import Artifact, Kernel
 
@@ -46,7 +46,7 @@ SCHEDULE = Schedule(Key("", "", "", ""), dict(CONFIG), 1.0, {}, Artifact("cpu", 
 
 def make(graph: Graph | None = None, results: tuple[int, ...] = (0, 1)) -> Executor:
     outputs = [SPECS[k] for k in results]
-    return load_executor(graph or softmax_graph(), SCHEDULE, [0], results, SPECS[:1], outputs, CPU)
+    return load_executor(graph or softmax_graph(), SCHEDULE, RegionTensors([0], results, SPECS[:1], outputs), CPU)
 
 
 def want(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +75,7 @@ def test_what_groups_hand_over_lies_in_scratch_memory() -> None:
     schedule = replace(
         SCHEDULE, config=config, artifact=Artifact("cpu", (Kernel("cpu_0"),) * 3, (("float32", ROWS),) * 2)
     )
-    run = load_executor(softmax_graph(), schedule, [0], (0, 1), SPECS[:1], SPECS, CPU)
+    run = load_executor(softmax_graph(), schedule, RegionTensors([0], (0, 1), SPECS[:1], SPECS), CPU)
     x, out = torch.randn(ROWS, COLS), [torch.full(s.size, float("nan")) for s in SPECS]
     run.writer(never)(x, *out)
     for found in (run.call(x), run(x), out, run.call(x.t().clone().t())):
@@ -98,8 +98,8 @@ def test_other_strides_are_copied() -> None:
 
 def test_strides_of_single_elements_do_not_matter() -> None:
     run = load_executor(
-        softmax_graph(1), SCHEDULE, [0], (0, 1), [TensorSpec((1, COLS), (COLS, 1), torch.float32)],
-        [TensorSpec((1, COLS), (COLS, 1), torch.float32), TensorSpec((1,), (1,), torch.float32)], CPU,
+        softmax_graph(1), SCHEDULE, RegionTensors([0], (0, 1), [TensorSpec((1, COLS), (COLS, 1), torch.float32)],
+        [TensorSpec((1, COLS), (COLS, 1), torch.float32), TensorSpec((1,), (1,), torch.float32)]), CPU,
     )  # fmt: skip
     x = torch.randn(COLS).as_strided((1, COLS), (7, 1))
     torch.testing.assert_close(run(x)[0], want(x)[0])
@@ -120,7 +120,7 @@ def test_misaligned_overlapping_inputs_are_copied() -> None:
     graph = softmax_graph()
     graph = replace(graph, values=(replace(graph.values[0], strides=(0, 1)), *graph.values[1:]))
     spec = TensorSpec((ROWS, COLS), (0, 1), torch.float32)
-    run = load_executor(graph, SCHEDULE, [0], (0, 1), [spec], SPECS, CPU)
+    run = load_executor(graph, SCHEDULE, RegionTensors([0], (0, 1), [spec], SPECS), CPU)
     run._inputs = tuple((i, stride, 15) for i, stride, _ in run._inputs)
     torch.testing.assert_close(run(x)[0], want(x)[0])
     assert counters().misaligned == 1
@@ -176,7 +176,7 @@ def test_what_takes_over_is_asked_for_once() -> None:
 
 def test_no_rows_write_nothing() -> None:
     specs = [TensorSpec((0, COLS), (COLS, 1), torch.float32), TensorSpec((0,), (1,), torch.float32)]
-    run = load_executor(softmax_graph(0), SCHEDULE, [0], (0, 1), specs[:1], specs, CPU)
+    run = load_executor(softmax_graph(0), SCHEDULE, RegionTensors([0], (0, 1), specs[:1], specs), CPU)
     run.writer(never)(torch.empty(0, COLS), torch.empty(0, COLS), torch.empty(0))
 
 
@@ -189,20 +189,20 @@ def test_no_rows_write_nothing() -> None:
 )
 def test_a_graph_that_would_reach_outside_its_tensors_is_refused(spec: TensorSpec, match: str) -> None:
     with pytest.raises(BuildError, match=match):
-        load_executor(softmax_graph(), SCHEDULE, [0], (0, 1), [spec], SPECS, CPU)
+        load_executor(softmax_graph(), SCHEDULE, RegionTensors([0], (0, 1), [spec], SPECS), CPU)
     with pytest.raises(BuildError, match=match):
-        load_executor(softmax_graph(), SCHEDULE, [0], (0, 1), SPECS[:1], [spec, SPECS[1]], CPU)
+        load_executor(softmax_graph(), SCHEDULE, RegionTensors([0], (0, 1), SPECS[:1], [spec, SPECS[1]]), CPU)
 
 
 def test_an_artifact_of_another_plan_is_refused() -> None:
     schedule = replace(SCHEDULE, artifact=Artifact("cpu", (Kernel("a"), Kernel("b"))))
     with pytest.raises(BuildError, match="2 kernels"):
-        load_executor(softmax_graph(), schedule, [0], (0, 1), SPECS[:1], SPECS, CPU)
+        load_executor(softmax_graph(), schedule, RegionTensors([0], (0, 1), SPECS[:1], SPECS), CPU)
 
 
 def test_no_rows_launch_nothing() -> None:
     specs = [TensorSpec((0, COLS), (COLS, 1), torch.float32), TensorSpec((0,), (1,), torch.float32)]
-    run = load_executor(softmax_graph(0), SCHEDULE, [0], (0, 1), specs[:1], specs, CPU)
+    run = load_executor(softmax_graph(0), SCHEDULE, RegionTensors([0], (0, 1), specs[:1], specs), CPU)
     values, total = run(torch.empty(0, COLS))
     assert values.shape == (0, COLS)
     assert total.shape == (0,)

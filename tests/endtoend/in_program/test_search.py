@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import autotune
-from autotune.in_program import budget, contest, search, searcher
+from autotune.in_program import contest, options, search, searcher
 from autotune.in_program.backend import dynamo_backend
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
@@ -41,7 +41,7 @@ class Model(nn.Module):
 def searches(monkeypatch: pytest.MonkeyPatch, db: str) -> Iterator[Searches]:
     made = Searches()
     monkeypatch.setattr(search, "Searcher", made)
-    monkeypatch.setattr(budget, "_spent_s", 0.0)
+    monkeypatch.setattr(options, "_spent_s", 0.0)
     monkeypatch.setattr(search, "_contest", None)
     yield made
     torch._dynamo.reset()
@@ -120,7 +120,7 @@ def test_a_larger_budget_searches_what_is_left(
 ) -> None:
     searches.most = 1
     for seconds, searched in ((100, 1), (120, 1), (200, 2)):
-        monkeypatch.setattr(budget, "_spent_s", 0.0)
+        monkeypatch.setattr(options, "_spent_s", 0.0)
         train(1, search=seconds)
         torch._dynamo.reset()
         assert len(searches.labels) == searched, seconds
@@ -168,7 +168,7 @@ def test_a_context_compiles_again_what_was_compiled(searches: Searches) -> None:
 def test_a_spent_budget_leaves_the_program_as_torch_compile_has_it(
     searches: Searches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(budget, "_spent_s", 97.0)
+    monkeypatch.setattr(options, "_spent_s", 97.0)
     losses, _ = train(2, search=100)
     assert searches.labels == []
     assert losses == pytest.approx(eager(2), rel=1e-4)

@@ -13,10 +13,10 @@ import torch
 
 import autotune
 from autotune.errors import UserError
-from autotune.in_program import budget, search, unsearched
+from autotune.in_program import options, search, unsearched
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.deployment import deployment
-from autotune.runtime.inductor.survey import Surveyed, lacking
+from autotune.runtime.inductor.verdict import Surveyed, lacking
 from autotune.runtime.ladder import Level, Outcome
 from autotune.store import Store
 from autotune.store.records import PREDICTED
@@ -45,7 +45,7 @@ class Process:
         """Workloads that there is time for."""
 
     def __call__(self, module: str) -> Process:
-        assert module == "autotune.in_program.predicting"
+        assert module == "autotune.in_program.predicted"
         self._asked: list[tuple[Workload, str]] = []
         return self
 
@@ -78,7 +78,7 @@ def process(monkeypatch: pytest.MonkeyPatch, db: str) -> Iterator[Process]:
     monkeypatch.setattr(unsearched, "Child", made)
     monkeypatch.setattr(unsearched, "_waited_s", 0.0)
     monkeypatch.setattr(search, "_contest", None)
-    monkeypatch.setattr(budget, "_spent_s", 0.0)
+    monkeypatch.setattr(options, "_spent_s", 0.0)
     yield made
     torch._dynamo.reset()
 
@@ -194,7 +194,7 @@ def test_a_slower_step_runs_inductors_code_and_a_search_still_searches_it(
 def test_a_search_covers_what_was_predicted(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Surveyed] = []
     faster(monkeypatch, kept=True)
-    monkeypatch.setattr(search, "_note_verdicts", lambda found, *a, **k: graphs.extend(found[0].graphs))
+    monkeypatch.setattr(search, "note_verdicts", lambda found, *a, **k: graphs.extend(found[0].graphs))
     train(1, **DEFAULT)
     (missed,) = lacking(graphs).values()
     assert len(missed) == len(process.labels)

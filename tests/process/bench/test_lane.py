@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 
-from autotune.bench.contenders import Turns, inductor_takes_turns
+from autotune.bench.contenders import ProcessLock, inductor_takes_lock
 from autotune.device import identify
 from autotune.measure.policy import default_policy
 from autotune.measure.quiet import device_lock
@@ -58,37 +58,37 @@ def free(device: str = "cpu") -> bool:
 
 
 def test_who_has_a_turn_may_ask_again_and_others_wait() -> None:
-    turns = Turns("cpu", 1e6)  # so long would who asks again wait for itself
-    with turns.exclusive():
-        with turns.exclusive():
+    lock = ProcessLock("cpu", 1e6)  # so long would who asks again wait for itself
+    with lock.exclusive():
+        with lock.exclusive():
             assert not free()
         assert not free()
         assert free("cuda:0")
     assert free()
-    before = turns.waited_s
+    before = lock.waited_s
     with subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "True\n"
-        with turns.exclusive():
+        with lock.exclusive():
             got = time.monotonic()
             assert not free()
         released = float(other.stdout.readline())
     assert got > released
-    assert turns.waited_s - before >= 0.2
+    assert lock.waited_s - before >= 0.2
 
 
 def test_threads_of_a_process_share_its_turn() -> None:
     """The first thread may be waiting for the second, as a step waits for its backward pass: nobody waits in turn."""
-    turns, may_end = Turns("cpu", 600), threading.Event()
+    lock, may_end = ProcessLock("cpu", 600), threading.Event()
     inside, ended = threading.Event(), threading.Event()
 
     def backward() -> None:
-        with turns.exclusive():
+        with lock.exclusive():
             inside.set()
             may_end.wait(250)
         ended.set()
 
-    with turns.exclusive():
+    with lock.exclusive():
         thread = threading.Thread(target=backward, daemon=True)
         thread.start()
         assert inside.wait(250)
@@ -102,7 +102,7 @@ def test_a_backward_pass_that_is_compiled_while_a_step_is_timed_takes_no_turn_of
     """Autograd's thread meets Inductor's timing while the first thread, which holds the turn, waits for it."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    turns, seen = Turns("cpu", 600), list[bool]()
+    lock, seen = ProcessLock("cpu", 600), list[bool]()
 
     class Timed(torch.autograd.Function):
         @staticmethod
@@ -120,7 +120,7 @@ def test_a_backward_pass_that_is_compiled_while_a_step_is_timed_takes_no_turn_of
         benchmarker.benchmark(lambda v: seen.append(free()), (torch.ones(4),), {}, warmup=1, rep=1)
 
     x = torch.ones(3, requires_grad=True)
-    with inductor_takes_turns(turns), turns.exclusive():
+    with inductor_takes_lock(lock), lock.exclusive():
         Timed.apply(x).sum().backward()  # type: ignore[no-untyped-call]
     assert seen
     assert not any(seen)
@@ -137,11 +137,11 @@ def test_a_lane_that_does_not_take_its_case_is_told() -> None:
 
 
 def test_an_error_ends_a_turn() -> None:
-    turns = Turns("cpu", 5)
-    with pytest.raises(ZeroDivisionError), turns.exclusive():
+    lock = ProcessLock("cpu", 5)
+    with pytest.raises(ZeroDivisionError), lock.exclusive():
         _ = 1 / 0
     assert free()
-    with turns.exclusive():
+    with lock.exclusive():
         assert not free()
 
 
@@ -150,7 +150,7 @@ def test_inductor_times_in_turn_and_as_before_afterwards() -> None:
 
     kind, held = type(benchmarker), list[bool]()
     before = {name: (kind.__dict__.get(name), getattr(kind, name, None)) for name in dir(kind)}
-    with inductor_takes_turns(Turns("cpu", 5)):
+    with inductor_takes_lock(ProcessLock("cpu", 5)):
         x = torch.ones(4)
         benchmarker.benchmark(lambda v: held.append(free()), (x,), {}, warmup=1, rep=1)
         assert free()

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from autotune.domains.kernel import workloads as probing
+from autotune.domains.kernel import task as probing
+from autotune.domains.kernel.declare import allow, kernel_of
 from autotune.domains.kernel.domain import DOMAIN as domain
-from autotune.domains.kernel.task import allow, kernel_of
-from autotune.domains.kernel.workloads import probe
+from autotune.domains.kernel.task import probe
 from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, use
 from autotune.store import Store

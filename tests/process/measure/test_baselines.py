@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from autotune.domains.fusion.bench import FusionBench
-from autotune.measure.baselines import BaselinePool
 from autotune.measure.policy import Policy
+from autotune.measure.pool import BaselinePool
 from autotune.runtime.inductor.baseline import compile_cached
 from autotune.tuner.context import Context
 from autotune.workload import Workload
@@ -24,7 +24,7 @@ def normalized(x: Tensor, w: Tensor) -> Tensor:
 
 def test_inductor_s_cache_has_what_was_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr("autotune.measure.baselines.WAIT_S", 600.0)
+    monkeypatch.setattr("autotune.measure.pool.WAIT_S", 600.0)
     workload = workload_of(normalized, torch.randn(80, 96), torch.randn(96))
     with BaselinePool(1) as pool:
         pool.begin(workload, "cpu")

@@ -21,7 +21,7 @@ from autotune.runtime.fitting import foreign_kernels
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.cuda import LaunchError, check_rule
 from autotune.runtime.launch.executor import load_executor
-from autotune.runtime.launch.prepared import TensorSpec
+from autotune.runtime.launch.prepared import RegionTensors, TensorSpec
 from autotune.runtime.match import deployed, match
 from autotune.store import Key, Schedule, Store
 from autotune.store.codec import artifact_id, artifact_json
@@ -279,4 +279,4 @@ def test_no_device_launches_it_whatever_printed_it(name: str, value: Any) -> Non
     schedule = Schedule(Key("", "", "", ""), config, 1.0, {}, old)
     spec = TensorSpec((64, 256), (256, 1), torch.float32)
     with pytest.raises((LaunchError, TypeError), match=r"damaged|iterable"):
-        load_executor(task.graph, schedule, [0], [0], [spec], [spec], torch.device("cuda:0"))
+        load_executor(task.graph, schedule, RegionTensors([0], [0], [spec], [spec]), torch.device("cuda:0"))

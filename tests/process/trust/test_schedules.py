@@ -17,7 +17,7 @@ from autotune.errors import BuildError, Unsupported, UserError
 from autotune.ir.graph import Graph
 from autotune.runtime.ladder import Level
 from autotune.runtime.launch.executor import load_executor
-from autotune.runtime.launch.prepared import TensorSpec
+from autotune.runtime.launch.prepared import RegionTensors, TensorSpec
 from autotune.runtime.lookup import lookup
 from autotune.runtime.match import match
 from autotune.space import load_space
@@ -74,7 +74,9 @@ def test_a_plan_of_another_graph_is_not_loaded(db: Path) -> None:
     assert schedule is not None
     spec = TensorSpec.of(X)
     with pytest.raises(Unsupported, match="the region has no"):
-        load_executor(Graph.from_json(workload.spec), schedule, [0], [0], [spec], [spec], torch.device("cpu"))
+        load_executor(
+            Graph.from_json(workload.spec), schedule, RegionTensors([0], [0], [spec], [spec]), torch.device("cpu")
+        )
 
 
 def test_it_is_told_once(db: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -100,10 +102,10 @@ def test_whatever_is_let_in_at_boundaries_runs_and_is_right(name: str, db: Path)
         schedule = Schedule(Key("", "", "", ""), changed, 1.0, {}, Artifact("cpu", (Kernel("cpu_0"),)))
         if improper(changed, "cpu"):
             with pytest.raises(BuildError, match="damaged"):
-                load_executor(graph, schedule, [0], [0], [spec], [spec], torch.device("cpu"))
+                load_executor(graph, schedule, RegionTensors([0], [0], [spec], [spec]), torch.device("cpu"))
             continue
         taken += 1
-        run = load_executor(graph, schedule, [0], [0], [spec], [spec], torch.device("cpu"))
+        run = load_executor(graph, schedule, RegionTensors([0], [0], [spec], [spec]), torch.device("cpu"))
         out = torch.full_like(X, -7.0)
         run.run_into([X], [out])
         torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)

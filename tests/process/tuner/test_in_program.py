@@ -12,9 +12,8 @@ import pytest
 
 from autotune.domain import domain_of
 from autotune.in_program import searching
-from autotune.measure.baselines import BaselinePool
 from autotune.measure.outcome import Outcome
-from autotune.measure.pool import CompilePool
+from autotune.measure.pool import BaselinePool, CompilePool
 from autotune.measure.worker import Worker
 from autotune.store import Store
 from autotune.task import Status
@@ -99,7 +98,7 @@ def test_nothing_is_told_or_stored_before_inductor_has_finished(
     monkeypatch.setattr(searching, "_overlaps", lambda device: True)
     monkeypatch.setattr("autotune.tuner.context.Context.baselines", lambda self, workload: None)
     program.tell(workloads=listed(A))
-    program.wait(lambda: len(search._turns.results) > 0)
+    program.wait(lambda: len(search._queue.results) > 0)
     assert program.answers == []
     assert stored(db) == 0
     with Store.open(db) as store:
@@ -119,7 +118,7 @@ def test_nothing_is_told_or_stored_before_inductor_has_finished(
 def test_a_cpu_measures_nothing_before_inductor_has_finished(program: Program, search: searching.Search) -> None:
     program.tell(workloads=listed(A))
     program.wait(lambda: search._context is not None)
-    assert not search._turns.results
+    assert not search._queue.results
     program.tell(workloads=listed(A), end=500.0)
     program.wait(lambda: program.done)
     assert program.results[0].ok

@@ -95,7 +95,9 @@ def main() -> int:
         where = torch.device("cuda", 0)
         # A build of torch for CPUs has neither.
         torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice = lambda device: 7, lambda: 0
-        ready = executor.load_executor(graph, found.schedule, range(len(specs)), range(len(outs)), specs, outs, where)
+        ready = executor.load_executor(
+            graph, found.schedule, prepared.RegionTensors(range(len(specs)), range(len(outs)), specs, outs), where
+        )
         ready._device, ready._empty = torch.device("cpu"), None  # there is no GPU to allocate on
         x = [torch.empty(s.size, dtype=s.dtype) for s in specs]
         ready._run(x)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import autotune
-from autotune.in_program import budget, search
+from autotune.in_program import options, search
 from autotune.in_program.backend import dynamo_backend
 from autotune.runtime.deployment import deployment
 from tests.support.runtime.agreement_checks import softmax
@@ -31,7 +31,7 @@ def step(rank: int, db: str, together: bool) -> dict[str, Any]:
     torch._dynamo.reset()
     deployment().reset_counters()
     searches = Searches()
-    budget._spent_s = 0.0
+    options._spent_s = 0.0
     with mock.patch.object(search, "Searcher", searches):
         found = _collective() if together else _distributed(rank)
     return {"searched": searches.fingerprints, "hits": autotune.counters().hits, "found": found}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters as dynamo_counters
 
 import autotune
-from autotune.in_program import budget, contest, search
+from autotune.in_program import contest, options, search
 from autotune.in_program.backend import dynamo_backend
 from tests.support.lean import compile_lean
 from tests.support.runtime.searches import Searches
@@ -58,7 +58,7 @@ def main(words: Sequence[str]) -> int:
         mock.patch.object(search, "Searcher", searches),
         mock.patch.object(contest, "judge", lambda a, b: replace(real(a, b), kept="kept" in words)),
         mock.patch.object(contest, "MOST_STEPS", 1),
-        mock.patch.object(budget, "_spent_s", 299.0 if "brief" in words else 0.0),
+        mock.patch.object(options, "_spent_s", 299.0 if "brief" in words else 0.0),
     ):
         losses = train(words)
     found = {

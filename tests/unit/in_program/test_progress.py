@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from autotune.in_program import progress
-from autotune.in_program.progress import ProgressLine
+from autotune.in_program import searcher
+from autotune.in_program.searcher import ProgressLine
 from autotune.tuner.result import Progress
 
 
@@ -20,7 +20,7 @@ def moment(workload: str, phase: str, saved_us: float = 0.0) -> Progress:
 def test_what_is_won_counts_as_often_as_a_step_has_the_region(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "_PLAIN_S", 0.0)
+    monkeypatch.setattr(searcher, "_PLAIN_S", 0.0)
     with ProgressLine([("norm", 24), ("loss", 1), ("copy", 4)], 60.0) as report:
         for state in (
             moment("norm", "search"),
@@ -66,7 +66,7 @@ def closed() -> io.StringIO:
 def test_a_log_of_the_programs_own_has_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Log()
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(progress, "_PLAIN_S", 0.0)
+    monkeypatch.setattr(searcher, "_PLAIN_S", 0.0)
     with ProgressLine([("norm", 2)], 60.0) as report:
         report(moment("norm", "search"))
     assert shown.text.startswith("autotune: region 1 of 1 (candidates)")
@@ -77,7 +77,7 @@ def test_a_program_without_stderr_is_searched_in_silence(
     stream: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(progress, "_PLAIN_S", 0.0)
+    monkeypatch.setattr(searcher, "_PLAIN_S", 0.0)
     with ProgressLine([("norm", 2)], 60.0) as report:
         report(moment("norm", "search"))
     assert capsys.readouterr().out == ""
@@ -86,7 +86,7 @@ def test_a_program_without_stderr_is_searched_in_silence(
 def test_a_terminal_has_one_line_that_goes_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: Any = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
-    monkeypatch.setattr(progress, "_REDRAWN_S", 0.0)
+    monkeypatch.setattr(searcher, "_REDRAWN_S", 0.0)
     monkeypatch.setenv("TERM", "xterm")
     with ProgressLine([("norm", 2)], 60.0) as report:
         report(moment("norm", "search"))

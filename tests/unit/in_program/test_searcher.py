@@ -14,7 +14,7 @@ from autotune.errors import UserError
 from autotune.in_program import searcher
 from autotune.in_program.searcher import GRACE_S, Searcher
 from autotune.measure.child import ChildDied, ChildSilent
-from autotune.runtime.inductor.survey import Surveyed
+from autotune.runtime.inductor.verdict import Surveyed
 from autotune.tuner.result import Progress, Result
 from autotune.workload import Workload
 from tests.support.clock import Clock

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.in_program import searching
-from autotune.in_program.searching import Turns
+from autotune.in_program.searching import RegionQueue
 from autotune.tuner.result import Result
 from autotune.workload import Workload
 from tests.support.clock import Clock
@@ -29,13 +29,13 @@ def result(of: Workload, us: float = 10.0, seconds: float = 2.0, **more: Any) ->
     return Result(of.fingerprint, of.label, of.kind, "cpu", "", best_us=us, bytes_moved=1000, seconds=seconds, **more)
 
 
-def label(turns: Turns) -> str:
+def label(turns: RegionQueue) -> str:
     turn = turns.next()
     return "" if turn is None else turns.workloads[turn.number].label
 
 
 def test_the_region_that_may_save_most_goes_first_and_later_graphs_take_part(clock: Clock) -> None:
-    turns = Turns(80.0)
+    turns = RegionQueue(80.0)
     turns.add([(region("small", 1), 2), (region("large", 5), 1), (region("often", 1), 4)])
     assert label(turns) == "large"
     turns.add([(region("small", 1), 9), (region("late", 4.5), 1)])
@@ -43,7 +43,7 @@ def test_the_region_that_may_save_most_goes_first_and_later_graphs_take_part(clo
 
 
 def test_the_program_s_counts_replace_those_of_its_graphs(clock: Clock) -> None:
-    turns = Turns(80.0)
+    turns = RegionQueue(80.0)
     turns.add([(region("a", 2), 1), (region("b", 1), 1)])
     turns.add([(region("a", 2), 1), (region("b", 1), 5), (region("c", 1), 4)], whole=True)
     assert [label(turns) for _ in range(3)] == ["b", "c", "a"]
@@ -51,7 +51,7 @@ def test_the_program_s_counts_replace_those_of_its_graphs(clock: Clock) -> None:
 
 def test_a_region_with_much_to_gain_has_a_second_turn(clock: Clock) -> None:
     slow, fast = region("slow"), region("fast")
-    turns = Turns(80.0)
+    turns = RegionQueue(80.0)
     turns.add([(slow, 1), (fast, 1)])
     first = [turns.next(), turns.next()]
     assert [t.budget.trials for t in first if t is not None] == [8, 8]
@@ -67,7 +67,7 @@ def test_a_region_with_much_to_gain_has_a_second_turn(clock: Clock) -> None:
 
 
 def test_no_turn_begins_that_does_not_fit_the_time(clock: Clock) -> None:
-    turns = Turns(80.0)
+    turns = RegionQueue(80.0)
     turns.add([(region(name), 1) for name in "abcd"])
     turns.end = 20.0
     for name, seconds in (("a", 9.0), ("b", 3.0), ("c", 3.0)):
@@ -80,7 +80,7 @@ def test_no_turn_begins_that_does_not_fit_the_time(clock: Clock) -> None:
 
 
 def test_the_end_may_come_before_the_first_turn(clock: Clock) -> None:
-    turns = Turns(80.0)
+    turns = RegionQueue(80.0)
     turns.add([(region("a"), 1)])
     turns.end = 0.0
     assert turns.next() is None

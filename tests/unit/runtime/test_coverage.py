@@ -7,9 +7,8 @@ import torch
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.facts import NO_RULE, GraphFacts
 from autotune.compiler.regions.find import regions_from
-from autotune.runtime.coverage import Coverage, Row
+from autotune.runtime.coverage import Coverage, Row, covered
 from autotune.runtime.deployment import Deployment
-from autotune.runtime.inductor.survey import covered
 
 
 def test_equal_rows_add_up_and_the_most_bytes_come_first() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.measure.baselines import BaselinePool
 from autotune.measure.policy import Policy
+from autotune.measure.pool import BaselinePool
 from autotune.tuner import context as contexts
 from autotune.tuner.context import Context
 from autotune.tuner.phases import finals

@@ -21,7 +21,8 @@ import torch.distributed._symmetric_memory as symmetric
 
 from autotune.domains.c3.group import Group
 from autotune.errors import Unsupported, first_line
-from autotune.runtime.launch.cuda import LaunchError, driver
+from autotune.runtime.launch.cuda import check as check_call
+from autotune.runtime.launch.cuda import driver
 
 FLAGS = 1 << 16
 """Flag words of a group; a collective uses 2 to 20 words per rank."""
@@ -45,9 +46,7 @@ Copy = tuple[int, int, int]
 def check(code: int, doing: str) -> None:
     """Raise LaunchError with the driver's message unless ``code`` is 0."""
     if code:
-        text = ctypes.c_char_p()
-        driver().cuGetErrorString(code, ctypes.byref(text))
-        raise LaunchError(f"{doing}: {(text.value or b'unknown error').decode()} (CUDA error {code})")
+        check_call(driver(), code, doing)
 
 
 def new_stream(device: torch.device, *, high: bool = False) -> Any:

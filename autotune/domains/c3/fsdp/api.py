@@ -300,6 +300,3 @@ def _label(config: Config | None) -> str:
         return "torch's own"
     rest = [f"{k}={v}" for k, v in config.items() if k in ("ctas", "chunks", "copies") and v not in (0, 1)]
     return " ".join([str(config["engine"]), *rest, *(["prefetched"] if config["order"] == "comm_first" else [])])
-
-
-__all__ = ["Sharded", "fsdp"]

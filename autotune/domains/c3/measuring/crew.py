@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.domains.c3.measuring.agents import Agents, RemoteChild
+from autotune.measure import worker
 from autotune.measure.child import Child, ChildDied, ChildSilent, ready
 from autotune.measure.outcome import Outcome
 from autotune.task import Status
@@ -20,12 +21,8 @@ MODULE = "autotune.domains.c3.measuring.rank_server"
 _PEERS_S = 5.0  # seconds for the other ranks to finish after one rank failed
 
 STEPS = {
-    "start": "starting the job",
-    "load": "loading",
-    "verify": "verification",
+    **worker.STEPS,
     "wait": "waiting for the devices",
-    "time": "timing",
-    "baseline": "preparing a baseline",
     "close": "closing",
     "call": "a call",
     "open": "opening the scenario",

@@ -18,13 +18,13 @@ from autotune.measure.worker import (
     WorkerFault,
     compare_message,
     measure_message,
+    step_limit_s,
     without_failing,
 )
 from autotune.task import REFERENCE, Artifact, Config, Status
 from autotune.workload import Workload
 
 BENCH = "autotune.domains.c3.measuring.bench"
-_GRACE_S = 5.0  # added to a step's deadline: the ranks' own answer is better than a kill
 _CALL_S = 600.0  # timeout of collective calls among ranks, longer than every other deadline here
 
 
@@ -199,18 +199,7 @@ class Ranks:
         return answers
 
     def _limit(self, phase: str) -> float:
-        """Time limit in seconds of a job's step."""
-        p = self._policy
-        if phase == "verify":
-            # The oracle's time is unknown until a step has passed; then several times that, for a loaded machine.
-            return p.timeout_s + (4 * self._oracle_s if self._oracle_s is not None else p.load_s)
-        return {
-            "start": 30.0,
-            "load": p.load_s,
-            "baseline": p.baseline_s,
-            "wait": 2 * p.lock_s + p.quiet_s + _GRACE_S,  # ranks lock their devices one after the other
-            "time": p.timeout_s + max(p.screen_s, p.final_s) + _GRACE_S,
-        }.get(phase, p.timeout_s)
+        return step_limit_s(self._policy, phase, self._oracle_s, locks=2)  # ranks lock their devices in turn
 
     def _admit(self, ranks: int) -> int:
         if self._agents is not None and ranks > self._agents.ranks:

@@ -20,7 +20,7 @@ import torch
 from autotune.domains.c3.collectives.symmetric import DeviceBarrier, new_event, new_stream
 from autotune.domains.c3.group import Group
 from autotune.measure.policy import Policy
-from autotune.measure.timer import ColdCache, balanced
+from autotune.measure.timer import ColdCache, balanced, calls_per_sample, sample_cpu, warm_cpu
 from autotune.task import Runnable
 
 Samples = list[float]
@@ -97,12 +97,13 @@ def _sampler(
     quickest = math.inf
     for name, run in runs.items():
         announce(name)
-        quickest = min(quickest, _warm_cpu(run, group, policy))
-    inner = min(1000, max(1, math.ceil(policy.min_sample_us / max(quickest, 0.05))))
+        group.barrier()
+        quickest = min(quickest, group.largest([warm_cpu(run, policy)])[0])  # on the slowest rank
+    inner = calls_per_sample(quickest, policy)
     # Each rank flushes its own cores' caches; together the ranks flush the shared caches.
     size = policy.cold_bytes // group.ranks
     cold = group.keep((_COLD, size), lambda: ColdCache(size, "cpu"))
-    return lambda name, count: [_sample_cpu(runs[name], group, cold, inner) for _ in range(count)]
+    return lambda name, count: [sample_cpu(runs[name], cold, inner, group.barrier) for _ in range(count)]
 
 
 def _settle(runs: Mapping[str, Runnable], group: Group, seconds: float) -> None:
@@ -123,26 +124,6 @@ def _settle(runs: Mapping[str, Runnable], group: Group, seconds: float) -> None:
     for _ in range(min(_MOST_TURNS, int(seconds / max(spent, 1e-6)))):
         turn()
     torch.cuda.synchronize()
-
-
-def _warm_cpu(run: Runnable, group: Group, policy: Policy) -> float:
-    """Warm up; returns the fastest call in microseconds, on the slowest rank."""
-    group.barrier()
-    best = math.inf
-    for _ in range(max(policy.warmup, 1)):
-        begin = time.perf_counter_ns()
-        run()
-        best = min(best, (time.perf_counter_ns() - begin) / 1e3)
-    return group.largest([best])[0]
-
-
-def _sample_cpu(run: Runnable, group: Group, cold: ColdCache, inner: int) -> float:
-    cold.flush()
-    group.barrier()
-    begin = time.perf_counter_ns()
-    for _ in range(inner):
-        run()
-    return (time.perf_counter_ns() - begin) / 1e3 / inner
 
 
 def own_stream(group: Group) -> Any:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.device import environment, identify
-from autotune.in_program.held import HeldStore
 from autotune.store import Store
 from autotune.store.records import Key, Schedule
+from autotune.store.store import HeldStore
 from autotune.workload import Workload
 
 

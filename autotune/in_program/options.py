@@ -1,4 +1,8 @@
-"""Seconds that a program's searches may add to its start."""
+"""The options of ``torch.compile`` that are autotune's.
+
+"search" is the number of seconds that a program's searches may add to its start. "unsearched" decides about regions
+without a search.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,10 @@ from typing import Any
 
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
+from autotune.runtime.settings import checked
 
 OPTION, VARIABLE = "search", "AUTOTUNE_SEARCH"
+_UNSEARCHED = "unsearched"
 
 _MORE_S = 1.5
 """A graph is searched again with a budget that is larger by this factor."""
@@ -118,4 +124,21 @@ def spending() -> Iterator[None]:
             _spent_s += time.monotonic() - begin
 
 
-__all__ = ["asked", "is_enough", "left_s", "parse", "spending", "tuning"]
+def predicts(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """True if unsearched regions get predicted schedules, and the options without autotune's own.
+
+    Args:
+        options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
+
+    Raises:
+        UserError: invalid value of the option. An invalid variable only logs one warning.
+    """
+    own = dict(options.get("options") or {})
+    if _UNSEARCHED in own:
+        asked = checked(_UNSEARCHED, own.pop(_UNSEARCHED), f"options[{_UNSEARCHED!r}]")
+        return asked == "default", {**options, "options": own}
+    try:
+        return deployment().settings.unsearched == "default", dict(options)
+    except UserError as error:
+        deployment().warn_once("settings", f"autotune: no schedule is predicted: {error}")
+        return False, dict(options)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from autotune.errors import UserError
-from autotune.in_program import budget
-from autotune.in_program.budget import asked, left_s, spending, tuning
+from autotune.in_program import options
+from autotune.in_program.options import asked, left_s, spending, tuning
 
 
 @pytest.fixture(autouse=True)
 def unspent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "_spent_s", 0.0)
+    monkeypatch.setattr(options, "_spent_s", 0.0)
     monkeypatch.delenv("AUTOTUNE_SEARCH", raising=False)
 
 
@@ -72,7 +72,7 @@ def test_all_searches_spend_from_one_purse(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_context_has_a_purse_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "_spent_s", 80.0)
+    monkeypatch.setattr(options, "_spent_s", 80.0)
     with tuning(seconds=90):
         assert left_s(90.0) == 90.0
         now = iter([0.0, 4.0])
