@@ -2,22 +2,18 @@
 
 The input gradient of a depthwise convolution is itself a depthwise convolution. With stride 1, it is the incoming
 gradient convolved with the kernel rotated by 180 degrees. In half precision, cuDNN's kernels for the gradient take up
-to 2.5 times as long as those for the same convolution. On 128 x 512 x 14 x 14 a kernel of 7 x 7 takes 225 and 113 us.
-One of 3 x 3 takes 46 and 38 us (channels last, bf16, one H200). In fp32 both take as long, and the gradient of a kernel
-of 9 x 9 takes a third.
+to 2.5 times as long as those for the same convolution. In fp32 both take as long.
 
-A convolution of patches that do not overlap is a matrix product. Vision models split an image by such a convolution:
-the first layer of ViT, CLIP and Mixer has a kernel of 16 x 16 with a stride of 16. cuDNN has no tensor-core kernel for
-three channels in half precision. Its kernel for 512 x 3 x 224 x 224 and 768 filters takes 4.0 ms on one H200. That is
-8% of Mixer-B's inference and 16% of CLIP's.
+A convolution of patches that do not overlap is a matrix product. Vision models split an image by such a convolution,
+for which cuDNN has no tensor-core kernel with three channels in half precision
+(docs/decisions/019-patches-as-products.md).
 
 Channels-last memory format is chosen for the convolutions of a graph and everything between them. cuDNN's faster
 kernels need this format, and torch.compile converts a graph's tensors to it if its heuristic predicts a gain. Since
-autotune cuts regions out of the graph, Inductor would convert piece by piece. A single convolution would have its input
-converted and its result converted back, a pass over memory each (65 us of a Conformer's 130 us convolution). The format
-is therefore chosen before regions are searched: operators between convolutions have it too, and so do the regions.
-torch.compile leaves three-dimensional convolutions as they are, and cuDNN then converts the operands and the result of
-each one in half precision: 11 of 42 ms of a step of a 3D U-Net (fp16, one H200).
+autotune cuts regions out of the graph, Inductor would convert piece by piece, a pass over memory before and after each
+convolution. The format is therefore chosen before regions are searched: operators between convolutions have it too, and
+so do the regions. torch.compile leaves three-dimensional convolutions as they are, and cuDNN then converts the operands
+and the result of each one in half precision (docs/decisions/018-layouts-of-the-graph.md).
 
 The graphs are of functional aten calls, with fake tensors in ``meta["val"]``, and change in place.
 """

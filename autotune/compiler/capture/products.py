@@ -1,15 +1,14 @@
 """Rewrites of matrix products in Inductor's joint graphs, so that they use tensor-core kernels and copy less.
 
 Kernels at full speed read rows in units of 16 bytes, eight numbers in half precision. Mixer's layers have no such rows:
-the first product sums over 196 tokens, and the second one writes rows of 196. cuBLAS uses an older kind of kernel. It
-takes 217 us on one H200 where 83 are possible, and 183 where 65 are (256 images). Inductor pads operands if the gain
+the first product sums over 196 tokens, and the second one writes rows of 196. cuBLAS uses an older kind of kernel,
+which takes more than twice as long (docs/decisions/020-products-of-odd-extents.md). Inductor pads operands if the gain
 exceeds the cost of the copies. :func:`align_products` copies only the weight.
 
 Inductor pads products of odd extents one by one. RoBERTa's gradient of the logits, [tokens, 50265], is the operand of
-two products. Inductor pads the rows to 50272 for one, and the columns of the transposed tensor for the other. Each copy
-has 3.3 GB here, and the second one transposes the tensor in memory, although products read a transposed operand equally
-fast. :func:`share_pads` pads the gradient once, in memory order. Of BERT's gradient, Inductor pads one operand: the
-other product then reads the first columns of the padded one, and the gradient is not written a second time.
+two products. Inductor pads the rows to 50272 for one, and the columns of the transposed tensor for the other. The
+second copy transposes the tensor in memory, although products read a transposed operand equally fast.
+:func:`share_pads` pads the gradient once, in memory order (docs/decisions/021-vocabularies-of-odd-length.md).
 
 The graphs are of functional aten calls, with fake tensors in ``meta["val"]``, and change in place.
 """

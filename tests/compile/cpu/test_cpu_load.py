@@ -333,12 +333,6 @@ def test_schedule_from_config() -> None:
     assert CpuSchedule.from_config(config) == CpuSchedule(4, 256, 2)
     earlier = config | {"keep": "reload", "online": True}
     assert CpuSchedule.from_config(earlier) == CpuSchedule(4, 256, 2), "a choice that is no more changes nothing"
-    with pytest.raises(UserError, match="unknown CPU parameter 'rows'"):
-        CpuSchedule.from_config({"rows": 1})
-    with pytest.raises(UserError, match="threads='2'"):
-        CpuSchedule.from_config({"threads": "2"})
-    with pytest.raises(UserError, match="row_block=0"):
-        CpuSchedule(row_block=0)
 
 
 def test_shipped_space_matches_the_schedule() -> None:

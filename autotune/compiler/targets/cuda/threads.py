@@ -95,7 +95,6 @@ def each_unit(
     return [Assign(unit, quotient(first, cluster) if cluster > 1 else first), *work]
 
 
-@dataclass(frozen=True)
 class RowThreads:
     """The division of rows among threads and blocks, and the variables for their indices in kernels.
 
@@ -115,18 +114,6 @@ class RowThreads:
             The compiler infers that through 64-bit columns, if the first one is hidden from it.
     """
 
-    columns: int
-    vec: int
-    threads_per_row: int
-    rows_per_block: int
-    cluster: int
-    packs: int
-    full: int
-    tiles: int
-    count: Counts
-    unrolled: bool
-    apart: bool
-
     row_group = int_var("rb")
     """The index of the thread's row in the block."""
     thread, row_thread = int_var("t"), int_var("tg")
@@ -142,29 +129,19 @@ class RowThreads:
     tile, chunk = int_var("tile"), int_var("chunk")
     """The tile of columns, and the block's number among those of its tile."""
 
-    @classmethod
-    def of(cls, program: Program, schedule: CudaSchedule, vec: int, count: Counts) -> RowThreads:
+    def __init__(self, program: Program, schedule: CudaSchedule, vec: int, count: Counts) -> None:
         accumulates, in_registers = bool(program.columns), schedule.keep == "registers"
-        columns, per_step = program.n_cols, schedule.threads_per_row * schedule.cluster * vec
-        packs, full, tiles = -(-columns // per_step), columns // per_step, 1
+        self.columns, self.vec, self.count, self.cluster = program.n_cols, vec, count, schedule.cluster
+        self.threads_per_row, self.rows_per_block = schedule.threads_per_row, schedule.rows_per_block
+        per_step = self.row_threads * vec
+        self.packs, self.full, self.tiles = -(-self.columns // per_step), self.columns // per_step, 1
         if accumulates and program.pointwise:
             # Nothing is reduced along the row, so a block may have a part of it: ``unroll`` packs per thread.
-            packs = min(packs, schedule.unroll)
-            tiles = -(-columns // (per_step * packs))
-            full = packs if columns % (per_step * packs) == 0 else 0
-        return cls(
-            columns,
-            vec,
-            schedule.threads_per_row,
-            schedule.rows_per_block,
-            schedule.cluster,
-            packs,
-            full,
-            tiles,
-            count,
-            unrolled=in_registers or accumulates,
-            apart=len(program.cols) == 1 and packs > 1 and in_registers and not accumulates,
-        )
+            self.packs = min(self.packs, schedule.unroll)
+            self.tiles = -(-self.columns // (per_step * self.packs))
+            self.full = self.packs if self.columns % (per_step * self.packs) == 0 else 0
+        self.unrolled = in_registers or accumulates
+        self.apart = len(program.cols) == 1 and self.packs > 1 and in_registers and not accumulates
 
     @property
     def group(self) -> ThreadGroup:

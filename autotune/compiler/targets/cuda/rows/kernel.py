@@ -120,7 +120,7 @@ class RowKernel:
     def __init__(self, program: Program, schedule: CudaSchedule) -> None:
         self.program, self.schedule = program, schedule
         vec = vector_of(program, schedule)
-        self.threads = RowThreads.of(program, schedule, vec, counts_of(program, vec))
+        self.threads = RowThreads(program, schedule, vec, counts_of(program, vec))
         size = {k: STORAGE_BYTES[o.dtype] * program.n_cols for k, o in enumerate(program.graph.outputs)}
         self.overwrites = tuple(pair for pair in overwritable_rows(program) if size[pair[1]] >= LONG_ROW)
         options = RowOptions(overwritten=[slot for slot, _ in self.overwrites], wide_columns=self.threads.apart)
