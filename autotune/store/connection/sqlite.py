@@ -26,6 +26,8 @@ from autotune.workload import canonical_json
 
 log = logging.getLogger(__name__)
 _warned: set[Path] = set()
+_headers: dict[tuple[int, int], int] = {}
+"""Descriptors of databases on shared file systems, by device and inode."""
 
 
 def sqlite_engine(url: sa.URL, readonly: bool, timeout_s: float) -> sa.Engine:
@@ -103,10 +105,16 @@ def _readonly_mode(uri: str, path: Path, shared: str | None) -> str:
 
 
 def _has_log(path: Path) -> bool:
-    """Return True for a database whose header requires a write-ahead log."""
+    """Return True for a database whose header requires a write-ahead log.
+
+    The file stays open: closing it would release SQLite's locks on it in this process.
+    """
     try:
-        with path.open("rb") as file:
-            return file.read(20)[18:] == b"\2\2"
+        found = os.stat(path)
+        name = found.st_dev, found.st_ino
+        if name not in _headers:
+            _headers[name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(_headers[name], 2, 18) == b"\2\2"
     except OSError:
         return False
 

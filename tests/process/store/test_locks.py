@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.store.connection import sqlite
 from autotune.store.opening import attach, named_snapshot, sqlite_file
 from autotune.store.snapshot_form import is_snapshot, kind_of
 from autotune.store.store import Store
@@ -38,6 +39,7 @@ def looks(path: Path) -> None:
     assert not is_snapshot(path)
     assert named_snapshot() is None
     assert sqlite_file() == path
+    assert sqlite._has_log(path)
 
 
 def opens(path: Path) -> None:
