@@ -384,3 +384,8 @@ def from_float(graph: Graph, k: int) -> bool:
     """True if output ``k`` is an integer made from floats."""
     made = (graph.values[i] for i in graph.making([graph.outputs[k].value]))
     return any(v.op == "cast" and v.dtype != "bool" and graph.values[v.args[0]].dtype == "float32" for v in made)
+
+
+def is_exact(graph: Graph, k: int) -> bool:
+    """True if output ``k`` is made without floats, so that every right kernel has the same numbers."""
+    return all(graph.values[i].dtype != "float32" for i in graph.making([graph.outputs[k].value]))

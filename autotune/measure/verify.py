@@ -12,6 +12,7 @@ values near 1 would accept a wrong softmax over 65536 columns, whose values are 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -24,6 +25,9 @@ _FP32_EPS = 2.0**-23
 _FLOAT8 = {"float8_e4m3fn": (3, -6), "float8_e5m2": (2, -14)}
 """Mantissa bits and exponent of the smallest normal number of the 8-bit floating-point types."""
 _E5M2_INFINITE = 61440.0
+_OTHER, _FEW, _HALVES = 0.25, 0.1, 2.0**16
+"""Relative difference, and share of elements, from which numbers are others; fp32's rounding in that of halves."""
+_MOST_COMPARED = 1 << 22
 _TIES = 200
 """One in this many integers converted from floats may be off by one: of bfloat16 scaled to int8, 2 in 1000 are ties."""
 
@@ -116,6 +120,31 @@ def compare(
     if worst <= 1.0:
         return Verdict(True, worst)
     return Verdict(False, worst, _describe(actual, got, want, worst_at, worst))
+
+
+def is_other(
+    eager: torch.Tensor, expected: torch.Tensor, slack: Callable[[], torch.Tensor | None], size: float | None = None
+) -> bool:
+    """True if a tenth of eager mode's elements are other numbers than the oracle's, beyond all rounding.
+
+    The graph of a region is then not that of its operators, and the oracle shares the mistake. Eager mode rounds after
+    each operator, which few programs magnify to a quarter.
+
+    Args:
+        eager: floats of the operators; ``expected``: fp64 numbers of the oracle, in the same shape.
+        slack: the allowed error of each element by the rounding of fp32; called only if it decides.
+        size: :func:`typical` of ``expected``, if already computed.
+    """
+    step = max(1, -(-eager.numel() // _MOST_COMPARED))
+    want = expected.reshape(-1)[::step].double()
+    apart = (eager.reshape(-1)[::step].double() - want).abs()
+    beyond = ~(apart <= _OTHER * (want.abs() + (typical(want) if size is None else size))) & want.isfinite()
+    if float(beyond.double().mean()) <= _FEW:
+        return False
+    allowed = slack()
+    if allowed is not None:
+        beyond &= ~(apart <= allowed.reshape(-1)[::step] * _HALVES)
+    return float(beyond.double().mean()) > _FEW
 
 
 def typical(want: torch.Tensor) -> float:

@@ -6,6 +6,7 @@ Baselines are rebuilt from the user's original program.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -24,7 +25,7 @@ from autotune.ir.graph import FLOATS, REDUCTIONS, Graph
 from autotune.ir.inputs import index_bounds, make_inputs
 from autotune.ir.oracle import from_float, interpret, may_explain
 from autotune.measure.quiet import share_processors
-from autotune.measure.verify import compare, typical
+from autotune.measure.verify import compare, is_other, typical
 from autotune.runtime.inductor.index_check import index_arguments
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.prepared import RegionTensors, TensorSpec
@@ -120,6 +121,10 @@ class _Expectation:
         return self._slack
 
 
+def _slack_of(expected: _Expectation, graph: Graph, k: int) -> torch.Tensor | None:
+    return expected.slack(graph)[k]
+
+
 def _beside_others(graph: Graph, device: torch.device) -> contextlib.AbstractContextManager[None]:
     """A context for an oracle's operators: on a busy CPU a large region's use fewer threads."""
     long = device.type == "cpu" and graph.bytes_moved >= _LONG_BYTES
@@ -137,6 +142,7 @@ class FusionBench(Bench):
             (self.graph.size(v.over) for v in self.graph.values if v.op in REDUCTIONS), default=1
         )
         self._expected: dict[tuple[int, bool], _Expectation] = {}
+        self._translation: str | None = None  # as of _mistranslated, once it is known
 
     @cached_property
     def _kept_bytes(self) -> int:
@@ -194,6 +200,10 @@ class FusionBench(Bench):
     def verify(self, run: Runnable, seed: int) -> Verdict:
         """Compare on random inputs, then on inputs that include NaN, infinities, huge values and zeros."""
         assert isinstance(run, _Candidate)
+        if self._translation is None:
+            self._translation = self._mistranslated(seed)
+        if self._translation:
+            return Verdict(False, math.inf, self._translation)
         worst = 0.0
         for special in (False, True):
             verdict = self._verify(run, seed, special)
@@ -246,17 +256,53 @@ class FusionBench(Bench):
         is NaN, to ``inf * (a - b)``. Elements that are finite in eager mode must match.
         """
         if expected.lost is None:
-            expected.lost = [None] * len(self.graph.outputs)
-            if self.source:
-                results = self._module().forward(*source_inputs(self.source, expected.inputs, self.device))
-                results = results if isinstance(results, (tuple, list)) else [results]
-                for k, (o, r) in enumerate(zip(self.graph.outputs, results_of(self.workload), strict=True)):
-                    shape, made = [self.graph.extents[a] for a in o.axes], results[r]
-                    span = compute_required_storage_length(made.shape, made.stride(), 0)
-                    if made.is_floating_point() and span == self.graph.output_numel(k):
-                        seen = made.as_strided(shape, o.strides, made.storage_offset() + o.offset)
-                        expected.lost[k] = ~seen.isfinite()
+            results = self._of_program(expected)
+            expected.lost = [~t.isfinite() if t is not None and t.is_floating_point() else None for t in results]
         return expected.lost
+
+    def _of_program(self, expected: _Expectation) -> list[torch.Tensor | None]:
+        """The results of the user's operators in the oracle's shapes; None for a result with another layout.
+
+        All are None without a valid program.
+        """
+        found: list[torch.Tensor | None] = [None] * len(self.graph.outputs)
+        if not self.source:
+            return found
+        results = self._module().forward(*source_inputs(self.source, expected.inputs, self.device))
+        results = results if isinstance(results, (tuple, list)) else [results]
+        for k, (o, r) in enumerate(zip(self.graph.outputs, results_of(self.workload), strict=True)):
+            shape, made = [self.graph.extents[a] for a in o.axes], results[r]
+            if compute_required_storage_length(made.shape, made.stride(), 0) == self.graph.output_numel(k):
+                found[k] = made.as_strided(shape, o.strides, made.storage_offset() + o.offset)
+        return found
+
+    def _mistranslated(self, seed: int) -> str:
+        """The difference of the graph from the user's operators, by their results; "" for none.
+
+        A kernel of a wrong graph agrees with the oracle. Integers made without floats must be equal. Floats of a right
+        graph differ from eager mode's by rounding, which few programs magnify to a quarter.
+        """
+        for special in (False, True):
+            expected = self._expectation(seed, special)
+            exact = [oracle.is_exact(self.graph, k) for k in range(len(self.graph.outputs))]
+            if special and not any(exact):
+                break
+            try:
+                results = self._of_program(expected)
+                for k, (want, seen) in enumerate(zip(expected.want, results, strict=True)):
+                    if seen is None:
+                        continue
+                    if exact[k]:
+                        wrong = not torch.equal(seen.to(want.dtype), want)
+                    else:
+                        slack = functools.partial(_slack_of, expected, self.graph, k)
+                        floats = not special and seen.is_floating_point()
+                        wrong = floats and is_other(seen, want, slack, expected.size(k))
+                    if wrong:
+                        return f"output {k}: the region's graph does not compute what its operators compute"
+            except (IndexError, MemoryError, RuntimeError):  # they refuse such inputs, or need more memory
+                break
+        return ""
 
     def _expectation(self, seed: int, special: bool) -> _Expectation:
         """Inputs and the oracle's results; those of the last seeds are cached unless they are too large."""

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import autotune
+from autotune.compiler.lower.rules import RULES
 from autotune.errors import UserError
 from autotune.runtime.deployment import Deployment, use
 from autotune.runtime.ladder import Level
@@ -140,6 +141,22 @@ def test_rounding_is_no_wrong_result(tune: Tune) -> None:
         run(x)
     assert autotune.counters().hits == 1
     assert autotune.counters().wrong_results == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32], ids=str)
+def test_a_wrong_graph_is_found(tune: Tune, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """The oracle computes the same wrong numbers as the kernel, so that the operators decide."""
+
+    def distance(x: torch.Tensor) -> torch.Tensor:
+        return x.abs() * 3
+
+    x = (X * 20).to(dtype)
+    monkeypatch.setitem(RULES, "abs", lambda region, x: x)
+    tune(distance, (x,))
+    run = autotune.compile(distance, verify="first")
+    for _ in range(2):
+        close(run(x), distance(x))
+    assert autotune.counters().wrong_results == 1
 
 
 def test_a_wrong_kernel_of_half_precision_is_found(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:

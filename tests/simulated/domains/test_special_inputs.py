@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autotune.compiler.lower.rules import RULES
 from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.bench import FusionBench, _Candidate
@@ -187,6 +189,40 @@ def test_a_write_into_an_input_is_rejected_and_spoils_no_other_verdict() -> None
     assert not verdict.ok
     assert "input 0" in verdict.detail
     assert verdict_on(right, bench).ok
+
+
+def wrongly(monkeypatch: pytest.MonkeyPatch, name: str, rule: Any, fn: Callable[..., Tensor], x: Tensor) -> FusionBench:
+    """The bench of a program whose operator ``name`` is translated by a wrong rule."""
+    monkeypatch.setitem(RULES, name, rule)
+    ((work, _),) = workloads_of(fn, (x,))
+    return FusionBench(work, "cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+def test_a_kernel_of_a_wrong_graph_is_rejected(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """The oracle has the mistake too."""
+
+    def fn(x: Tensor) -> Tensor:
+        return x.abs() * 3
+
+    x = torch.ones(64, 40, dtype=dtype)
+    bench = wrongly(monkeypatch, "abs", lambda region, x: x, fn, x)
+    verdict = verdict_on(lambda given, outputs: outputs[0].copy_(given[0] * 3), bench)
+    assert not verdict.ok
+    assert "the region's graph" in verdict.detail
+
+
+def test_rounding_in_halves_is_no_wrong_graph() -> None:
+    """Differences of almost equal numbers, which eager mode rounds to bfloat16 after each operator."""
+
+    def fn(x: Tensor) -> Tensor:
+        y = x + 100
+        return (y - y.mean(1, keepdim=True)) - (y - y.mean(1, keepdim=True) * 1.001)
+
+    ((work, _),) = workloads_of(fn, (torch.ones(64, 40, dtype=torch.bfloat16),))
+    bench = FusionBench(work, "cpu")
+    task = FusionTask(work, "cpu")
+    assert bench.verify(bench.load(task.default(), task.build(task.default())), 0).ok
 
 
 def _where_nan(value: float) -> Mutant:
