@@ -197,23 +197,26 @@ class Search:
         from autotune.domain import domain_of
         from autotune.measure.pool import BaselinePool, CompilePool
         from autotune.measure.worker import Worker
-        from autotune.store.store import HeldStore
-        from autotune.tuner.context import Context
-        from autotune.tuner.options import Budget, SearchOptions
-        from autotune.tuner.prefetch import Prefetcher
-        from autotune.tuner.threads import Lease
 
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a region's baselines are one or two kernels
         policy = domain_of(_KIND).policy(device)
         with ExitStack() as opened:
-            worker = opened.enter_context(Worker(None, device, policy))
+            # A program under torch.compile runs Inductor's code where ours is slower, and never eager operators.
+            worker = opened.enter_context(Worker(None, device, policy, without=("eager",)))
             pool = opened.enter_context(CompilePool(timeout_s=policy.build_s))
             pool.start()
             baselines = BaselinePool(timeout_s=policy.baseline_s) if _overlaps(device) else None
             if baselines is not None:
                 opened.callback(baselines.close)
                 baselines.start()
+            # SQLAlchemy, Optuna and torch take two seconds, in which the other processes start.
             import torch  # noqa: F401 - numerics are torch's settings
+
+            from autotune.store.store import HeldStore
+            from autotune.tuner.context import Context
+            from autotune.tuner.options import Budget, SearchOptions
+            from autotune.tuner.prefetch import Prefetcher
+            from autotune.tuner.threads import Lease
 
             numerics.restore(settings)
             store = opened.enter_context(HeldStore.open(None))

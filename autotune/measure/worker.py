@@ -160,6 +160,7 @@ class Worker:
         workload: the first workload, or None; :meth:`open` switches to another without a new process.
         device: "cpu" or "cuda:N".
         policy: the measurement policy; its deadlines apply to each step of a job.
+        without: baselines that no comparison needs.
 
     Attributes:
         restarts: number of replaced processes so far.
@@ -169,10 +170,11 @@ class Worker:
         bytes_moved: bytes that a perfect implementation of the open workload moves; 0 until the first job.
     """
 
-    def __init__(self, workload: Workload | None, device: str, policy: Policy) -> None:
+    def __init__(self, workload: Workload | None, device: str, policy: Policy, *, without: Sequence[str] = ()) -> None:
         self._workload = workload
         self._device = device
         self._policy = policy
+        self._without = tuple(without)
         self._child: Child | None = None
         self._opened = False
         self._unborn = ""
@@ -232,7 +234,7 @@ class Worker:
             WorkerFault: see :meth:`measure`; or no comparison succeeded without the failing contenders.
         """
         answer, outcomes = without_failing(
-            contenders, lambda left, failed: self._comparison(left, [*without, *failed], seed), 6
+            contenders, lambda left, failed: self._comparison(left, [*self._without, *without, *failed], seed), 6
         )
         self.others = answer["others"]
         return outcomes

@@ -327,7 +327,7 @@ def _allowed() -> list[str]:
 
 def refused(workload: Workload) -> str | None:
     """The reason why a workload's kernel is not imported (only a database names it); None if it may be."""
-    target, file = _named(workload)
+    target, file = _target_of(workload)
     if _entry(target, file) in _allowed():
         return None
     name = workload.label or workload.fingerprint[:12]
@@ -337,7 +337,7 @@ def refused(workload: Workload) -> str | None:
     )
 
 
-def _named(workload: Workload) -> tuple[str, str]:
+def _target_of(workload: Workload) -> tuple[str, str]:
     return str(workload.source.get("target", "")), str(workload.source.get("file", ""))
 
 
@@ -349,7 +349,7 @@ def kernel_of(workload: Workload) -> Kernel:
     """
     if why := refused(workload):
         raise UserError(why)
-    target, file = _named(workload)
+    target, file = _target_of(workload)
     kernel = resolve(target, file)
     if kernel.source != workload.spec.get("source") or kernel.name != workload.spec.get("kernel"):
         raise UserError(f"{target} was edited since {workload.label} was searched: search it again")

@@ -16,7 +16,7 @@ from autotune.tuner.threads import LEASE_S
 
 WINNER = "autotune"
 _FEW = 8
-"""Searches of at most this many candidates time none of them again."""
+"""Searches of at most this many candidates time none of them again, and compare only those near the best."""
 _NEAR = 1.02
 """A candidate within this factor of the floor counts as at the floor, given the precision of a short timing."""
 _PROMISING = 1.15
@@ -44,7 +44,7 @@ def refine(s: Session) -> None:
     First timings are short, so the fastest of many candidates is partly selected by noise. For a few candidates, the
     final comparison suffices.
     """
-    if s.budget.trials is not None and s.budget.trials <= _FEW:
+    if _is_short(s):
         return
     tried: set[str] = set()
     while len(tried) < s.context.policy.repeat_top and not s.context.interrupt.requested:
@@ -59,6 +59,10 @@ def refine(s: Session) -> None:
         elif s.context.store.claim(s.key, m.config, "repeat", s.context.owner, LEASE_S):
             again = s.measure(m.config, s.artifact(m.config), "repeat")
             s.report("repeat", f"{again.latency_us:.1f} us" if again.latency_us is not None else again.reason)
+
+
+def _is_short(s: Session) -> bool:
+    return s.budget.trials is not None and s.budget.trials <= _FEW
 
 
 def near_best(s: Session) -> list[Measurement]:
@@ -97,17 +101,20 @@ def _finalists(s: Session, stored: Schedule | None) -> list[Measurement]:
 
     The latter two are compared even if the user's space excludes them, provided that it has a working candidate.
     Candidates beyond the policy's ``hopeless`` factor are left out: rounds with a default of a hundred times the best
-    took longer than the search before them.
+    took longer than the search before them. A search of few candidates compares only those near the best, and the
+    earlier winner: the default's first timing is enough to report it.
     """
     ranking = s.ranking()
     if not ranking:
         return []
-    chosen, most = ranking[: s.context.policy.final_top], s.context.policy.hopeless * (ranking[0].latency_us or 0.0)
+    policy, best = s.context.policy, ranking[0].latency_us or 0.0
+    chosen = near_best(s) if _is_short(s) else [m for m in ranking if (m.latency_us or 0.0) <= policy.hopeless * best]
+    chosen = chosen[: policy.final_top]
     have = {config_key(m.config) for m in chosen}
-    keep = dict.fromkeys(config_key(c) for c in (s.default, stored.config if stored else None) if c)
-    more = [s.known[key] for key in keep if key in s.known and key not in have]
-    chosen += [m for m in more if m.status is Status.OK]
-    return [m for m in chosen if m.latency_us is not None and m.latency_us <= most]
+    also = (None if _is_short(s) else s.default, stored.config if stored else None)
+    more = [s.known[key] for key in dict.fromkeys(config_key(c) for c in also if c) if key in s.known]
+    more = [m for m in more if m.status is Status.OK and config_key(m.config) not in have]
+    return chosen + [m for m in more if m.latency_us is not None and m.latency_us <= policy.hopeless * best]
 
 
 def _decided(s: Session, stored: Schedule, finalists: Sequence[Measurement]) -> bool:
