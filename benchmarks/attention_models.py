@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def checked(made: Made, dynamic: bool) -> tuple[int, Counter[str], float]:
-    """How many calls were rewritten, masks by kind, and how far results are from eager mode's."""
+    """The number of rewritten calls, masks by kind, and the distance of results from eager mode's."""
     made.module.eval()  # no dropout
     changed, masks, apart = 0, Counter[str](), 0.0
 

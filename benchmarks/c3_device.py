@@ -1,4 +1,4 @@
-"""What the devices themselves can do: collectives alone by each engine, GEMMs beside copies, GEMMs on fewer SMs.
+"""Limits of the devices: collectives alone by each engine, GEMMs during copies, GEMMs on fewer SMs.
 
     python -m benchmarks.c3_device --device cuda:0 --out benchmarks/results/h200x4/c3_device.json
 
@@ -7,7 +7,7 @@ Three parts (``--parts``), each a few cases of the file:
 - ``bandwidth``: every collective by NCCL, by copy engines and, those that add, by Numba kernels, alone,
   64 KiB to 1 GiB: microseconds, bus bandwidth, and the size from which on copies are as fast as NCCL;
 - ``power``: long GEMMs alone, copies alone and both, back to back until clocks have settled, with random operands and
-  with zeros: times, SM clock, power, and what held the clock back. The clock is only read, never set;
+    with zeros: times, SM clock, power, and the reasons of a lower clock. The clock is only read, never set;
 - ``partition``: GEMMs with SMs kept from them.
 
 On a CPU there is the first part alone, at small sizes, by gloo and by copies in shared memory. The tables go to stdout.
@@ -50,7 +50,7 @@ _FAULTS = 3  # after so many that took the ranks with them the rest is left out
 
 
 class Caller(Protocol):
-    """What is needed of :class:`autotune.domains.c3.measuring.ranks.Ranks`."""
+    """The used part of :class:`autotune.domains.c3.measuring.ranks.Ranks`."""
 
     @property
     def ranks(self) -> int: ...
@@ -58,7 +58,7 @@ class Caller(Protocol):
 
 
 class Measure:
-    """The ranks, and what could not be measured on them.
+    """The ranks, and the list of failed measurements.
 
     Attributes:
         notes: a line for each thing that is missing from the cases.
@@ -143,12 +143,12 @@ def _built(op: str, engine: str, dtype: str, ranks: int, device: str) -> dict[st
     try:
         head, code = artifact_to_wire(build(scenario, {"engine": engine}, device))
     except (BuildError, Unsupported):
-        return None  # the collective says then what it lacks
+        return None  # the collective reports what is missing
     return {"head": head, "code": base64.b64encode(code).decode()}
 
 
 def kernels(scenario: Scenario, engine: str, device: str) -> dict[str, Any] | None:
-    """What an engine needs to be compiled, ready to travel; None where it needs nothing."""
+    """An engine's source to compile, serialized; None if it needs none."""
     adds = engine == "copy" and scenario.collective in REDUCING
     if device == "cpu" or not (engine == "sm" or adds):
         return None
@@ -159,7 +159,7 @@ def kernels(scenario: Scenario, engine: str, device: str) -> dict[str, Any] | No
 
 
 def power(m: Measure) -> Iterator[Case]:
-    """GEMMs beside copies, until the clocks have settled."""
+    """GEMMs during copies, until the clocks have settled."""
     for gemm, nbytes in BESIDE:
         unit = ITEMSIZE["bf16"] * m.ranks.ranks * 64
         scenario = Scenario(gemm, "all_gather", max(1, round(nbytes / unit)) * unit, m.ranks.ranks)

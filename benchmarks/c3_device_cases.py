@@ -1,4 +1,4 @@
-"""The cases of a result file of :mod:`benchmarks.c3_device`, made of what the ranks answer, and the file's summary.
+"""The cases of a result file of :mod:`benchmarks.c3_device`, from the ranks' answers, and the file's summary.
 
 Every case has ``name`` and ``part``, and maps in ``us`` what was run to microseconds.
 """
@@ -73,7 +73,7 @@ def of_power(name: str, operands: str, answers: Sequence[Mapping[str, Any]]) -> 
         "limit_w": answers[0].get("limit_w"),
         "most_mhz": answers[0].get("most_mhz"),
         "slowdown": round(slower, 4),  # over the longer of the two alone
-        "clock_drop": clock and round(clock, 4),  # the GEMM's clock alone over that beside copies
+        "clock_drop": clock and round(clock, 4),  # the GEMM's clock alone over that during copies
         "slowdown_at_equal_clock": clock and round(slower / clock, 4),
     }
 

@@ -1,4 +1,4 @@
-"""Markdown tables of a result file of :mod:`benchmarks.c3_device`, and what follows from it in words."""
+"""Markdown tables of a result file of :mod:`benchmarks.c3_device`, and findings in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SLOW = 1.02
 
 
 def render(data: Mapping[str, Any]) -> str:
-    """The tables of the parts that the file has, the findings, and what was not measured."""
+    """The tables of the parts that the file has, the findings, and the list of failed measurements."""
     parts: dict[str, list[Mapping[str, Any]]] = {}
     for case in data["cases"]:
         parts.setdefault(case["part"], []).append(case)
@@ -26,7 +26,7 @@ def render(data: Mapping[str, Any]) -> str:
 
 
 def findings(data: Mapping[str, Any]) -> list[str]:
-    """What the figures say: of each collective, and of each GEMM beside copies."""
+    """One line for each collective, and for each GEMM during copies."""
     lines = []
     for op, found in data["summary"].items():
         size = found["crossover_bytes"]
@@ -38,7 +38,7 @@ def findings(data: Mapping[str, Any]) -> list[str]:
 
 
 def finding(case: Mapping[str, Any]) -> str:
-    """What slowed a GEMM beside copies, in a line: its clock, or something else."""
+    """The reason why copies slowed a GEMM down, in a line: its clock, or another one."""
     slower, clock, rest = case["slowdown"], case["clock_drop"], case["slowdown_at_equal_clock"]
     line = f"{case['name']}: {slower:.3f} times as long beside copies"
     if clock is None:
@@ -70,7 +70,7 @@ def _bandwidth(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _power(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Times, clocks and power, alone / beside copies."""
+    """Times, clocks and power, alone / during copies."""
     yield from _head("GEMM beside copies", "GEMM us", "copies us", "both us", "both, first 50 ms", "slowdown",
                      "MHz alone", "MHz beside", "W alone", "W beside", "held back beside by")  # fmt: skip
     for case in cases:

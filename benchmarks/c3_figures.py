@@ -38,9 +38,9 @@ def back_to_back(
         zeros: whether the GEMM's operands are all zero, which costs less power, in place of random.
 
     Returns:
-        This rank's: ``runs`` has for each run what :func:`settled` says, and ``mhz``, ``watt`` and ``held`` of the same
-        while, where NVML tells; ``limit_w`` and ``most_mhz`` of the GPU; ``note``, why there is nothing of NVML;
-        ``skipped``, why there are no runs, the same on all ranks.
+        This rank's results. ``runs`` has the fields of :func:`settled` for each run, with NVML's ``mhz``, ``watt`` and
+        ``held`` of the same time. ``limit_w`` and ``most_mhz`` are of the GPU. ``note`` is the reason for missing NVML data,
+        ``skipped`` the reason for missing runs, the same on all ranks.
     """
     from autotune.measure.policy import Policy
 
@@ -89,7 +89,7 @@ def settled(us: Sequence[float]) -> dict[str, float]:
 
 
 def _turns(run: Runnable, group: Group, policy: Any, seconds: float) -> int:
-    """How often it runs in so many seconds, the same on all ranks."""
+    """The number of calls in so many seconds, the same on all ranks."""
     from autotune.domains.c3.measuring.timing import sample_cuda
 
     once = statistics.median(group.largest(sample_cuda(run, group, policy, _LEAST)))
@@ -97,7 +97,7 @@ def _turns(run: Runnable, group: Group, policy: Any, seconds: float) -> int:
 
 
 def _loop(run: Runnable, group: Group, turns: int, sensor: Sensor | None) -> dict[str, Any]:
-    """What so many turns take on this rank, and what the sensor says of the second half."""
+    """The time of so many calls on this rank, and the sensor's values during the second half."""
     import torch
 
     from autotune.domains.c3.collectives.symmetric import new_event

@@ -96,7 +96,7 @@ def alone(group: Group) -> Iterator[None]:
 
 
 def together(group: Group, make: Callable[[], Any]) -> tuple[Any, str]:
-    """What ``make`` makes, or None and the reason of the first rank that could not; all ranks get one verdict."""
+    """The result of ``make``, or None and the reason of the first rank that failed; all ranks get one verdict."""
     import torch
 
     from autotune.errors import Unsupported, first_line
@@ -136,7 +136,7 @@ class Opened:
         if run["parts"] != "compute":
             collective = self.collective(run)
         elif config.get("reserve"):
-            collective = _Nothing()  # SMs are kept from a computation for the sake of what runs beside it
+            collective = _Nothing()  # a computation leaves SMs free for concurrent work
         made = open_overlap(compute, collective, config, self._group.device)
         self._stack.callback(made.close)
         made.prepare()
@@ -151,7 +151,7 @@ class Opened:
         return self._compute
 
     def collective(self, run: Mapping[str, Any]) -> Collective:
-        """The collective as the strategy has it: shared by strategies that differ in what it does not know of."""
+        """The collective of a strategy, shared by strategies that differ in other options only."""
         from autotune.domains.c3.collectives.nccl import Spec, open_collective
 
         config = run["config"]

@@ -1,4 +1,4 @@
-"""What bounds a strategy: times of several strategies of one scenario in turn, and a table of what ran when in each.
+"""Limits of a strategy: times of several strategies of one scenario in turn, and a table of the events in each.
 
     python -m benchmarks.c3_timeline --gemm 8192x8192x8192 --collective reduce_scatter --bytes 512MiB \\
         "copy gemm_first ctas=128" "sm comm_first ctas=24"

@@ -1,9 +1,9 @@
-"""Host time of one call of a stored kernel, beside eager and Inductor: what a launch costs the program that makes it.
+"""Host time of one call of a stored kernel, compared with eager mode and Inductor: the launch's cost for the program.
 
     python -m benchmarks.deploy_host --out benchmarks/results/h200/deploy_host.json
 
 Shapes are so small that the GPU keeps up. ``executor_us`` is the call of a stored kernel as Inductor's code makes it
-(buffers are there, the kernel is launched); ``autotune_us`` the whole call of ``torch.compile(backend="autotune")``
+(with allocated buffers, launched kernel); ``autotune_us`` the whole call of ``torch.compile(backend="autotune")``
 with Dynamo's guards; ``eager_us`` and ``inductor_us`` whole calls too. Medians over batches taken in turn, all in host
 microseconds; ``floor_us`` is, as everywhere, the bytes over the copy bandwidth: the device is not what is timed.
 """
@@ -91,7 +91,7 @@ def host_us(calls: dict[str, Callable[[], Any]], rounds: int = 30, n: int = 200)
 
 
 def launcher_of(fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
-    """The function that Inductor's code calls for a one-region function, and what it hands over: the region's tensors,
+    """The function that Inductor's code calls for a one-region function, and its arguments: the region's tensors,
     results too, and the stream."""
     found: list[Any] = []
     load = region_call.load_call

@@ -44,7 +44,7 @@ _FORK = multiprocessing.get_context("fork")
 
 @dataclass(frozen=True)
 class Size:
-    """How much is written, read and killed.
+    """Amounts of writes, reads and kills.
 
     Attributes:
         each: measurements of a writer.
@@ -66,7 +66,7 @@ class Size:
 
 @dataclass
 class Found:
-    """What came of it; ``faults`` is empty where all held."""
+    """The results; ``faults`` is empty if all checks passed."""
 
     rows: int = 0
     acknowledged: int = 0
@@ -131,7 +131,7 @@ def write(url: str, writer: int, size: Size, notes: Path) -> None:
 
 
 def wrong(m: Measurement) -> bool:
-    """Whether a measurement is not as some writer wrote it."""
+    """Return True for a measurement that no writer wrote in this form."""
     try:
         expected = measurement(m.config["writer"], m.config["i"])  # type: ignore[arg-type]
     except KeyError:
@@ -140,7 +140,7 @@ def wrong(m: Measurement) -> bool:
 
 
 def read(url: str, reader: int, size: Size, notes: Path) -> None:
-    """Read until there is a file ``stop``; notes rounds, outages, and what was wrong."""
+    """Read until there is a file ``stop``; note rounds, outages and faults."""
     rounds, outages, faults = 0, 0, []
     least: dict[int, float] = {}
     most = 0
@@ -289,7 +289,7 @@ def _compare(url: str, size: Size, noted: dict[int, range], found: Found) -> Non
 
 @contextlib.contextmanager
 def database(kind: str, away_s: float) -> Iterator[tuple[str, Callable[[], None] | None]]:
-    """An empty database of a server of our own, or in a file; and what restarts the server."""
+    """An empty database of a separate server, or in a file; and a function that restarts the server."""
     if kind == "sqlite":
         with tempfile.TemporaryDirectory(prefix="autotune-fleet-db-") as folder:
             yield str(Path(folder) / "fleet.db"), None

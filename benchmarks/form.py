@@ -1,15 +1,15 @@
-"""The form of a result file, how one is written, and what is wrong with one that is not of this form.
+"""The form of a result file: writing, reading and validation.
 
 A result file is one JSON object as measured on one machine, kept under ``benchmarks/results/<device>/``:
 
 ============  ========================================================================================================
-``device``    the model and what matters of it, such as ``NVIDIA H200 (132 SMs, 140 GiB)``
+``device``    the model and its size, such as ``NVIDIA H200 (132 SMs, 140 GiB)``
 ``versions``  package or driver name to version; at least ``python`` and ``torch``
-``commit``    the commit that was measured, hexadecimal; ``-dirty`` after it says that files other than results were
-              changed. An installed package, which knows no commit, writes its version, such as ``v0.1.0``
+``commit``    the measured commit, hexadecimal; with ``-dirty`` if files other than results were
+                            changed. An installed package has no commit and writes its version, such as ``v0.1.0``
 ``command``   the command that makes the file again
 ``when``      ISO 8601 with a time zone
-``cases``     a list of objects, one a case, names unique; empty only where ``failed`` tells why
+``cases``     a list of objects, one a case, names unique; empty only if ``failed`` has the reason
 ============  ========================================================================================================
 
 A case has ``name``, ``bytes`` (in and out of a perfect implementation) and times in microseconds: ``floor_us``
@@ -196,7 +196,7 @@ def check_commit() -> None:
     """Find out before anything is measured whether the result will say what was measured.
 
     Raises:
-        UserError: nothing tells the commit.
+        UserError: the commit is unknown.
     """
     if not COMMIT.fullmatch(commit()):
         raise UserError(f"nothing tells which commit this is: make {ROOT} a git checkout or write it to {ROOT}/COMMIT")

@@ -201,7 +201,7 @@ def _label(args: argparse.Namespace, model: str, tokens: int) -> str:
 
 
 def _profiled(group: Any, step: Callable[[], object]) -> dict[str, float]:
-    """Milliseconds of rank 0's device in two steps, by what it does; the other ranks take the same steps."""
+    """Milliseconds of rank 0's device in two steps, by activity; the other ranks take the same steps."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -222,7 +222,7 @@ def _profiled(group: Any, step: Callable[[], object]) -> dict[str, float]:
 
 
 def _exact(model: Any) -> bool:
-    """Whether every layer gathers its parameters as they are, bit by bit."""
+    """Return True if every layer gathers its parameters bitwise."""
     import torch
     from torch.distributed.tensor import DTensor
 

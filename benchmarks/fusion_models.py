@@ -5,8 +5,8 @@
 For each model of ``examples.models``: a search of ``--search`` seconds as a user would run it, then a process of its
 own measures a step (forward, or forward and backward) of eager, ``torch.compile(mode=...)`` and
 ``torch.compile(mode=..., backend="autotune")``, captured, interleaved, medians; in each of ``--mode``'s modes (a case's
-``modes``), of which the fastest counts, for both. The same process counts the kernels that each launches for
-memory-intensive operators, and what they take in a replay: all but those of libraries for matrix products,
+``modes``), of which the fastest counts, for both. The same process counts the kernels of memory-intensive operators
+in each, and their time in a replay: all but those of libraries for matrix products,
 convolutions and attention, and copies. Times of a case are those of a step; ``floor_us`` is what its regions' bytes
 take at the copy bandwidth, without the library calls.
 
@@ -135,11 +135,11 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-# In the parent, and what both need
+# In the parent, and shared by both
 
 
 def depth(args: argparse.Namespace) -> dict[str, int]:
-    """How deep models are to be, where not as deep as they are."""
+    """The depth of models that are cut."""
     return {name: n for name in DEPTHS if (n := getattr(args, name))}
 
 

@@ -92,7 +92,7 @@ def contenders(fn: Callable[..., Any], args: Any) -> dict[str, Callable[[], obje
 
 
 def times(fn: Callable[..., Any], args: Any, policy: Any, device: str) -> tuple[dict[str, float], Mapping[str, int]]:
-    """Medians in microseconds by contender, and what the deploy path counted."""
+    """Medians in microseconds by contender, and the counters of the deployment."""
     import autotune
     from autotune.measure.timer import interleave
     from autotune.runtime.deployment import deployment
@@ -106,7 +106,7 @@ def times(fn: Callable[..., Any], args: Any, policy: Any, device: str) -> tuple[
 
 
 def region_times(target: str, policy: Any, device: str) -> tuple[dict[str, float], int, list[dict[str, Any]]]:
-    """Sum over a target's regions of what each contender takes, bytes they move, and the regions themselves."""
+    """Sum of each contender's time over a target's regions, the bytes of the regions, and the regions themselves."""
     import torch
 
     from autotune.compiler.regions import aten

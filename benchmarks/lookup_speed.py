@@ -1,23 +1,23 @@
-"""What a look-up costs: in a warm process, in a new one, from a snapshot of 100 000 schedules; and what imports cost.
+"""Time of a look-up: in a warm process, in a new one, from a snapshot of 100 000 schedules; and time of imports.
 
     python -m benchmarks.lookup_speed --out benchmarks/results/cpu/lookup.json
 
 The snapshot holds softmax kernels for an H200, compiled here (no GPU is needed), for as many numbers of rows, and one
-schedule for this CPU. Times are wall-clock, in microseconds; files are in the page cache. What is measured many times
-is told by its median and, as ``..._min``, by its minimum, which other work on the machine changes least.
+schedule for this CPU. Times are wall-clock, in microseconds; files are in the page cache. Repeated measurements
+have their median and, as ``..._min``, their minimum, which other work on the machine changes least.
 
 ``open``, ``open_signed``   ``autotune.load`` of a file opened before; with a pinned key the file is compared again
 ``cold``                    the first look-up of a workload in a process: keys, schedule and kernel, checksums compared
 ``cold_match``              the same through the ladder, from a signed snapshot, whose kernels are not printed again
-``cold_match_unsigned``     the same from an unsigned one, whose kernels this user's cache knows to be audited
-``cold_match_unknown``      the same from an unsigned one whose kernels nobody audited here: they are printed again
+``cold_match_unsigned``     the same from an unsigned one, whose kernels this user's cache lists as audited
+``cold_match_unknown``      the same from an unsigned one, whose kernels were not audited here: they are printed again
 ``hot``                     a look-up of the same workload as before, as the compiler's hook makes it
 ``torch_cache``             torch.compile's own: key and load of one graph in its FX-graph cache, in a warm process
 ``import_torch``, ``import_autotune``, ``import_deploy``
                             ``import torch``; what ``import autotune`` adds; what the deploy path loads when first used
                             after ``torch._inductor``, which torch.compile needs in any case
-``command``                 ``autotune lookup fusion layer_norm`` in a new process; ``command_torch`` of it: torch, and
-                            the parts of it that tracing needs, in a process that does only that
+``command``                 ``autotune lookup fusion layer_norm`` in a new process; ``command_torch`` is the part of
+                                                        torch's imports that tracing needs, in a separate process
 ``command_stored``          ``autotune lookup fusion ID`` of a workload of the snapshot, in a new process
 """
 
@@ -111,7 +111,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def lookups(plain: Path, signed: Path, public: Path, known: list[Any]) -> dict[str, float]:
-    """Medians of what look-ups cost in this process, in microseconds."""
+    """Median times of look-ups in this process, in microseconds."""
     import autotune
     from autotune.runtime.ladder import Level
     from autotune.runtime.match import look_up, match
@@ -192,7 +192,7 @@ def torch_cache() -> float:
 
 
 def processes(repeats: int, file: Path, stored: str) -> dict[str, float]:
-    """What new processes cost, in microseconds."""
+    """Times of new processes, in microseconds."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def run(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""Other people's models in small versions: is backend="autotune" right, and what does it cost to compile?
+"""Small versions of other libraries' models: correctness and compile time of backend="autotune".
 
     python -m benchmarks.model_check --out benchmarks/results/cpu/model_check.json
 
@@ -10,8 +10,8 @@ operators run between our kernels, which takes a fifth of the time.
 
 Results and all gradients are held against eager mode in fp64; the error is that of the worst tensor. Costs are CPU
 seconds of the first step, the C++ compiler's included. Wrong is: an error of more than four times torch.compile's, or
-one of torch.compile's own beside which no error of ours would show; more graphs or breaks than torch.compile makes; a
-region that was captured and is not found; a kernel that fails.
+one of torch.compile's own that would hide autotune's; more graphs or breaks than torch.compile makes; a
+captured region that is not found; a kernel that fails.
 
 --out is written after every model, and the same command goes on where an earlier one ended.
 """
@@ -146,7 +146,7 @@ def checked(name: str, device: str, repeats: int = 1, limit: float = 600.0) -> d
 
 
 def wrong(case: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a case, a line a fault."""
+    """The faults of a case, one a line."""
     ours, theirs = case["error"]["autotune"], case["error"]["compile"]
     found = []
     if not ours <= max(TIMES * theirs, LEAST):
@@ -176,7 +176,7 @@ def dearer(case: Mapping[str, Any]) -> dict[str, float]:
 
 
 def over(case: Mapping[str, Any], start: str) -> float:
-    """What a first step costs of torch.compile's."""
+    """The ratio of a first step's time to torch.compile's."""
     ratio: float = case["seconds"][f"autotune {start}"] / case["seconds"][f"compile {start}"]
     return ratio
 
@@ -191,7 +191,7 @@ def _line(case: Mapping[str, Any]) -> str:
 
 
 def table(cases: Sequence[Mapping[str, Any]]) -> str:
-    """For a terminal: a line a model, then the geometric means of what first steps cost."""
+    """A line for each model, then the geometric means of first steps' times, for a terminal."""
     from benchmarks.fusion.report import geometric_mean
 
     if not cases:
@@ -215,12 +215,12 @@ def table(cases: Sequence[Mapping[str, Any]]) -> str:
 
 
 def apart(stage: str, arguments: Sequence[Any], limit: float) -> dict[str, Any]:
-    """What a function of :mod:`benchmarks.real.check` gives in a process of its own.
+    """The result of a function of :mod:`benchmarks.real.check` in a separate process.
 
     Raises:
         RuntimeError: it failed, or took too long.
     """
-    # One after the other, in this process: that is what CPU seconds can be told of.
+    # One after the other, in this process: CPU seconds exclude other processes.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")  # the OpenMP threads of a process that forks are gone in its child
     mine, yours = context.Pipe(duplex=False)

@@ -1,4 +1,4 @@
-"""What each process of :mod:`benchmarks.model_check` begins with: imports that take seconds and are not measured."""
+"""Imports at the start of each process of :mod:`benchmarks.model_check`, which take seconds and are not measured."""
 
 from __future__ import annotations
 

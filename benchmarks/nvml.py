@@ -1,4 +1,4 @@
-"""What NVML tells of a GPU while it works: its clock, the energy it takes, and what holds the clock back. Reads only.
+"""A GPU's clock, energy and reasons of a lower clock during work, from NVML. Reads only.
 
 The library comes with the driver, so it is wherever nvidia-smi is, and needs no Python package.
 """
@@ -55,7 +55,7 @@ class Sensor:
         most_mhz: the highest clock of its SMs.
 
     Raises:
-        Unsupported: NVML is not there, or does not know the GPU.
+        Unsupported: NVML is missing, or lacks the GPU.
     """
 
     def __init__(self, uuid: str, lib: Any = None) -> None:
@@ -63,7 +63,7 @@ class Sensor:
         self._handle = ctypes.c_void_p()
         self._check("nvmlInit_v2")
         self._check("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._handle))
-        # Drivers before 535 know the second name alone.
+        # Drivers before 535 have the second name only.
         names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
         self._reasons = next((n for n in names if hasattr(self._lib, n)), names[0])
         self.limit_w = self._ask("nvmlDeviceGetEnforcedPowerLimit") / 1e3

@@ -42,7 +42,7 @@ def compiled(chart: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def installed() -> bool:
-    """Whether charts can be drawn here."""
+    """Return True if the library that draws charts is installed."""
     return find_spec("vl_convert") is not None
 
 

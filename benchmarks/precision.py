@@ -1,12 +1,12 @@
-"""How far results are from fp64's: eager, Inductor, and autotune's default and strict kernels, over the suite's cases.
+"""Errors against fp64: eager mode, Inductor, and autotune's default and strict kernels, over the suite's cases.
 
     python -m benchmarks.precision --device cpu --out benchmarks/results/cpu/precision.json
 
 Nothing is searched: each region runs its default schedule. All take the case's own inputs. The reference is the same
 program with every float in fp64 (:class:`Wide`), so that what a program rounds between its operators counts as error,
 for eager too. ``rms`` is the root mean square of the difference over the reference's; ``max`` the largest difference of
-an element over its own size, or over the reference's root mean square where that is larger: what cancellation made
-small has the error of what cancelled. Of a case's results the worst counts.
+an element over its own size, or over the reference's root mean square where that is larger, as after a
+cancellation. Of a case's results the worst counts.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OURS = {"autotune": DEFAULT, "autotune_strict": STRICT}
 
 
 class Wide(TorchDispatchMode):
-    """Runs a program with every floating type as fp64, those that it asks for by name too."""
+    """Runs a program with every floating type as fp64, explicitly named types too."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -96,7 +96,7 @@ def traced(case: Case, size: str, device: str, precision: str) -> tuple[fx.Graph
 
 
 def compiled(workload: Workload, device: str, target: tuple[str, int] | None) -> tuple[Config, Artifact]:
-    """The default schedule of a workload. Runs in a process of its own, without the device."""
+    """The default schedule of a workload. Runs in a separate process, without the device."""
     task: Any = open_task(workload, device)
     if target is not None:
         task._target, task._sms = target

@@ -11,7 +11,7 @@ CONTENDERS = {"eager": "eager", "inductor": "Inductor", "autotune": "autotune", 
 
 
 def markdown(data: Mapping[str, Any]) -> str:
-    """Errors of each case in units of 1e-6, and what autotune's are over Inductor's in the geometric mean."""
+    """Errors of each case in units of 1e-6, and the geometric mean of autotune's over Inductor's."""
     head = ["case", *(f"{kind}: {title}" for kind in ("rms", "max") for title in CONTENDERS.values())]
     lines = [_row(head), _row(["---", *("---:" for _ in head[1:])])]
     for case in data["cases"]:

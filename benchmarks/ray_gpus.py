@@ -2,7 +2,7 @@
 
     python -m benchmarks.ray_gpus --gpus 1,2 --out benchmarks/results/h200x2/ray_gpus.json
 
-Each search has an empty database, on a PostgreSQL server of its own or with ``--db sqlite`` in a file, and the same
+Each search has an empty database, on a separate PostgreSQL server or with ``--db sqlite`` in a file, and the same
 workloads, whose kernels are in no cache of the search. The clock runs from the start of the command's search to its
 end: actors start in it, finals are compared in it. Inductor's caches are the user's: the first search fills them. With
 ``--device cpu`` it runs on this host's processor, as a trial of the script.

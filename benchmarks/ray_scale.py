@@ -1,10 +1,10 @@
-"""What a search on a cluster costs beside its kernels: the database, the scheduler, the driver.
+"""Overhead of a search on a cluster: the database, the scheduler, the driver.
 
     python -m benchmarks.ray_scale --out benchmarks/results/cpu/ray_scale.json
 
 Actors on a Ray cluster of this machine do what a lane does with the database for each candidate (a claim and the
-measurement), and nothing else; none imports torch. They begin together and write for a while, which tells candidates a
-second by the number of actors. Beside that: how long actors take to be ready, tasks a second as
+measurement), and nothing else; none imports torch. They begin together and write for a while, which gives candidates
+a second by the number of actors. Further figures are the start time of actors, tasks a second as
 compiling takes them, and frames a second through one driver. ``docs/explanation/ray-scale.md`` works out 1000 GPUs by
 these figures.
 """
@@ -103,7 +103,7 @@ def nothing(data: bytes) -> bytes:
 
 @contextlib.contextmanager
 def machine() -> Iterator[tuple[Any, str, int]]:
-    """Ray on this machine, with as many processors as actors want, and a PostgreSQL server: its URL and
+    """Ray on this machine, with as many processors as actors need, and a PostgreSQL server: its URL and
     process."""
     import ray
 

@@ -3,7 +3,7 @@
     python -m benchmarks.real_models --device cuda:0 --db real.db --out benchmarks/results/h200/real_models.json
 
 The models are those of transformers and timm, made from the libraries' own configurations with random weights; --list
-shows them. They come with the extra ``bench``, and nothing else is downloaded. For each, in a process of its own: a
+shows them. The extra ``bench`` installs them, and nothing else is downloaded. For each, in a separate process: a
 search of --search seconds into --db, and the verdict on the step, as `autotune search` ends with. Then a step of eager
 mode, of torch.compile and of torch.compile(backend="autotune") in the same --modes, and of Liger Kernel with
 torch.compile where it has the model; interleaved, medians, on a GPU each as the replay of one CUDA graph where it can
@@ -11,8 +11,9 @@ be captured. Weights and arithmetic are bf16 on a GPU, without autocast.
 
 --out is written after every model. A model that is in it already in all --modes is skipped, so that the same command
 goes on where an earlier one ended, and another one adds a mode; one that failed is noted there, and tried again with
---retry. With --beside, a model that runs out of memory beside others is measured again, alone. Depth is the published
-one but where memory asks for less (then "layers" is below "published_layers" and "cut" says why), or --layers does.
+--retry. With --beside, a model that runs out of memory among others is measured again, alone. Depth is the published
+one, unless memory is too small (then "layers" is below "published_layers" and "cut" has the reason) or --layers
+sets it.
 """
 
 from __future__ import annotations
@@ -193,7 +194,7 @@ def measure_all(args: argparse.Namespace, db: str, one_search: str = "") -> int:
 
 
 def side_by_side(one: Callable[[str], T], names: Sequence[str], count: int) -> Iterator[tuple[str, T]]:
-    """What ``one`` makes of each name, as they end, ``count`` of them at a time; what runs is ended with the loop."""
+    """The result of ``one`` for each name, as they end, ``count`` at a time; leaving the loop ends running ones."""
     pool = ThreadPoolExecutor(count)
     asked: dict[Future[T], str] = {}
     try:
@@ -232,7 +233,7 @@ def told(case: dict[str, Any]) -> str:
 
 
 def measured(name: str, options: Options, limit: float) -> tuple[dict[str, Any] | None, str]:
-    """A model's case, or None and the reason, from a process of its own: it leaves no memory and no compiled code."""
+    """A model's case, or None and the reason, from a separate process, which frees all memory and compiled code."""
     command = [sys.executable, "-m", "benchmarks.real_models", "--measure", name, "--options", options.to_json()]
     searched_here = {**os.environ, "AUTOTUNE_PACKAGED": "refuse"}  # and nothing that comes with autotune
     process = subprocess.Popen(command, cwd=form.ROOT, env=searched_here, stdout=subprocess.PIPE, text=True)
@@ -279,7 +280,7 @@ def _when() -> dict[str, str]:
 
 
 def _quiet() -> None:
-    """What transformers has to say of random weights and of token numbers beyond a tiny vocabulary helps nobody."""
+    """Silence transformers' warnings of random weights and of token numbers beyond a tiny vocabulary."""
     if importlib.util.find_spec("transformers") is not None:
         from transformers.utils import logging
 

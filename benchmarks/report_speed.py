@@ -1,9 +1,9 @@
-"""What ``autotune report`` takes for a large database.
+"""Time of ``autotune report`` for a large database.
 
     python -m benchmarks.report_speed --workloads 1000 --out benchmarks/results/cpu/report.json
 
 The database holds so many workloads of one device with 40 candidates each, a fifth of them failures, written as
-searches do. The command runs as a process of its own. ``pages_s`` is what reading the database and making pages take of
+searches do. The command runs in a separate process. ``pages_s`` is the time for reading the database and making pages
 it, in this process; the rest is imports, and writing the site.
 """
 

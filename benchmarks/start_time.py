@@ -4,7 +4,7 @@
 
 The model is a BERT-base encoder (12 layers, batch 8, 512 tokens, half precision on a GPU). Tune it first, on the same
 kind of device: `autotune search fusion "benchmarks.start_time:model()" --inputs benchmarks.start_time:inputs`, then
-`autotune export`. Each process is started so often, in turns; the median is told, imports of torch included. The
+`autotune export`. Each process is started so often, in turns; the median is printed, imports of torch included. The
 processes with the snapshot can import no compiler of ours (tests/support/runtime/bare_job.py). Those called "saved"
 load a model that torch compiled ahead of time, which spares Dynamo's tracing to either. Those called "package" run what
 AOTInductor made, by torch's loader and by ours. All have Python's bytecode cached, as an installed package has.
@@ -65,7 +65,7 @@ def inputs() -> tuple[Any]:
 
 
 def child(way: str, snapshot: str, saved: str) -> None:
-    """One process: load, run once, tell when that was done.
+    """One process: load, run once, print the time of completion.
 
     Args:
         saved: the file of a model compiled ahead of time: made where it is not there, else loaded.
@@ -119,7 +119,7 @@ def child(way: str, snapshot: str, saved: str) -> None:
 
 
 def _packages(ours: bool) -> Any:
-    """Who makes and loads packages: both call it the same."""
+    """The functions that make and load packages, with the same signature for both."""
     if not ours:
         return torch._inductor
     import autotune

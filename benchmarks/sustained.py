@@ -1,11 +1,11 @@
-"""Whether steps are timed at the clock that they hold: torch.compile and autotune, after leads of several lengths.
+"""Check of the clock at which steps are timed: torch.compile and autotune, after leads of several lengths.
 
     python -m benchmarks.sustained --device cuda:0 --models vit_base_train --db real.db --out sustained.json
 
 A GPU at its power cap runs at a clock that the load sets. A step that spends less of its time on memory-intensive
 kernels takes more power, and so may hold a lower clock than the step before it. Steps are timed in turn as
 :func:`autotune.bench.step.timed` does it, with each ``--leads`` for which a contender runs before its sample. Then
-each runs alone for some seconds, while NVML tells the clock, the power, and what holds the clock back. Kernels of both
+each runs alone for some seconds, while NVML reads the clock, the power, and reasons of a lower clock. Kernels of both
 steps are listed by name: the same ones in the same number take longer at a lower clock.
 """
 
@@ -54,7 +54,7 @@ def steps(name: str, device: str) -> dict[str, Call]:
 
 
 def alone(step: Call, seconds: float, sensor: Sensor) -> dict[str, Any]:
-    """A step over and over for ``seconds``: the mean time of those in the second half, and what NVML saw then."""
+    """A step repeated for ``seconds``: the mean time of the second half's steps, and NVML's values during it."""
     run = capture(step)
     keep_running(run, seconds / 2)
     with sensor.watch() as readings:
@@ -92,7 +92,7 @@ def _row(us: Mapping[str, float]) -> dict[str, float]:
 
 
 def line(case: Mapping[str, Any]) -> str:
-    """What a case says."""
+    """The line of a case."""
     told = [f"{lead} s {row['speedup']:.3f}x" for lead, row in case["leads"].items()]
     both = case["alone"]
     told += [f"alone {both['compile']['us'] / both['autotune']['us']:.3f}x"]

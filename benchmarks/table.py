@@ -10,7 +10,7 @@ and one of the ablations in a file with ``ablations: h200/fusion.json`` in place
 h200/user_programs.json`` is the README's short table of users' programs.
 
 ``python -m benchmarks.table FILE...`` prints tables of result files, and ``--update README.md`` renders a document's
-marked tables anew. A test does the same and fails if a document differs.
+marked tables again. A test does the same and fails if a document differs.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def over_peers(case: Mapping[str, Any]) -> float | None:
 
 
 def render_ablations(data: Mapping[str, Any]) -> str:
-    """The table of what each part of the search buys; ValueError where the file has no ablations."""
+    """The table of each search part's contribution; ValueError if the file has no ablations."""
     return report.render_ablations(data, {name: ablation.about for name, ablation in ABLATIONS.items()})
 
 

@@ -3,8 +3,8 @@
     python -m benchmarks.tensor_parallel --ranks 4 --model 8b 70b --tokens 2048 4096 8192 16384 --out FILE
 
 A case is a model, a part of its layer ("mlp" or "attention") and the tokens of all ranks. Its program gathers the rows
-of all ranks, multiplies, applies what lies between the two products, multiplies and scatters the sum; then the backward
-pass. Attention itself is left out. The contenders have the same weights and data:
+of all ranks, multiplies, applies the operators between the two products, multiplies and scatters the sum; then the
+backward pass. Attention itself is left out. The contenders have the same weights and data:
 
 - ``nccl``: collectives, then products, and products, then collectives;
 - ``async``: the operators that Inductor's ``_micro_pipeline_tp`` inserts, on symmetric memory;
@@ -14,8 +14,8 @@ The gate of the MLP is compiled by Inductor for all of them. Each contender is l
 CUDA graph, in turns; its faster way counts. A step takes as long as on its slowest rank, and medians count.
 
 ``ideal`` is the sum, over the four products that a collective joins, of the longer of products and traffic, each alone,
-and what lies between. Traffic is the faster of NCCL and copy engines. ``share`` is the part of the ideal's gain over
-``nccl`` that autotune has. Results and gradients have to agree with those of ``nccl``, or the exit code is 1.
+and the operators between. Traffic is the faster of NCCL and copy engines. ``share`` is the part of the ideal's gain
+over ``nccl`` that autotune has. Results and gradients have to agree with those of ``nccl``, or the exit code is 1.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _compiled() -> Any:
 
 
 def _between(part: str, sizes: Mapping[str, int], ranks: int, compiled: bool) -> tuple[Any, int, int]:
-    """What lies between the products, and the rank's columns before and after it."""
+    """The operators between the products, and the rank's columns before and after them."""
     if part == "mlp":
         inner = sizes["inner"] // ranks
         return (_compiled() if compiled else _gated), 2 * inner, inner
@@ -212,7 +212,7 @@ class Case:
         return run
 
     def alone(self) -> tuple[list[Run], Run]:
-        """The products of the four sites without a collective, and what lies between them, forward and backward."""
+        """The products of the four sites without a collective, and the operators between, forward and backward."""
         import torch
 
         whole, middle, up, down = self.whole, self.middle, self.up.detach(), self.down.detach()

@@ -1,4 +1,4 @@
-"""Run a BERT-base layer with what a search has stored, beside eager and Inductor.
+"""Run a BERT-base layer with the stored kernels of a search, and compare it with eager mode and Inductor.
 
 autotune search fusion bert_layer --db bert.db
 python examples/bert_layer.py --db bert.db

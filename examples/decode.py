@@ -4,8 +4,8 @@
     autotune search fusion examples.decode:block --inputs examples.decode:inputs --device cuda:0
 
 A product of one vector moves each weight once and does nothing else for long, so it counts among the memory-intensive
-operators, and may share a kernel with what is round it: the bytes become numbers where they are multiplied, the gate
-meets the two products that it is made of. Libraries' products want the weights as numbers, in memory. ``$DECODE_BITS``
+operators. It may share a kernel with its neighbours: the bytes become numbers where they are multiplied, and the gate
+and its two products are one kernel. Library products need the weights as numbers, in memory. ``$DECODE_BITS``
 is 8, or 16 for weights that are plain bf16.
 """
 

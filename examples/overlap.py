@@ -1,4 +1,4 @@
-"""Gather a tensor from all ranks while a layer computes: one after the other, and by what a search has stored.
+"""Gather a tensor from all ranks while a layer computes: one after the other, and by a stored strategy.
 
 autotune search c3 --gemm 512x512x512 --layout nt --collective all_gather --bytes 4MiB --ranks 2 --device cpu --db c3.db
 python examples/overlap.py --db c3.db
@@ -19,7 +19,7 @@ ROUNDS = 20
 
 
 def rank_main(rank: int, ranks: int, args: argparse.Namespace, init_method: str) -> None:
-    """What every rank does: a loop whose steps have other tensors each, timed both ways in turn."""
+    """The loop of every rank: each step has other tensors, and both ways are timed in turn."""
     import torch
     import torch.distributed as dist
 

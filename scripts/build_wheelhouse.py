@@ -1,7 +1,7 @@
 """Collect the wheels that an offline GPU host lacks into one small folder.
 
-A GPU host without a network usually has an image with PyTorch and the CUDA libraries, and nothing of what autotune
-adds. This downloads those additions: the dependencies of ``pyproject.toml`` (with the extra ``cuda-host``), followed
+A GPU host without a network usually has an image with PyTorch and the CUDA libraries, without the packages that
+autotune adds. This downloads them: the dependencies of ``pyproject.toml`` (with the extra ``cuda-host``), followed
 through the metadata of the installed packages and pinned to their versions, without PyTorch, its own dependencies
 and NVIDIA's libraries. Run it where there is a network and an environment made by ``make venv``; see
 docs/how-to/offline-gpu-host.md.

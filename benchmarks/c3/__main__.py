@@ -3,7 +3,7 @@
     python -m benchmarks.c3 --list
     python -m benchmarks.c3 --trials 4 --timeout 30 --db c3.db --out benchmarks/results/h200x4/c3.json
 
-The JSON file, a Markdown table and pictures beside it are written after every scenario.
+The JSON file, a Markdown table and pictures in the same folder are written after every scenario.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A case of the C3 suite in a result file: its form, what is wrong with one, and what a page shows of it.
+"""A case of the C3 suite in a result file: its form, its validation, and its fields on a page.
 
 A result file of the C3 suite (:mod:`benchmarks.form`) has ``suite`` ("c3"), ``schema``, ``ranks`` and
 ``summary``. A case has
@@ -20,7 +20,7 @@ A result file of the C3 suite (:mod:`benchmarks.form`) has ``suite`` ("c3"), ``s
 ========================  ============================================================================================
 
 All other times of a case are medians of one comparison, taken in turn, of the slowest rank. ``measured`` maps
-strategies to what they took in the search, which is another run; ``beside`` has the times of strategies that took part
+strategies to their times in the search, which is another run; ``beside`` has the times of strategies that took part
 in every comparison. ``t_gemm_median_ms`` and ``t_comm_median_by_engine_ms`` are the medians of the parts alone. Schema
 1 has neither these nor the family ``naive_swapped``. More fields may follow.
 

@@ -1,4 +1,4 @@
-"""Families of strategies, each with one means of its own: what the tuned strategy is compared with.
+"""Families of strategies, each with a single means: the tuned strategy is compared with them.
 
 ``naive`` is what a program does that enqueues both, ``naive_swapped`` the same in the other order. ``order`` chooses
 who is enqueued first and whose stream has priority, ``partition`` limits both sides' SMs, and ``copy_engine`` takes the
@@ -27,7 +27,7 @@ def families(side: str, collective: str) -> Mapping[str, list[Config]]:
 
     Args:
         side: "cuda" or "cpu".
-        collective: one that adds needs a kernel beside the copies, whose blocks are chosen too.
+        collective: one that adds needs a kernel in addition to the copies, whose blocks are chosen too.
     """
     return _host() if side == "cpu" else _cuda(collective in REDUCING)
 

@@ -38,7 +38,7 @@ class NotMeasured(Exception):
 
 @dataclass
 class Means:
-    """What the scenarios of a run share.
+    """State shared by the scenarios of a run.
 
     Attributes:
         ranks: the rank processes, for searches and comparisons alike.
@@ -90,13 +90,13 @@ class Case:
         """Measure every family, then search.
 
         Args:
-            trials: candidates beside the families.
+            trials: candidates in addition to the families.
 
         Returns:
             What to keep of the search.
 
         Raises:
-            KeyboardInterrupt: the user wants an end.
+            KeyboardInterrupt: the user interrupts the run.
         """
         import warnings
 
@@ -104,7 +104,7 @@ class Case:
         from autotune.tuner.result import BusyMachine
 
         space = self.task.space()
-        # The largest family last: should the time be up before it is through, it misses the fewest of its own.
+        # The largest family last: if the time ends before, it loses the smallest share of its candidates.
         own = sorted(self._families().values(), key=len)
         members = [config for family in own for config in family]
         different = {config_key(c): c for c in map(self.task.normalize, members) if space.contains(c)}
@@ -112,7 +112,7 @@ class Case:
         patience = None
         if trials is not None:
             trials += missing
-        elif missing:  # a search that had come to its end would not be begun again for the families' sake
+        elif missing:  # a finished search would not start again for the families
             trials, patience = _MOST_TRIALS, _PATIENCE
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", BusyMachine)  # all is compared again here
@@ -202,7 +202,7 @@ class Case:
         return families(self.means.side, self.scenario.collective)
 
     def _known(self) -> dict[str, Measurement]:
-        """What each strategy took in the search, or how it failed; a repeated timing counts more than a first."""
+        """The time of each strategy in the search, or its failure; a repeated timing replaces a first one."""
         key = self.key
         every = self.means.store.measurements(key.workload, key.device, key.environment, key.policy)
         order = {"screen": 0, "repeat": 1}
@@ -238,7 +238,7 @@ class Case:
         return self._sharing(chosen)
 
     def _tuned(self, schedule: Schedule) -> Config:
-        """What is deployed, where a baseline may have won."""
+        """The deployed strategy, if a baseline may have won."""
         own = schedule.config
         return self.task.normalize(BASELINES[self.means.side][schedule.winner] if own is None else own)
 
@@ -285,7 +285,7 @@ class Case:
         }
 
     def _seen(self, rivals: Sequence[_Rival]) -> dict[str, dict[str, Any]]:
-        """What the first rank's profiler saw, by outcome; empty where it could not look."""
+        """The engines in the first rank's profile, by outcome; empty without a profile."""
         configs = {rival.outcome: dict(rival.config) for rival in rivals}
         arguments = {"scenario": self.scenario.to_json(), "configs": configs}
         try:
@@ -296,8 +296,8 @@ class Case:
         return found
 
     def _labelled(self, known: Mapping[str, Measurement]) -> dict[str, float | None]:
-        """Milliseconds of every strategy that was measured, null for one that failed. A member of a family is there
-        under the name that it has in all scenarios, whatever it comes to in this one."""
+        """Milliseconds of every measured strategy, null for one that failed. A member of a family has
+        the same name in all scenarios, whatever its configuration in this one."""
         side = self.means.side
         found = {label(m.config, side): m for m in known.values() if m.status is not Status.INVALID}
         for config in (c for family in self._families().values() for c in family):

@@ -1,4 +1,4 @@
-"""What the C3 suite's figures come to: the summary, and Markdown tables of a result file."""
+"""The summary of the C3 suite, and Markdown tables of a result file."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def best_fixed(cases: Sequence[Case]) -> dict[str, Any] | None:
 
 
 def _beside_tuned(cases: Sequence[Case]) -> dict[str, Any] | None:
-    """The strategy of the rule beside the tuned one, in the same comparisons."""
+    """The strategy of the rule compared with the tuned one, in the same comparisons."""
     pairs = [(c["default"]["ms"], c["strategies"]["tuned"]["ms"]) for c in cases
              if c.get("default") and c["strategies"].get("tuned")]  # fmt: skip
     if not pairs:

@@ -47,12 +47,12 @@ def choose(entries: Mapping[str, Entry], names: Sequence[str]) -> list[Entry]:
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run.
+    """Options of a run.
 
     Attributes:
         device: "cpu" or "cuda:N".
         ranks: processes, one device each.
-        out: the JSON file; a Markdown table and pictures go beside it.
+        out: the JSON file; a Markdown table and pictures are written to the same folder.
         command: how to do it again, noted in the file.
         scenarios: the TOML file; None for the project's own.
         cases: names as of :func:`choose`; empty for all.
@@ -200,7 +200,7 @@ def _progress(now: Progress) -> None:
 
 
 def _write(settings: Settings, device: str, order: Sequence[str], done: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Write the file, its table and its pictures anew, the cases in the list's order."""
+    """Rewrite the file, its table and its pictures, with the cases in the list's order."""
     from autotune.device import environment
 
     cases = sorted(done.values(), key=lambda c: order.index(c["name"]) if c["name"] in order else len(order))
@@ -223,7 +223,7 @@ def _write(settings: Settings, device: str, order: Sequence[str], done: Mapping[
     settings.out.with_suffix(".md").write_text(report.render(data))
     stem = settings.out.with_suffix("")
     if not pictures.installed():
-        return data  # said when the run began
+        return data  # a message at the start has reported it
     Path(f"{stem}-bars.svg").write_text(pictures.svg(figure.bars(data)))
     pictured = next((case for case in cases if case.get("timeline")), None)
     if pictured is not None:
@@ -241,7 +241,7 @@ def _nccl(device: str) -> dict[str, str]:
 
 
 def _nccl_settings() -> dict[str, str]:
-    """What the environment sets of NCCL: without multicast, say, its figures are others."""
+    """NCCL's settings in the environment, which change its figures (multicast, for example)."""
     return {name: os.environ[name] for name in _NCCL_SETTINGS if name in os.environ}
 
 

@@ -1,4 +1,4 @@
-"""What ran when, and who moved the data: each rank's record of one run of a strategy.
+"""Time lines of C3: each rank's record of one run of a strategy, with the engine that moved the data.
 
 On CUDA devices the profiler sees every kernel and copy, those of a replayed graph too, and so proves which engine a
 strategy used. On CPUs it is the computation and the collective.
@@ -30,7 +30,7 @@ _NAME = 60  # characters of a kernel's name
 
 
 def record(group: Group, scenario: Mapping[str, Any], configs: Mapping[str, Config]) -> dict[str, Any]:
-    """Run each strategy once and tell what was seen on this rank. A collective call, as of ``Ranks.call``.
+    """Run each strategy once and return this rank's record. A collective call, as of ``Ranks.call``.
 
     Args:
         scenario: as :meth:`Scenario.to_json` has it.
@@ -105,7 +105,7 @@ def events_of(taken: Any) -> list[dict[str, Any]]:
 
 
 def shares(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Milliseconds from the first event to the last one by what the device does.
+    """Milliseconds from the first event to the last one, by activity of the device.
 
     Returns:
         ``span``; ``compute``, with a kernel of the program; ``exposed``, with a collective's kernel or a copy between
@@ -135,7 +135,7 @@ def _covered(spans: Sequence[tuple[float, float]]) -> float:
 
 
 def classify(category: str, name: str) -> tuple[str, str]:
-    """The row that an event belongs to, and what kind of work it is.
+    """The row of an event, and its kind of work.
 
     Args:
         category: "kernel", "gpu_memcpy" or "gpu_memset".

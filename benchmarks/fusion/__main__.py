@@ -3,8 +3,8 @@
     python -m benchmarks.fusion --device cuda:0 --out benchmarks/results/h200/fusion.json --db fusion.db --timeout 60
     python -m benchmarks.fusion --device cpu --out benchmarks/results/cpu/fusion.json --db fusion-cpu.db --timeout 30
 
-The JSON file and a Markdown table beside it are written after every case. A killed run loses at most one case: the
-same command with ``--resume`` goes on where it was.
+The JSON file and a Markdown table in the same folder are written after every case. A killed run loses at most one
+case: the same command with ``--resume`` continues.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Searches without one of their parts, to see what each part buys.
 
-An ablation searches into a database of its own, so that none deploys what another found, and what it found is measured
-beside the full search's in the same run.
+An ablation searches into a separate database, so that none deploys another's results. Its winner is measured
+together with the full search's in the same run.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def choose(names: Sequence[str]) -> list[str]:
 
 
 def database(db: str | None, name: str) -> str | None:
-    """The database of an ablation: that of the full search, or a file beside it.
+    """The database of an ablation: that of the full search, or a file in the same folder.
 
     Raises:
         UserError: the full search's is not a file that was named.

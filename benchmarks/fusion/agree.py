@@ -1,4 +1,4 @@
-"""Whether two contenders compute the same thing, a check against comparing different programs.
+"""Comparison of two contenders' results, a check against comparing different programs.
 
 It is no verification (every kernel is verified against the oracle before it is stored): bounds are wide enough for the
 roundings in which eager mode, fused kernels and XLA rightly differ.
@@ -17,10 +17,10 @@ _BOUND = {torch.float32: 1e-3, torch.float16: 0.02, torch.bfloat16: 0.08}
 
 
 def disagreement(got: Any, want: Any) -> str:
-    """What is wrong with ``got``, in one line; empty if nothing is.
+    """The difference of ``got`` from ``want`` in one line; empty without one.
 
     Args:
-        got, want: results, nested alike, of equal shapes and types.
+        got, want: results of equal nesting, shapes and types.
     """
     ours = [t for t in pytree.tree_leaves(got) if isinstance(t, Tensor)]
     theirs = [t for t in pytree.tree_leaves(want) if isinstance(t, Tensor)]

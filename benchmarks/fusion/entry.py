@@ -23,7 +23,7 @@ PROFILE_S = 300.0
 
 @dataclass(frozen=True)
 class Plan:
-    """What is the same for all cases of a run.
+    """Options shared by all cases of a run.
 
     Attributes:
         device: "cpu" or "cuda:N".
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
         entry: its object in the result file; None if it could not be measured.
@@ -73,7 +73,7 @@ class Answer:
 
 
 class Entries:
-    """Measures cases in this process, and in a profiling process of its own. A context manager.
+    """Measures cases in this process, and in a separate profiling process. A context manager.
 
     What is timed, Inductor's own timing included, is timed while this process has its turn on the device
     (:mod:`autotune.bench.contenders`).

@@ -1,4 +1,4 @@
-"""Kernel times of contenders in a process of its own: ``python -m benchmarks.fusion.instrument``.
+"""Kernel times of contenders in a separate process: ``python -m benchmarks.fusion.instrument``.
 
 Requests are lines of JSON on stdin, answers on stdout. The profiler changes how later work in its process is launched,
 and JAX brings a second client of the device with a memory pool: neither belongs into the process that times replays.
@@ -111,7 +111,7 @@ class Instrument:
 
 
 def measure(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answer one request, in the process itself; see :meth:`Instrument.ask`."""
+    """Answer one request in this process; see :meth:`Instrument.ask`."""
     import torch
 
     from benchmarks.fusion import peers

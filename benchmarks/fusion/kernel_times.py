@@ -1,6 +1,6 @@
 """Device time by kernel: the sum of a contender's kernels as CUPTI reports them, one instrument for PyTorch and XLA.
 
-A graph replay cannot be had of XLA, and wall time of its dispatch says little. Each run follows a sweep of the L2;
+XLA has no graph replay, and the wall time of its dispatch is not its kernels'. Each run follows a sweep of the L2;
 sweeps are kernels too, and mark in the trace where one run ends and the next begins.
 """
 
@@ -24,7 +24,7 @@ class TraceError(Exception):
 
 @dataclass(frozen=True)
 class KernelTime:
-    """What the kernels of one run took.
+    """Times of the kernels of one run.
 
     Attributes:
         us: microseconds in which at least one of its kernels, copies or fills ran; the median over the rounds.
@@ -73,7 +73,7 @@ def kernel_times(calls: Mapping[str, Callable[[], object]], rounds: int = ROUNDS
 
 
 def split(spans: Sequence[Span], mark: str, names: Sequence[str], rounds: int) -> dict[str, KernelTime]:
-    """Divide a trace at the sweeps, and sum up what lies between.
+    """Divide a trace at the sweeps, and sum the kernels up between them.
 
     Args:
         spans: in order of their beginnings.

@@ -32,7 +32,7 @@ def measured(plan: Plan, cases: Sequence[Case], begun: Callable[[Case], None]) -
     Close the iterator when done with it: that ends the lanes, and all that they started.
 
     Args:
-        begun: told every case as it begins.
+        begun: called with every case at its start.
     """
     jobs = min(plan.jobs, len(cases))
     if jobs > 1:

@@ -26,12 +26,12 @@ AUTOTUNE = "autotune"
 
 
 class NotMeasured(Exception):
-    """A case has no figures; the message says why."""
+    """A case has no figures; the message has the reason."""
 
 
 @dataclass
 class Figures:
-    """What was found out about a case.
+    """Figures of a case.
 
     Attributes:
         us: contender to median microseconds: "eager", "inductor", "autotune", names of option sets, and

@@ -1,4 +1,4 @@
-"""What autotune is measured against: eager, and Inductor by default and with the options that this torch has."""
+"""Contenders of the benchmark: eager mode, and Inductor by default and with the options that this torch has."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def option_sets(device: str) -> dict[str, dict[str, object]]:
 
 
 def wanted(peers: list[str] | None, device: str) -> tuple[set[str], dict[str, dict[str, object]]]:
-    """What to measure: the groups of :data:`GROUPS`, and the option sets by name.
+    """The contenders to measure: the groups of :data:`GROUPS`, and the option sets by name.
 
     Args:
         peers: names; None for everything there is.
@@ -98,7 +98,7 @@ def eager(fn: Callable[..., Any], args: Arguments) -> Call:
 def compiled(fn: Callable[..., Any], args: Arguments, **kwargs: Any) -> Call:
     """``torch.compile(fn, **kwargs)``, compiled by a first call.
 
-    Each has a code object of its own: what Dynamo keeps for one contender neither serves nor evicts another's.
+    Each has a separate code object, so that Dynamo's caches of contenders are independent.
     """
     run = torch.compile(fresh(fn), dynamic=False, **kwargs)
 
@@ -116,7 +116,7 @@ def inductor(fn: Callable[..., Any], args: Arguments, options: Options | None = 
 
 
 def deployed(fn: Callable[..., Any], args: Arguments) -> Call:
-    """What autotune has stored, as a user runs it: through ``torch.compile``, from the database $AUTOTUNE_DB names."""
+    """The stored kernels, deployed as by a user: through ``torch.compile``, from the database of $AUTOTUNE_DB."""
     from autotune.runtime.backend import deploy_backend
 
     return compiled(fn, args, backend=deploy_backend)

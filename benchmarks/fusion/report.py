@@ -1,4 +1,4 @@
-"""What the suite's figures come to: the summary, and Markdown tables of a result file."""
+"""The summary of the suite, and Markdown tables of a result file."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def render(data: Mapping[str, Any]) -> str:
 
 
 def render_ablations(data: Mapping[str, Any], about: Mapping[str, str]) -> str:
-    """What each part of the search buys, in Markdown: times in microseconds by ablation, and how much is lost.
+    """The contribution of each part of the search, in Markdown: times in microseconds by ablation, and the loss.
 
     Args:
         about: a few words about an ablation by name, for the lines below the table.

@@ -33,13 +33,13 @@ SUITE = "fusion"
 
 @dataclass(frozen=True)
 class Settings:
-    """What to run.
+    """Options of a run.
 
     Attributes:
         device: "cpu" or "cuda:N".
         size: "gpu" or "cpu".
         cases: names of cases or kinds; empty for all.
-        out: the JSON file; a Markdown table goes beside it.
+        out: the JSON file; a Markdown table is written to the same folder.
         command: how to do it again, noted in the file.
         db: database to tune into and to deploy from; None for the default.
         trials, timeout, seed: of each case's search.
@@ -47,8 +47,8 @@ class Settings:
         ablations: names; the full search is always among what is run.
         resume: go on with the cases that ``out`` does not have.
         search, measure: False leaves that part out.
-        jobs: cases that are prepared and measured side by side, each in a process of its own; what is timed is timed by
-            one of them at a time.
+        jobs: cases that are prepared and measured at a time, each in a separate process; timings run
+            one at a time.
     """
 
     device: str
@@ -176,7 +176,7 @@ def search(cases: Sequence[Case], settings: Settings, name: str, db: str | None)
         forget()
         regions[case.name] = {workload.fingerprint: count for workload, count in counted}
         workloads |= {workload.fingerprint: workload for workload, _ in counted}
-        # Every case is worth the same time, which its regions share by what they move.
+        # Every case gets the same time, which its regions share by their bytes.
         share = time_weights(counted)
         whole = sum(share.values())
         weights |= {key: value / whole for key, value in share.items()}
@@ -230,7 +230,7 @@ def _progress(now: Progress) -> None:
 
 
 def _write(settings: Settings, device: str, done: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """Write the file and its table anew, the cases in the suite's order."""
+    """Rewrite the file and its table, with the cases in the suite's order."""
     from autotune.device import environment
 
     order = [case.name for case in choose([])]

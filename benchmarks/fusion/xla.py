@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NoXla(Exception):
-    """XLA cannot be measured on a case; the message says why."""
+    """XLA cannot be measured on a case; the message has the reason."""
 
 
 def xla(case: Case, args: Arguments) -> Call:
@@ -54,7 +54,7 @@ def _array(tensor: torch.Tensor) -> Any:
     import jax.numpy as jnp
 
     if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)  # JAX reads on a stream of its own
+        torch.cuda.synchronize(tensor.device)  # JAX reads on a separate stream
     return jnp.from_dlpack(tensor.int() if tensor.dtype == torch.int64 else tensor)
 
 

@@ -1,4 +1,4 @@
-"""What runs a candidate of the example's domain, and what judges and times it."""
+"""Execution, verification and timing of candidates of the example's domain."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gelu(x: Array) -> Array:
 
 
 class Gelu:
-    """GELU of ``x`` into ``out``, as a configuration says; call it again and again."""
+    """GELU of ``x`` into ``out`` by a configuration; a call may be repeated."""
 
     def __init__(self, x: Array, out: Array, config: Config) -> None:
         self.x, self.out, self.block = x, out, int(config["block"]) or len(x)

@@ -114,7 +114,7 @@ class DIEN(nn.Module):
 
 
 class Training(nn.Module):
-    """The loss of the click plus the auxiliary one: each state should tell the next item from a random one."""
+    """The loss of the click plus the auxiliary loss: each state should score the next item above a random one."""
 
     def __init__(self, c: Config) -> None:
         super().__init__()

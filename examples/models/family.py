@@ -1,4 +1,4 @@
-"""What the models have in common: sizes by name, and targets for ``autotune search``."""
+"""Base class of the example models: sizes by name, and targets for ``autotune search``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Family:
     kinds: tuple[str, ...]
 
     def config(self, size: str | None = None) -> Any:
-        """The configuration called ``size``; by default :func:`default_size`, as deep as the environment says.
+        """The configuration called ``size``; by default :func:`default_size`, with the depth of the environment.
 
         ``$EXAMPLE_LAYERS`` are the layers of those that have any, ``$EXAMPLE_STEPS`` the steps of recurrences.
         """
@@ -66,7 +66,7 @@ class Family:
         return made.to(dtype=config.dtype).train(train).requires_grad_(train)
 
     def target(self, name: str) -> Any:
-        """What ``package.module:name`` gives on a command line.
+        """The target of ``package.module:name`` on a command line.
 
         ``train`` and ``infer`` are modules and ``train_inputs`` and ``infer_inputs`` make their inputs; ``model`` and
         ``inputs`` are those of the first kind there is.

@@ -105,7 +105,7 @@ def build(c: Config, train: bool) -> nn.Module:
 
 def batch(c: Config, train: bool, device: str) -> tuple[Tensor, ...]:
     shape = (c.batch, c.length, c.hidden)
-    # In training the block's input wants a gradient: below it there would be other blocks.
+    # In training the block's input needs a gradient: a model has other blocks below it.
     x = normal(device, shape, c.dtype).requires_grad_(train)
     return (x, normal(device, shape, c.dtype, seed=1)) if train else (x,)
 

@@ -2,7 +2,7 @@
 
     autotune search kernel examples.own_kernels.matmul:product --device cuda:0
 
-Without a GPU, Triton's interpreter runs it, which shows that it is right and says nothing of time:
+Without a GPU, Triton's interpreter runs it. This checks the results, and its times mean nothing:
 
     TRITON_INTERPRET=1 autotune search kernel examples.own_kernels.matmul:product --device cpu --shapes small.jsonl
 """

@@ -3,7 +3,7 @@
     autotune search kernel examples.own_kernels.stencil:heat --device cpu --timeout 60
     autotune lookup kernel examples.own_kernels.stencil:heat --device cpu
 
-Afterwards ``heat(grid, out)`` runs with what was found for the grid's size.
+Afterwards ``heat(grid, out)`` runs the stored configuration of the grid's size.
 """
 
 from __future__ import annotations

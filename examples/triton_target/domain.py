@@ -1,4 +1,4 @@
-"""A third target, registered: fusion's regions as Triton kernels, searched and kept as a domain of its own.
+"""A third target, registered: fusion's regions as Triton kernels, searched and stored as a separate domain.
 
     export AUTOTUNE_DOMAINS=triton=examples.triton_target.domain
     autotune search triton layer_norm

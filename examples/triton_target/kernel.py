@@ -64,7 +64,7 @@ class Emitter:
         return Var(f"i{axis}", "int64")
 
     def there(self, axes: Iterable[int]) -> list[Expr]:
-        """Tests of whether what varies over ``axes`` is there."""
+        """Bounds checks of values that vary over ``axes``."""
         axes = set(axes)
         on_rows, on_columns = axes & {*self.program.rows}, axes & {*self.program.cols}
         if self.flat:
@@ -176,7 +176,7 @@ class Emitter:
         return [*begin, walked, *ends, *(r.finish() for r in plain.values())]
 
     def term(self, i: int, r: Plain) -> Expr:
-        """What reduction ``i`` takes of a block of columns: what is not there is its identity."""
+        """The term of reduction ``i`` for a block of columns: elements out of bounds are its identity."""
         taken = lower.term(self.value(self.values[i].args[0]), r.dtype)
         return Select(ROW_THERE & COLUMN_THERE, taken, r.identity[0])
 

@@ -24,7 +24,7 @@ class ProgramId(nodes.Expr):
 
 @dataclass(frozen=True, slots=True)
 class Range(nodes.Expr):
-    """The numbers below ``count``; ``shape`` says along which axis of a block, such as ``[:, None]``."""
+    """The numbers below ``count``; ``shape`` is an index such as ``[:, None]``, which selects the axis of a block."""
 
     dtype: ClassVar[str] = "int32"
     count: int

@@ -18,11 +18,11 @@ Arguments = tuple[Any, ...]
 
 
 class Draw:
-    """Random inputs on one device, the same every time: each tensor has a seed of its own.
+    """Reproducible random inputs on one device: each tensor has a separate seed.
 
     Args:
         device: "cpu" or "cuda:N".
-        dtype: of what :meth:`normal` makes unless told otherwise.
+        dtype: the default type of :meth:`normal`.
     """
 
     def __init__(self, device: str, dtype: torch.dtype) -> None:

@@ -81,7 +81,7 @@ def dual_axis_amax(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Scale [R, C] by the largest magnitude of every 32 elements, along rows and along columns.
 
     What block-scaled matrix products take, forward and backward: 32 elements share a scale that maps their largest
-    magnitude to 448. Scales are not rounded to powers of two, and what is scaled is left in the type of ``x``.
+    magnitude to 448. Scales are not rounded to powers of two, and scaled values keep the type of ``x``.
 
     Returns:
         ``x`` over its row scales [R, C], those scales [R, C/32] in float32, ``x`` over its column scales [R, C], and

@@ -55,7 +55,7 @@ def _same(draw: Draw, shape: Shape) -> Arguments:
 
 
 def _odd(draw: Draw, shape: Shape) -> Arguments:
-    """As many sizes as ``shape[0]`` says, up to ``shape[1]`` elements."""
+    """``shape[0]`` sizes of up to ``shape[1]`` elements."""
     count, most = shape
     sizes = [n for n in ODD_SIZES if n <= most]
     return _state(draw, [(n,) for n in (sizes * count)[:count]])
