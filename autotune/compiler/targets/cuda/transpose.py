@@ -39,7 +39,7 @@ from autotune.compiler.targets.cuda.device import BARRIER, BLOCK, THREAD, Counts
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions
 from autotune.compiler.targets.cuda.source import CudaSource, TransposeSchedule
-from autotune.compiler.targets.cuda.tensors import unravel_index, within
+from autotune.compiler.targets.cuda.tensors import fixed_index, unravel_index, within
 from autotune.compiler.targets.cuda.threads import ThreadGrid, each_unit
 from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES, compute_type
@@ -116,14 +116,10 @@ class _Emitter(CudaEmitter):
 
     # ---- along y ----------------------------------------------------------------------------------------------------
 
-    def along(self, axis: int) -> Var:
-        """The index along an axis, tiled ones included."""
-        return Var(f"i{axis}", "int64")
-
     def across(self, kind: str, n: int) -> Expr:
         """Element offset of a pack along ``y``."""
         t = self.graph.values[n] if kind == "load" else self.graph.outputs[n]
-        return sum_of(((self.along(a), s) for a, s in zip(t.axes, t.strides, strict=True)), t.offset)
+        return sum_of(((fixed_index(a), s) for a, s in zip(t.axes, t.strides, strict=True)), t.offset)
 
     def pack(self, i: int) -> Var:
         """A pack of load ``i`` along ``y``."""
@@ -133,7 +129,7 @@ class _Emitter(CudaEmitter):
         """A load of one pack along ``y``."""
         v = self.graph.values[i]
         hint, at = self.load_hint(i), self.across("load", i)
-        guard = within(v.guards, self.graph.extents, 0, self.along)
+        guard = within(v.guards, self.graph.extents, 0, fixed_index)
         return Load(self.storage(i), self.along_y, hint, Pointer(v.slot), at, guard=guard)
 
     def filling(self) -> Function:
@@ -200,14 +196,14 @@ class TransposeKernel:
                 end = e.graph.extents[a]
                 out.append(Assign(inside[a], end > e.column))
                 out.append(Assign(e.column, Select(inside[a], e.column, self.count.number(Const(end - n)))))
-            out.append(Assign(e.along(a), Cast("int64", e.column)))
+            out.append(Assign(fixed_index(a), Cast("int64", e.column)))
         if inside:
             tests = list(inside.values())
             out.append(Assign(e.ok, tests[0] if len(tests) == 1 else Select(tests[0], tests[1], FALSE)))
         at: Expr = local[y] * e.pitch + local[x]
         for a, s in e.skews.items():
             at = at + local[a] // BANKS * s if s and self.tile > BANKS else at
-        return [*out, Assign(e.at, Cast("uint32", at)), Assign(e.column, self.count.number(e.along(x)))]
+        return [*out, Assign(e.at, Cast("uint32", at)), Assign(e.column, self.count.number(fixed_index(x)))]
 
     def indices(self) -> list[Stmt]:
         """Takes the number of a tile apart: its first element on both axes, the index along all others."""
@@ -223,7 +219,7 @@ class TransposeKernel:
             out.append(Assign(down, count.quotient(self.in_plane, e.lines[x])))
             out.append(Assign(self.first(x), count.number((self.in_plane - down * e.lines[x]) * self.tile)))
             out.append(Assign(self.first(y), count.number(down * self.tile)))
-        return [*out, *unravel_index(rest, e.batch, e.graph.extents, count, e.along)]
+        return [*out, *unravel_index(rest, e.batch, e.graph.extents, count, fixed_index)]
 
     def pair(self) -> list[Stmt]:
         """Compute the position of tile number ``place`` if tiles are paired with their mirror images.

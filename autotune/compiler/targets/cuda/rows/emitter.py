@@ -83,7 +83,8 @@ class CudaEmitter(RowTensors):
         reducers = reducers_of(self.graph, pas)
         body = self.column_indices()
         for i in pas.kept_in:
-            body += self.taken(i)
+            source = self.where_kept[i]
+            body += self.taken_up(i, self.kept(source), self.kept_offset(source, i))
         for i in pas.compute:
             body += self.value(i, issued)
         for i, plain in reducers.plain.items():
@@ -118,10 +119,6 @@ class CudaEmitter(RowTensors):
     def arguments(self, i: int) -> list[Expr]:
         """Value ``i`` in every lane, as others take it."""
         return [self.name(i, e) for e in range(self.vec)]
-
-    def taken(self, i: int) -> list[Stmt]:
-        """A value that an earlier pass kept."""
-        return self.taken_up(i, self.kept(self.where_kept[i]), self.kept_offset(self.where_kept[i], i))
 
     def value(self, i: int, issued: Sequence[int]) -> list[Stmt]:
         """Value ``i`` of one pack; ``issued`` as of :meth:`pass_function`."""
@@ -201,12 +198,8 @@ class CudaEmitter(RowTensors):
     def kept_offset(self, q: int, i: int) -> int:
         """The first item of value ``i`` in the tuple that pass ``q`` returns."""
         pas = self.program.passes[q]
-        at = len(pas.reduce) + 2 * len(pas.online) + 2 * len(pas.moments)  # these come first
-        for j in pas.kept_out:
-            if j == i:
-                return at
-            at += self.kept_words(j)
-        raise KeyError(i)
+        first = len(pas.reduce) + 2 * len(pas.online) + 2 * len(pas.moments)
+        return first + sum(map(self.kept_words, pas.kept_out[: pas.kept_out.index(i)]))
 
     def empty_function(self, q: int, accumulators: list[Var]) -> Function:
         """A function with the results of pass ``q`` for a pack outside the row."""
