@@ -39,8 +39,8 @@ def back_to_back(
 
     Returns:
         This rank's results. ``runs`` has the fields of :func:`settled` for each run, with NVML's ``mhz``, ``watt`` and
-        ``held`` of the same time. ``limit_w`` and ``most_mhz`` are of the GPU. ``note`` is the reason for missing NVML data,
-        ``skipped`` the reason for missing runs, the same on all ranks.
+        ``held`` of the same time. ``limit_w`` and ``most_mhz`` are of the GPU. ``note`` is the reason for missing NVML
+        data, ``skipped`` the reason for missing runs, the same on all ranks.
     """
     from autotune.measure.policy import Policy
 
