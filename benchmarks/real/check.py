@@ -1,4 +1,4 @@
-"""What :mod:`benchmarks.model_check` does in a process of its own: prepare a model, or take steps of it compiled.
+"""The separate processes of :mod:`benchmarks.model_check`: prepare a model, or run its steps compiled.
 
 A folder holds what the processes of a model share: the database, the reference results, and each compiler's caches.
 """
@@ -146,7 +146,7 @@ def _step(run: Callable[..., Any], made: Made) -> list[Tensor]:
 
 
 def _reference(name: str, device: str) -> tuple[str, list[Tensor]]:
-    """The step's results by eager mode, and their type: fp64, but fp32 for what knows no other."""
+    """The step's results by eager mode, and their type: fp64, or fp32 for a model without fp64 support."""
     if not name.endswith("_decode"):  # the cache has its own type
         try:
             made = _made(name, device)

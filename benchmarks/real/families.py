@@ -13,7 +13,7 @@ WAYS = COMPILE, AUTOTUNE = "compile", "autotune"
 
 @dataclass(frozen=True)
 class Shape:
-    """What a step is given: sequences (or images) and tokens of each; ``target``: tokens of a decoder's."""
+    """Sizes of a step: sequences (or images) and tokens of each; ``target``: tokens of a decoder's."""
 
     batch: int
     length: int = 0
@@ -117,7 +117,7 @@ FAMILIES: dict[str, Family] = {
         {"train": Shape(2, 2048), "infer": Shape(4, 2048)},  # its sliding cache counts in Python: no two steps alike
         {},
         {**DECODER, "query_pre_attn_scalar": 16},
-        attention="eager",  # as transformers asks for: the others leave out the cap of the scores
+        attention="eager",  # transformers' own default: the others leave out the cap of the scores
     ),
     "t5_base": Family(
         "T5-base", "seq2seq", 12, ("num_layers", "num_decoder_layers"), "T5Config", SEQ2SEQ,

@@ -1,4 +1,4 @@
-"""More architectures of transformers and timm, in small versions only: what :mod:`benchmarks.model_check` checks beside
+"""More architectures of transformers and timm, in small versions only: :mod:`benchmarks.model_check` checks them after
 the models that are measured."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Liger Kernel on a model, beside the same model without it.
+"""A model with Liger Kernel, compared with the same model without it.
 
 Liger replaces methods of a model's modules, and functions in the Python module that the model is from. The former are
-replaced in a copy that shares the weights; the latter stand there only while the copy runs, so that the model itself
+replaced in a copy that shares the weights; the latter are replaced only while the copy runs, so that the model itself
 stays as it was.
 """
 
@@ -23,7 +23,7 @@ LOSS = "liger_fused_linear_cross_entropy"
 
 
 class NoLiger(Exception):
-    """Liger Kernel is not installed, or does not have the model; the message says which."""
+    """Liger Kernel is not installed, or lacks the model; the message has the reason."""
 
 
 def compiled(module: nn.Module) -> Callable[..., Any]:
@@ -80,7 +80,7 @@ def sharing(module: nn.Module) -> Any:
 
 
 def swap(names: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Put ``other`` in the place of what ``names`` has; what was there, :data:`MISSING` for nothing."""
+    """Set the names of ``other`` in ``names``; return their earlier values, :data:`MISSING` for none."""
     before = {name: names.get(name, MISSING) for name in other}
     for name, value in other.items():
         if value is MISSING:

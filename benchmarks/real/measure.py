@@ -40,13 +40,13 @@ Say = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Options:
-    """How a model is measured.
+    """Options of a model's measurement.
 
     Attributes:
         device: "cpu" or "cuda:N"; ``db``: database to search into and deploy from.
         tiny, layers, batch: as of :func:`benchmarks.real.models.make`.
-        search: seconds to search; 0 deploys what is there.
-        step: seconds for the verdict on the step in each mode, as ``autotune search`` ends with; 0 asks for none.
+        search: seconds to search; 0 deploys the stored schedules.
+        step: seconds for the verdict on the step in each mode, as at the end of ``autotune search``; 0 for none.
         one_search: file whose lock a search holds, where models are measured side by side; "" for none.
         modes: of :data:`MODES`.
         rounds, seconds: of interleaved timing, at most.
@@ -115,7 +115,7 @@ def merged(case: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described(made: Made) -> dict[str, Any]:
-    """What was measured."""
+    """Fields that describe the measured model."""
     family = made.family
     cut = made.layers < family.layers
     return {
@@ -167,7 +167,7 @@ def _not_captured(counted: Counted, compared: Comparison) -> list[str]:
 def _search(
     counted: Counted, options: Options, seconds: dict[str, float], stage: Callable[[str, float], float]
 ) -> dict[str, int | bool]:
-    """What the search came to, and whether others disturbed it."""
+    """The search's results, and whether other work disturbed it."""
     import autotune
     from autotune.api import time_weights
     from autotune.tuner.result import BusyMachine
@@ -175,7 +175,7 @@ def _search(
     results: Sequence[Any] = []
     busy = False
     if options.search > 0 and counted:
-        _drop_cached(options.device)  # the search measures in a process of its own, on the same device
+        _drop_cached(options.device)  # the search measures in a separate process on the same device
         with contextlib.ExitStack() as alone, warnings.catch_warnings(record=True) as told:
             if options.one_search:
                 fcntl.flock(alone.enter_context(open(options.one_search, "w")), fcntl.LOCK_EX)
@@ -198,7 +198,7 @@ def _search(
 def _decide(
     made: Made, options: Options, seconds: dict[str, float], stage: Callable[[str, float], float]
 ) -> list[dict[str, Any]]:
-    """The verdicts on the step, a mode each, which deployment then obeys."""
+    """The verdicts on the step, one a mode; deployment follows them."""
     if options.step <= 0:
         return []
     from autotune.bench.decide import decide_and_store
@@ -300,7 +300,7 @@ def _with_attention(torch: Any, module: Any) -> Callable[..., Any]:
 
 
 def _floor(moved: int, options: Options) -> float:
-    """What moving so many bytes takes at the copy bandwidth of now."""
+    """Time to move so many bytes at the current copy bandwidth."""
     from benchmarks.fusion.floor import copy_bandwidth
 
     policy = dataclasses.replace(_policy(options), final_rounds=10, final_s=5.0)
@@ -309,7 +309,7 @@ def _floor(moved: int, options: Options) -> float:
 
 
 def times(compared: Comparison, modes: Sequence[str], floor_us: float) -> dict[str, Any]:
-    """What a comparison found, as the result file has it; null where a contender was not run or could not be."""
+    """A comparison's results in the form of the result file; null for a contender that did not run."""
     run = {m.removesuffix(_GRAPHLESS): k for k, m in enumerate(compared.modes)}
     wrong = _wrong(compared)
     found: dict[str, Any] = {
@@ -363,7 +363,7 @@ def _of(compared: Comparison, who: str, name: str) -> dict[str, Any]:
     kernels: Mapping[str, Any] = (found.kernels if found else None) or {}
     return {
         f"{name}_us": found.us if found else None,
-        # A step without kernels of a kind takes no time for them, which is no time above 0.
+        # A step without kernels of a kind takes no time for them: null, not 0.
         f"{name}_library_us": kernels.get("library_us") or None,
         f"{name}_memory_us": kernels.get("memory_intensive_us") or None,
         f"{name}_library_kernels": kernels.get("library"),

@@ -1,12 +1,12 @@
 """Models of transformers and timm, made from the libraries' own configuration classes with random weights.
 
 Nothing is downloaded. Architectures are the published ones; where a model is cut in depth because its weights, their
-gradients and what it keeps for the backward pass do not fit beside each other, ``cut`` says so. On a GPU parameters,
+gradients and the tensors kept for the backward pass exceed the memory, ``cut`` has the reason. On a GPU parameters,
 inputs and arithmetic are bf16 throughout, without autocast and without fp32 copies of the weights; on a CPU, fp32.
 
-Sequences are whole: there is no padding and no attention mask. (Launched from Python, transformers 5 then tells SDPA
-that attention is causal; in a graph, be it Dynamo's or CUDA's, it hands it a mask.) Models are as their libraries have
-them: under Dynamo GPT-2's loss breaks the graph once, BART's layer drop at every layer.
+Sequences are whole, without padding and attention mask. (Launched from Python, transformers 5 then passes ``is_causal``
+to SDPA; in a graph of Dynamo or CUDA it passes a mask.) Models are unchanged:
+under Dynamo GPT-2's loss breaks the graph once, BART's layer drop at every layer.
 
 A step of training is the model's own loss for given labels and the gradients of all parameters, dropout as the
 configuration has it; one of inference is the logits, for a causal language model those of the last position; one of
@@ -216,7 +216,7 @@ class Decode(nn.Module):
 
 
 class Outputs(nn.Module):
-    """What a model makes first (logits, or hidden states), and for training its mean squared distance from a ramp."""
+    """A model's first result (logits, or hidden states), and for training its mean squared distance from a ramp."""
 
     def __init__(self, model: nn.Module, *, train: bool) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """A backend that compiles no C++: Inductor's graphs, run operator by operator around our kernels.
 
 Dynamo, AOTAutograd and Inductor's passes are those of deployment, and so are the regions, their look-ups and launchers.
-Only the code between the regions is torch's operators. A step of a model costs a tenth of what Inductor's C++ does.
+Only the code between the regions is torch's operators. A step of a model takes a tenth of the time of Inductor's C++.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def _by_operators(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> 
 
 
 def _region(pending: region_op.Pending, inputs: Sequence[Tensor], sizes: Sizes) -> Callable[..., list[Tensor]]:
-    """What runs a region, given ``inputs`` in any strides: it copies them where they are not those it was traced with.
-    What the region does not write stays NaN."""
+    """A callable for a region, with ``inputs`` in any strides: it copies those with other strides than traced.
+    Elements that the region does not write stay NaN."""
     run = load_call(pending.text)
     layouts, outputs = ([(t.shape, t.stride(), t.dtype) for t in given] for given in (inputs, pending.outputs))
 
@@ -89,7 +89,7 @@ def _region(pending: region_op.Pending, inputs: Sequence[Tensor], sizes: Sizes) 
 
 
 def _check(name: str, sizes: Sizes) -> Callable[[Tensor], None]:
-    """What checks indices that a region reads."""
+    """The check of an index tensor that a region reads."""
     *ends, text = index_check.pending(name)
     return lambda index: index_check.check_index(index, *_numbers(ends, sizes), text)
 
@@ -99,7 +99,7 @@ def _numbers(extents: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:
 
 
 def _symbols(values: Sequence[Any]) -> list[tuple[Any, Callable[[Sequence[Any]], int]]]:
-    """The symbols that a graph's inputs tell, and how each is read off them."""
+    """The symbols of a graph's inputs, each with a function that reads it from them."""
     found: list[tuple[Any, Callable[[Sequence[Any]], int]]] = []
     for k, value in enumerate(values):
         if isinstance(value, torch.SymInt):

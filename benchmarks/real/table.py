@@ -29,7 +29,7 @@ def speedup(case: Case, mode: str) -> float | None:
 
 
 def rested(case: Case, mode: str) -> bool:
-    """Whether a GPU's step was timed without a lead of its own, as it was up to November 2026."""
+    """Return True if a GPU's step was timed without a separate lead, as up to November 2026."""
     found = case[mode]
     of_run = case.get("runs", {}).get(mode, case)
     return bool(found and found["autotune_peak_bytes"]) and not of_run.get("lead_s")

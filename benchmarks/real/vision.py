@@ -1,4 +1,4 @@
-"""torchvision beside a torch that its compiled operators are not built for.
+"""Stand-in for torchvision under a torch that its compiled operators do not fit.
 
 PyPI's torchvision needs CUDA's libraries, which a CPU build of torch does not have. The import of torchvision, and with
 it of timm and transformers, then ends with ``operator torchvision::nms does not exist``. No model of the benchmark

@@ -39,11 +39,11 @@ MOST = 20_000
 
 @dataclass(frozen=True)
 class Candidates:
-    """What there is to measure.
+    """The candidates of a space.
 
     Attributes:
         keys: of the candidate that each point of the space means, in its order.
-        outside: the default, and what heuristics suggest, which need not be points of the space.
+        outside: the default and the heuristics' suggestions, which may be no points of the space.
         configs: the candidates, by their keys.
     """
 

@@ -1,8 +1,8 @@
 """A search space of which every candidate was measured once, in a file.
 
-A recording holds all that a search asks of a task and of a device, so that it is searched again without either, and
-without the code that made its candidates: the space, which points of it mean the same candidate, the default, what
-heuristics suggest, what the cost model expects, and what became of every candidate.
+A recording has all inputs of a search from a task and a device, so that the search runs without either, and
+without the code of the candidates. These are the space, the points of equal candidates, the default,
+the heuristics' suggestions, the cost model's predictions, and the outcome of every candidate.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one candidate.
+    """The outcome of one candidate.
 
     Attributes:
         latency_us: None unless ``status`` is ok.
@@ -53,7 +53,7 @@ class Recording:
     """One workload's space on one device.
 
     Attributes:
-        device: "cpu" or "cuda:0"; whether compiling goes on beside measuring depends on it.
+        device: "cpu" or "cuda:0"; on a GPU, compilation and measurement overlap.
         processes: that compiled on the recording machine.
         default: the configuration that the domain takes without a search.
         seeds: what its heuristics suggest.
@@ -129,7 +129,7 @@ class Recording:
         """Read a file.
 
         Raises:
-            UserError: it cannot be read, or is no recording, or one of another version; one line that says which.
+            UserError: an unreadable file, no recording, or another version; one line with the reason.
         """
         try:
             with gzip.open(path, "rb") as packed:

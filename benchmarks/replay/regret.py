@@ -106,7 +106,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Replay; returns 0."""
     samplers, without = _names(args.sampler), _names(args.without)
-    for name in samplers:  # told before recordings are read
+    for name in samplers:  # fails before recordings are read
         make_sampler(name, args.seed)
     check_help(without)
     answers = []

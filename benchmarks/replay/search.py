@@ -49,7 +49,7 @@ class Trace:
 
 @dataclass
 class _Task(Task):
-    """What a recording tells of its workload. Without "seeds" it suggests none, and its default is ``start``."""
+    """The task of a recording. Without "seeds" it suggests none, and its default is ``start``."""
 
     recording: Recording
     without: frozenset[str]
@@ -105,13 +105,13 @@ class _Pool:
     def submit(self, workload: Workload, device: str, config: Config) -> Future[Built]:
         row = self._recording.row(config)
         assert row is not None
-        future: Future[Built] = Future()  # one that does not compile is told by the measurer, as any other failure
+        future: Future[Built] = Future()  # the measurer reports a failed compilation
         future.set_result(Built(Artifact("recorded", ())))
         return future
 
 
 class _Measurer:
-    """Answers with what was measured, and keeps the order."""
+    """Answers with the recorded measurements, in order."""
 
     def __init__(self, recording: Recording) -> None:
         self.restarts, self.restart_s, self.baseline_s, self.bytes_moved = 0, 0.0, 0.0, 0
@@ -138,7 +138,7 @@ class _Measurer:
 
 
 class _Memory:
-    """What a search needs of a store, for one search."""
+    """The methods of a store that a search calls, for one search."""
 
     def __init__(self) -> None:
         self._measurements: dict[str, Measurement] = {}
@@ -216,7 +216,7 @@ def _trace(recording: Recording, rows: Sequence[tuple[Row, float]], began: float
     for row, at in rows:
         if row.latency_us is not None:
             best = min(best, row.latency_us)
-        # On a GPU compilers work beside the worker, each on a candidate of its own; on a CPU they take turns with it.
+        # On a GPU compilers work in parallel to the worker, one candidate each; on a CPU they take turns with it.
         building = row.compile_s / recording.processes
         spent += max(row.measure_s, building) if recording.device != "cpu" else row.measure_s + building
         measured.append((best, spent + at - began))

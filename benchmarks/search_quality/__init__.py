@@ -1,1 +1,1 @@
-"""How good the search is, in spaces that were measured whole: ours, and those of other people's kernels."""
+"""Quality of the search in completely measured spaces: autotune's, and those of other kernels."""

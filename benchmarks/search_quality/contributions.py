@@ -1,4 +1,4 @@
-"""What seeds, cost model, neighbours, pruning and the sampler each contribute, in candidates and in seconds.
+"""The contributions of seeds, cost model, neighbours, pruning and the sampler, in candidates and in seconds.
 
     python -m benchmarks.search_quality.contributions benchmarks/recordings --seeds 30 --out FILE
 

@@ -1,6 +1,6 @@
 """Kernel Tuner's strategies in its simulation mode, in the spaces of :mod:`benchmarks.search_quality.hub`.
 
-    pip install kernel-tuner scikit-learn     # into an environment of its own
+    pip install kernel-tuner scikit-learn     # into a separate environment
     python benchmarks/search_quality/kernel_tuner_strategies.py FILE... --seeds 10 --out kernel_tuner.json
 
 Imports nothing of autotune. Writes for each space and strategy the best latency so far in microseconds, after each

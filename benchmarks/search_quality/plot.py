@@ -1,4 +1,4 @@
-"""A picture of how near searches come to the best, of what :mod:`benchmarks.search_quality.contributions` wrote.
+"""A plot of regret against candidates, from a file of :mod:`benchmarks.search_quality.contributions`.
 
 python -m benchmarks.search_quality.plot benchmarks/results/h200/search_all_neighbours.json search-quality.svg
 """

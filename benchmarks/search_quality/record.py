@@ -3,9 +3,9 @@
     taskset -c 0 python -m benchmarks.search_quality.record benchmarks/recordings --db recordings.db
     python -m benchmarks.search_quality.record benchmarks/recordings/h200 --device cuda:0 --db h200.db --all-s 300
 
-On a CPU a candidate's latency is the least of its samples, for what a busy machine does to numbers. On a GPU it is
-their median, as a search has it. A space that cannot be measured whole is told, and leaves no file. What was measured
-of it is in the database: the same command goes on with it.
+On a CPU a candidate's latency is the minimum of its samples, since other work delays them. On a GPU it is
+their median, as in a search. A space that cannot be measured completely is reported, and leaves no file. Its
+measurements stay in the database: the same command continues with them.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Recorder:
 
 
 def prepare(names: Sequence[str], device: str) -> tuple[dict[str, Workload], dict[str, str], dict[str, float]]:
-    """Workloads by name, why there is none of others, and what warming took.
+    """Workloads by name, the reasons of missing ones, and the time of warm-ups.
 
     Probes of kernels, which are processes of their own, and warming go on while groups are traced here.
     """
@@ -175,7 +175,7 @@ def _first_run(config: Config) -> tuple[str, float | None]:
         Candidate(_begun["kernel"], config, _begun["arguments"])()
         if _begun["device"] != "cpu":
             torch.cuda.synchronize()
-    except Exception:  # the measuring process tells what is wrong with it
+    except Exception:  # the measuring process reports the fault
         return config_key(config), None
     return config_key(config), time.monotonic() - began
 
@@ -189,7 +189,7 @@ def build_ahead(recorder: Recorder, begun: Mapping[str, tuple[Context, Workload,
                 for config in found.configs.values():
                     context.pool.prefetch(workload, recorder.device, config)
             listed.set_result(found)
-        except BaseException as error:  # told where the space is recorded
+        except BaseException as error:  # reported where the space is recorded
             listed.set_exception(error)
 
 

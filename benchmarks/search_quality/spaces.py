@@ -1,4 +1,4 @@
-"""What ``benchmarks/recordings`` was recorded of: groups of operators, and a kernel that anybody might bring. Each is
+"""The spaces of ``benchmarks/recordings``: groups of operators, and a typical user's kernel. Each is
 small enough to measure every one of its schedules on one core."""
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One Triton kernel, one list of configurations: ``triton.autotune``'s exhaustive run beside a search of this package.
+"""One Triton kernel, one list of configurations: ``triton.autotune``'s exhaustive run against a search of autotune.
 
     python -m benchmarks.search_quality.triton_autotune triton_autotune.json
 
-Every figure is of a process of its own. Triton's first call compiles and times each configuration of the list, from an
-empty cache. The search has an empty cache of its own. It has come to the same result when it has measured something
-within 3% of Triton's choice. Both are told by this package's measurements, which it completes afterwards. Then
+Every figure is of a separate process. Triton's first call compiles and times each configuration of the list, from an
+empty cache. The search has a separate empty cache. It reaches the same result when it has measured a candidate
+within 3% of Triton's choice. autotune's measurements decide both, and are completed afterwards. Then
 processes that find everything in caches call the kernel: by Triton's own cache of results, by a look-up here, and with
 a configuration that is written in the call.
 """
@@ -34,7 +34,7 @@ LIMIT_S = 100.0
 
 
 def main() -> int:
-    """All parts in turn, and a file with what came of them; what fails is in it as a text."""
+    """All parts in turn, and a file with their results; a failed part is in it as a text."""
     parser = argparse.ArgumentParser(
         allow_abbrev=False, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -50,7 +50,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for name, told in measure(Path(folder), args.device, args.side):
             found[name] = told
-            args.out.write_text(json.dumps(found, indent=1) + "\n")  # what is there is there, whatever comes next
+            args.out.write_text(json.dumps(found, indent=1) + "\n")  # kept if a later part fails
             print(line(name, told), flush=True)
     return 1 if any("failed" in part for part in found.values() if isinstance(part, dict)) else 0
 
@@ -84,7 +84,7 @@ _NO_RESULTS = {"TRITON_CACHE_AUTOTUNING": "0"}
 def judged(
     search: Mapping[str, Any], every: Mapping[str, Any], chosen: Mapping[str, Any] | None, began: float
 ) -> dict[str, Any]:
-    """When a search had measured something within 3% of Triton's choice, in seconds from the command on.
+    """Seconds from the command's start until the search had measured a candidate within 3% of Triton's choice.
 
     Args:
         every: latency and time of measuring, by the text of a configuration; those of the search come first.
@@ -172,7 +172,7 @@ def _without_ctas(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def _milliseconds(timing: Any) -> float | None:
-    """The median of what Triton times; None where the configuration did not run."""
+    """The median of Triton's timing; None if the configuration did not run."""
     found = float(timing[0] if isinstance(timing, (list, tuple)) else timing)
     return found if found < float("inf") else None
 
@@ -242,7 +242,7 @@ PARTS = {"theirs": _theirs, "ours": _ours, "plain": _plain, "record": _record}
 
 
 def line(name: str, told: Any) -> str:
-    """What came of a part, for people."""
+    """A part's result as a line."""
     if not isinstance(told, dict):
         return f"{name}: {told}"
     if why := told.get("failed"):

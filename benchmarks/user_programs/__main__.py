@@ -8,7 +8,7 @@ database and empty caches of Inductor: "compile" is torch.compile; "attention" i
 kernels; "unsearched" takes predicted schedules, without a search; "search" has the option "search" of that backend.
 "again", "unsearched again" and "compile again" are second processes with the database and caches of "search",
 "unsearched" and "compile". Two processes of one program take turns by blocks of steps, so that both share clocks. With
---beside, several programs compile and search side by side; each is timed alone.
+--beside, several programs compile and search at the same time; each is timed alone.
 
 --out is written after every contender, and programs in it are skipped. A program whose library is missing, or that no
 longer fits --budget, is skipped and listed.

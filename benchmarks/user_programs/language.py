@@ -73,7 +73,7 @@ class GPT(nn.Module):
 
 
 def _gpt(setup: Setup) -> tuple[GPT, Callable[[], tuple[Tensor, Tensor]]]:
-    """A model with fp32 weights, and what makes the next batch: tokens and those that follow them."""
+    """A model with fp32 weights, and a function that makes the next batch: tokens and those that follow them."""
     batch, length, vocabulary = setup.size((16, 1024, 50304), (2, 16, 64))
     with torch.device(setup.device):
         model = GPT(vocabulary, length, *setup.size((768, 12, 12), (32, 2, 2)))

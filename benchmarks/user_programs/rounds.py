@@ -189,7 +189,7 @@ class Measured:
         name: of the program.
         place: an empty folder.
         until: time by ``time.monotonic()`` at which its contenders are ended.
-        tell: takes a line about each contender.
+        tell: called with a line about each contender.
         host: that other programs are measured on as well.
 
     Attributes:
