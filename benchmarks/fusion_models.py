@@ -76,7 +76,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from autotune.bench import step
-    from autotune.bench.contenders import Turns
+    from autotune.bench.contenders import ProcessLock
     from autotune.measure.policy import default_policy
     from benchmarks.fusion.floor import copy_bandwidth
     from examples.models import make
@@ -103,7 +103,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     fastest = {who: compared.fastest(kind) for who, kind in zip(CONTENDERS, step.CONTENDERS, strict=True)}
     if missing := [who for who, contender in fastest.items() if contender is None]:
         raise SystemExit(f"{name}: no figures of {', '.join(missing)}")
-    with Turns(args.device, base.lock_s).exclusive():
+    with ProcessLock(args.device, base.lock_s).exclusive():
         bandwidth = copy_bandwidth(dataclasses.replace(base, final_rounds=10, final_s=5.0), args.device)
     steps = {who: compared.steps[contender] for who, contender in fastest.items() if contender is not None}
     modes = {

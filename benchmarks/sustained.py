@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from autotune.bench.contenders import Turns, room_for
+from autotune.bench.contenders import ProcessLock, room_for
 from autotune.bench.kernels import kernels_of
 from autotune.bench.step import seeded, step_of, trainable
 from autotune.measure.policy import default_policy
@@ -70,7 +70,7 @@ def measure(name: str, device: str, leads: list[float], seconds: float) -> dict[
     policy = dataclasses.replace(default_policy(device), final_s=seconds)
     sensor = Sensor("GPU-" + str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-"))
     case: dict[str, Any] = {"name": name, "limit_w": sensor.limit_w, "leads": {}, "alone": {}}
-    with Turns(device, policy.lock_s).exclusive():
+    with ProcessLock(device, policy.lock_s).exclusive():
         for lead in leads:
             samples = interleave(ready, policy, device, one_memory=True, lead_s=lead)
             case["leads"][str(lead)] = _row({who: statistics.median(taken) for who, taken in samples.items()})

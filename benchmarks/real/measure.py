@@ -224,9 +224,9 @@ def _decide(
 
 def _turn(options: Options) -> AbstractContextManager[object]:
     """While open, no other process measures on the device."""
-    from autotune.bench.contenders import Turns
+    from autotune.bench.contenders import ProcessLock
 
-    return Turns(options.device, _policy(options).lock_s).exclusive()
+    return ProcessLock(options.device, _policy(options).lock_s).exclusive()
 
 
 def _drop_cached(device: str) -> None:
