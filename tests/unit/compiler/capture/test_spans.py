@@ -117,7 +117,7 @@ BY_SPANS: dict[str, Made] = {
 
 
 def either(which: Tensor) -> Tensor:
-    return by_numbers(which) | torch.ones(S, S, dtype=torch.bool).tril()
+    return by_numbers(which) | torch.ones(which.shape[1], which.shape[1], dtype=torch.bool).tril()
 
 
 def added(which: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def test_a_mask_that_is_written_over() -> None:
 
 
 def in_checkpoints(q: Tensor, k: Tensor, v: Tensor, which: Tensor) -> Tensor:
-    mask = of_transformers(which)
+    mask, k, v = of_transformers(which), k.expand_as(q), v.expand_as(q)  # one symbol for the batch
 
     def inner(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return sdpa(q, k, v, attn_mask=mask).transpose(1, 2).contiguous().transpose(1, 2)
@@ -278,39 +278,37 @@ def both_sides(which: Tensor) -> Tensor:
     return near.expand(which.shape[0], 1, -1, -1)
 
 
+SIZES = (2, 12), (3, 5), (4, 2), (5, 33)
+
+
 @pytest.mark.parametrize(
-    ("fn", "changed"),
+    ("fn", "heads", "changed", "sizes"),
     [
-        (attention(of_transformers, 2, layers=2), 2),
-        (attention(causal), 1),
-        (attention(lower), 1),
-        (attention(without_padding), 1),
-        (attention(of_three), 1),
-        (attention(both_sides), 1),
-        (in_checkpoints, 2),
-        (attention(either), 0),
-        (attention(causal, dropout_p=0.0001), 0),
+        (attention(of_transformers, 2, layers=2), 2, [2, 2, 0], (*SIZES, (1, 9), (2, 1))),
+        (attention(of_three), H, [1], SIZES),
+        (attention(both_sides), H, [1], SIZES),
+        (in_checkpoints, H, [2], SIZES),
+        (attention(either), H, [0], SIZES),
     ],
+    ids=["transformers", "three axes", "a window", "in checkpoints", "either"],
 )
-def test_batches_and_lengths_that_are_symbols(fn: Callable[..., Tensor], changed: int) -> None:
-    heads = 2 if changed == 2 and fn is not in_checkpoints else H
+def test_batches_and_lengths_that_are_symbols(
+    fn: Callable[..., Tensor], heads: int, changed: list[int], sizes: Sequence[tuple[int, int]]
+) -> None:
+    """A batch of 1 and a length of 1 have graphs of their own."""
     found: list[tuple[fx.GraphModule, int]] = []
     run = compiled(fn, found, dynamic=None)
-    for batch, length in ((2, 12), (3, 5), (1, 9), (4, 2), (2, 1), (5, 33)):
+    for batch, length in sizes:
         for which in numbers(batch, length).values():
             given = qkv(heads, batch, length)
             for axis, size in enumerate((batch, length)):
                 for x, place in ((which, axis), *((x, (0, 2)[axis]) for x in given)):
                     if size > 1:
                         torch._dynamo.mark_dynamic(x, place)
-            if changed:
-                for ours, theirs in zip(step(run, given, which), step(fn, given, which), strict=True):
-                    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
-            else:
-                run(*given, which)
-    assert found[0][1] == changed
-    assert len(found) == 3, "one for symbols, one for a batch of 1 and one for a length of 1"
-    assert len(named(found[0][0], SPANS)) == bool(changed)
+            for ours, theirs in zip(step(run, given, which), step(fn, given, which), strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+    assert [count for _, count in found] == changed
+    assert len(named(found[0][0], SPANS)) == bool(changed[0])
 
 
 def test_a_cpu_keeps_its_masks() -> None:
