@@ -10,7 +10,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
@@ -186,7 +186,7 @@ def load_space(domain: str, section: str, file: str | None = None, shipped: Path
             parameter or value that the shipped file lacks; the message has the name and the valid ones.
     """
     shipped = shipped or resource_dir("search_spaces") / f"{domain}.toml"
-    base = read_toml(shipped, "search-space file")
+    base = _shipped(shipped, shipped.stat().st_mtime_ns if shipped.exists() else 0)
     sections = {name: table for name, table in base.items() if isinstance(table, dict)}
     if section not in sections:
         raise UserError(f"{shipped}: no search space for {section!r}; there are {_list(sorted(sections))}")
@@ -207,6 +207,12 @@ def load_space(domain: str, section: str, file: str | None = None, shipped: Path
                 if name == section:
                     parameters[parameter] = replace(parameters[parameter], choices=narrowed)
     return Space(tuple(parameters.values()), file)
+
+
+@lru_cache(maxsize=8)
+def _shipped(path: Path, changed_ns: int) -> Mapping[str, Any]:
+    """The tables of a shipped file; cached, since a search reads its space for each part of a region."""
+    return read_toml(path, "search-space file")
 
 
 def _check_head(file: str, user: Mapping[str, Any], base: Mapping[str, Any], domain: str) -> None:

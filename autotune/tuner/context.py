@@ -75,6 +75,7 @@ class Context:
     _pool: CompilePool | None = None
     _baselines: BaselinePool | None = None
     _ids: dict[DeviceIdentity, tuple[str, str]] = field(default_factory=dict)
+    _devices: dict[str, DeviceIdentity | None] = field(default_factory=dict)
     _figures: dict[tuple[str, str], Mapping[str, float]] = field(default_factory=dict)
     _confined: dict[str, Any] = field(default_factory=dict)
     _tasks: Memory[tuple[str, bool], Task] = field(default_factory=lambda: Memory(_TASKS))
@@ -157,10 +158,12 @@ class Context:
             UserError: the domain has no such method.
             Unsupported: the task raised it, or the device has less memory than the workload takes.
         """
-        identity = self.store.get_device(self._stored_ids(workload)[0])
+        where = (self._stored_ids(workload)[0], workload.kind)
+        if where[0] not in self._devices:
+            self._devices[where[0]] = self.store.get_device(where[0])
+        identity = self._devices[where[0]]
         if identity and (need := domain_of(workload.kind).bytes_held(workload)) > identity.memory_mib << 20:
             raise Unsupported(f"it takes {size(need)} of memory, and the device has {size(identity.memory_mib << 20)}")
-        where = (self._stored_ids(workload)[0], workload.kind)
         if where not in self._figures:
             found = self.store.get_calibration(*where)
             self._figures[where] = found.figures if found else {}

@@ -8,7 +8,7 @@ import math
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -202,10 +202,16 @@ class Database:
         except IntegrityError as e:
             raise ValueError(f"put {what} before {before}") from e
 
-    def made(self, query: Any, make: Callable[[Any], T], name: Callable[[Any], str]) -> list[T]:
-        """The sound rows of ``query``, converted by :meth:`sound`."""
+    def made(
+        self,
+        query: Any,
+        make: Callable[[Any], T],
+        name: Callable[[Any], str],
+        values: Mapping[str, Any] | None = None,
+    ) -> list[T]:
+        """The sound rows of ``query``, with ``values`` for its parameters, converted by :meth:`sound`."""
         with self.reading() as c:
-            rows = c.execute(query).all()
+            rows = c.execute(query, values).all()
         return list(self.sound(rows, make, name))
 
     def sound(self, rows: Iterable[Any], make: Callable[[Any], T], name: Callable[[Any], str]) -> Iterator[T]:
@@ -234,10 +240,10 @@ class Database:
         return insert.on_conflict_do_update(index_elements=list(keys), set_=news, where=condition)
 
     @staticmethod
-    def changed(connection: sa.Connection, statement: Any) -> bool:
-        """Execute an INSERT, UPDATE or DELETE; True if it changed a row."""
+    def changed(connection: sa.Connection, statement: Any, values: Mapping[str, Any] | None = None) -> bool:
+        """Execute an INSERT, UPDATE or DELETE, with ``values`` for its parameters; True if it changed a row."""
         # Without the option SQLAlchemy drops an INSERT's row count; on PostgreSQL it is -1, which is true.
-        return connection.execute(statement, execution_options={"preserve_rowcount": True}).rowcount > 0
+        return connection.execute(statement, values, execution_options={"preserve_rowcount": True}).rowcount > 0
 
     def close(self) -> None:
         """Close the connections. The store must not be used afterwards."""

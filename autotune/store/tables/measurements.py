@@ -10,7 +10,8 @@ import os
 import socket
 import time
 import uuid
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
+from functools import cache, cached_property, lru_cache
 from itertools import islice
 from typing import Any
 
@@ -84,19 +85,32 @@ class Measurements(Database):
         config = config_key(m.config)
         values = measurement_values(m, config, time.time())
         with self.referring(f"the workload, device and environment of {m.key}", "its measurements") as c:
-            c.execute(self.insert(ConfigRow).values(fingerprint=config, params=m.config).on_conflict_do_nothing())
-            if replace:
-                insert = self.upsert(_M, values, _CANDIDATE)
-            else:  # only a second measurement of the candidate is ignored: other conflicts are errors
-                insert = self.insert(_M).on_conflict_do_nothing(index_elements=list(_CANDIDATE))
-            added = self.changed(c, insert.values(**values))
-            c.execute(sa.delete(ClaimRow).where(*(getattr(ClaimRow, n) == values[n] for n in _CANDIDATE)))
+            c.execute(self._new_config, {"fingerprint": config, "params": m.config})
+            insert = self.upsert(_M, values, _CANDIDATE) if replace else self._new_measurement
+            added = self.changed(c, insert, values)
+            c.execute(_DROP_CLAIM, _at(values))
             return added
+
+    # SQLAlchemy takes longer to build a statement than a database to execute it: those of each candidate are built
+    # once, with parameters.
+
+    @cached_property
+    def _new_config(self) -> Any:
+        return self.insert(ConfigRow).on_conflict_do_nothing()
+
+    @cached_property
+    def _new_measurement(self) -> Any:
+        """Only a second measurement of the candidate is ignored: other conflicts are errors."""
+        return self.insert(_M).on_conflict_do_nothing(index_elements=list(_CANDIDATE))
+
+    @cached_property
+    def _new_claim(self) -> Any:
+        return self.insert(ClaimRow).on_conflict_do_nothing()
 
     def get_measurement(self, key: Key, config: Config, stage: str) -> Measurement | None:
         """The measurement of one candidate at one stage, or None."""
-        where = [*_key_is(key), _M.config == config_key(config), _M.stage == stage]
-        return next(iter(self.made(_joined().where(*where), measurement_from, _name)), None)
+        values = _at({**key_values(key), "config": config_key(config), "stage": stage})
+        return next(iter(self.made(_candidate(), measurement_from, _name, values)), None)
 
     def measurements(
         self,
@@ -115,9 +129,9 @@ class Measurements(Database):
         """
         given = {"workload": workload, "device": device, "environment": environment, "policy": policy,
                  "stage": stage, "status": None if status is None else str(status)}  # fmt: skip
-        where = [getattr(_M, name) == value for name, value in given.items() if value is not None]
-        query = _joined().where(*where).order_by(_M.id.desc()).limit(limit)
-        return self.made(query, measurement_from, _name)[::-1]
+        values = {name: value for name, value in given.items() if value is not None}
+        query = _listing(tuple(values)).limit(limit)
+        return self.made(query, measurement_from, _name, _at(values))[::-1]
 
     def measured_keys(self) -> list[Key]:
         """The keys under which candidates were measured, in the order of their first measurement."""
@@ -162,23 +176,9 @@ class Measurements(Database):
         """
         if not family:
             return []
-        away = sa.case((_M.device == device, 0), else_=1)
-        order = (away, STAGE_RANK, _M.latency_us, _M.id)
-        rank = sa.func.row_number().over(partition_by=_M.workload, order_by=order).label("place")
-        ranked = (
-            sa.select(_M.id, rank)
-            .join(WorkloadRow, WorkloadRow.fingerprint == _M.workload)
-            .where(WorkloadRow.family == family, _M.workload != exclude, *sound())
-            .subquery()
-        )
-        best = (
-            _joined(*WORKLOAD_COLUMNS)
-            .join(WorkloadRow, WorkloadRow.fingerprint == _M.workload)
-            .join(ranked, ranked.c.id == _M.id)
-            .where(ranked.c.place == 1)
-            .order_by(away, _M.latency_us)
-        )
-        found = self.made(best, lambda r: (workload_from(r), measurement_from(r), r.device != device), _name)
+        values = {"family": family, "here": device, "exclude": exclude}
+        made = self.made(_best_of_family(), lambda r: (workload_from(r), measurement_from(r)), _name, values)
+        found = [(workload, m, m.key.device != device) for workload, m in made]
         if extent is not None:
             found.sort(key=lambda f: (f[2], extent_ratio(f[0].extent, extent)))
         return [(workload, measurement) for workload, measurement, _ in found[:limit]]
@@ -187,13 +187,8 @@ class Measurements(Database):
         """The best few of a workload's candidates under each other key: another device, other software, or another
         policy. The best ones of all keys come first, then the second best. Candidates that failed at any stage under
         the key are excluded."""
-        places = (_M.device, _M.environment, _M.policy)
-        rank = sa.func.row_number().over(partition_by=places, order_by=(STAGE_RANK, _M.latency_us, _M.id))
-        own = sa.and_(*_key_is(key))
-        ranked = sa.select(_M.id, rank.label("place")).where(_M.workload == key.workload, ~own, *sound()).subquery()
-        # A candidate has a measurement for each stage.
-        query = _joined().join(ranked, ranked.c.id == _M.id).where(ranked.c.place <= 3 * best)
-        return self.made(query.order_by(ranked.c.place, _M.id), measurement_from, _name)
+        values = {**_at(key_values(key)), "places": 3 * best}  # a candidate has a measurement for each stage
+        return self.made(_best_elsewhere(), measurement_from, _name, values)
 
     def claim(self, key: Key, config: Config, stage: str, owner: str, lease_s: float) -> bool:
         """Claim the exclusive right to measure ``config`` at ``stage`` for ``lease_s`` seconds. Atomic.
@@ -208,20 +203,19 @@ class Measurements(Database):
             False if it is measured already, or another owner's lease is valid.
         """
         row = {**key_values(key), "config": config_key(config), "stage": stage}
-        held = _same(ClaimRow, row)
         new = {"owner": owner, "expires": time.time() + lease_s}
         with self.writing() as c:
-            if not self._take(c, row, held, new):
+            if not self._take(c, row, new):
                 return False
             # Look for a measurement after claiming: no process that follows the protocol can add one now.
-            if c.execute(sa.select(MeasurementRow.id).where(*_same(MeasurementRow, row))).first() is None:
+            if c.execute(_MEASURED, _at(row)).first() is None:
                 return True
-            c.execute(sa.delete(ClaimRow).where(*held))
+            c.execute(_DROP_CLAIM, _at(row))
             return False
 
-    def _take(self, c: sa.Connection, row: dict[str, Any], held: list[Any], new: dict[str, Any]) -> bool:
-        insert = self.insert(ClaimRow).values(**row, **new).on_conflict_do_nothing()
-        while not self.changed(c, insert):
+    def _take(self, c: sa.Connection, row: dict[str, Any], new: dict[str, Any]) -> bool:
+        held = _same(ClaimRow, row)
+        while not self.changed(c, self._new_claim, {**row, **new}):
             other = c.execute(sa.select(ClaimRow.owner, ClaimRow.expires).where(*held).with_for_update()).first()
             if other is None:  # released between the two statements
                 continue
@@ -261,6 +255,66 @@ def _name(row: Any) -> str:
 def _joined(*more: Any) -> sa.Select[Any]:
     query = sa.select(_M.__table__, ConfigRow.params, *more).select_from(_M)
     return query.join(ConfigRow, ConfigRow.fingerprint == _M.config)
+
+
+def _at(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of statements whose conditions are of :func:`_bound`."""
+    return {f"at_{name}": values[name] for name in values if name in _NAMES}
+
+
+def _bound(model: Any, names: Iterable[str]) -> list[Any]:
+    """The conditions of :func:`_same`, with parameters for the values."""
+    return [getattr(model, name) == sa.bindparam(f"at_{name}") for name in names]
+
+
+_KEY = _CANDIDATE[:4]
+_NAMES = frozenset({*_CANDIDATE, "status"})
+_DROP_CLAIM = sa.delete(ClaimRow).where(*_bound(ClaimRow, _CANDIDATE))
+_MEASURED = sa.select(_M.id).where(*_bound(_M, _CANDIDATE))
+
+
+@cache
+def _candidate() -> Any:
+    return _joined().where(*_bound(_M, _CANDIDATE))
+
+
+@cache
+def _listing(names: tuple[str, ...]) -> Any:
+    """Measurements by these columns, newest first."""
+    return _joined().where(*_bound(_M, names)).order_by(_M.id.desc())
+
+
+@cache
+def _best_of_family() -> Any:
+    """The query of :meth:`Measurements.neighbours`; its parameters are "family", "here" (a device) and "exclude"."""
+    away = sa.case((_M.device == sa.bindparam("here"), 0), else_=1)
+    order = (away, STAGE_RANK, _M.latency_us, _M.id)
+    rank = sa.func.row_number().over(partition_by=_M.workload, order_by=order).label("place")
+    ranked = (
+        sa.select(_M.id, rank)
+        .join(WorkloadRow, WorkloadRow.fingerprint == _M.workload)
+        .where(WorkloadRow.family == sa.bindparam("family"), _M.workload != sa.bindparam("exclude"), *sound())
+        .subquery()
+    )
+    return (
+        _joined(*WORKLOAD_COLUMNS)
+        .join(WorkloadRow, WorkloadRow.fingerprint == _M.workload)
+        .join(ranked, ranked.c.id == _M.id)
+        .where(ranked.c.place == 1)
+        .order_by(away, _M.latency_us)
+    )
+
+
+@cache
+def _best_elsewhere() -> Any:
+    """The query of :meth:`Measurements.under_other_keys`; its parameters are a key and "places"."""
+    places = (_M.device, _M.environment, _M.policy)
+    rank = sa.func.row_number().over(partition_by=places, order_by=(STAGE_RANK, _M.latency_us, _M.id))
+    own = sa.and_(*_bound(_M, _KEY))
+    of_workload = _M.workload == sa.bindparam("at_workload")
+    ranked = sa.select(_M.id, rank.label("place")).where(of_workload, ~own, *sound()).subquery()
+    query = _joined().join(ranked, ranked.c.id == _M.id).where(ranked.c.place <= sa.bindparam("places"))
+    return query.order_by(ranked.c.place, _M.id)
 
 
 def _key_is(key: Key) -> list[Any]:

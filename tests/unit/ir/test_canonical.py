@@ -7,7 +7,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -295,7 +295,16 @@ def chain(length: int) -> Graph:
     return Graph((4096,), tuple(values), ("float32", "float32"), (out,))
 
 
+@pytest.fixture
+def uncached() -> Iterator[None]:
+    """Forms of a test that changes the limit of the work are computed in it, and no later test gets them."""
+    canonicalize.cache_clear()
+    yield
+    canonicalize.cache_clear()
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("uncached")
 def test_a_long_chain_is_coloured_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Round by round that takes as many rounds as the chain is long."""
     done, whole = [0], _Colours._round
@@ -316,6 +325,7 @@ def test_a_long_chain_is_coloured_from_end_to_end(monkeypatch: pytest.MonkeyPatc
     other = replace(graph, values=tuple(values))
     assert canonicalize(other)[0] != form
     monkeypatch.setattr(canonical, "_WORK", 0)  # short ones too then
+    canonicalize.cache_clear()
     for name in NAMES:
         form = canonicalize(graph_of(one_region(name)))[0]
         assert canonicalize(shuffled(form, 3)[0])[0] == form, name
