@@ -45,6 +45,8 @@ _REGION_S = 4.0
 """Minimum seconds of a region's second turn."""
 _PREFETCHED = 10
 """Regions whose candidates are compiled while one is measured. Some regions' take eight seconds, the others' one."""
+_WITHOUT = ("eager",)
+"""Baselines that are not timed. A program under torch.compile runs Inductor's code where ours is slower."""
 _KIND = "fusion"
 """Kind of the workloads of a program; its domain has the policy. Products use the same."""
 
@@ -201,8 +203,7 @@ class Search:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a region's baselines are one or two kernels
         policy = domain_of(_KIND).policy(device)
         with ExitStack() as opened:
-            # A program under torch.compile runs Inductor's code where ours is slower, and never eager operators.
-            worker = opened.enter_context(Worker(None, device, policy, without=("eager",)))
+            worker = opened.enter_context(Worker(None, device, policy, without=_WITHOUT))
             pool = opened.enter_context(CompilePool(timeout_s=policy.build_s))
             pool.start()
             baselines = BaselinePool(timeout_s=policy.baseline_s) if _overlaps(device) else None

@@ -70,6 +70,7 @@ def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture
 def search(monkeypatch: pytest.MonkeyPatch, db: str) -> searching.Search:
     monkeypatch.setattr(searching, "_KIND", toy_domain.KIND)
+    monkeypatch.setattr(searching, "_WITHOUT", ())  # toys have no other baseline
     monkeypatch.setattr(type(domain_of(toy_domain.KIND)), "policy", lambda self, device: QUICK)
     return searching.Search()
 
