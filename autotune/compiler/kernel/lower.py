@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from autotune.compiler.kernel.nodes import Assign, Cast, Const, Expr, Op, Select, Stmt, Var
 from autotune.compiler.program.program import Pass
@@ -102,10 +103,13 @@ def moved(total: Expr, peak: Expr, shift: Expr) -> Expr:
 class Reducer:
     """The state of a reduction in one thread."""
 
+    state: ClassVar[tuple[str, ...]]
+    """The names of its variables."""
+
     @property
     def fields(self) -> tuple[Var, ...]:
         """The variables of the state."""
-        raise NotImplementedError
+        return tuple(getattr(self, name) for name in self.state)
 
     @property
     def identity(self) -> tuple[Const, ...]:
@@ -124,14 +128,11 @@ class Reducer:
 class Plain(Reducer):
     """A sum, product, maximum or minimum of type ``dtype``."""
 
+    state = ("carried",)
     op: str
     dtype: str
     carried: Var
     result: Var
-
-    @property
-    def fields(self) -> tuple[Var, ...]:
-        return (self.carried,)
 
     @property
     def identity(self) -> tuple[Const, ...]:
@@ -156,12 +157,9 @@ class OnlineSoftmax(Reducer):
     thousands of steps do not drift, and large scores cause no cancellation.
     """
 
+    state = ("peak", "total")
     peak: Var
     total: Var
-
-    @property
-    def fields(self) -> tuple[Var, ...]:
-        return (self.peak, self.total)
 
     @property
     def identity(self) -> tuple[Const, ...]:
@@ -243,14 +241,11 @@ class MeanAndSquares(Reducer):
         sides: elements of each side of a merge: one number if both have as many, else an expression for each.
     """
 
+    state = ("total", "square")
     total: Var
     square: Var
     results: tuple[Var, Var]
     sides: float | tuple[Expr, Expr] = 1.0
-
-    @property
-    def fields(self) -> tuple[Var, ...]:
-        return (self.total, self.square)
 
     @property
     def identity(self) -> tuple[Const, ...]:

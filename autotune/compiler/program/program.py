@@ -179,7 +179,12 @@ class Program:
     @cached_property
     def kept(self) -> tuple[int, ...]:
         """The values that some pass keeps, in order."""
-        return tuple(sorted({i for p in self.passes for i in p.kept_out}))
+        return tuple(sorted(self.kept_from))
+
+    @cached_property
+    def kept_from(self) -> dict[int, int]:
+        """The pass that keeps each value that some pass keeps."""
+        return {i: q for q, p in enumerate(self.passes) for i in p.kept_out}
 
     @cached_property
     def reductions(self) -> tuple[int, ...]:

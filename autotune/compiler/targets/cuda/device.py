@@ -170,23 +170,15 @@ class Counts:
     def type(self) -> str:
         return "int64" if self.wide else "int32"
 
-    @property
-    def udiv(self) -> str:
-        return "udiv64" if self.wide else "udiv"
-
-    @property
-    def urem(self) -> str:
-        return "urem64" if self.wide else "urem"
-
     def number(self, x: Expr) -> Cast:
         """``x`` as a count."""
         return Cast(self.type, x)
 
     def quotient(self, x: Expr, n: int) -> Intrinsic:
-        return Intrinsic(self.udiv, (x, Const(n)), self.type)
+        return Intrinsic("udiv64" if self.wide else "udiv", (x, Const(n)), self.type)
 
     def remainder(self, x: Expr, n: int) -> Intrinsic:
-        return Intrinsic(self.urem, (x, Const(n)), self.type)
+        return Intrinsic("urem64" if self.wide else "urem", (x, Const(n)), self.type)
 
     def launch(self) -> dict[str, Any]:
         """The kernel's launch data; empty for 32 bits."""

@@ -170,7 +170,7 @@ class CopiedOuter(Outer):
 
     def walk(self, number: int, pas: Pass) -> list[Stmt]:
         lanes = self.lanes
-        function = lanes.pass_function(pas, self.kept_from, self.threads.partial or self.packs > self.full)
+        function = lanes.pass_function(pas, self.threads.partial or self.packs > self.full)
         out: list[Stmt] = [Assign(var, nothing) for var, nothing in lanes.carried[pas].fields.items()]
 
         def place(k: Operand, u: int, masked: bool) -> list[Stmt]:

@@ -65,7 +65,6 @@ class Outer:
         several = len(lanes.reducing) > 1 or schedule.blocks_per_sm > 0
         passes = [lanes.carried[pas] for pas in lanes.reducing]
         self.reductions = StripReductions(self.threads, passes, several, share=not lanes.tile)
-        self.kept_from = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_out}
         self.prepare()
         self.check()
 
@@ -99,13 +98,13 @@ class Outer:
 
     def walk(self, number: int, pas: Pass) -> list[Stmt]:
         """The walk of pass ``number``, its reductions still those of each thread."""
-        function = self.lanes.pass_function(pas, self.kept_from, self.threads.partial or self.packs > self.full)
+        function = self.lanes.pass_function(pas, self.threads.partial or self.packs > self.full)
         out: list[Stmt] = [Assign(var, nothing) for var, nothing in self.lanes.carried[pas].fields.items()]
 
         def pack(k: Operand, masked: bool) -> list[Stmt]:
             """One place of the reduced axes, of which there may be no more if ``masked``."""
             given: dict[str, Expr] = {self.lanes.live.name: self.live(masked)}
-            for source in dict.fromkeys(self.kept_from[i] for i in pas.kept_in):
+            for source in dict.fromkeys(self.program.kept_from[i] for i in pas.kept_in):
                 given[self.lanes.results(source).name] = self.result(source, k)
             call = function(given)
             if not self.lanes.carried[pas].fields and not pas.kept_out:

@@ -209,21 +209,17 @@ class Lanes(Tensors):
 
     # ---- one pack ---------------------------------------------------------------------------------------------------
 
-    def pass_function(self, pas: Pass, source: dict[int, int], guarded: bool) -> Function:
-        """The function of a pass.
-
-        Args:
-            source: the pass that kept each kept value.
-            guarded: True if stores depend on :data:`self.live`.
-        """
+    def pass_function(self, pas: Pass, guarded: bool) -> Function:
+        """The function of a pass; ``guarded`` if stores depend on :data:`self.live`."""
         body = self.place_indices()
         for i in pas.kept_in:
             if self.copied:
                 body += self.spread(i, self.handed(i))
                 continue
-            kept = self.program.passes[source[i]]
+            source = self.program.kept_from[i]
+            kept = self.program.passes[source]
             before = sum(map(self.kept_words, kept.kept_out[: kept.kept_out.index(i)]))
-            body += self.taken_up(i, self.results(source[i]), len(self.carried[kept].fields) + before)
+            body += self.taken_up(i, self.results(source), len(self.carried[kept].fields) + before)
         for i in pas.compute:
             body += self.compute(i)
         of_reductions = [x for r in pas.reduce for x in self._terms(self.graph.values[r])]

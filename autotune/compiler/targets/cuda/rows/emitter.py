@@ -30,10 +30,9 @@ from autotune.compiler.kernel.nodes import (
     conjunction,
     when,
 )
-from autotune.compiler.program.program import Column, Pass, Program
+from autotune.compiler.program.program import Column, Pass
 from autotune.compiler.targets.cuda.printer import computed
-from autotune.compiler.targets.cuda.rows.packs import FALSE, RowOptions, RowTensors
-from autotune.compiler.targets.cuda.source import CudaSchedule
+from autotune.compiler.targets.cuda.rows.packs import FALSE, RowTensors
 from autotune.compiler.targets.cuda.threads import RowThreads
 from autotune.errors import Unsupported
 from autotune.ir.nodes import POINTWISE
@@ -61,10 +60,6 @@ class CudaEmitter(RowTensors):
     seen, share = Var("cnt", "float32"), Var("rn", "float32")
     """Rows that the thread has added to accumulators over the rows, and one over them."""
 
-    def __init__(self, program: Program, schedule: CudaSchedule, options: RowOptions | None = None) -> None:
-        super().__init__(program, schedule, options)
-        self.where_kept = {i: q for q, pas in enumerate(program.passes) for i in pas.kept_out}
-
     def kept(self, q: int, pack: str = "") -> Var:
         """The tuple that pass ``q`` returned for a pack, in later passes; that of one of a thread's packs by name."""
         return Var(f"z{q}_{pack}" if pack else f"z{q}")
@@ -83,7 +78,7 @@ class CudaEmitter(RowTensors):
         reducers = reducers_of(self.graph, pas)
         body = self.column_indices()
         for i in pas.kept_in:
-            source = self.where_kept[i]
+            source = self.program.kept_from[i]
             body += self.taken_up(i, self.kept(source), self.kept_offset(source, i))
         for i in pas.compute:
             body += self.value(i, issued)
