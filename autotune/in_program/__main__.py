@@ -54,7 +54,7 @@ def _run_file(path: str) -> None:
     ``runpy.run_path`` removes it at the end of the file.
     """
     with open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        code = compile(file.read(), path, "exec", dont_inherit=True)  # not this file's __future__ imports
     made = ModuleType("__main__")
     vars(made).update(__file__=path, __builtins__=builtins)
     sys.modules["__main__"] = made

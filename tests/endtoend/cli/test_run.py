@@ -96,6 +96,8 @@ def say(name):
     print(name, hasattr(torch.compile, "_autotune"), flush=True)
 
 if __name__ == "__main__":
+    seconds: float = 1.0
+    assert __annotations__ == {"seconds": float}, "compiled as Python does"
     say(__file__)
     process = multiprocessing.get_context("spawn").Process(target=say, args=("spawned",))
     process.start()
