@@ -97,7 +97,7 @@ def say(name):
 
 if __name__ == "__main__":
     seconds: float = 1.0
-    assert __annotations__ == {"seconds": float}, "compiled as Python does"
+    assert sys.modules["__main__"].__annotations__ == {"seconds": float}, "compiled as Python does"
     say(__file__)
     process = multiprocessing.get_context("spawn").Process(target=say, args=("spawned",))
     process.start()
