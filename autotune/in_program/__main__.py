@@ -32,6 +32,9 @@ def main(words: Sequence[str]) -> None:
     if wrong:
         print(f"autotune: {wrong}", file=sys.stderr)
         sys.exit(2)
+    for name in ("AUTOTUNE_DB", "AUTOTUNE_DB_READ"):  # the script may change its working directory
+        if (file := os.environ.get(name)) and ":" not in file:
+            os.environ[name] = os.path.abspath(os.path.expanduser(file))
     replace_inductor()
     replace_in_children()
     sys.argv = list(named)
@@ -54,7 +57,7 @@ def _run_file(path: str) -> None:
     ``runpy.run_path`` removes it at the end of the file.
     """
     with open_code(path) as file:
-        code = compile(file.read(), path, "exec")
+        code = compile(file.read(), path, "exec", dont_inherit=True)  # not this file's __future__ imports
     made = ModuleType("__main__")
     vars(made).update(__file__=path, __builtins__=builtins)
     sys.modules["__main__"] = made

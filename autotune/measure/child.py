@@ -192,9 +192,11 @@ _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal
 
 _LOOK_S = 1.0  # between checks for SIGSTOP of a child that does not answer
 
-_QUIET = ("PYTHONFAULTHANDLER", "PYTHONDEVMODE")
-"""Variables that are not inherited: crash dumps of expected crashes would only fill the log that contains the
-reason."""
+_QUIET = (
+    "PYTHONFAULTHANDLER", "PYTHONDEVMODE", "TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE", "TORCH_COMPILE_DEBUG",
+)  # fmt: skip
+"""Variables that are not inherited. Crash dumps of expected crashes would only fill the log that contains the reason,
+and torch's logs, traces and debugging folders are about the user's program."""
 
 
 class ChildDied(Exception):

@@ -65,6 +65,15 @@ def test_a_module_too(tune: Tune, db: str, script: str, tmp_path: Path) -> None:
     assert done.stdout.endswith("__main__ 1\n")
 
 
+def test_a_script_that_changes_its_folder_keeps_the_database(tune: Tune, db: str, tmp_path: Path) -> None:
+    tune(softmax, (torch.randn(32, 48),))
+    (tmp_path / "run 1").mkdir()
+    (tmp_path / "moves.py").write_text("import os; os.chdir('run 1')\n" + SCRIPT)
+    done = run("--db", "tuned.db", "moves.py", "0", cwd=tmp_path)
+    assert done.stdout.endswith("__main__ 1\n"), done.stderr
+    assert list((tmp_path / "run 1").iterdir()) == []
+
+
 def test_another_backend_stays(db: str, tmp_path: Path) -> None:
     (tmp_path / "eager.py").write_text(SCRIPT.replace("compile(softmax)", "compile(softmax, backend='eager')"))
     done = run("eager.py", "0", cwd=tmp_path)
@@ -96,6 +105,8 @@ def say(name):
     print(name, hasattr(torch.compile, "_autotune"), flush=True)
 
 if __name__ == "__main__":
+    seconds: float = 1.0
+    assert sys.modules["__main__"].__annotations__ == {"seconds": float}, "compiled as Python does"
     say(__file__)
     process = multiprocessing.get_context("spawn").Process(target=say, args=("spawned",))
     process.start()

@@ -150,6 +150,18 @@ def test_a_program_may_have_a_thousand_open_files(policy: Policy) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_torchs_debugging_is_about_the_program(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
+    monkeypatch.setenv("TORCH_TRACE", str(tmp_path / "trace"))
+    with Worker(workload(), "cpu", policy) as worker:
+        assert worker.measure(GOOD, ARTIFACT, stage="screen", seed=1).ok
+        assert worker._child is not None
+        inherited = Path(f"/proc/{worker._child.pid}/environ").read_bytes().split(b"\0")
+    assert not [text for text in inherited if text.startswith((b"TORCH_COMPILE_DEBUG", b"TORCH_TRACE"))]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_files_in_the_working_directory_do_not_replace_modules(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
