@@ -131,7 +131,8 @@ def is_other(
     each operator, which few programs magnify to a quarter.
 
     Args:
-        eager: floats of the operators; ``expected``: fp64 numbers of the oracle, in the same shape.
+        eager: numbers of the operators, floats or integers made from floats.
+        expected: numbers of the oracle, in the same shape.
         slack: the allowed error of each element by the rounding of fp32; called only if it decides.
         size: :func:`typical` of ``expected``, if already computed.
     """

@@ -74,6 +74,7 @@ def signature(
             "autotune": [autotune.__version__, code_digest(_PACKAGE)],
             "versions": [torch.__version__, sys.version],
             "how": [train, kind, torch.is_grad_enabled(), torch.is_autocast_enabled(kind), asked()],
+            "types": [str(torch.get_autocast_dtype(kind)), str(torch.get_default_dtype())],
             "numerics": numerics.read([device]),
             "modules": modules,
             "classes": classes,

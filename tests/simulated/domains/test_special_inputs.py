@@ -212,6 +212,12 @@ def test_a_kernel_of_a_wrong_graph_is_rejected(monkeypatch: pytest.MonkeyPatch, 
     assert "the region's graph" in verdict.detail
 
 
+def test_integers_of_a_wrong_graph_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = wrongly(monkeypatch, "abs", lambda region, x: x, lambda x: (x.abs() * 9).int(), torch.ones(64, 40))
+    verdict = verdict_on(lambda given, outputs: outputs[0].copy_((given[0] * 9).int()), bench)
+    assert "the region's graph" in verdict.detail
+
+
 def test_rounding_in_halves_is_no_wrong_graph() -> None:
     """Differences of almost equal numbers, which eager mode rounds to bfloat16 after each operator."""
 

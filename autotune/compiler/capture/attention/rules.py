@@ -150,6 +150,8 @@ class _Walk(Masks):
             return False  # the result's shape is not the query's (batch broadcasting), or it is empty
         if is_batchedtensor(fake(call.query)):
             return False
+        if isinstance(call.scale, int | float) and not call.scale > 0:
+            return False  # fused kernels hide a score by -inf, or find the largest one, before they scale
         made = copies(node)
         copied = not takes_any_strides(node) or len(made) > 1 or any(map(self._is_seen, made))
         if copied and not (is_static(node) and old.is_contiguous()):

@@ -364,6 +364,16 @@ def test_who_reads_a_view_by_its_strides_gets_them() -> None:
     agree(attend(lambda q: later(), lambda out: same(out) * 2), *turned(), changed=0)
 
 
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_a_scale_that_is_not_positive_stays(scale: float) -> None:
+    """A hidden score times a negative number is infinite in torch's kernels for causal attention."""
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return sdpa(q, k, v, attn_mask=torch.ones(S, S, dtype=torch.bool).tril(), scale=scale)
+
+    agree(fn, *(torch.randn(B, H, S, D) for _ in range(3)), changed=0)
+
+
 def test_other_arguments_are_kept() -> None:
     (call,) = agree(lambda q, k, v: joined(sdpa(q, k, v, ones(q), 0.0, False, scale=0.7)), *qkv())
     assert call.kwargs["scale"] == 0.7

@@ -87,7 +87,9 @@ def test_inputs_and_how_count() -> None:
     assert None not in others
     assert len({base, *others}) == len(others) + 1
     with torch.autocast("cpu"):
-        assert signed(Block()) != base
+        cast = signed(Block())
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert len({signed(Block()), cast, base}) == 3
 
 
 def test_what_cannot_be_told_has_none() -> None:
