@@ -1,4 +1,4 @@
-"""What is said of an exception of the user's program."""
+"""Messages for exceptions of the user's program."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_the_documents_say_so(document: str) -> None:
 
 
 def test_the_makefile_takes_supported_interpreters_only(tmp_path: Path) -> None:
-    """The only interpreter of the path says that it is of some version."""
+    """The only interpreter of the path reports some version."""
     make = shutil.which("make")
     assert make is not None
     after = f"3.{int(PYTHONS[-1].partition('.')[2]) + 1}"

@@ -1,4 +1,4 @@
-"""benchmarks.attention_models: what it counts of a model, and that it tells of results that are not eager mode's."""
+"""benchmarks.attention_models: its counts of a model, and its report of results that differ from eager mode's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C3 suite's list, families and metrics, and what its figures come to."""
+"""The C3 suite's list, families and metrics, and its summary."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def test_what_a_file_of_the_first_schema_lacks_is_no_column() -> None:
 
 
 def marks(picture: str, role: str) -> list[str]:
-    """What each mark of a picture says of itself, of marks such as "bar"."""
+    """The label of each mark of a picture, of marks such as "bar"."""
     every = ET.fromstring(picture).iter(f"{SVG}path")
     return [str(p.get("aria-label")) for p in every if p.get("aria-roledescription") == role]
 

@@ -1,4 +1,4 @@
-"""What ``benchmarks/search_quality`` makes of measurements, without a GPU and without Triton."""
+"""``benchmarks/search_quality`` on given measurements, without a GPU and without Triton."""
 
 from __future__ import annotations
 

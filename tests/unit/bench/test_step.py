@@ -1,4 +1,4 @@
-"""A whole step under each compiler: what a step is, whether its results can be compared, and what is told of it."""
+"""A whole step under each compiler: its extent, the comparison of results, and messages."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ def test_nothing_is_recorded(tmp_path: Any) -> None:
 
 
 class Capturing:
-    """What torch.cuda would say, and captures that end as a test wants."""
+    """The answers of torch.cuda, and captures that end as a test requires."""
 
     def __init__(self, refuses: Sequence[str]) -> None:
         self.now, self.refuses = False, refuses

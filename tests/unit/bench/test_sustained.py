@@ -1,4 +1,4 @@
-"""Whether steps are timed at the clock that they hold: what the benchmark prints, and what it refuses."""
+"""The benchmark of clocks during steps: its output, and its refusals."""
 
 from __future__ import annotations
 

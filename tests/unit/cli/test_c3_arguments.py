@@ -1,4 +1,4 @@
-"""How scenarios are described on the command line, and what is told of a mistake."""
+"""Descriptions of scenarios on the command line, and messages for mistakes."""
 
 from __future__ import annotations
 

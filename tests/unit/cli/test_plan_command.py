@@ -229,7 +229,7 @@ def test_a_factory_is_planned_and_told_as_it_was_named(capsys: pytest.CaptureFix
 
 
 def test_what_is_in_no_region_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the backward pass too, each pass's own; views and what reads nothing are none of it."""
+    """The backward pass has separate counts; views and operators without inputs do not count."""
 
     def count(name: str, train: bool) -> dict[str, int]:
         return dict(planned(f"{HERE}:{name}", f"{HERE}:normed_inputs", "cpu", train=train).outside)

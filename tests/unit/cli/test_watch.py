@@ -85,7 +85,7 @@ def test_devices_side_by_side_are_told_apart() -> None:
     lines = [
         line.partition(":")[0] + ":" + line.partition(":")[2].partition(":")[0] for line in out.getvalue().splitlines()
     ]
-    assert lines == [*began, "[cuda:1 2/3] b"]  # each is told as it begins, and how it ended
+    assert lines == [*began, "[cuda:1 2/3] b"]  # each line has the begin or the end
 
 
 class Terminal(io.StringIO):

@@ -1,4 +1,4 @@
-"""Ranks settle on one answer through a key-value store, in whatever order they come."""
+"""Ranks agree on one answer through a key-value store, in any order of arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levels of a scenario's strategy, which neighbour is taken, and what may not be deployed."""
+"""Levels of a scenario's strategy, the choice of a neighbour, and refusals."""
 
 from __future__ import annotations
 

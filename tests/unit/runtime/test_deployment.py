@@ -44,7 +44,7 @@ def schedules(tmp_path: Path) -> list[Schedule]:
 
 
 def name(own: Deployment) -> str:
-    """Of the file that look-ups ask; "" for none."""
+    """The name of the file that look-ups read; "" for none."""
     store = own.store()
     return "" if store is None else Path(store.name).name
 

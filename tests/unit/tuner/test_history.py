@@ -1,4 +1,4 @@
-"""What the sampler is told of measurements, what it proposes after them, and what Optuna's dashboard sees of them."""
+"""Measurements in the sampler's study, its next proposals, and the view of Optuna's dashboard."""
 
 from __future__ import annotations
 

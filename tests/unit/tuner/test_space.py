@@ -1,4 +1,4 @@
-"""Search spaces: reading, narrowing, and what users get wrong."""
+"""Search spaces: reading, narrowing, and users' mistakes."""
 
 from __future__ import annotations
 

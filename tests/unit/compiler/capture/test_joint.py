@@ -1,5 +1,5 @@
-"""What is rewritten in Inductor's joint graphs, beside complex numbers and layouts: random numbers are hashes of their
-place. And what Inductor's decompositions bring: log-sigmoid, concatenations with nothing, group norms."""
+"""Rewrites of Inductor's joint graphs other than complex numbers and layouts: random numbers are hashes of their
+index. Results of Inductor's decompositions: log-sigmoid, concatenations with nothing, group norms."""
 
 from __future__ import annotations
 

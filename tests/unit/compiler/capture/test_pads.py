@@ -1,4 +1,4 @@
-"""Operands that Inductor pads for products: padded once, in the order in which they lie, and the same numbers."""
+"""Operands that Inductor pads for products: padded once, in their memory order, with the same numbers."""
 
 from __future__ import annotations
 

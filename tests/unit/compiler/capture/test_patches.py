@@ -88,7 +88,7 @@ def test_without_a_bias_and_with_other_strides() -> None:
 
 
 def test_tokens_of_an_image_lie_side_by_side() -> None:
-    """What follows sees the product's own rows: no copy puts them in the order of a convolution's result."""
+    """Later operators read the product's own rows: no copy restores the order of a convolution's result."""
 
     def fn(image: Tensor, filters: Tensor, bias: Tensor) -> Tensor:
         tokens = F.conv2d(image, filters, bias, stride=4).flatten(2).transpose(1, 2)

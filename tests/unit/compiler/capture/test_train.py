@@ -1,4 +1,4 @@
-"""``--train``: the backward pass of a target whose inputs and parameters do not ask for one."""
+"""``--train``: the backward pass of a target whose inputs and parameters do not require gradients."""
 
 from __future__ import annotations
 

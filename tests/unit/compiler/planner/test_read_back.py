@@ -26,7 +26,7 @@ from tests.unit.compiler.planner.test_plan import run_groups
 
 
 def scaled_after(x: Tensor, residual: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """What is read across the rows comes after the reduction: there is nothing to be stored first."""
+    """The transposed read follows the reduction: there is nothing to store first."""
     normed = torch.nn.functional.layer_norm(residual, (residual.shape[-1],), w, b)
     return normed + x.transpose(1, 2), normed
 

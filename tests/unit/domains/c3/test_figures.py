@@ -1,4 +1,4 @@
-"""Figures of long loops: which turns count, and what NVML says of the same while, on a library made of paper."""
+"""Figures of long loops: the counted turns, and NVML's values of the same time, on a fake library."""
 
 from __future__ import annotations
 

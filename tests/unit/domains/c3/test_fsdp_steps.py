@@ -1,4 +1,4 @@
-"""The search in a program's steps, told times by the test."""
+"""The search in a program's steps, with times set by the test."""
 
 from __future__ import annotations
 

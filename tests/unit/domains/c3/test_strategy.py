@@ -50,7 +50,7 @@ def test_normalising_is_idempotent_and_stays_in_the_space(op: str, side: str, co
 
 
 def same(changes: dict[str, object], op: str = "all_gather", side: str = "cuda", **base: object) -> bool:
-    """Whether the changes make no difference to the strategy ``base``."""
+    """Return True if the changes make no difference to the strategy ``base``."""
     plain = KINDS[side].of(base).config()
     return normalize({**plain, **changes}, scenario(op), side) == normalize(plain, scenario(op), side)  # type: ignore[dict-item]
 

@@ -1,4 +1,4 @@
-"""What the profiler's events are taken for; the record of a run on CPUs is in the suite's test."""
+"""Classes of the profiler's events; the record of a run on CPUs is in the suite's test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Built-in targets and what the user may name, with one clear line for every mistake."""
+"""Built-in targets and users' names of targets, with one clear line for every mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is declared of a kernel: each mistake is one line that says what to mend."""
+"""Declarations of kernels: each mistake is one line with its correction."""
 
 from __future__ import annotations
 

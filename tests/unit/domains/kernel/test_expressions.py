@@ -1,4 +1,4 @@
-"""Constraints: what they may say, and what is refused before it is ever computed."""
+"""Constraints: allowed expressions, and those that are refused before any evaluation."""
 
 from __future__ import annotations
 
