@@ -1,4 +1,4 @@
-"""The stand-ins for new Python processes that all other tests start are processes like any other."""
+"""Forks that replace new Python processes in all other tests behave as new processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_starts_others_and_they_are_its_children() -> None:
 def test_what_looks_at_imports_or_sets_libraries_is_a_new_interpreter(request: pytest.FixtureRequest) -> None:
     imported = "import sys; print('torch' in getattr(sys, 'mod' + 'ules'))"
     assert forks._server is not None
-    own = forks._server._environment  # a library that a test has imported since may have set variables of its own
+    own = forks._server._environment  # a library that a test has imported since may have set environment variables
     assert _python(imported, env=own).stdout == "True\n"
     assert _python(imported, env={**own, "NUMBA_OPT": "1"}).stdout == "False\n"
     assert _python("import sys; print('torch' in sys.modules)").stdout == "False\n"

@@ -1,4 +1,4 @@
-"""A search on a real Ray cluster whose nodes come and go, and what ``autotune search --ray`` tells of it.
+"""A search on a real Ray cluster with nodes that start and end, and the output of ``autotune search --ray``.
 
 Candidates are measured by a formula (:mod:`lane_domain`). All tests with a cluster are in this file, since one process
 of ``make test`` has a file: two clusters took fifty CPU seconds each.
@@ -224,8 +224,8 @@ def test_mistakes_that_the_cluster_tells(
     with contextlib.closing(Engine(ray_cluster.address)) as engine:
         assert until(
             lambda: not any(node.gpus for node in engine.nodes())
-        )  # the cluster knows that an earlier test's died
-    capsys.readouterr()  # Ray said so
+        )  # the cluster has noted the end of an earlier test's node
+    capsys.readouterr()  # Ray's message of it
     ray = [*TARGET, ray_cluster.address]
     assert "no node of the cluster" in refused(capsys, *ray, "--device", "cuda")
     assert "with --ray, use auto, cpu or cuda" in refused(capsys, *ray, "--device", "cuda:1")
@@ -242,7 +242,7 @@ def test_a_domain_of_ones_own_is_searched_on_the_nodes_and_no_password_is_told_t
     ray_cluster: LocalCluster, cluster: Cluster, postgres_url: str, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Neither in what is printed nor in any file that Ray keeps of the session, also where an actor dies."""
+    """Neither in the output nor in any file that Ray keeps of the session, also if an actor dies."""
     secret = "hunter2xyz"
     url = postgres_url.replace("autotune@", f"autotune:{secret}@")
     assert secret in url

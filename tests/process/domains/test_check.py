@@ -1,4 +1,4 @@
-"""The script that checks C3 on a GPU host, run on ranks without GPUs: what is right passes, and what is not is told."""
+"""The script that checks C3 on a GPU host, run on ranks without GPUs: right results pass, wrong ones are reported."""
 
 from __future__ import annotations
 

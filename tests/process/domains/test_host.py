@@ -61,7 +61,7 @@ def test_shared_memory_has_no_name(ranks: Ranks) -> None:
 
 
 class Alone:
-    """A group whose other rank answers what it is told to."""
+    """A group whose other rank gives a prepared answer."""
 
     def __init__(self, **other: Any) -> None:
         self.other = other

@@ -52,7 +52,7 @@ def test_it_answers_as_its_database(store: Store, file: Path, env: object, match
 
 
 def test_what_did_not_fit_of_one_snapshot_says_nothing_of_another(store: Store, file: Path, tmp_path: Path) -> None:
-    """A look-up remembers misfits by what ``nearest`` tells."""
+    """A look-up caches misfits by the fields of ``nearest``."""
     other = tmp_path / "other.atdb"
     export_snapshot(store, other, device=lambda device: device == GPU)
     one, same, two = (

@@ -28,7 +28,7 @@ CASES = int(os.environ.get("AUTOTUNE_MUTANTS", "300"))
 
 
 def everything(path: Path) -> list[Schedule | None]:
-    """What look-ups find in a snapshot. Raises UserError alone."""
+    """Every look-up's result in a snapshot. Raises only UserError."""
     snapshot = Snapshot(path)
     found = []
     for device in (GPU, OTHER_GPU):
@@ -230,7 +230,7 @@ def test_versions_and_ends(file: Path, tmp_path: Path) -> None:
     refused(data[:50], "is not a snapshot")
     refused(b"", "is not a snapshot")
     refused(data + b"more", "cut short")
-    refused(data[:18] + b"\2\2" + data[20:], "damaged")  # it would ask for a write-ahead log
+    refused(data[:18] + b"\2\2" + data[20:], "damaged")  # it would need a write-ahead log
     with pytest.raises(UserError, match="is not a file"):
         Snapshot(Path("/dev/zero"))
 

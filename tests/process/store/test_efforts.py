@@ -1,4 +1,4 @@
-"""How far workloads were searched, and calibrations of devices."""
+"""Progress of searches of workloads, and calibrations of devices."""
 
 from __future__ import annotations
 

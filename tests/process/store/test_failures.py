@@ -1,4 +1,4 @@
-"""What goes wrong with databases: each is one clear line, and deployment survives it."""
+"""Failures of databases: each is one clear line, and deployment survives it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creating and upgrading tables: many processes at once, beside Optuna's, and in step with the models."""
+"""Creating and upgrading tables: many processes at once, with Optuna's tables, and in step with the models."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ RELEASED = {
 
 
 def test_released_revisions_never_change() -> None:
-    """A database remembers that a revision was applied, not what it said: a change needs a new revision."""
+    """A database notes that a revision was applied, not its text: a change needs a new revision."""
     found = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in (ROOT / "db" / "versions").glob("*.py")}
     assert found == RELEASED
 

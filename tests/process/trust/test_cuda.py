@@ -1,4 +1,4 @@
-"""A stored artifact is launched as its workload and configuration say, or not at all. No GPU is needed to tell."""
+"""A stored artifact is launched as its workload and configuration require, or not at all. The tests need no GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stored(db: Path, workload: Workload, config: Config, artifact: Artifact) -> 
 
 
 def rewritten(db: Path, change: Any) -> None:
-    """Change an artifact as somebody would who knows how: under a new and right SHA-256."""
+    """Change an artifact as an informed attacker would: under a new and right SHA-256."""
     with Store.open(db) as store:
         (schedule,) = store.schedules(artifacts=True)
         assert schedule.artifact is not None

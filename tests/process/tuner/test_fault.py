@@ -1,4 +1,4 @@
-"""The machine's faults are not the candidates': nothing of them is stored, and a search that meets them again ends."""
+"""The machine's faults are not the candidates': none is stored, and a search with repeated faults ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compiled when a search's time is up is measured, as far as that takes little."""
+"""Candidates that are compiled when a search's time ends are measured, if that takes little time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP_S = 0.5
 
 
 class Compiled(CompilePool):
-    """Everything is compiled at once, but for what is ``slow``."""
+    """Everything is compiled at once, except for ``slow`` candidates."""
 
     slow: Any = ()
 

@@ -174,7 +174,7 @@ def test_what_is_stored_is_told_where_all_lanes_are_lost(store: Store, tmp_path:
 
 
 class Still:
-    """A lane's process that does nothing: what it is sent, and what it is to say."""
+    """A lane's process that does nothing: its messages, and its prepared answers."""
 
     def __init__(self, *args: object) -> None:
         self.sent: list[dict[str, Any]] = []

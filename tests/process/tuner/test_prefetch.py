@@ -30,7 +30,7 @@ SEEDS = [{"how": "vector", "block": b} for b in (1, 2, 64)]  # the last is outsi
 
 
 class Pool(CompilePool):
-    """Notes what it is to build, and what that was in vain."""
+    """Notes the candidates to build, and those built in vain."""
 
     def __init__(self) -> None:
         super().__init__(1)

@@ -88,7 +88,7 @@ def test_a_decision_of_a_busy_machine_is_made_again(tune: Search, store: Store, 
     busy.others = 1.5
     with pytest.warns(BusyMachine, match=r"kept 1\.5 processors busy .* search again") as told:
         first = tune(spec, trials=100, patience=0, sampler="brute")
-    # Once; what else is told meanwhile (objects of earlier tests that are collected now) is not counted.
+    # Once; other warnings meanwhile (objects of earlier tests that are collected now) do not count.
     assert sum(issubclass(w.category, BusyMachine) for w in told) == 1
     assert (first.busy, first.to_json()["others_busy"]) == (True, 1.5)
     (schedule,) = store.schedules()
@@ -226,7 +226,7 @@ def test_trials_and_patience_and_time_end_a_search(tune: Search) -> None:
 
 
 def test_what_a_fault_ended_was_search(tune: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise those that come next would keep as much time for what is taken to be no search."""
+    """Otherwise later workloads would reserve as much time for work other than search."""
 
     def fail(self: Worker, *_: object, **__: object) -> None:
         raise WorkerFault("the device fell off the bus")

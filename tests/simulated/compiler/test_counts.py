@@ -43,7 +43,7 @@ def narrow_int32(x: Any) -> int:
 
 
 def both_ways(x: Tensor) -> tuple[Tensor, ...]:
-    """Reductions over all rows beside work that is pointwise: blocks have tiles of the columns."""
+    """Reductions over all rows with pointwise work: blocks have tiles of the columns."""
     return x * 2, x.sum(0), x.amax(0)
 
 

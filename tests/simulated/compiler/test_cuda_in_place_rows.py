@@ -1,4 +1,4 @@
-"""Row-wise kernels whose output lies where an input lies."""
+"""Row-wise kernels whose output overwrites an input."""
 
 from __future__ import annotations
 

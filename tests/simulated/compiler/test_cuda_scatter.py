@@ -1,4 +1,4 @@
-"""Sums at places that other data tell, in simulated kernels: repeated, missing and crowded places, and odd sizes."""
+"""Sums at indices of the data, in simulated kernels: repeated, missing and crowded indices, and odd sizes."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ TWO_SUMS = Case(
 @pytest.mark.parametrize("config", [shape(2, 32, 8, 1), shape(2, 32, 8, 16), shape(8, 8, 4, 32, 2), shape(4, 16, 8, 2)])
 @pytest.mark.parametrize("most", [2048, 16])
 def test_several_sums(config: Config, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has tokens of its own; what is many for one of them is for the place."""
+    """Each has separate tokens; an index is crowded if one of them has many."""
     monkeypatch.setattr(cuda_scatter, "MOST_SORTED", most)
     graph = graph_of(TWO_SUMS)
     assert len(scattered(graph).sums) == 2

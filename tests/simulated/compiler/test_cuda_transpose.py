@@ -67,7 +67,7 @@ def stacked(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> Tensor:
 
 
 def stacked_along(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """Parts of a stack, read along, beside what is read across."""
+    """Parts of a stack, read along the rows, with tensors read across them."""
     return torch.stack((x, y)) * z.t()
 
 

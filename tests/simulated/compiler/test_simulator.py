@@ -1,4 +1,4 @@
-"""Kernels run in plain Python and compute what the oracle does; and the machine finds what it is there to find."""
+"""Kernels run in plain Python and compute the oracle's results; and the machine detects its faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NaN and infinities among the inputs: where eager comes to one, a kernel may come to any, and elsewhere to none."""
+"""NaN and infinities among the inputs: where eager mode has one, a kernel may have any, and elsewhere none."""
 
 from __future__ import annotations
 
