@@ -1,4 +1,4 @@
-"""The benchmark of errors against fp64: its reference, its errors, and that it runs the kernels it says."""
+"""The benchmark of errors against fp64: its reference, its errors, and the kernels that it runs."""
 
 from __future__ import annotations
 

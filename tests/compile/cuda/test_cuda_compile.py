@@ -1,6 +1,6 @@
 """Every kernel compiles to a cubin without a GPU, and has what makes it fast: seen in its PTX and its resources.
 
-``AUTOTUNE_TEST_CONFIGS=N`` compiles N random configurations of every function beside the default; without it every
+``AUTOTUNE_TEST_CONFIGS=N`` compiles the default and N random configurations of every function; without it every
 eighth function gets one.
 """
 
@@ -42,7 +42,7 @@ def one(name: str, **changes: object) -> tuple[FusionTask, Config]:
 
 
 def source_of(task: FusionTask, config: Config) -> CudaSource:
-    """What the task would compile for a region of one kernel."""
+    """The source that the task compiles for a region of one kernel."""
     (group,) = task.plan.groups
     schedule = CudaSchedule.from_config(config)
     program = build_program(group.graph, keep=schedule.keep != "reload", online=schedule.online)

@@ -1,4 +1,4 @@
-"""What profilers show of our kernels: names that tell what they compute, the same under every schedule."""
+"""Names of kernels in profilers: they describe the computation, and are equal under every schedule."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_compiling_needs_no_torch_for_a_name() -> None:
 
 
 def stored_earlier() -> Artifact:
-    """What a search before kernels had names of their own has left in a database."""
+    """An artifact in the database of a search before kernels had separate names."""
     body = ("if cuda.threadIdx.x == 0:", "    st_f32_1_d(p0, 0, ld_f32_1_d(p0, 0) + float32(1.0))")
     launch = {"dynamic": False, "shared": 0, "block": 32, "args": [["input", 0]]}
     kernel = build(Listing((), body, ("f32",), launch, 32, 0))

@@ -1,4 +1,4 @@
-"""The benchmark of real models, on a CPU: small versions of the models, and what is made of their measurements."""
+"""The benchmark of real models, on a CPU: small versions of the models, and the handling of their measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite run end to end on the CPU, and what its figures come to."""
+"""The suite run end to end on the CPU, and its summary."""
 
 from __future__ import annotations
 

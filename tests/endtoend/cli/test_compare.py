@@ -251,7 +251,7 @@ def json_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-# What is said
+# Messages
 
 
 def kernels(many: int, us: float, library: int, library_us: float) -> dict[str, Any]:

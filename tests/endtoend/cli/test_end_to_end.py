@@ -1,4 +1,4 @@
-"""What a stranger does with a module of their own: search it, look it up, run it; each in a process of its own."""
+"""The steps of a new user with a module: search, look-up, run; each in a separate process."""
 
 from __future__ import annotations
 

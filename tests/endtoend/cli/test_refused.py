@@ -1,4 +1,4 @@
-"""What users give that cannot be: one line, without passwords and terminal commands, and nothing is changed."""
+"""Invalid input of users: one line, without passwords and terminal commands, and no change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune search`` end to end in a process of its own, on a small real domain that runs on the CPU.
+"""``autotune search`` end to end in a separate process, on a small real domain that runs on the CPU.
 
 The workloads come from the database (``--missed``), so no PyTorch program has to be captured.
 """
@@ -110,7 +110,7 @@ def test_what_was_not_begun_in_time_is_told_and_gone_on_with(
 def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As what is not known does: of five workloads one was begun, and two are known."""
+    """Unknown workloads count as undecided: of five workloads one was begun, and two are known."""
     results = [Result(c, c, "toy", "cpu", "p", best={"a": 1}, begun=c == "a") for c in "abc"]
     left = not_begun(5, results)
     assert left == 4

@@ -1,4 +1,4 @@
-"""A domain that the package knows nothing of, by the commands: told by an environment variable or an entry point."""
+"""A domain outside of the package, by the commands: named by an environment variable or an entry point."""
 
 from __future__ import annotations
 

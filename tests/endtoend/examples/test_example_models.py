@@ -24,7 +24,7 @@ OPAQUE = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
     "inductor_seeds", "inductor_lookup_seed",  # of all dropouts
-    "_unsafe_masked_index_put_accumulate", "index_put",  # additions at places that only the data tell
+    "_unsafe_masked_index_put_accumulate", "index_put",  # additions at indices of the data
     "copy_",  # of statistics, into a model's buffers
 }  # fmt: skip
 """Operators of the models that are in no region; everything else must be."""
@@ -157,7 +157,7 @@ def test_names_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(fn.layers) == 1
     assert torch.isfinite(fn(*args)[1]).all()
     fn, (args, _), _ = resolve("examples.models.llama:model", "examples.models.llama:inputs", "cpu")
-    assert fn(*args).ndim == 0  # of what trains, the model is the loss
+    assert fn(*args).ndim == 0  # a training target returns the loss
     monkeypatch.setenv("EXAMPLE_STEPS", "3")
     _, (args, _), _ = resolve("examples.models.crnn:infer", "examples.models.crnn:infer_inputs", "cpu")
     assert args[0].shape[-1] == 8  # three steps of the LSTMs

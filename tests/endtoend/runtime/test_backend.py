@@ -233,7 +233,7 @@ def test_what_else_there_is_to_do_is_done(tune: Tune, fn: Any, train: bool) -> N
 
 
 class _Double(torch.overrides.TorchFunctionMode):
-    """What ``relu`` gives, twice."""
+    """The result of ``relu``, twice."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

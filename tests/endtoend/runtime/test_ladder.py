@@ -1,4 +1,4 @@
-"""The rungs of a look-up: what may stand in for what, by which setting, and what is said of it."""
+"""The rungs of a look-up: replacements, their settings, and messages."""
 
 from __future__ import annotations
 

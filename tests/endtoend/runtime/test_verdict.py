@@ -1,4 +1,4 @@
-"""Verdicts at deploy time: whose they are, that they are obeyed, and what becomes of damaged ones."""
+"""Verdicts at deploy time: their keys, their effect, and damaged ones."""
 
 from __future__ import annotations
 
