@@ -134,7 +134,7 @@ def test_what_slows_gemms_beside_copies_is_told_by_the_clock() -> None:
     assert random["held"] == {"gemm": {"power cap": 0.7}, "copies": {}, "both": {"power cap": 0.7}}
     assert "power cap 70% of the time" in finding(random)
     assert finding(random).endswith("the clock explains it")
-    assert finding(zeros).endswith("1.010 times as long beside copies, its clock 100.0% of that alone")
+    assert finding(zeros).endswith("1.010 times as long during copies, its clock 100.0% of that alone")
     slow = {**zeros, "slowdown": 1.1, "slowdown_at_equal_clock": 1.1}
     assert finding(slow).endswith("not the clock")
     assert finding({**random, "slowdown": 1.3, "slowdown_at_equal_clock": 1.16}).endswith("the clock explains a part")
