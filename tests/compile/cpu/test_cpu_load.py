@@ -202,7 +202,7 @@ def test_a_damaged_compiled_kernel_is_compiled_again(fresh_cache: Path, what: st
     assert [cache_hits(graph), cache_hits(graph)] == [0, 1]  # mended once, and good for the next
 
 
-def test_a_full_disk_is_told_or_gone_around(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_or_gone_around(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: object, *_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

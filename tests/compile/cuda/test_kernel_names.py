@@ -97,7 +97,7 @@ def test_a_weighted_mean_is_a_product_only_where_the_program_has_some() -> None:
     assert "mv" not in graph_ops(task_of(workload("ln_f32")).graph, vectors=True)
 
 
-def test_launches_are_told_apart() -> None:
+def test_launches_are_distinguished() -> None:
     apart = names(workload("relu_statistics"), "r4,o0 / r8,o1 / r10,o2 / r13,o3")
     assert apart == ["autotune_sum", "autotune_sum_2", "autotune_max", "autotune_exp_sum"]
 

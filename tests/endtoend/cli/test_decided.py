@@ -68,7 +68,7 @@ def command(name: str, db: Path, *more: str) -> list[str]:
     return [*words, "--db", str(db), *more]
 
 
-def test_a_search_ends_with_the_step_and_its_verdict_is_told(
+def test_a_search_ends_with_the_step_and_its_verdict_is_reported(
     tmp_path: Path, asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db = tmp_path / "t.db"

@@ -89,7 +89,7 @@ def test_missed_workloads_are_searched_stored_and_cleared(
     assert again.stdout == ""
 
 
-def test_what_was_not_begun_in_time_is_told_and_gone_on_with(
+def test_what_was_not_begun_in_time_is_reported_and_gone_on_with(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
     db = tmp_path / "t.db"
@@ -129,7 +129,7 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
         (["--missed", "--plans", "greedy", "--ablation", "no-pack"], "exclude each other"),
     ],
 )
-def test_what_does_not_go_together_is_told(
+def test_what_does_not_go_together_is_reported(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -176,7 +176,7 @@ def test_if_nothing_can_be_measured_it_says_so_and_fails(
         assert len(store.misses()) == 1  # still waiting
 
 
-def test_an_interrupted_search_keeps_what_it_measured(
+def test_an_interrupted_search_keeps_its_measurements(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
     db = tmp_path / "t.db"

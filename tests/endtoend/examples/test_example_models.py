@@ -76,7 +76,7 @@ def test_all_memory_intensive_operators_are_in_regions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_region_computes_what_its_operators_do(name: str) -> None:
+def test_every_region_agrees_with_its_operators(name: str) -> None:
     done = set()
     for _, regions in captured(name):
         for region in regions:
@@ -165,7 +165,7 @@ def test_names_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("examples.models.asr:train", "examples.models.asr:infer_inputs", "cpu")
 
 
-def test_unknown_names_are_told() -> None:
+def test_unknown_names_are_reported() -> None:
     with pytest.raises(ValueError, match="unknown model 'bert'"):
         make("bert", "cpu", "cpu")
     with pytest.raises(ValueError, match="unknown size"):

@@ -59,7 +59,7 @@ def test_what_takes_too_long_is_stopped() -> None:
     assert fusion_models.run([sys.executable, "-c", "print(7)"], args, 280.0) == (0, "7\n")
 
 
-def test_unknown_models_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_models_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         fusion_models.parse(["--models", "bert_train,gpt"])
     assert stop.value.code == 2

@@ -42,7 +42,7 @@ def child(mode: str, names: list[str]) -> list[list[str]]:
 
 @needs_triton
 @pytest.mark.timeout(900)  # 40 s of one core
-def test_kernels_of_the_zoo_compute_what_the_oracle_does() -> None:
+def test_kernels_of_the_zoo_agree_with_the_oracle() -> None:
     found = child("run", CASES)
     assert [f for f in found if f[3]] == []
     assert {f[0] for f in found} == {*CASES}

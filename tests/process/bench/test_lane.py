@@ -126,7 +126,7 @@ def test_a_backward_pass_that_is_compiled_while_a_step_is_timed_takes_no_turn_of
     assert not any(seen)
 
 
-def test_a_lane_that_does_not_take_its_case_is_told() -> None:
+def test_a_lane_that_does_not_take_its_case_is_reported() -> None:
     class Silent:
         def kill(self) -> None: ...
 

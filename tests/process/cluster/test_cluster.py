@@ -143,7 +143,7 @@ def test_ctrl_c_ends_all_lanes_in_good_order(cluster: Cluster, store: Store, log
     assert 3 <= len(store.measurements(stage="screen")) < 2 * 12
 
 
-def test_a_workload_that_kills_its_lane_again_and_again_is_told(
+def test_a_workload_that_kills_its_lane_again_and_again_is_reported(
     cluster: Cluster, store: Store, tmp_path: Path, log: Path
 ) -> None:
     fatal = tmp_path / "fatal"

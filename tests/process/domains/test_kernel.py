@@ -154,7 +154,7 @@ def test_an_objective_of_the_users_own(tmp_path: Path) -> None:
         ("doubly", "inputs(n=4) has the tuned parameter block"),
     ],
 )
-def test_inputs_and_references_that_fail_are_told_before_a_search(
+def test_inputs_and_references_that_fail_are_reported_before_a_search(
     name: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allow(f"{KERNELS}:{name}", "")

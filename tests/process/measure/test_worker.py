@@ -210,7 +210,7 @@ def test_children_do_not_outlive_a_parent_that_is_killed() -> None:
         (BuildError("does not compile"), Status.COMPILE_ERROR, False),
     ],
 )
-def test_errors_are_told_apart(error: Exception, status: Status, restart: bool) -> None:
+def test_errors_are_distinguished(error: Exception, status: Status, restart: bool) -> None:
     assert classify(error) == (status, restart)
 
 

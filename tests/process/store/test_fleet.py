@@ -168,7 +168,7 @@ def test_a_lost_primary_costs_notes_only(
         assert deployment().record_misses([(workload(5), "why")], "cpu", identity=GPU) == 0
 
 
-def test_a_replica_that_is_not_there_is_told(sqlite_file: Path, tmp_path: Path) -> None:
+def test_a_replica_that_is_missing_is_reported(sqlite_file: Path, tmp_path: Path) -> None:
     Store.open(sqlite_file).close()
     assert Store.attach(sqlite_file, tmp_path / "none.db") is None
     with pytest.raises(LostConnection, match="cannot use the database"):
@@ -225,7 +225,7 @@ def test_a_deadlock_is_done_again(postgres_url: str) -> None:
             assert sorted(c.scalars(sa.text("SELECT extent FROM autotune_workloads"))) == [3, 4]
 
 
-def test_a_conflict_that_does_not_end_is_told(sqlite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conflict_that_does_not_end_is_reported(sqlite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda s: None)
 
     def never() -> None:

@@ -215,7 +215,7 @@ def test_a_database_of_a_newer_version_is_refused(url: str) -> None:
         assert "\n" not in str(e.value)
 
 
-def test_without_migrating_tables_must_be_there(url: str) -> None:
+def test_without_migrating_tables_must_exist(url: str) -> None:
     if url.startswith("sqlite"):
         Path(url.removeprefix("sqlite:///")).touch()
     with pytest.raises(UserError, match="autotune db upgrade"):

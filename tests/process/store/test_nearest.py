@@ -38,7 +38,7 @@ def test_the_nearest_by_ratio_come_first(store: Store) -> None:
     assert one.when == 512.0
 
 
-def test_a_workload_counts_once_and_environments_are_told_apart(store: Store) -> None:
+def test_a_workload_counts_once_and_environments_are_distinguished(store: Store) -> None:
     for env in (ENVIRONMENT, NEAR):
         for policy in "pq":
             key = put_key(store, workload(64), env=env)

@@ -119,7 +119,7 @@ def test_a_smaller_count_comes_too_late(url: str) -> None:
         assert sum(s.steps for s in store.savings()) == 40
 
 
-def test_a_device_has_to_be_there(url: str) -> None:
+def test_a_device_has_to_exist(url: str) -> None:
     with Store.open(url) as store:
         one = count(store)
         with pytest.raises(ValueError, match="put the device"):

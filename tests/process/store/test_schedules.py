@@ -256,7 +256,7 @@ def test_a_damaged_schedule_is_passed_over_with_a_reason(
     assert store.family_schedules("f" * 64, key.device) == []
 
 
-def test_an_artifact_of_another_form_is_told_apart_from_damage() -> None:
+def test_an_artifact_of_another_form_is_distinguished_from_damage() -> None:
     data = artifact_json(ARTIFACT) | {"scratch": [["float32", 4096], ["int32", 32, True]]}
     with pytest.raises(Damaged, match="another version"):
         artifact_from(artifact_id(data), data, artifact_blobs(ARTIFACT))

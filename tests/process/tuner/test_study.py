@@ -203,7 +203,7 @@ def test_nothing_works_is_not_ok(tune: Search, store: Store, monkeypatch: pytest
     assert store.runs()[0].state == "failed"
 
 
-def test_a_machine_that_cannot_measure_is_told(tune: Search, store: Store) -> None:
+def test_a_machine_that_cannot_measure_is_reported(tune: Search, store: Store) -> None:
     result = tune({"columns": -1}, trials=2)
     assert not result.ok
     assert "cannot be opened" in result.error
@@ -354,7 +354,7 @@ def test_a_search_goes_on_however_long_it_takes_to_see_what_is_known(store: Stor
         assert [r.seconds > 0 for r in found] == [False] * (n - 1) + [True]
 
 
-def test_what_is_known_is_told_however_late(store: Store, policy: Policy) -> None:
+def test_what_is_known_is_reported_however_late(store: Store, policy: Policy) -> None:
     works = [workload(rows=16), workload(rows=32)]
     (known,) = api.tune_workloads(works[1:], "cpu", store, timeout=5.0, policy=policy)
     found = api.tune_workloads(works, "cpu", store, timeout=0.05, policy=policy)
@@ -402,7 +402,7 @@ def test_all_schedules_are_read_once_however_many_workloads_are_known(
         ({"sampler": "cmaes"}, "unknown sampler 'cmaes'; the samplers are tpe, random, brute"),
     ],
 )
-def test_mistakes_are_told(tune: Search, options: dict[str, Any], words: str) -> None:
+def test_mistakes_are_reported(tune: Search, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         tune(**options)
 

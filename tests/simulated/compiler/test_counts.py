@@ -94,7 +94,7 @@ def some_configs(scheme: Scheme, graph: Graph, n: int) -> list[Config]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_wide_kernels_compute_what_the_oracle_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_kernels_agree_with_the_oracle(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intrinsics, "int32", narrow_int32)
     for case in CASES[name]:
         graph = graph_of(case)

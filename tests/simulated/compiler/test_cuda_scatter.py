@@ -282,7 +282,7 @@ def test_it_is_planned_as_it_is_scanned() -> None:
     assert predict_cuda(words, few, Figures(), "sm_90") > 2 * predict_cuda(words, large, Figures(), "sm_90")
 
 
-def test_random_configurations_of_a_large_one_are_told_apart() -> None:
+def test_random_configurations_of_a_large_one_are_distinguished() -> None:
     words = gradient(1000, 96, 4096, BF16)
     found = drawn(scheme_of(words), words, 12, seed=1)
     assert len({int(c["owned"]) for c in found}) > 2

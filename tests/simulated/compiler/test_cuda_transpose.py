@@ -113,7 +113,7 @@ def graph(name: str) -> Graph:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
+def test_kernels_agree_with_the_oracle(case: Case) -> None:
     g = graph(case.name)
     configs = [TRANSPOSE.default(g), *TRANSPOSE.seeds(g), *drawn(TRANSPOSE, g, 1, 3, lambda config: config["tile"])]
     space = TRANSPOSE.space_of(g, load_space("fusion", "cuda"))

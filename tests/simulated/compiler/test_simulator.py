@@ -50,7 +50,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_kernels_of_the_zoo_compute_what_the_oracle_does(name: str) -> None:
+def test_kernels_of_the_zoo_agree_with_the_oracle(name: str) -> None:
     for work in workloads(name):
         task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
         seed = zlib.crc32(name.encode())

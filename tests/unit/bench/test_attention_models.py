@@ -38,7 +38,7 @@ def test_calls_are_counted_by_what_they_hide(dynamic: bool, graphs: int) -> None
     assert apart < 1e-6
 
 
-def test_a_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_result_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def careless(gm: fx.GraphModule) -> int:
         for node in gm.graph.nodes:
             if node.target is scaled_dot_product_attention:

@@ -71,7 +71,7 @@ def test_a_method_is_trained_by_its_modules_parameters() -> None:
     assert len(trainable(layer.forward, (X,), {})) == 2
 
 
-def test_what_cannot_be_trained_is_told() -> None:
+def test_what_cannot_be_trained_is_reported() -> None:
     with pytest.raises(UserError, match="require a gradient"):
         trainable(torch.relu, (X,), {})
     x = X.clone().requires_grad_()

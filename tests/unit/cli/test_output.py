@@ -54,7 +54,7 @@ def test_a_baseline_that_won_is_what_is_deployed() -> None:
     assert answer["speedup"] == 1.0
 
 
-def test_why_a_baseline_failed_is_told() -> None:
+def test_why_a_baseline_failed_is_reported() -> None:
     failed = {"inductor": {"latency_us": None, "error": "no C++ compiler"}, "eager": {"latency_us": 9.0}}
     answer = total("t", "cpu", [region("a", 1, 3.0, None, None, baselines=failed)])
     assert answer["baselines"] == failed

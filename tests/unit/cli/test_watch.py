@@ -68,7 +68,7 @@ def test_each_workload_begins_and_ends_with_a_line() -> None:
     assert "done" in lines[1]
 
 
-def test_equal_labels_are_told_apart_by_time() -> None:
+def test_equal_labels_are_distinguished_by_time() -> None:
     out = io.StringIO()
     with ProgressDisplay(of=2, stream=out) as display:
         display.show(state(elapsed_s=9.0))
@@ -76,7 +76,7 @@ def test_equal_labels_are_told_apart_by_time() -> None:
     assert [line.partition(" ")[0] for line in out.getvalue().splitlines()] == ["[1/2]", "[2/2]"]
 
 
-def test_devices_side_by_side_are_told_apart() -> None:
+def test_devices_side_by_side_are_distinguished() -> None:
     out = io.StringIO()
     with ProgressDisplay(of=3, stream=out) as display:
         for name, label in (("cuda:0", "a"), ("cuda:1", "b"), ("cuda:0", "a"), ("cuda:0", "c"), ("cuda:1", "b")):

@@ -102,7 +102,7 @@ def test_no_limit() -> None:
     assert clock.budget(0, SearchOptions(trials=7, patience=3)) == Budget(7, None, 3)
 
 
-def test_a_mistake_in_an_option_is_told_when_the_options_are_made() -> None:
+def test_a_mistake_in_an_option_is_reported_when_the_options_are_made() -> None:
     for wrong, said in (
         ({"trials": 0}, "at least one candidate"),
         ({"timeout": -1.0}, "seconds above 0"),

@@ -212,7 +212,7 @@ def test_given_ones_are_used() -> None:
     assert not values[1].any(), "of what was given"
 
 
-def test_a_large_one_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_one_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def fn() -> Tensor:
         mask = later(5)
         return (mask & later(5)) | mask

@@ -73,7 +73,7 @@ def test_a_mistake_is_one_line(how: dict[str, Any], said: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_kernel_is_told() -> None:
+def test_what_is_no_kernel_is_reported() -> None:
     with pytest.raises(UserError, match="cannot be called"):
         autotune.tunable(space=SPACE)(3)
     with pytest.raises(UserError, match="needs a space: write"):
@@ -84,7 +84,7 @@ def test_what_is_no_kernel_is_told() -> None:
         autotune.tunable()(kernel)
 
 
-def test_two_kernels_of_one_name_are_told() -> None:
+def test_two_kernels_of_one_name_are_reported() -> None:
     autotune.tunable(space=SPACE, name="same")(kernel)
     autotune.tunable(space=SPACE, name="same")(kernel)  # declared again, as a notebook does
     with pytest.raises(UserError, match="two kernels have the name same"):
