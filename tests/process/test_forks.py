@@ -89,7 +89,7 @@ def main(descriptor, many):
     server.close()
 
 
-def test_a_server_that_ended_is_an_error_that_says_how(stub: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_a_server_is_an_error_with_its_reason(stub: Path, capfd: pytest.CaptureFixture[str]) -> None:
     stub.write_text("""
 def main(descriptor, many):
     import no_such_module

@@ -43,7 +43,7 @@ def test_the_hosted_workflow_runs_each_minor_version(name: str, versions: list[s
 @pytest.mark.parametrize(
     "document", ["README.md", "docs/tutorials/cpu.md", "CONTRIBUTING.md", "docs/reference/compatibility.md"]
 )
-def test_the_documents_say_so(document: str) -> None:
+def test_the_documents_name_the_versions(document: str) -> None:
     assert f"Python {PYTHONS[0]} to {PYTHONS[-1]}" in text(document)
     if document != "docs/tutorials/cpu.md":
         assert f"{TORCHES[0]} to {TORCHES[-1]}" in text(document)

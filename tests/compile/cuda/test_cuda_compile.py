@@ -254,7 +254,7 @@ def test_what_does_not_compile_is_a_build_error() -> None:
         ({"vector_bytes": 32, "threads_per_row": 32}, "do not divide a row"),
     ],
 )
-def test_schedules_that_cannot_be_emitted_say_why(changes: dict[str, object], words: str) -> None:
+def test_schedules_that_cannot_be_emitted_have_a_reason(changes: dict[str, object], words: str) -> None:
     name = "ln_1001" if "vector_bytes" in changes else "ln_f32"
     with pytest.raises(Unsupported, match=words):
         source_of(*one(name, **changes))

@@ -95,7 +95,7 @@ def test_a_short_search_meets_whole_rows(case: Case) -> None:
         assert 768 % (int(config["threads_per_row"]) * vec) == 0
 
 
-def test_a_mask_beside_the_widest_type_leaves_the_default_in_the_space() -> None:
+def test_a_mask_with_the_widest_type_leaves_the_default_in_the_space() -> None:
     def sums(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
         return (x * m).sum(-1), torch.where(m, x, x.amax(-1, keepdim=True))
 

@@ -110,7 +110,7 @@ def test_elements_that_fill_no_pack_in_a_loop_over_blocks(
 @pytest.mark.parametrize(
     ("storage", "vector_bytes", "prefetch"), [("float32", 16, True), ("float16", 4, False), ("float16", 16, True)]
 )
-def test_weights_beside_rows_that_fill_no_set_of_packs(
+def test_weights_of_rows_that_fill_no_set_of_packs(
     storage: str, vector_bytes: int, prefetch: bool, made: list[Made]
 ) -> None:
     task = task_of(layer_norm(50, 640, storage))

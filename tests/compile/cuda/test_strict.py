@@ -131,7 +131,7 @@ def test_strict_text_against_the_oracle(name: str, online: bool) -> None:
             check_group(group.graph, made, seed=1, special=online)
 
 
-def test_a_strict_kernel_is_a_cubin_of_its_own() -> None:
+def test_a_strict_kernel_is_a_separate_cubin() -> None:
     built = [FusionTask(everything_in(p), "cuda:0", target="sm_90", sms=132) for p in (None, "strict")]
     try:
         one, other = (task.build(task.default()) for task in built)

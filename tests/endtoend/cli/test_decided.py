@@ -204,7 +204,7 @@ def of_two_regions(db: Path, *more: str) -> list[str]:
     return [f"{HERE}:two_regions" if word == f"{HERE}:program" else word for word in words]
 
 
-def test_what_lies_otherwise_in_the_step_is_searched_and_the_step_decided_again(
+def test_other_layouts_of_the_step_are_searched_and_the_step_decided_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captured = [w for w, _ in workloads_of(two_regions, (inputs(),))]

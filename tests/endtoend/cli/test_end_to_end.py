@@ -115,7 +115,7 @@ def test_a_new_process_finds_it(stranger: Stranger, searched: dict[str, Any]) ->
     assert found["baselines"]["eager"] == searched["baselines"]["eager"]
 
 
-def test_it_runs_with_what_was_found_and_knows_other_rows(stranger: Stranger, searched: dict[str, Any]) -> None:
+def test_it_runs_stored_kernels_also_at_other_rows(stranger: Stranger, searched: dict[str, Any]) -> None:
     ran = stranger.deploy("inputs")
     assert ran["error"] < 1e-4
     assert ran["hits"] >= 1

@@ -164,7 +164,7 @@ def test_candidates_are_timed_with_warm_caches_where_that_is_asked_for(
     assert found["label"].startswith("toy")
 
 
-def test_if_nothing_can_be_measured_it_says_so_and_fails(
+def test_a_search_without_measurements_fails_with_a_message(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
     missed(tmp_path / "t.db", {"rows": 0})  # every candidate is rejected

@@ -94,9 +94,7 @@ def test_steps_of_a_decoder_with_a_static_cache(db: str, changed: list[int]) -> 
     assert changed == [1]
 
 
-def test_it_is_left_as_written_where_the_user_says_so(
-    db: str, changed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_option_leaves_attention_as_written(db: str, changed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Replace Inductor: its graphs run as they are."""
     monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", lambda gm, *args, **kwargs: gm.forward)
     model, x = Encoder().eval(), torch.randn(2, 10, WIDTH)
@@ -241,7 +239,7 @@ def rounded_by_autocast(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor
     chosen_and_written, repeated_and_written, copied_and_written, reshaped_and_viewed, reshaped, written, learned,
     one_head, no_queries, rounded_by_autocast,
 ])  # fmt: skip
-def test_what_a_program_does_beside_attention(
+def test_other_operations_of_a_program(
     fn: Callable[..., Tensor], train: bool, db: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Results, gradients and strides are torch.compile's, and no rule fails."""
@@ -304,7 +302,7 @@ def repeated_without_gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) ->
 
 
 @pytest.mark.parametrize("fn", [shared_across_grad_modes, chosen_without_gradients, repeated_without_gradients])
-def test_gradients_where_a_part_of_a_program_wants_none(fn: Callable[..., Tensor], db: str) -> None:
+def test_gradients_with_a_part_of_a_program_under_no_grad(fn: Callable[..., Tensor], db: str) -> None:
     """They are those of eager mode, which has none for tensors made under ``no_grad``."""
     rng = torch.Generator().manual_seed(0)
     shapes = [*[(3, HEADS, PLACES, 8)] * 3, (3, HEADS, PLACES, PLACES)]

@@ -93,7 +93,7 @@ def _inference_workloads(model: nn.Module, x: torch.Tensor) -> list[Any]:
         return [r.workload for r in autotune.lookup(model, (x,)) if r.workload]
 
 
-def test_buffers_written_beside_stored_kernels(tune: Tune) -> None:
+def test_buffers_written_in_graphs_with_stored_kernels(tune: Tune) -> None:
     model, x = Statistics(), torch.randn(32, 24)
     assert tune(twin(model), (x.clone().requires_grad_(),))
     assert_same_step(compiled(model), model, twin(model), x)

@@ -200,7 +200,7 @@ def a_picture(x: Tensor) -> Tensor:
     ],
 )  # fmt: skip
 @torch.no_grad()
-def test_only_what_nobody_else_reads(
+def test_only_inputs_without_other_readers(
     tune: Tune, monkeypatch: pytest.MonkeyPatch, fn: Callable[[Tensor], Any], overwritten: int
 ) -> None:
     asked, x = taken(monkeypatch), torch.randn(ROWS, WIDTH)

@@ -229,7 +229,7 @@ def test_it_is_switched_off(pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch
         autotune.configure(packaged="no")  # type: ignore[arg-type]
 
 
-def test_nobody_signed_it(pack: Pack, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_signature(pack: Pack, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a pinned key, only schedules with its owner's signature are deployed."""
     tune(softmax, (torch.randn(32, 40),))
     mine, theirs = keys(tmp_path)

@@ -120,7 +120,7 @@ def test_copies_that_are_slower_at_the_largest_size_have_no_crossover() -> None:
     assert crossover([*cases, {"size": 16 * MIB, "copy_over_base": None}]) == 64 * MIB
 
 
-def test_what_slows_gemms_beside_copies_is_told_by_the_clock() -> None:
+def test_the_clock_explains_the_slowdown_of_gemms_during_copies() -> None:
     data = made(Gpus())
     cases = [c for c in data["cases"] if c["part"] == "power"]
     assert len(cases) == 2 * len(BESIDE)

@@ -98,8 +98,8 @@ def test_threads_of_a_process_share_its_turn() -> None:
     assert free()
 
 
-def test_a_backward_pass_that_is_compiled_while_a_step_is_timed_takes_no_turn_of_its_own() -> None:
-    """Inductor's timing in autograd's thread waits for the turn of the first thread, which waits for it."""
+def test_a_backward_pass_that_is_compiled_while_a_step_is_timed_takes_no_second_turn() -> None:
+    """Inductor times in autograd's thread, while the first thread holds the turn and waits for that thread."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     lock, seen = ProcessLock("cpu", 600), list[bool]()

@@ -98,7 +98,7 @@ def test_a_node_is_lost_and_another_joins(
     assert (run.state, {m.run for m in store.measurements()}) == ("done", {run.id})
 
 
-def test_another_kind_of_device_is_a_search_of_its_own(
+def test_another_kind_of_device_is_a_separate_search(
     ray_cluster: LocalCluster, cluster: Cluster, store: Store, log: Path
 ) -> None:
     """A node that may use one processor fewer is another device."""

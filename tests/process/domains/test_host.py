@@ -80,7 +80,7 @@ class Alone:
         ({"problem": "no 5 bytes of shared memory"}, "no 5 bytes"),
     ],
 )
-def test_ranks_that_cannot_share_memory_say_why(other: dict[str, str], words: str) -> None:
+def test_ranks_that_cannot_share_memory_report_the_reason(other: dict[str, str], words: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Unsupported, match=words):
         host.share(Alone(**other), 4096)  # type: ignore[arg-type]

@@ -264,7 +264,7 @@ def test_closing_the_pool_drops_what_is_under_way(patience: Patience) -> None:
     assert default_processes(1000) == 1
 
 
-def test_frames_come_together_from_pieces() -> None:
+def test_frames_are_assembled_from_pieces() -> None:
     artifact = Artifact(
         "sm_90",
         (Kernel("a", b"\0\1", {"grid": [1]}, {"registers": 4}), Kernel("b"), Kernel("c", b"xyz")),
@@ -293,7 +293,7 @@ def test_device_lock_excludes_and_gives_up(tmp_path: Path, monkeypatch: pytest.M
         assert again
 
 
-def test_who_waits_for_a_device_comes_before_who_has_just_held_it(
+def test_a_waiting_process_gets_the_device_before_its_last_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -235,7 +235,7 @@ def test_versions_and_ends(file: Path, tmp_path: Path) -> None:
         Snapshot(Path("/dev/zero"))
 
 
-def test_a_journal_beside_it_is_not_played_back(file: Path) -> None:
+def test_a_journal_of_the_file_is_not_applied(file: Path) -> None:
     """A file that somebody puts there would change what SQLite reads."""
     for suffix in ("-journal", "-wal"):
         file.with_name(file.name + suffix).write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(1000))

@@ -222,7 +222,7 @@ def test_without_migrating_tables_must_exist(url: str) -> None:
         Store.open(url, migrate=False)
 
 
-def test_a_deployment_from_an_earlier_revision_says_what_to_run(
+def test_a_deployment_from_an_earlier_revision_names_the_command(
     sqlite_file: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = str(sqlite_file)

@@ -207,7 +207,7 @@ def test_what_was_compiled_of_a_part_is_kept_until_the_parts_are_done(
     assert gone == [{toy(**A).fingerprint, toy(**B).fingerprint}]
 
 
-def test_the_best_is_told_by_measurements_where_no_model_knows_of_plans() -> None:
+def test_measurements_choose_the_best_without_a_model_of_plans() -> None:
     def made(*specs: dict[str, int]) -> Composition:
         parts = tuple(toy(**spec) for spec in specs)
 

@@ -138,7 +138,7 @@ def test_a_lane_that_is_killed_costs_what_it_had_in_hand(store: Store, tmp_path:
 
 
 @pytest.mark.parametrize("owner", ["", "owner"])
-def test_a_lane_that_says_nothing_is_not_waited_for(
+def test_a_silent_lane_is_not_waited_for(
     owner: str, still: Lanes, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither before its first turn nor in one."""

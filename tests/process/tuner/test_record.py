@@ -98,7 +98,7 @@ def test_a_program_of_a_database_is_not_imported(store: Store, capsys: pytest.Ca
     assert "may not be measured" in capsys.readouterr().err
 
 
-def test_a_recording_of_what_nobody_searched_makes_no_folder(
+def test_a_recording_of_an_unsearched_workload_makes_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

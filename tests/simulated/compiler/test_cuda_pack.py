@@ -251,6 +251,6 @@ def test_values_between_launches() -> None:
     assert len(run_plan(task, write_text(shape), seed=1)) == 2
 
 
-def test_partial_results_beside_values_between_launches() -> None:
+def test_partial_results_and_values_between_launches() -> None:
     """Partial maxima, their maximum, partial sums, their sum, and the quotients."""
     assert len(run_plan(task_of(softmax_of_everything(64, 512)), "r1 / r4 / o0", special=True)) == 5

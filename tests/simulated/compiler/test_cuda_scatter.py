@@ -217,7 +217,7 @@ def test_the_order_of_threads_does_not_matter() -> None:
 @pytest.mark.parametrize(
     "config", [shape(2, 32, 16, 1), shape(8, 8, 16, 16), shape(4, 16, 8, 64, 4), shape(8, 8, 4, 32)]
 )
-def test_what_is_read_beside_the_sums_is_fetched_during_the_scan(
+def test_other_inputs_of_the_sums_are_prefetched_during_the_scan(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each line of 128 bytes once; nothing where there is nothing."""

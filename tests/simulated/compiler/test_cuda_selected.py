@@ -134,7 +134,7 @@ def test_only_a_sum_with_zeros_takes_the_sign_of_a_zero() -> None:
         assert len(joined.parts) == 3
 
 
-def test_a_negative_zero_beside_a_sum_stays_negative() -> None:
+def test_a_negative_zero_next_to_a_sum_stays_negative() -> None:
     """Two gradients that are added to zeros, and a third tensor behind them that is not."""
 
     def beside(x: Tensor, y: Tensor, z: Tensor) -> Tensor:

@@ -166,7 +166,7 @@ def test_shuffles_and_barriers_in_device_functions() -> None:
     assert found.tolist() == [2 * (t // 2 * 2) + 1 for t in range(32)]
 
 
-def test_what_the_simulator_does_not_know_is_an_error() -> None:
+def test_an_unknown_construct_is_an_error_of_the_simulator() -> None:
     with pytest.raises(LookupError, match="no intrinsic sleep"):
         run(source(Do(Intrinsic("sleep", ()))))
     with pytest.raises(AttributeError, match="Sleep"):

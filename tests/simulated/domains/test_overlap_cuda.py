@@ -69,7 +69,7 @@ def opened(
     ("order", "wanted"),
     [("sequential", ["gemm", "comm"]), ("comm_first", ["comm", "gemm"]), ("gemm_first", ["gemm", "comm"])],
 )
-def test_the_order_says_who_begins(device: Device, order: str, wanted: list[str]) -> None:
+def test_the_order_of_enqueuing(device: Device, order: str, wanted: list[str]) -> None:
     notes = Notes(device.open(1, 0))
     opened(notes, order=order)()
     assert notes.enqueued == wanted
@@ -241,7 +241,7 @@ class Turns:
     ("engine", "op"),
     [*(("copy", op) for op in COLLECTIVES), *(("sm", op) for op in REDUCING)],
 )
-def test_real_collectives_beside_a_computation(device: Device, engine: str, op: str) -> None:
+def test_real_collectives_during_a_computation(device: Device, engine: str, op: str) -> None:
     """Every call, replayed or not, is checked after the join, with new inputs each, on 3 ranks."""
     for seed in range(6):
         world = device.open(3, seed, QUEUES[seed % len(QUEUES)], BIASES[seed % len(BIASES)])

@@ -105,7 +105,7 @@ def test_results_of_another_form_are_an_error_that_a_file_can_hold(tmp_path: Pat
     assert read(tmp_path / "x.json")["cases"] == [case]
 
 
-def test_a_gradient_that_nobody_makes_is_zero() -> None:
+def test_a_missing_gradient_is_zero() -> None:
     """torch.compile makes zeros for tensors that a graph passes on without a use, eager mode none."""
 
     class Half(torch.nn.Module):

@@ -33,7 +33,7 @@ def test_the_same_result_is_what_is_near_triton_s_choice() -> None:
     assert told == {"measured": 2, "best": B, "best_us": 10.2, "least_us": 10.0, "chosen_us": 10.0, "near_s": 8.0}
 
 
-def test_a_search_that_never_came_near_says_so() -> None:
+def test_a_search_that_never_came_near_is_reported() -> None:
     measured = every({"a": 103.0, "b": 130.0, "c": 104.0}, a=12.0, b=10.2, c=None)
     told = judged({"seconds": 20.0}, measured, B, 100.0)
     assert (told["near_s"], told["measured"], told["best_us"]) == (None, 2, 12.0)

@@ -195,7 +195,7 @@ def test_steps_by_contender(in_eager: dict[str, Callable[..., Any]]) -> None:
     assert found.over_compile(AUTOTUNE) == found.steps[COMPILE].us / found.steps[AUTOTUNE].us
 
 
-def test_peers_are_timed_beside_the_contenders(in_eager: dict[str, Callable[..., Any]]) -> None:
+def test_peers_are_timed_with_the_contenders(in_eager: dict[str, Callable[..., Any]]) -> None:
     def fails() -> Callable[..., Any]:
         raise ImportError("no such library")
 
@@ -251,7 +251,7 @@ def test_a_device_in_error_after_a_peer_leaves_the_other_times(
     }
 
 
-def test_a_contender_without_memory_beside_a_peer_keeps_its_time(
+def test_a_contender_that_runs_out_of_memory_with_a_peer_keeps_its_time(
     in_eager: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = step.timed

@@ -102,7 +102,7 @@ def test_a_busy_comparison_is_marked(capsys: pytest.CaptureFixture[str]) -> None
     assert any("search again on a quiet machine" in line for line in lines)
 
 
-def test_the_sum_tells_what_is_deployed_beside_the_best_candidates(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sum_lists_deployed_and_best_candidates(capsys: pytest.CaptureFixture[str]) -> None:
     lost = region("a", 2, 100.0, 40.0, 60.0, deployed_us=40.0, winner="eager", speedup=1.0)
     print_table(total("t", "cpu", [lost, region("b", 1, 10.0, 30.0, 20.0)]))
     (last,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sum")]

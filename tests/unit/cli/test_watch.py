@@ -35,7 +35,7 @@ def test_share_done_never_leaves_zero_to_one() -> None:
     assert share_done(state(phase="done")) == 1.0
 
 
-def test_a_line_says_what_matters() -> None:
+def test_a_line_has_the_important_facts() -> None:
     assert describe(state(failed=2, reused=3)) == (
         "softmax f32: search, 10 of 40 measured, 3 known, 2 failed, best 12 us, at most 1:00 left"
     )

@@ -61,7 +61,7 @@ def test_what_every_workload_takes_is_kept_for_those_to_come(monkeypatch: pytest
     assert late.final == 4.0
 
 
-def test_a_first_workload_that_took_little_beside_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_workload_with_little_time_outside_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
     hand = Hand(monkeypatch)
     clock = Clock(100.0, [1.0, 1.0])
     hand.now += 20.0

@@ -88,7 +88,7 @@ def test_mistakes_in_the_other_section_are_reported_too(tmp_path: Path) -> None:
         load_space("fusion", "cuda", str(file))
 
 
-def test_restrict_keeps_order_and_says_when_nothing_is_left() -> None:
+def test_restrict_keeps_order_and_reports_an_empty_space() -> None:
     assert SPACE.restrict("threads", {8, 2, 16})["threads"].choices == (2, 8)
     with pytest.raises(UserError, match=r"x: none of threads = \[1, 2, 4, 8\] is possible .* one of \[64\]"):
         SPACE.restrict("threads", [64])

@@ -95,7 +95,7 @@ def test_the_oracle_adds_up_what_torch_does(
 
 
 @pytest.mark.parametrize("strides", [(24, 1), (1, 40), (0, 1), (17, 2)])
-def test_rows_that_lie_anyhow(strides: tuple[int, int]) -> None:
+def test_rows_of_any_strides(strides: tuple[int, int]) -> None:
     grad = torch.randn(2000).as_strided((40, 8), strides)
     where = torch.randint(0, 13, (40,))
     out, _ = evaluated(lambda g, i: backward(g, i, 13, -1, False), grad, where)

@@ -53,7 +53,7 @@ def test_a_norm_of_a_sum_with_a_transposed_tensor_reads_the_stored_sum() -> None
     assert tiles.graph.bytes_moved + rows.graph.bytes_moved < 5.1 * 512 * 196 * 768 * 2
 
 
-def test_a_sum_that_lies_across_is_read_back_from_a_copy_of_its_type() -> None:
+def test_a_transposed_sum_is_read_back_from_a_copy_of_its_type() -> None:
     graph = graph_of(stream_norm)
     first, *others = proposed(graph)
     assert first == cut(graph)

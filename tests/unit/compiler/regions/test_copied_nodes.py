@@ -49,7 +49,7 @@ def test_every_region_casts_for_itself() -> None:
         check(r)
 
 
-def test_a_cast_of_what_lies_in_memory_is_no_result() -> None:
+def test_a_cast_of_a_stored_tensor_is_no_result() -> None:
     regions = regions_of(lambda x, w: around(x.float(), w), *halves())
     assert types(regions) == [([HALF], [HALF]), ([HALF, HALF], [HALF])]
     for r in regions:

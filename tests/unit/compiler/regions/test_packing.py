@@ -175,7 +175,7 @@ def test_any_order_of_parts_gives_one_form() -> None:
         assert canonicalize(mixed)[0].to_json() == graph.to_json()
 
 
-def test_orders_say_which_slot_and_output_is_which() -> None:
+def test_orders_map_slots_and_outputs() -> None:
     graph = several()
     form, slots, outputs = canonicalize(simplify(graph))
     inputs = make_inputs(graph, seed=1, special=False)

@@ -82,7 +82,7 @@ def test_residual_around_a_matrix_product_makes_two_regions() -> None:
     assert [[op_name(n) for n in r.nodes] for r in regions] == [["tanh"], ["mul"]]
 
 
-def test_work_beside_a_matrix_product_joins_what_follows_it() -> None:
+def test_work_parallel_to_a_matrix_product_joins_its_epilogue() -> None:
     """tanh could run before the product or after it; only after it, it is one region with the multiplication."""
 
     def f(x: Tensor, y: Tensor, w: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ block = [1, 2, 4, 8]
 """
 
 
-def test_a_file_says_the_same(tmp_path: Path) -> None:
+def test_a_file_declares_the_same(tmp_path: Path) -> None:
     path = tmp_path / "kernels.toml"
     path.write_text(FILE)
     made = from_file(kernels.plain, path, {})
