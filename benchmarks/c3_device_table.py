@@ -40,7 +40,7 @@ def findings(data: Mapping[str, Any]) -> list[str]:
 def finding(case: Mapping[str, Any]) -> str:
     """The reason why copies slowed a GEMM down, in a line: its clock, or another one."""
     slower, clock, rest = case["slowdown"], case["clock_drop"], case["slowdown_at_equal_clock"]
-    line = f"{case['name']}: {slower:.3f} times as long beside copies"
+    line = f"{case['name']}: {slower:.3f} times as long during copies"
     if clock is None:
         return f"{line}; the clock is not known"
     cap = case["held"]["both"].get("power cap")
@@ -71,8 +71,8 @@ def _bandwidth(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def _power(cases: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Times, clocks and power, alone / during copies."""
-    yield from _head("GEMM beside copies", "GEMM us", "copies us", "both us", "both, first 50 ms", "slowdown",
-                     "MHz alone", "MHz beside", "W alone", "W beside", "held back beside by")  # fmt: skip
+    yield from _head("GEMM during copies", "GEMM us", "copies us", "both us", "both, first 50 ms", "slowdown",
+                     "MHz alone", "MHz during", "W alone", "W during", "clock limited by")  # fmt: skip
     for case in cases:
         us, mhz, watt = case["us"], case["mhz"], case["watt"]
         held = ", ".join(f"{why} {share:.0%}" for why, share in case["held"]["both"].items())

@@ -1,5 +1,5 @@
-"""What every test gets: a user data directory of its own, so that none reads or writes the user's database, and a
-terminal of one width. And an end for the processes that a test starts."""
+"""Fixtures of every test: a separate user data directory, so that none reads or writes the user's database, and a
+terminal of one width. Processes that a test starts end with it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,18 @@ from tests.support.skipped import recorder
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give each of several pytest processes a temporary folder of its own, where the device's lock lies: none waits
-    while another measures. What Inductor compiles is in one folder of the run. And let threads that wait sleep: there
-    are more of them than cores, and who spins takes the time of who computes.
+    """Set up folders and threads of the processes of a run.
+
+    Each of several pytest processes has a separate temporary folder with the device's lock: none waits while another
+    measures. Inductor's output is in one folder of the run. Waiting threads sleep: there are more of them than cores,
+    and a spinning thread takes time from a computing one.
     """
     if table := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuTimes(Path(table)))
     if (skipped := config.getoption("--skipped")) and (plugin := recorder(skipped)):
         config.pluginmanager.register(plugin)
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # or Inductor compiles ten seconds to see what cpuid says
-    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")  # it colours refusals that nobody is told
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")  # or Inductor compiles for ten seconds to check cpuid
+    os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")  # it colours refusals that no test prints
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         if config.getoption("numprocesses", None):
@@ -55,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _fork_processes(config: pytest.Config) -> None:
     """Let the processes of the run come from one that has imported for all of them."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before libgomp is there, two thirds of a softmax's time
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # set before libgomp loads: two thirds of a softmax's time
     folder = tempfile.mkdtemp(prefix="autotune-imports-")
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     share_headers(Path(folder))
@@ -87,7 +89,7 @@ def own_data_directory(data_directories: Iterator[Path], monkeypatch: pytest.Mon
 
 @pytest.fixture
 def default_numerics() -> Iterator[None]:
-    """What a test sets of torch's precision and determinism ends with it."""
+    """Restore torch's settings of precision and determinism after a test."""
     from autotune import numerics
 
     numerics.restore({})
@@ -120,7 +122,7 @@ def kept_ptx() -> Iterator[Callable[..., str]]:
 
 @pytest.fixture
 def compiled_anew(kept_ptx: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba itself, for tests of what it makes of the same kernel twice."""
+    """Numba itself, for tests that compile the same kernel twice."""
     from autotune.compiler.targets.cuda import compile as compiling
 
     monkeypatch.setattr(compiling, "_numba_ptx", kept_ptx)
@@ -140,7 +142,7 @@ def kept_tables() -> Iterator[Callable[..., None]]:
 
 @pytest.fixture
 def migrated_anew(kept_tables: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alembic itself, for tests of what it makes."""
+    """Alembic itself, for tests of its tables."""
     from autotune.store.connection import migrate
 
     monkeypatch.setattr(migrate, "command", SimpleNamespace(upgrade=kept_tables))
@@ -185,7 +187,7 @@ def lean() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def vision() -> None:
-    """torchvision, which timm and transformers import, can be imported beside a CPU build of torch."""
+    """Make torchvision, which timm and transformers import, importable with a CPU build of torch."""
     from benchmarks.real.vision import declare_operators
 
     declare_operators()
@@ -211,7 +213,7 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """Who measures pins the process; other tests get their threads back."""
+    """Measurements pin the process; other tests get their threads back."""
     import torch
 
     cpus, count = os.sched_getaffinity(0), torch.get_num_threads()
@@ -231,7 +233,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays: the collector need not go through it again and again, which costs a tenth of the
+    """Exclude imported objects from garbage collection: scanning them costs a tenth of the
     time of tests that compile or simulate kernels."""
     gc.collect()
     gc.freeze()

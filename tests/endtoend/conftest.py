@@ -27,7 +27,7 @@ def registered() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Every graph is compiled anew: a cached one is not looked up again, and what is counted here would not be."""
+    """Compile every graph again: a cached one has no look-up that a test could count."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     use(Deployment())

@@ -1,4 +1,4 @@
-"""The built wheel, installed in an environment of its own outside the checkout, works as a stranger would use it."""
+"""The built wheel, installed in a separate environment outside the checkout, works for a new user."""
 
 from __future__ import annotations
 

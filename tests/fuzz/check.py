@@ -53,7 +53,7 @@ LIMIT_S = 1.0
 
 @dataclass
 class Tally:
-    """What became of the cases, by kind; ``faults`` is empty where all is well."""
+    """The outcomes of the cases, by kind; ``faults`` is empty if all are right."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Guard:
 
 
 class Fuzz:
-    """Sound files, made once, and what is done with a mutated copy of each.
+    """Sound files, made once, and the checks of a mutated copy of each.
 
     Args:
         folder: an empty one; nothing may be written outside it.
@@ -228,7 +228,7 @@ class Fuzz:
     # What is done with a file.
 
     def importing(self, file: Path) -> str:
-        """Import ``file`` into an empty database: all or nothing, and what is stored is sound and looked up rightly."""
+        """Import ``file`` into an empty database: all or nothing. Stored rows are sound and found by the right keys."""
         store = self._kept(self.inner / "to.db", self._empty)
         try:
             import_file(store, file)
@@ -281,7 +281,7 @@ class Fuzz:
 
     @staticmethod
     def _launch(artifact: Any) -> str:
-        """What a launch depends on: no code, and nothing that is only told, such as what it was made for (``of``)."""
+        """The launch data of an artifact: no code, and no informative fields such as ``of``."""
         data = artifact_json(artifact)
         launches = [{k: v for k, v in kernel["launch"].items() if k != "of"} for kernel in data["kernels"]]
         return json.dumps([launches, data["scratch"]], sort_keys=True)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Snapshots:
-    """A sound snapshot, and what is done with mutated copies of it."""
+    """A sound snapshot, and the checks of mutated copies of it."""
 
     def __init__(self, fuzz: Fuzz) -> None:
         self._fuzz, self._file = fuzz, fuzz.folder / "s.atdb"
@@ -129,7 +129,7 @@ class Snapshots:
             at = PAGE * chance.randrange(-(-len(other) // PAGE))
             to = at if chance.random() < 0.5 else PAGE * chance.randrange(-(-len(data) // PAGE))
             data[to : to + PAGE] = other[at : at + PAGE]
-        elif kind == 2:  # two of its own, in each other's place
+        elif kind == 2:  # two of its pages, exchanged
             one, two = (PAGE * chance.randrange(len(data) // PAGE) for _ in range(2))
             data[one : one + PAGE], data[two : two + PAGE] = data[two : two + PAGE], data[one : one + PAGE]
         else:

@@ -1,4 +1,4 @@
-"""What is put in the place of sound values: other types, huge numbers, deep nesting, paths, SQL, code."""
+"""Replacements of sound values: other types, huge numbers, deep nesting, paths, SQL, code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def hostile(chance: random.Random) -> Any:
 
 
 def altered(value: Any, chance: random.Random) -> Any:
-    """A copy of a JSON value in which one place, anywhere in it, holds another value, is gone, or is there twice."""
+    """A copy of a JSON value in which one entry, at any depth, is replaced, removed or duplicated."""
     value = copy.deepcopy(value)
     places: list[tuple[Any, Any]] = []
 

@@ -47,7 +47,7 @@ def dry(device: str) -> int:
 
 
 def search(device: str, policy: Policy, folder: str) -> dict[str, Any]:
-    """Run the search and read back what the database says."""
+    """Run the search and read the database's rows back."""
     tasks.DOMAINS[KIND] = faulty_domain.__name__
     work = workload()
     seeds = FaultyTask(work, device).seeds()
@@ -63,7 +63,7 @@ def search(device: str, policy: Policy, folder: str) -> dict[str, Any]:
             policy=policy,
             progress=lambda p: print(f"{time.monotonic() - begin:6.1f} s  {p.phase} {p.measured}", flush=True),
         )
-    with Store.open(url) as store:  # opened anew: what another process would find
+    with Store.open(url) as store:  # opened again, as another process would
         rows = [
             {"how": str(m.config["how"]), "status": str(m.status), "reason": m.reason, "latency_us": m.latency_us}
             for m in store.measurements(workload=work.fingerprint, stage="screen")
@@ -73,7 +73,7 @@ def search(device: str, policy: Policy, folder: str) -> dict[str, Any]:
 
 
 def judge(found: dict[str, Any]) -> list[str]:
-    """What is not as it should be, a line each."""
+    """The unexpected results, one a line."""
     wrong: list[str] = []
     by_how = {row["how"]: row for row in found["rows"]}
     for how, status in EXPECTED.items():

@@ -1,9 +1,9 @@
-"""Are C3's strategies, and ``autotune.overlap``, right on these GPUs? Every engine with all that may be told it.
+"""Check of C3's strategies and ``autotune.overlap`` on these GPUs: every engine with all its options.
 
     python tests/gpu/c3_check.py [--ranks N] [--variants 2] [--only NAME ...] [--device cuda:0|cpu] [--out FILE.json]
 
 Starts a process for every GPU. First strategies, by the hundred, on shares of one element, of a prime number and of
-megabytes: every element of two calls back to back is compared, and the GEMM beside them. Then ``autotune.overlap`` as
+megabytes: every element of two calls back to back is compared, and the concurrent GEMM. Then ``autotune.overlap`` as
 programs use it: loops, functions, training, CUDA graphs, two in flight, a group of some of the ranks. Prints a line
 for each failure, goes on after it (with new processes, where the old ones are lost), and at the end "checked N bad M".
 The exit code is 1 if M is not 0, and 2 where there are too few GPUs. About a minute on 2 to 8 GPUs; ``--only`` takes
@@ -40,7 +40,7 @@ CALL_S, EACH_S = 45.0, 0.2  # seconds that a call may take, and more for each st
 
 
 class Check:
-    """What has been checked so far, and what was wrong.
+    """The results so far.
 
     Attributes:
         checked: strategies by engine, and checks of deployment.
@@ -106,7 +106,7 @@ class Check:
 
 
 def distinct(answers: Sequence[Sequence[str]]) -> list[str]:
-    """Each line once, with the first rank that tells it."""
+    """Each line once, with the first rank that reported it."""
     found: dict[str, int] = {}
     for rank, lines in enumerate(answers):
         for line in lines:

@@ -1,4 +1,4 @@
-"""What the scripts that check C3 on a GPU host share: arguments, the ranks, and the file of results."""
+"""Shared parts of the scripts that check C3 on a GPU host: arguments, the ranks, and the file of results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks import form
 
 
 def parser(about: str) -> argparse.ArgumentParser:
-    """With what every one of the scripts takes."""
+    """A parser with the common options of the scripts."""
     made = argparse.ArgumentParser(allow_abbrev=False, description=about)
     made.add_argument("--ranks", type=int, metavar="N", help="processes, one GPU each (default: all GPUs)")
     made.add_argument("--device", default="cuda:0", metavar="cuda:N|cpu", help="of rank 0 (default: %(default)s)")
@@ -28,7 +28,7 @@ def parser(about: str) -> argparse.ArgumentParser:
 
 
 def open_ranks(options: argparse.Namespace) -> tuple[Ranks, str]:
-    """The ranks that the options ask for, and the device of the first.
+    """The ranks of the options, and the device of the first.
 
     Raises:
         UserError: there are no such devices, or too few.

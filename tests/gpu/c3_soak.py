@@ -54,7 +54,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def summed(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """What all ranks together have to tell: calls and pairs are common to them, the rest is each one's own."""
+    """The results of all ranks: calls and pairs are common to them, the rest is separate."""
     return {
         **{name: answers[0][name] for name in ("calls", "pairs", "by_op")},
         **{name: sum(answer[name] for answer in answers) for name in ("wrong", "late")},

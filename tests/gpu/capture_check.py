@@ -1,4 +1,4 @@
-"""What cannot be captured in a CUDA graph runs as it is, and the process goes on: random numbers, other captures.
+"""Calls that a CUDA graph cannot capture run uncaptured, and the process continues: random numbers, other captures.
 
 python tests/gpu/capture_check.py
 """

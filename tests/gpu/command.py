@@ -1,4 +1,4 @@
-"""What the scripts that compile candidates in a pool share: their command line, the pool, and where results go."""
+"""Shared parts of the scripts that compile candidates in a pool: command line, pool, and the results' file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def parser(about: str | None, names: Sequence[str] = ()) -> argparse.ArgumentPar
 
 
 def parsed(made: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options; a dry run compiles for an H200 unless AUTOTUNE_CUDA_TARGET says otherwise."""
+    """The options; a dry run compiles for an H200 or for AUTOTUNE_CUDA_TARGET."""
     options = made.parse_args(argv)
     if options.dry:
         os.environ.setdefault("AUTOTUNE_CUDA_TARGET", "sm_90:132")

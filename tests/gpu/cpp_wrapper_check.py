@@ -60,7 +60,7 @@ def host_us(run: Callable[[], Any]) -> float:
 
 
 class Checks:
-    """What was asked and what came of it."""
+    """The checks and their results."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of search, where there is no snapshot")
     options = parser.parse_args()
     checks = Checks()
-    torch.cuda.set_device(options.device)  # the benchmark's model lies on the current one
+    torch.cuda.set_device(options.device)  # the benchmark's model is on the current one
     with tempfile.TemporaryDirectory() as folder:
         if options.snapshot is None:
             db = f"{folder}/new.db"

@@ -1,4 +1,4 @@
-"""What a stored kernel costs the host, and whether it may be launched wherever torch's own may: run it on a GPU host.
+"""A stored kernel's host time, and its launch in every state in which torch's own kernels launch: run it on a GPU host.
 
     python tests/gpu/deploy_check.py [OUT.json]
 
@@ -181,7 +181,7 @@ def check_other_rows() -> None:
 
 
 def check_no_numba() -> None:
-    """Deployment alone, in a process of its own, imports neither Numba nor Optuna nor Alembic."""
+    """Deployment alone, in a separate process, imports neither Numba nor Optuna nor Alembic."""
     import subprocess
 
     program = (

@@ -1,6 +1,6 @@
 """A test-only domain on CUDA: y = 2 x, and kernels that fail in every way a kernel can. The faults are real.
 
-``how`` picks the kernel and :data:`EXPECTED` says what a search must make of it. Kernels are hand-written sources for
+``how`` picks the kernel and :data:`EXPECTED` has a search's expected outcome. Kernels are hand-written sources for
 the project's own compiler and launcher, so that a candidate takes the way a fused kernel takes.
 """
 
@@ -26,7 +26,7 @@ EXPECTED: Mapping[str, str] = {
     "wrong": "wrong_result",
     "unwritten": "wrong_result",
     "shared": "compile_error",  # refused from the cubin's needs
-    "shared_launch": "launch_error",  # as "shared", in an artifact that lies about it: the driver refuses
+    "shared_launch": "launch_error",  # as "shared", in an artifact with a wrong size: the driver refuses
     "threads": "launch_error",
 }
 BLOCKS = (64, 128, 256)

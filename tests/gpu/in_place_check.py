@@ -1,11 +1,11 @@
-"""Kernels that may write over an input: are they right there, and what does `ld.global` cost them?
+"""Kernels that may overwrite an input: their results there, and the cost of `ld.global`.
 
     python tests/gpu/in_place_check.py [--db package:h200] [--search 0] [--keep] [--device cuda:0] [--dry]
 
-For each stored schedule of one such kernel, pointwise or row-wise: it is built anew and verified. Its results over the
-inputs are compared with those beside them, bit by bit. The stored kernel, the one built anew, and the latter over its
+Each stored schedule of one such kernel, pointwise or row-wise, is rebuilt and verified. Its results over the
+inputs and apart from them have to be bitwise equal. The stored kernel, the rebuilt one, and the latter over its
 inputs are timed, interleaved, with a cold L2. ``--search S`` searches each workload for S seconds too, and times the
-winner. ``--keep`` stores what was built anew in the place of what was stored, so that a step deploys it. It does so
+winner. ``--keep`` replaces the stored kernel by the rebuilt one, so that a step deploys it. It does so
 where the kernel is right and over its inputs at most 2% slower. ``autotune import package:h200 --db FILE`` makes a
 database that may be changed. Prints a line each and "checked N bad M"; exit code 1 if M is not 0. Writes
 ``$OUT/in_place_check.json`` if OUT is set. ``--dry`` only compiles, without a GPU.
@@ -50,7 +50,7 @@ def overwrites(artifact: Artifact) -> list[tuple[int, int]]:
 
 
 def over_inputs(inputs: list[torch.Tensor], outputs: list[torch.Tensor], pairs: list[tuple[int, int]]) -> list[Any]:
-    """The outputs, each in the first of its inputs that no other one lies in."""
+    """The outputs, each in the first of its inputs that is still free."""
     placed: list[Any] = list(outputs)
     used = set[int]()
     for i, o in pairs:

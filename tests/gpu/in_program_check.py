@@ -67,14 +67,14 @@ def run(folder: Path, device: str, seconds: float, env: dict[str, str]) -> subpr
 
 
 def right(answer: str) -> str:
-    """What is wrong with a program's losses; "" where nothing is."""
+    """The faults of a program's losses; "" for none."""
     found = json.loads(answer.splitlines()[-1])
     pairs = zip(found["losses"], found["eager"], strict=False)
     return "" if all(abs(a - b) <= 1e-3 * abs(b) for a, b in pairs) else f"losses {found['losses'][:3]}"
 
 
 def damaged(db: Path) -> str:
-    """What SQLite finds wrong with a database; "" where nothing is, or where it is not there yet."""
+    """SQLite's report of a damaged database; "" for a sound or a missing one."""
     if not db.exists():
         return ""
     with sqlite3.connect(db) as connection:

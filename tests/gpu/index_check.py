@@ -1,4 +1,4 @@
-"""Indices out of range end in a device-side assertion that names the kernel; and what the checks cost a step.
+"""Indices out of range end in a device-side assertion that names the kernel; and the cost of the checks in a step.
 
 python tests/gpu/index_check.py
 """
@@ -74,7 +74,7 @@ def one(name: str, device: str) -> None:
 
 
 def asserted(name: str, folder: Path, device: str) -> dict[str, Any]:
-    """What a process says that reads behind a table's end."""
+    """The output of a process that reads behind a table's end."""
     env = {**os.environ, "AUTOTUNE_DB": str(folder / f"{name}.db")}
     ran = subprocess.run(
         [sys.executable, "-m", "tests.gpu.index_check", "--one", name, "--device", device],

@@ -2,7 +2,7 @@
 
     python tests/gpu/kernels_check.py [--configs 10] [--seed 0] [--only NAME ...] [--device cuda:0] [--dry]
 
-Candidates compile in a process pool beside the checking. A check compares with the fp64 oracle on random inputs and on
+Candidates compile in a process pool during the checks. A check compares with the fp64 oracle on random inputs and on
 ones with NaN and infinities, and looks for writes outside the outputs. Prints failures and a last line "checked N bad
 M"; exit code 1 if M is not 0. Writes ``$OUT/kernels_check.json`` if OUT is set. ``--dry`` only compiles, without a GPU.
 """
@@ -76,7 +76,7 @@ class Bench(FusionBench):
 
 
 def check(bench: Bench, job: Job, artifact: Artifact, seed: int) -> str:
-    """What is wrong with a candidate, or nothing. Raises where the device does."""
+    """A candidate's error, or nothing. Raises the device's errors."""
     run = bench.load(job.config, artifact)
     verdict = bench.verify(run, seed)
     return bench.writes_outside(run, seed) if verdict.ok else verdict.detail

@@ -1,4 +1,4 @@
-"""Are kernels right on tensors of 2**31 elements and more, in every scheme that can meet them? Takes a large GPU.
+"""Check of kernels on tensors of 2**31 elements and more, in every scheme that may get them. Takes a large GPU.
 
     python tests/gpu/large_check.py [--device cuda:0] [--log2 31] [--configs 2] [--only NAME ...]
 
@@ -37,7 +37,7 @@ BF16 = torch.bfloat16
 
 @dataclass(frozen=True)
 class Case:
-    """``make(device)`` is the input; ``wrong(x, outputs)`` says what is wrong with the outputs, or nothing."""
+    """``make(device)`` is the input; ``wrong(x, outputs)`` returns the outputs' error, or nothing."""
 
     fn: Callable[[Tensor], Any]
     make: Callable[[str], Tensor]
@@ -84,7 +84,7 @@ def with_maxima(n: int, device: str) -> Tensor:
 
 def last_row_apart(x: Tensor, outputs: list[Tensor]) -> str:
     """Softmax over rows of zeros, the last of which is 50: e**50 is more than all others together, so that a sum in
-    fp32, which stands still from 2**24 ones on, is right in every order."""
+    fp32, which no longer grows from 2**24 ones on, is right in every order."""
     y = outputs[0].view(x.shape)
     for s, want in ((slice(0, -1), math.exp(-50)), (slice(-1, None), 1.0)):
         part = y[s]

@@ -70,7 +70,7 @@ def cases(device: str) -> dict[str, tuple[nn.Module, Tensor]]:
 
 
 def check(module: Callable[..., Any], x: Tensor, dtype: torch.dtype, train: bool) -> tuple[list[str], bool]:
-    """What is wrong, and whether the channels of any convolution are last."""
+    """The errors, and True if the channels of any convolution are last."""
     wrong: list[str] = []
     seen: list[fx.GraphModule] = []
 

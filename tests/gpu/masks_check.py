@@ -168,7 +168,7 @@ def documents(kind: str, batch: int, length: int, device: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Family:
-    """Masks of one kind: those that are checked and timed, the program, and what a query sees."""
+    """Masks of one kind: those that are checked and timed, the program, and a query's visible keys."""
 
     kinds: tuple[str, ...]
     timed: tuple[str, ...]

@@ -5,7 +5,7 @@
     python tests/gpu/property_check.py --only 1234    # one program again: prints it, and every candidate's verdict
 
 The programs are those of tests/support/random_programs (``families.program(seed, size_of(seed))``). Candidates are
-compiled in a pool of processes beside one process that owns the GPU: it compares each with the fp64 oracle on random
+compiled in a pool of processes while one process owns the GPU: it compares each with the fp64 oracle on random
 inputs and on ones with NaN and infinities, and looks for writes outside the outputs. What is about to run is written to
 DIR/current.txt first; a candidate that kills that process, or hangs, is named and counted, and a new process goes on
 with the next.
@@ -62,7 +62,7 @@ class Candidate:
 
 @dataclass
 class Prepared:
-    """What the pool makes of one program."""
+    """The pool's results for one program."""
 
     seed: int
     candidates: list[Candidate] = field(default_factory=list)
@@ -192,7 +192,7 @@ class Child:
             what = ("timeout", f"no answer in {self.patience:.0f} s")
         except (EOFError, OSError):
             self._process.join(10)
-            if self._process.exitcode == 0:  # it had told that its device was lost, and the message came as it left
+            if self._process.exitcode == 0:  # it had reported a lost device, and the message arrived as it ended
                 self.stop()
                 return self.ask(message)
             what = ("crashed", f"the process ended with {self._process.exitcode}")
@@ -220,7 +220,7 @@ class Child:
 
 
 class Report:
-    """Counts, and what is wrong; written after every program, so that an interrupted run has said all it knew."""
+    """Counts and errors; written after every program, so that an interrupted run keeps its results."""
 
     def __init__(self, path: Path | None, header: dict[str, Any]) -> None:
         self.path, self.header = path, header

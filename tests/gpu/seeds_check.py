@@ -1,4 +1,4 @@
-"""How fast are the schedules that a search begins with? The default and the seeds of one function, verified and timed.
+"""Times of a search's first schedules: the default and the seeds of one function, verified and timed.
 
     python tests/gpu/seeds_check.py [--only NAME] [--set KEY=VALUE ...] [--device cuda:0] [--dry]
 

@@ -1,4 +1,4 @@
-"""What the scripts that time candidates on a GPU share: one is verified, then timed."""
+"""Shared part of the scripts that time candidates on a GPU: one is verified, then timed."""
 
 from __future__ import annotations
 

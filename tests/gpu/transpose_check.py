@@ -1,4 +1,4 @@
-"""What tiles win where tensors are transposed: candidates of the transpose scheme against flat, Inductor and eager.
+"""Gain of tiles for transposed tensors: candidates of the transpose scheme against flat, Inductor and eager.
 
     python tests/gpu/transpose_check.py [--only NAME ...] [--configs 6] [--device cuda:0] [--dry]
 

@@ -1,10 +1,10 @@
-"""What a user does, by the commands and the API that a user has, on a real device: run it on a GPU host.
+"""A user's commands and calls on a real device: run it on a GPU host.
 
     python tests/gpu/user_check.py [--device cuda:0] [--only NAME ...] [--seconds 20]
 
-Each check runs in a process of its own, for seven minutes at most, in a folder and with a database of its own. It
+Each check runs in a separate process, for seven minutes at most, with a separate folder and database. It
 prints a line, and the exit code is 1 if one fails. Writes ``$OUT/user_check.json`` if OUT is set. ``--device cpu`` runs
-them on a machine without a GPU, as far as that says anything.
+them on a machine without a GPU, where they check less.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def inputs(device: str, rows: int = 4096) -> Any:
 
 
 def command(*words: str, code: int = 0) -> str:
-    """What a command of autotune prints.
+    """The output of a command of autotune.
 
     Raises:
         AssertionError: it ends with another code.
@@ -89,7 +89,7 @@ def same_step(device: str, rows: int = 4096, **options: Any) -> dict[str, int]:
 
 
 def check_search_and_verdict(device: str, seconds: float) -> dict[str, Any]:
-    """A search ends with the step's verdict; compare and lookup know it; the step is right."""
+    """A search ends with the step's verdict; compare and lookup show it; the step is right."""
     found = searched(device, seconds)
     compared = json.loads(command(
         "compare", "fusion", MODEL, "--inputs", "tests.gpu.user_check:inputs", "--train", "--device", device, "--json"
@@ -239,7 +239,7 @@ CHECKS: dict[str, Callable[[str, float], dict[str, Any]]] = {
 
 
 def alone(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A check in a process of its own: what it found, or why it failed."""
+    """A check in a separate process: its results, or the reason of its failure."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         own = {"AUTOTUNE_DB": f"{folder}/check.db", "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}

@@ -20,13 +20,13 @@ from tests.support.toy.policy import QUICK
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Register the toy domain; children are told by whoever spawns them."""
+    """Register the toy domain; the spawning code passes it on to children."""
     monkeypatch.setitem(task.DOMAINS, toy_domain.KIND, toy_domain.__name__)
 
 
 @pytest.fixture(scope="session")
 def stuck_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where processes note that they are stuck."""
+    """A folder of marks of stuck processes."""
     folder = tmp_path_factory.mktemp("stuck")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STUCK, str(folder))
@@ -50,7 +50,7 @@ def formula(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """The file that a workload with ``log`` in its spec tells its measurements to."""
+    """The file to which a workload with ``log`` in its spec writes its measurements."""
     return tmp_path / "measured"
 
 

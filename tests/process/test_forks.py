@@ -1,4 +1,4 @@
-"""The stand-ins for new Python processes that all other tests start are processes like any other."""
+"""Forks that replace new Python processes in all other tests behave as new processes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_starts_others_and_they_are_its_children() -> None:
 def test_what_looks_at_imports_or_sets_libraries_is_a_new_interpreter(request: pytest.FixtureRequest) -> None:
     imported = "import sys; print('torch' in getattr(sys, 'mod' + 'ules'))"
     assert forks._server is not None
-    own = forks._server._environment  # a library that a test has imported since may have set variables of its own
+    own = forks._server._environment  # a library that a test has imported since may have set environment variables
     assert _python(imported, env=own).stdout == "True\n"
     assert _python(imported, env={**own, "NUMBA_OPT": "1"}).stdout == "False\n"
     assert _python("import sys; print('torch' in sys.modules)").stdout == "False\n"
@@ -89,7 +89,7 @@ def main(descriptor, many):
     server.close()
 
 
-def test_a_server_that_ended_is_an_error_that_says_how(stub: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_a_server_is_an_error_with_its_reason(stub: Path, capfd: pytest.CaptureFixture[str]) -> None:
     stub.write_text("""
 def main(descriptor, many):
     import no_such_module

@@ -1,4 +1,4 @@
-"""What tests of several layers share: graphs and programs, simulators of devices, databases, domains made of paper."""
+"""Shared parts of tests of several layers: graphs and programs, simulators of devices, databases, test domains."""
 
 from pathlib import Path
 

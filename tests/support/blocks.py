@@ -49,7 +49,7 @@ def run_page(page: Path, folder: Path, timeout_s: float = 250.0) -> list[str]:
         What each block that ran has printed.
 
     Raises:
-        AssertionError: a command fails or wants a shell, or a block is of a language that nothing runs.
+        AssertionError: a command fails or needs a shell, or a block is of a language that nothing runs.
     """
     folder.mkdir(parents=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}

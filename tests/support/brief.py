@@ -1,4 +1,4 @@
-"""Measurements as long as tests need them: what they find is told, stored and looked up, however much it wavers."""
+"""Measurements as long as tests need them: their results are printed, stored and looked up, whatever their noise."""
 
 from __future__ import annotations
 

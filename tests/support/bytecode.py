@@ -40,7 +40,7 @@ def make_bytecode(config: pytest.Config) -> None:
 
 
 def _compile(path: Path, config: pytest.Config) -> None:
-    """pytest rewrites the asserts of tests, and keeps their bytecode under names of its own."""
+    """pytest rewrites the asserts of tests, and caches their bytecode under separate names."""
     if not path.name.startswith("test_") and path.name != "conftest.py":
         compileall.compile_file(path, quiet=2)
         return

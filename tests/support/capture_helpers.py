@@ -33,7 +33,7 @@ class InDouble(fx.Interpreter):
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-    """While open, Inductor compiles every graph anew: what comes out of a cache asks no pass."""
+    """While open, Inductor compiles every graph again: a cached graph runs no pass."""
     torch._dynamo.reset()
     with torch._inductor.config.patch(fx_graph_cache=False), aot_config.patch(enable_autograd_cache=False):
         yield

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests of pages: it reaches no network, and what its console says is kept."""
+"""A headless Chromium for tests of pages: it reaches no network, and its console's messages are kept."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def browser(profile: Path, *, width: int = 1200, height: int = 900, dark: bool =
 
 
 def complaints(driver: Any) -> list[Mapping[str, Any]]:
-    """What the console has said of errors since it was last asked."""
+    """The console's errors since the last call."""
     return [line for line in driver.get_log("browser") if line["level"] in ("SEVERE", "WARNING")]
 
 

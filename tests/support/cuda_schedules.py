@@ -12,7 +12,7 @@ from tests.support.hostile import normalised, softmax, workload_of
 
 
 def both(x: torch.Tensor) -> torch.Tensor:
-    """Column maxima, then row sums of what they leave: several plans."""
+    """Column maxima, then row sums of the differences: several plans."""
     y = x - x.amax(0)
     return y / y.sum(1, keepdim=True)
 

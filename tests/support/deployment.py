@@ -52,7 +52,7 @@ def store_default(
 def tune_in(db: str) -> Tune:
     """``tune(fn, args, select=...)`` stores the default configuration of every region as if a search had found it.
 
-    ``edit`` may change a schedule before it is stored; ``select`` says which workloads to store.
+    ``edit`` may change a schedule before it is stored; ``select`` chooses the workloads to store.
     """
 
     def store_all(

@@ -48,7 +48,7 @@ def without(statement: Do) -> Callable[[Node], Node]:
 
 
 def with_text(source: Kernel, text: str) -> Kernel:
-    """A copy of the kernel with another text, for who compiles it or reads a listing."""
+    """A copy of the kernel with another text, for compilation or listings."""
     made = replace(source)
     made.__dict__["text"] = text
     return made

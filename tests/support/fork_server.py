@@ -1,6 +1,6 @@
 """A process that has imported what commands and workers import, and forks one of them on request.
 
-:mod:`tests.support.forks` starts it, asks it, and says when. It has no threads of its own: those do not survive a fork.
+:mod:`tests.support.forks` starts it and requests forks. It has no threads, since these do not survive a fork.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def _preload(many: bool) -> None:
     importlib.import_module("tqdm").tqdm.monitor_interval = 0  # or it has a thread; optuna has it, torch uses it
     init_backend_registration()
     compile_lean()
-    cpu_target.typing_context.refresh()  # 0.15 seconds of whoever loads a CPU kernel
+    cpu_target.typing_context.refresh()  # saves each CPU kernel's process 0.15 seconds
     cpu_target.target_context.refresh()
     if many:
         _compile_once()
     for made in [*weakref.finalize._registry]:  # type: ignore[attr-defined]
-        made.atexit = False  # a process that ends need not take torch's operators apart, a third of what a fork costs
+        made.atexit = False  # a process need not free torch's operators at its end, a third of a fork's time
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)  # a tenth of the time of those that compile
@@ -121,9 +121,9 @@ def _compile_once() -> None:
     from torch._inductor.codecache import torch_key
 
     torch_key()
-    # Nothing runs that has threads, which a fork would lack: no kernel, and no autograd, which starts a thread for each
+    # No call here may start a thread, which a fork would lack: no kernel, and no autograd, which starts one for each
     # kind of device that torch was built for. After that autograd refuses to work in any fork. A step with a backward
-    # pass finds nine tenths of what it looks up all the same.
+    # pass still finds nine tenths of its look-ups cached.
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.Softmax(-1)), torch.ones(2, 8)
     with (
         torch.no_grad(),
@@ -226,7 +226,7 @@ def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def _become(request: dict[str, Any], standard: list[int]) -> Callable[[], None]:
-    """Make this process what a new interpreter is, but for what has been imported."""
+    """Turn this process into a new interpreter, except for imported modules."""
     from tests.support import brief, forks
 
     if request["brief"]:
@@ -280,7 +280,7 @@ def _finish(program: Callable[[], None]) -> NoReturn:
         code = 1
     try:
         threading._shutdown()  # type: ignore[attr-defined]
-    except Exception:  # an interpreter tells it too, and ends with its code: an executor's pipe may close meanwhile
+    except Exception:  # an interpreter prints it too, and ends with its code: an executor's pipe may close meanwhile
         traceback.print_exc()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -290,7 +290,7 @@ def _finish(program: Callable[[], None]) -> NoReturn:
 
 
 def _own_server(standard: list[int]) -> tuple[socket.socket, Callable[[], int]]:
-    """Fork a server for what this process will start, while it has no threads: its socket, and a wait for its end."""
+    """Fork a server for this process's later children, while it has no threads: its socket, and a wait for its end."""
     ours, theirs = socket.socketpair()
     if (pid := os.fork()) == 0:
         ours.close()
@@ -311,7 +311,7 @@ def _open_standard_streams() -> None:
 
 
 def _program(args: list[str]) -> Callable[[], None]:
-    """What ``python *args`` does."""
+    """A call with the effect of ``python *args``."""
     path = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     first, rest = args[0], args[1:]
     begin = {"-m": os.getcwd(), "-c": ""}.get(first, os.path.dirname(os.path.abspath(first)))

@@ -1,11 +1,11 @@
 """Python processes that start at once: forked from one that has imported torch, Inductor, Numba and the package.
 
 A process of ours imports for three to eight CPU seconds, and the tests start hundreds. While :func:`installed` is in
-force, ``subprocess`` answers ``[sys.executable, "-m", ...]`` with a fork of the server. The fork is a child of whoever
-asked, with its own session, environment, folder and streams; signals, pipes and ``waitpid`` are the real ones. It may
-ask in turn. The processes of a run of pytest are such forks themselves. Tests of how interpreters start and end ask for
-the fixture ``new_interpreters`` instead. A new interpreter
-also runs what would be told too much (``sys.modules``) or has other settings of libraries in its environment.
+force, ``subprocess`` answers ``[sys.executable, "-m", ...]`` with a fork of the server. The fork is a child of the
+caller, with separate session, environment, folder and streams; signals, pipes and ``waitpid`` are the real ones. It may
+request forks too. The processes of a run of pytest are such forks themselves. Tests of interpreters' start and end use
+the fixture ``new_interpreters`` instead. A new interpreter also runs programs that check their imports
+(``sys.modules``), or that have other settings of libraries in their environment.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Server:
         self.tests = tests
 
     def serves(self, env: Mapping[str, str]) -> bool:
-        """Whether a process with this environment is one that the server can fork for us."""
+        """Return True if the server can fork a process with this environment."""
         return os.getpid() == self._owner and _settings(env) == _settings(self._environment)
 
     def fork(self, request: dict[str, Any], standard: Sequence[int]) -> int:
@@ -157,7 +157,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 def _program(args: Any) -> list[str] | None:
-    """What Python shall run, where it is a program of ours or torchrun, and one that does not look at imports."""
+    """Arguments of Python, for a program of the project or torchrun that does not inspect imports."""
     if not isinstance(args, list | tuple) or len(args) < 2 or args[0] != sys.executable:
         return None
     program = [os.fspath(a) for a in args[1:]]
@@ -172,7 +172,7 @@ def _program(args: Any) -> list[str] | None:
 
 
 def adopt(server: Server | None) -> None:
-    """In a forked process: ask this server, or nobody's."""
+    """In a forked process: use this server, or none."""
     global _server
     _server = server
     subprocess.Popen = Popen if server is not None else REAL  # type: ignore[misc]

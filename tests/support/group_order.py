@@ -1,4 +1,4 @@
-"""Whether groups of nodes can run one after the other."""
+"""Check that groups of nodes can run one after the other."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def can_be_ordered(needs: Mapping[object, set[object]]) -> bool:
-    """Whether some order of the keys has each after all that it needs."""
+    """Return True if some order of the keys has each after all that it needs."""
     done: set[object] = set()
     while ready := {me for me, them in needs.items() if me not in done and them <= done}:
         done |= ready
@@ -14,7 +14,7 @@ def can_be_ordered(needs: Mapping[object, set[object]]) -> bool:
 
 
 def acyclic(order: Sequence[int], before: Mapping[int, Sequence[int]], groups: Sequence[Sequence[int]]) -> bool:
-    """Whether the nodes of ``order``, each of which needs those ``before`` it, can run where each group is one."""
+    """Return True if the nodes of ``order``, each after those ``before`` it, can run with each group as one."""
     owner: dict[int, object] = {i: ("group", k) for k, group in enumerate(groups) for i in group}
     needs: dict[object, set[object]] = {}
     for i in order:

@@ -22,7 +22,7 @@ _HINT = {"default": 0.02, "streaming": 0.0, "evict": 0.06}
 
 
 def latency(config: Config) -> float | None:
-    """Microseconds, least for :data:`BEST`; None where registers run out, beside the best."""
+    """Microseconds, least for :data:`BEST`; None where registers run out, next to the best."""
     threads, vector, unroll = (SPACE[name].index(config[name]) for name in ("threads", "vector", "unroll"))
     assert threads is not None
     assert vector is not None

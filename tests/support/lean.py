@@ -1,4 +1,4 @@
-"""torch.compile without what tests do not look at: vectors, and figures that torch takes of its own compilations."""
+"""torch.compile without parts that tests do not check: vectors, and torch's figures of its compilations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def compile_lean() -> None:
     """Have torch compile with a third less processor time.
 
     Inductor writes loops over single elements, which g++ compiles in half the time: it reads no vector types. What
-    tests check of its C++ is where stored kernels stand in it, not how fast it is.
+    tests check the calls of stored kernels in its C++, not its speed.
     """
     import torch._dynamo.config
     from torch._dynamo import guards
@@ -25,7 +25,7 @@ def compile_lean() -> None:
 
 
 def _without_libraries(libraries: Any) -> Any:
-    """Kernels need none of torch's libraries; the linker would read them all, for a tenth of what a kernel takes."""
+    """Kernels need none of torch's libraries; the linker would read them all, for a tenth of a kernel's build time."""
     from torch._inductor import config
 
     def found(include_pytorch: bool, aot_mode: bool) -> Any:
@@ -36,7 +36,7 @@ def _without_libraries(libraries: Any) -> Any:
 
 
 def _write_no_traces() -> None:
-    """Let nobody listen to what torch tells of each compilation, graphs printed as text included.
+    """Disable torch's traces of each compilation, graphs printed as text included.
 
     torch prints none where nobody listens. pytest listens to all loggers that do not hand on to the root.
     """

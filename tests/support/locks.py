@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def awaited(lock: Path) -> bool:
-    """Whether some process holds the lock of a file: of a device's queue, whether one waits for the device."""
+    """Return True if some process holds a file's lock; for a device's queue, if one waits for the device."""
     with lock.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

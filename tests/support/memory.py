@@ -1,4 +1,4 @@
-"""What a step keeps in memory, on a CPU."""
+"""Memory of a step, on a CPU."""
 
 from __future__ import annotations
 

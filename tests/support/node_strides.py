@@ -1,4 +1,4 @@
-"""Whether the strides that a captured graph foretells are those that its operators give."""
+"""Check of the strides in a captured graph against those of its operators."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autotune.compiler.capture.hooks import Hook, hooked
 
 
 def strides_apart(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape lie differently: the stride of an extent of 1 is never used."""
+    """Return True if two tensors of one shape have different strides; that of an extent of 1 is never used."""
     return any(e > 1 and a.stride(i) != b.stride(i) for i, e in enumerate(a.shape))
 
 
 class Checked(fx.Interpreter):
-    """Runs a graph node by node; what has other strides than its fake value is told in ``wrong``."""
+    """Runs a graph node by node; a node with other strides than its fake value is noted in ``wrong``."""
 
     def __init__(self, gm: fx.GraphModule, wrong: list[str]) -> None:
         super().__init__(gm)

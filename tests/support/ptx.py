@@ -20,7 +20,7 @@ MAKERS = tuple(f"compiler/targets/cuda/{name}.py" for name in ("compile", "opera
 
 @functools.cache
 def _makers() -> str:
-    """A digest of what makes PTX of text: Numba's version, and our part of it."""
+    """A digest of the code that makes PTX: Numba's version, and autotune's part."""
     package = Path(autotune.__file__).parent
     found = hashlib.sha256(repr([version(p) for p in ("numba", "numba-cuda", "llvmlite")]).encode())
     for maker in MAKERS:
@@ -29,7 +29,7 @@ def _makers() -> str:
 
 
 def kept(numba_ptx: Callable[..., str]) -> Callable[..., str]:
-    """``numba_ptx`` that asks the disk first. What it refuses is not kept."""
+    """``numba_ptx`` with a cache on disk. Refusals are not cached."""
 
     @functools.cache
     def ptx(*arguments: object) -> str:

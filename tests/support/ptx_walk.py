@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _WIDTH = {"8": 1, "16": 2, "32": 4, "64": 8}
-_SPACE = 1 << 40  # tensors lie so far apart that no wrong address falls into another one
+_SPACE = 1 << 40  # tensors are so far apart that no wrong address is inside another one
 _SHARED = 1 << 20
 _MOST_STEPS = 5_000_000
 _SILENT = ("bar", "barrier", "membar", "fence", "createpolicy", "griddepcontrol")
@@ -99,7 +99,7 @@ class Walk:
 
         Raises:
             Outside: see there.
-            NotImplementedError: an instruction that this does not know.
+            NotImplementedError: an unknown instruction.
         """
         at = steps = 0
         while at < len(self.code):
@@ -288,7 +288,7 @@ def _parse(ptx: str, dynamic_shared: int) -> tuple[list[tuple[str, str, list[str
             labels[label.group(1)] = len(code)
             continue
         for text in (t.strip() for t in line.split(";")):
-            text = re.sub(r"^([{}]\s*)+", "", text)  # of inline assembly with registers of its own
+            text = re.sub(r"^([{}]\s*)+", "", text)  # of inline assembly with separate registers
             if not text or text.startswith("."):
                 continue
             if text.startswith("call"):

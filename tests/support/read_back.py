@@ -1,4 +1,4 @@
-"""Norms of a sum with a tensor that lies across their rows, and the plan that stores the sum first."""
+"""Norms of a sum with a transposed tensor, and the plan that stores the sum first."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def plain_norm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor) -> tuple[Tenso
 
 
 def stream_norm(x: Tensor, residual: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The same where the residual stream lies across as well, and so does the sum: as timm's MLP-Mixer has it."""
+    """The same with a transposed residual stream, and so a transposed sum: as timm's MLP-Mixer has it."""
     total = residual.transpose(1, 2) + x.transpose(1, 2)
     return total, torch.nn.functional.layer_norm(total, (total.shape[-1],), w, b)
 

@@ -103,5 +103,5 @@ def step(store: Store, keys: list[Key], labels: list[str], target: str = "models
 
 
 def calibrated(store: Store) -> None:
-    """What `autotune calibrate fusion` stores of the device."""
+    """The stored results of `autotune calibrate fusion`."""
     store.put_calibration(Calibration(store.put_device(CPU), "fusion", {"copy_gbs": 20.0}))

@@ -79,7 +79,7 @@ def joined(path: Path, pages: bytes, seal: Seal | None = None) -> None:
 
 
 def as_form_2(path: Path, key: Path | None = None) -> None:
-    """Make of a snapshot one of the form before: digests of its parts stand behind the pages, and are sealed."""
+    """Convert a snapshot to the previous form: digests of its parts are behind the pages, and are sealed."""
     pages = bytearray(split(path)[0])
     pages[60:64] = (2).to_bytes(4, "big")
     parts = [hashlib.sha256(pages[at : at + 16384]).digest() for at in range(0, len(pages), 16384)]
@@ -88,7 +88,7 @@ def as_form_2(path: Path, key: Path | None = None) -> None:
 
 
 def resealed(path: Path, change: Callable[[sqlite3.Connection], object], *, vacuum: bool = True) -> None:
-    """Change a snapshot's tables as somebody would who knows how: with a right seal behind them."""
+    """Change a snapshot's tables as an informed attacker would: with a right seal behind them."""
     pages = path.with_suffix(".pages")
     pages.write_bytes(split(path)[0])
     try:
@@ -128,7 +128,7 @@ class Imported(NamedTuple):
 
 
 def import_file(store: Store, file: Path, *, key: str | None = None) -> Imported:
-    """What ``autotune import`` does, into a database that is open."""
+    """The effect of ``autotune import`` on an open database."""
     incoming = checked(file, key=key)
     found = incoming.into(store)
     return Imported(incoming.schedules, found.rows["schedules"], found.conflicts)

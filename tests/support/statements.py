@@ -1,4 +1,4 @@
-"""SQL of statements, made once a process for all databases of a kind: SQLAlchemy makes it anew for each engine."""
+"""SQL of statements, made once a process for all databases of a kind: SQLAlchemy makes it again for each engine."""
 
 from __future__ import annotations
 

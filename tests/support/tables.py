@@ -33,7 +33,7 @@ def kept(upgrade: Upgrade) -> Upgrade:
 
 
 def _recorded(connection: sa.Connection, run: Callable[[], None]) -> list[tuple[str, Any]]:
-    """What is written while it runs: statements and their values."""
+    """The statements that it runs, and their values."""
     statements: list[tuple[str, Any]] = []
 
     def note(_: object, __: object, statement: str, values: Any, *___: object) -> None:

@@ -1,6 +1,6 @@
-"""Triton kernels of the zoo in a process of its own: ``TRITON_INTERPRET`` holds from the import of Triton on.
+"""Triton kernels of the test programs in a separate process: ``TRITON_INTERPRET`` holds from the import of Triton on.
 
-Prints a JSON line for each kernel: its case, block and rows, and what is wrong with it, or nothing.
+Prints a JSON line for each kernel: its case, block and rows, and its error, or nothing.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def main(mode: str, names: list[str]) -> None:
 
 
 def interpreted(task: TritonTask, config: Config) -> Iterator[str]:
-    """What verification says of a candidate: random inputs, and ones with NaN and infinities."""
+    """Verification's results for a candidate: random inputs, and ones with NaN and infinities."""
     bench = TritonBench(task.workload, "cpu")
     verdict = bench.verify(bench.load(config, task.build(config)), 5)
     yield "" if verdict.ok else verdict.detail
 
 
 def linked(task: TritonTask, config: Config) -> Iterator[str]:
-    """Whether each kernel compiles for an H100, which takes no GPU."""
+    """Compile each kernel for an H100, which takes no GPU."""
     import triton  # type: ignore[import-not-found]
     from triton.backends.compiler import GPUTarget  # type: ignore[import-not-found]
     from triton.compiler import ASTSource  # type: ignore[import-not-found]

@@ -254,7 +254,7 @@ def scatter_tied(extent: int, padding: int = -1) -> Callable[[Tensor, Tensor, Te
 
 
 def scatter_twice(g: Tensor, ids: Tensor, h: Tensor, others: Tensor, tied: Tensor) -> Tensor:
-    """That of an embedding which was read twice, by an encoder and a decoder."""
+    """The gradient of an embedding with two readers, an encoder and a decoder."""
     backward = torch.ops.aten.embedding_dense_backward
     return backward(g, ids, 40, 1, False) + backward(h, others, 40, -1, False) + tied
 
@@ -279,7 +279,7 @@ def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, Tensor
 
 
 def packed_backward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients [batch, heads, steps, width] of what was taken out of one packed projection: its output's, and its
+    """Gradients [batch, heads, steps, width] of the parts of one packed projection: its output's, and its
     bias's."""
     b, h, s, d = q.shape
     parts = [torch.ops.aten.select_backward(x, [3, b, h, s, d], 0, n) for n, x in enumerate((q, k, v))]
@@ -379,7 +379,7 @@ def _brl(rows: int, cols: int, d: torch.dtype) -> tuple[Callable[[], Tensor], ..
 
 
 def heads(b: int, h: int, s: int, d: int, dtype: torch.dtype) -> tuple[Callable[[], Tensor], ...]:
-    """Three tensors [b, h, s, d] that lie in memory as [b, s, h, d]."""
+    """Three tensors [b, h, s, d] with strides of [b, s, h, d]."""
     return (T(b, h, s, d, d=dtype, strides=(s * h * d, d, h * d, 1)),) * 3
 
 

@@ -1,4 +1,4 @@
-"""Device identities and environments; GPUs are stood in for by the properties torch reports of them."""
+"""Device identities and environments; torch's properties of GPUs are faked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support import ROOT
 
 
 def run_python(code: str) -> list[str]:
-    """Words printed by ``code`` in a process of its own, which sees this copy of autotune."""
+    """Words printed by ``code`` in a separate process, which imports this copy of autotune."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
@@ -36,7 +36,7 @@ def run_python(code: str) -> list[str]:
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What torch says of a machine with two H200 (figures read from one)."""
+    """torch's properties of a machine with two H200 (figures read from one)."""
     import torch
 
     props = SimpleNamespace(

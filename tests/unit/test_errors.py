@@ -1,4 +1,4 @@
-"""What is said of an exception of the user's program."""
+"""Messages for exceptions of the user's program."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from autotune.errors import first_line
 
 
-def test_the_type_and_the_first_line_are_told() -> None:
+def test_the_type_and_the_first_line_are_reported() -> None:
     assert first_line(ValueError("  bad\nworse")) == "ValueError: bad"
     assert first_line(ValueError()) == "ValueError"
     assert first_line(ValueError("while tracing:\n  bad\nworse")) == "ValueError: while tracing: bad"
 
 
-def test_what_dynamo_met_is_told() -> None:
+def test_what_dynamo_met_is_reported() -> None:
     def embeds(x: Tensor) -> Tensor:
         return F.embedding(x, torch.ones(4, 4))
 

@@ -65,7 +65,7 @@ def test_c3_scripts_tell_what_they_take_and_what_they_lack(
 
 
 class FakeRanks:
-    """Two ranks that answer a soak as they are told."""
+    """Two ranks with prepared answers to a soak."""
 
     ranks = 2
 

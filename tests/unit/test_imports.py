@@ -1,4 +1,4 @@
-"""Who may import what, beside the layers in pyproject.toml: no circle, each library behind one door, a light
+"""Rules of imports in addition to the layers in pyproject.toml: no circle, one importer for each library, a light
 deployment."""
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_only_its_door_imports(module: str) -> None:
 
 
 def in_circles(imports: Mapping[str, set[str]]) -> set[str]:
-    """The modules of ``imports`` (module to what it imports) that lie on a circle, or between two."""
+    """The modules of ``imports`` (module to its imports) on a circle, or between two circles."""
     left = {module: set(others) for module, others in imports.items()}
     while True:
         found = {module for others in left.values() for module in others}

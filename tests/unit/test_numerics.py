@@ -1,4 +1,4 @@
-"""Torch's settings of precision and determinism: read, restored, and what a device's kernels depend on."""
+"""Torch's settings of precision and determinism: read, restored, and their effect on a device's kernels."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_settings_are_read_by_their_effect_and_restored(
     assert callable(change)
     change()
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a deployment reads them: that says nothing to its user
+        warnings.simplefilter("error")  # a deployment reads them, without a warning to its user
         assert (numerics.read(["cuda:1"]), numerics.read(["cpu"])) == (on_gpu, on_cpu)
     found = numerics.read()
     numerics.restore({})

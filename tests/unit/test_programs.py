@@ -1,4 +1,4 @@
-"""What ``make test-all`` installs from the system's packages, and its message where it may not."""
+"""Installation of the system's packages by ``make test-all``, and its message without permission."""
 
 from __future__ import annotations
 

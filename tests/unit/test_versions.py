@@ -43,7 +43,7 @@ def test_the_hosted_workflow_runs_each_minor_version(name: str, versions: list[s
 @pytest.mark.parametrize(
     "document", ["README.md", "docs/tutorials/cpu.md", "CONTRIBUTING.md", "docs/reference/compatibility.md"]
 )
-def test_the_documents_say_so(document: str) -> None:
+def test_the_documents_name_the_versions(document: str) -> None:
     assert f"Python {PYTHONS[0]} to {PYTHONS[-1]}" in text(document)
     if document != "docs/tutorials/cpu.md":
         assert f"{TORCHES[0]} to {TORCHES[-1]}" in text(document)
@@ -52,7 +52,7 @@ def test_the_documents_say_so(document: str) -> None:
 
 
 def test_the_makefile_takes_supported_interpreters_only(tmp_path: Path) -> None:
-    """The only interpreter of the path says that it is of some version."""
+    """The only interpreter of the path reports some version."""
     make = shutil.which("make")
     assert make is not None
     after = f"3.{int(PYTHONS[-1].partition('.')[2]) + 1}"

@@ -1,4 +1,4 @@
-"""What makes two workloads the same."""
+"""Equality of workloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of errors against fp64: its reference, its errors, and that it runs the kernels it says."""
+"""The benchmark of errors against fp64: its reference, its errors, and the kernels that it runs."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_the_table() -> None:
     assert "strict: 2.00 times" in text
 
 
-def test_a_wrong_case_is_told(tmp_path: Path) -> None:
+def test_a_wrong_case_is_reported(tmp_path: Path) -> None:
     from autotune.errors import UserError
 
     with pytest.raises(UserError, match="no case 'nothing'"):

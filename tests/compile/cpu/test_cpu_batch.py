@@ -20,7 +20,7 @@ from tests.support.many_parts import beside, update
 
 
 def _kernels(rows: list[int], **schedule: Any) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
-    """A launch of a softmax for each number of rows, its inputs and what they should give."""
+    """A launch of a softmax for each number of rows, its inputs and expected outputs."""
     parts, inputs, wanted = [], [], []
     for n in rows:
         graph = softmax(n, 64)
@@ -43,7 +43,7 @@ def test_every_kernel_runs_on_its_own_tensors(monkeypatch: pytest.MonkeyPatch, f
         monkeypatch.setattr(cpu_load, "_gomp_parallel", lambda: None)
     monkeypatch.setattr(cpu_load, "_most_threads", lambda: 3)
     launch, inputs, wanted = _kernels([3000, 1, 700, 5], threads=3, row_block=7)
-    for _ in range(5):  # the counters begin anew in every call
+    for _ in range(5):  # each call resets the counters
         torch.testing.assert_close(_run(launch, inputs), wanted)
 
 
@@ -87,7 +87,7 @@ def test_groups_that_do_not_wait_for_each_other_are_one_launch() -> None:
 
 
 def test_a_group_waits_for_those_whose_results_it_reads() -> None:
-    """Column maxima, row sums of what they leave, column maxima of what those leave."""
+    """Column maxima, row sums of the differences, column maxima of their differences."""
     b = Build(6, 10)
     x = b.load("float32", 0, 1)
     y = b.sub(x, b.reduce("max", x, 0))

@@ -1,4 +1,4 @@
-"""CPU kernels in parts: reductions over all rows beside row-wise and pointwise work, against the oracle."""
+"""CPU kernels in parts: reductions over all rows with row-wise and pointwise work, against the oracle."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def concatenated(rows: int, left: int, right: int) -> tuple[Build, int]:
 @pytest.mark.parametrize("tile", [0, 256])
 @pytest.mark.parametrize(("left", "right"), [(64, 64), (300, 17), (1, 500)])
 def test_concatenated_columns_are_walked_in_pieces(left: int, right: int, tile: int) -> None:
-    """Pointwise, with a reduction over each row, and with one over all rows: where the pieces meet, nothing is lost."""
+    """Pointwise, with a reduction over each row, and with one over all rows: no element is lost between pieces."""
     schedule = CpuSchedule(row_block=4, column_tile=tile, threads=2)
     b, z = concatenated(40, left, right)
     b.out(b.neg(z), "float32")
@@ -213,7 +213,7 @@ def test_concatenated_columns_are_walked_in_pieces(left: int, right: int, tile: 
 
 @pytest.mark.parametrize("cols", [15, 16, 31, 32, 63, 64, 96, 100, 128, 191, 192, 512])
 def test_walks_of_every_length(cols: int) -> None:
-    """Some are unrolled, some are loops whose bounds LLVM does not know."""
+    """Some are unrolled, some are loops with bounds unknown to LLVM."""
     for make in (softmax, layer_norm):
         check(make(9, cols), CpuSchedule(row_block=4))
 

@@ -171,7 +171,7 @@ def test_processes_share_the_disk_cache(fresh_cache: Path) -> None:
 
 
 def cache_hits(graph: Graph) -> int:
-    """How often the disk had the graph's kernel, for a process that has none; the kernel is right."""
+    """The number of disk hits for the graph's kernel, in a process without it; the kernel is right."""
     cpu_load._compiled.clear()
     inputs = random_inputs(graph)
     (got,) = run(graph, inputs, CpuSchedule())
@@ -202,7 +202,7 @@ def test_a_damaged_compiled_kernel_is_compiled_again(fresh_cache: Path, what: st
     assert [cache_hits(graph), cache_hits(graph)] == [0, 1]  # mended once, and good for the next
 
 
-def test_a_full_disk_is_told_or_gone_around(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_or_gone_around(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: object, *_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -233,7 +233,7 @@ def test_a_full_disk_is_told_or_gone_around(fresh_cache: Path, monkeypatch: pyte
 
 
 def test_the_cache_is_its_owners_alone(fresh_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds code that is run as whoever loads it."""
+    """Its code runs with the rights of the user who loads it."""
     graph = softmax(5, 48)
     inputs = random_inputs(graph)
     (want,) = run(graph, inputs, CpuSchedule())
@@ -294,7 +294,7 @@ def test_a_kernel_bound_to_its_rows_does_the_same(
     graph = softmax(4000, 64)
     (x,) = random_inputs(graph)
     kernel: Any = load(build_program(graph), CpuSchedule(threads=threads))
-    for rows in (4000, 17, 1):  # with so few rows one thread does them, whatever the schedule says
+    for rows in (4000, 17, 1):  # with so few rows one thread does them, with any schedule
         bound = kernel.bind(rows, 2)
         y, want = torch.full((2, 4000, 64), 7.0)
         kernel([x.data_ptr(), want.data_ptr()], rows)

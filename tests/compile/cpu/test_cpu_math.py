@@ -84,7 +84,7 @@ Asked = tuple[str, str | None]
 
 
 def apply_all(ops: Iterable[Asked], *args: torch.Tensor) -> dict[Asked, torch.Tensor]:
-    """What each of several operators, with the type of its result, makes of the same tensors: one kernel."""
+    """The results of several operators, with their types, for the same tensors: one kernel."""
     b, asked = Build(len(args[0])), list(ops)
     names = {t: n for n, t in TORCH.items()}
     loads = [b.load(names[a.dtype], 0) for a in args]
@@ -262,7 +262,7 @@ def test_casts_of_nan_and_out_of_range_are_those_of_the_host(count: int) -> None
 
 @pytest.mark.parametrize("storage", sorted(TORCH))
 def test_loads_and_stores_of_every_type(storage: str) -> None:
-    """What is loaded is stored again, bit for bit, and floats are rounded to nearest even."""
+    """Loads and stores keep every bit, and floats are rounded to nearest even."""
     if storage == "bool":
         x = torch.tensor([True, False, True])
     elif TORCH[storage].is_floating_point:

@@ -1,4 +1,4 @@
-"""Narrow outputs of every type and of rows of every length: nothing beside their elements is written."""
+"""Narrow outputs of every type and of rows of every length: no other memory is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOATS = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 def mixed(rows: int, cols: int, storage: str, pitch: int = 0) -> Graph:
-    """Clamped elements and much beside them: what is wanted in a wide type too, LLVM computes no narrower.
+    """Clamped elements with many others: LLVM narrows no value that is also used in a wide type.
 
     ``pitch``: elements from one row of the first output to the next.
     """
@@ -47,7 +47,7 @@ def mixed(rows: int, cols: int, storage: str, pitch: int = 0) -> Graph:
 
 
 def signs(rows: int, cols: int, storage: str) -> Graph:
-    """Whether elements are negative, which LLVM takes from their sign bits."""
+    """True for negative elements, which LLVM reads from their sign bits."""
     b = Build(rows, cols)
     x = b.load("int64" if storage == "int32" else "int32", 0, 1)
     dtype = b.values[x].dtype
@@ -123,7 +123,7 @@ def test_floats(storage: str) -> None:
 
 @pytest.mark.parametrize("tile", [0, 9])
 def test_gaps_between_rows_stay(tile: int) -> None:
-    """What lies between rows is another tensor's, and may be written by another thread."""
+    """Memory between rows belongs to another tensor, and another thread may write it."""
     graph = mixed(5, 9, "uint8", pitch=16)
     inputs = random_inputs(graph)
     outputs = [torch.full((5 * 16,), 77, dtype=TORCH[o.dtype]) for o in graph.outputs]
@@ -134,7 +134,7 @@ def test_gaps_between_rows_stay(tile: int) -> None:
 
 
 def test_a_short_row_of_floats_keeps_its_length() -> None:
-    """What is hidden costs short rows their one vector: only where integers are stored."""
+    """A hidden length costs short rows their single vector: only integer stores hide it."""
 
     def source(graph: Graph) -> str:
         return emit_source(build_program(graph), CpuSchedule())

@@ -62,12 +62,12 @@ def run(graph: Graph, inputs: list[Tensor], schedule: CpuSchedule, shift: int, n
 
 
 def check(graph: Graph, schedule: CpuSchedule | None = None, outputs: int = 1, exact: bool = True) -> None:
-    """What is streamed is what is stored; at line boundaries and beside them.
+    """Streaming stores write the same values, at line boundaries and elsewhere.
 
     Args:
         outputs: how many are streamed.
         exact: False where a pass sums up what it stores: LLVM adds in another order then. So it does in a later pass
-            that asks for the next row between the stretches of its sum.
+            with prefetches between the parts of its sum.
     """
     schedule = schedule or CpuSchedule(row_block=2)
     inputs = random_inputs(graph)
@@ -184,7 +184,7 @@ def outer_softmax(rows: int, cols: int, storage: str = "float32") -> Graph:
     [(40, 1001, 256, "float32"), (40, 1001, 256, "bfloat16"), (7, 300, 64, "float32"), (1, 600, 16, "bfloat16")],
 )
 def test_lanes(rows: int, cols: int, lanes: int, storage: str) -> None:
-    """Columns four at a time and one at a time, the last lanes fewer; what lies beyond a tensor is asked for only."""
+    """Columns four at a time and one at a time, fewer in the last lanes; memory beyond a tensor is only prefetched."""
     graph = outer_softmax(rows, cols, storage)
     inputs, schedule = random_inputs(graph), CpuSchedule(row_block=lanes, threads=2)
     (stored,) = run(graph, inputs, schedule, 0)
@@ -269,7 +269,7 @@ def test_rows_fetched_ahead_with_ordinary_stores(cols: int) -> None:
 
 
 def test_which_rows_are_fetched_ahead() -> None:
-    """Those of tensors with rows, where something is done with them after a first walk; columns that lie apart."""
+    """Rows of tensors with work after the first loop are prefetched; columns in separate rows are not."""
     masked = build_program(softmax(8, 512, masked=True))
     assert [masked.graph.values[i].slot for i in fetched(masked)] == [0]  # the mask has no rows
     assert fetched_bytes(masked) == 8 * 512 * 4
@@ -277,7 +277,7 @@ def test_which_rows_are_fetched_ahead() -> None:
     assert fetched(build_program(_dense(8, 512))) == ()
     assert fetched(build_program(logsumexp(8, 512))) == (0,)
     assert fetched(build_program(softmax(8, 32))) == ()
-    assert fetched(build_program(outer_softmax(8, 512)), lanes=True) == ()  # over before it is there
+    assert fetched(build_program(outer_softmax(8, 512)), lanes=True) == ()  # ends before the prefetch arrives
     outer = build_program(outer_softmax(32, 512))
     assert (fetched(outer), fetched(outer, lanes=True)) == ((), (0,))
     # By the first pass alone, for four columns at a time and for one.
@@ -288,7 +288,7 @@ def test_each_later_pass_asks_for_its_share() -> None:
     """Of the next row, and all passes together for all of it; a single one by itself."""
 
     def asked(graph: Graph, schedule: CpuSchedule, cols: int) -> tuple[int, list[int]]:
-        """How many places ask, and the columns that they ask for."""
+        """The number of prefetches, and their columns."""
         lines = emit_source(build_program(graph), schedule).splitlines()
         places, found = [k for k, line in enumerate(lines) if "fetch_float32(x0" in line], []
         tile = schedule.column_tile or cols
@@ -338,7 +338,7 @@ def test_only_what_is_streamed_changes_the_source() -> None:
 
 
 def test_the_search_streams_what_is_large() -> None:
-    """Those of which a search begins with, those that it may come to, and those that it leaves alone."""
+    """Default candidates with streaming, possible ones, and those without it."""
     space = load_space("fusion", "cpu")
     for rows, cols, choices, seeded in ((2048, 1024, 2, True), (128, 1024, 2, False), (32, 1024, 1, False)):
         graph = softmax(rows, cols)
@@ -355,7 +355,7 @@ def test_the_search_streams_what_is_large() -> None:
     assert target_cpu.default(graph)["row_block"] == 2
     assert {c["row_block"] for c in target_cpu.seeds(graph) if c["prefetch"]} == {8}
     assert target_cpu.normalize(graph, config | {"prefetch": True, "row_block": 1})["prefetch"] is False
-    # What an older search has stored says nothing about them.
+    # Stored configurations of older searches lack both parameters.
     old = {k: v for k, v in target_cpu.default(softmax(2048, 1024)).items() if k not in ("stream", "prefetch")}
     assert target_cpu.normalize(softmax(2048, 1024), old)["stream"] is False
     lanes = target_cpu.default(outer_softmax(512, 1024)) | {"stream": True, "prefetch": True}

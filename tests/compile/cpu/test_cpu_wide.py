@@ -29,7 +29,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @pytest.fixture(params=[False, True], ids=["avx2", "avx512"])
 def has(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether the processor is said to have vectors of 512 bits."""
+    """True if the faked processor has vectors of 512 bits."""
     monkeypatch.setattr(target_cpu, "cpu_isa", lambda: "avx avx2 fma" + (" avx512f" if request.param else ""))
     return bool(request.param)
 

@@ -20,7 +20,7 @@ def _all(storage: str) -> torch.Tensor:
 
 
 def _around(storage: str) -> torch.Tensor:
-    """float32 numbers at, between and beside all that the type holds, beyond its range too, with both signs."""
+    """float32 numbers at, between and next to all values of the type, and beyond its range, with both signs."""
     held = _all(storage).float()
     held = held[torch.isfinite(held) & (held >= 0)].unique()
     more = torch.cat([held, torch.tensor([448.0, 464, 480, 496, 512, 57344, 61440, 65536, 1e9])])

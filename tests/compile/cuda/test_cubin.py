@@ -77,7 +77,7 @@ def test_registers_agree_with_the_section_header(plain: Kernel) -> None:
     without = bytearray(plain.code)
     at = without.find(struct.pack("<BBH", 0x04, 0x2F, 8))
     assert at > 0
-    without[at + 1] = 0x7F  # an attribute that nobody knows
+    without[at + 1] = 0x7F  # an unknown attribute
     header = resources(bytes(without), plain.entry)["registers"]
     assert header in (0, plain.resources["registers"])
     assert resources(plain.code, plain.entry)["registers"] == plain.resources["registers"]

@@ -1,6 +1,6 @@
 """Every kernel compiles to a cubin without a GPU, and has what makes it fast: seen in its PTX and its resources.
 
-``AUTOTUNE_TEST_CONFIGS=N`` compiles N random configurations of every function beside the default; without it every
+``AUTOTUNE_TEST_CONFIGS=N`` compiles the default and N random configurations of every function; without it every
 eighth function gets one.
 """
 
@@ -42,7 +42,7 @@ def one(name: str, **changes: object) -> tuple[FusionTask, Config]:
 
 
 def source_of(task: FusionTask, config: Config) -> CudaSource:
-    """What the task would compile for a region of one kernel."""
+    """The source that the task compiles for a region of one kernel."""
     (group,) = task.plan.groups
     schedule = CudaSchedule.from_config(config)
     program = build_program(group.graph, keep=schedule.keep != "reload", online=schedule.online)
@@ -254,7 +254,7 @@ def test_what_does_not_compile_is_a_build_error() -> None:
         ({"vector_bytes": 32, "threads_per_row": 32}, "do not divide a row"),
     ],
 )
-def test_schedules_that_cannot_be_emitted_say_why(changes: dict[str, object], words: str) -> None:
+def test_schedules_that_cannot_be_emitted_have_a_reason(changes: dict[str, object], words: str) -> None:
     name = "ln_1001" if "vector_bytes" in changes else "ln_f32"
     with pytest.raises(Unsupported, match=words):
         source_of(*one(name, **changes))

@@ -1,4 +1,4 @@
-"""What a row-wise kernel does before its first reduction, as it stands in its PTX: no branches that keep loads apart,
+"""Instructions of a row-wise kernel before its first reduction, in its PTX: no branches between loads,
 tables' rows by vectors."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def ptx_of(name: str, **changes: object) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_branched_round(name: str) -> None:
-    """Several packs a thread and several rows a block, the last of which may not be there: one block of instructions,
+    """Several packs a thread and several rows a block, the last of which may be absent: one block of instructions,
     and stores under a predicate."""
     lines = ptx_of(name)
     assert not [line for line in lines if re.search(r"\bbra\b", line)]
@@ -95,7 +95,7 @@ def test_a_short_search_meets_whole_rows(case: Case) -> None:
         assert 768 % (int(config["threads_per_row"]) * vec) == 0
 
 
-def test_a_mask_beside_the_widest_type_leaves_the_default_in_the_space() -> None:
+def test_a_mask_with_the_widest_type_leaves_the_default_in_the_space() -> None:
     def sums(x: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
         return (x * m).sum(-1), torch.where(m, x, x.amax(-1, keepdim=True))
 

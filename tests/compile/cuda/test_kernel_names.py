@@ -1,4 +1,4 @@
-"""What profilers show of our kernels: names that tell what they compute, the same under every schedule."""
+"""Names of kernels in profilers: they describe the computation, and are equal under every schedule."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_weighted_mean_is_a_product_only_where_the_program_has_some() -> None:
     assert "mv" not in graph_ops(task_of(workload("ln_f32")).graph, vectors=True)
 
 
-def test_launches_are_told_apart() -> None:
+def test_launches_are_distinguished() -> None:
     apart = names(workload("relu_statistics"), "r4,o0 / r8,o1 / r10,o2 / r13,o3")
     assert apart == ["autotune_sum", "autotune_sum_2", "autotune_max", "autotune_exp_sum"]
 
@@ -169,7 +169,7 @@ def test_compiling_needs_no_torch_for_a_name() -> None:
 
 
 def stored_earlier() -> Artifact:
-    """What a search before kernels had names of their own has left in a database."""
+    """An artifact in the database of a search before kernels had separate names."""
     body = ("if cuda.threadIdx.x == 0:", "    st_f32_1_d(p0, 0, ld_f32_1_d(p0, 0) + float32(1.0))")
     launch = {"dynamic": False, "shared": 0, "block": 32, "args": [["input", 0]]}
     kernel = build(Listing((), body, ("f32",), launch, 32, 0))

@@ -58,7 +58,7 @@ def configured(task: FusionTask, text: str = "", **changes: object) -> Config:
 
 def walk(task: FusionTask, config: Config, made: list[Made], content: bytes = b"") -> list[Walk]:
     """Walk through all kernels of a configuration by the first and the last thread of the first and the last block,
-    and of one that does all the work where any number of blocks would do.
+    and of one block that does all the work if any number of blocks can.
 
     Args:
         content: of every input.
@@ -110,7 +110,7 @@ def test_elements_that_fill_no_pack_in_a_loop_over_blocks(
 @pytest.mark.parametrize(
     ("storage", "vector_bytes", "prefetch"), [("float32", 16, True), ("float16", 4, False), ("float16", 16, True)]
 )
-def test_weights_beside_rows_that_fill_no_set_of_packs(
+def test_weights_of_rows_that_fill_no_set_of_packs(
     storage: str, vector_bytes: int, prefetch: bool, made: list[Made]
 ) -> None:
     task = task_of(layer_norm(50, 640, storage))
@@ -133,7 +133,7 @@ def test_rows_of_a_table_that_are_gathered_by_vectors(index: int, made: list[Mad
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize(("threads", "match", "owned"), [(8, 8, 16), (2, 32, 1)])
 def test_terms_and_places_of_sums(threads: int, match: int, owned: int, place: int, made: list[Made]) -> None:
-    """What a place of the list names is read, whatever lies behind the list's end."""
+    """Only listed elements are read, whatever is in memory behind the list's end."""
     work, *_ = workloads("scatter_twice")  # before torch 2.13 a mask of padding is another region
     task = FusionTask(work, "cuda:0", target="sm_90", sms=132)
     config = configured(task, threads_per_row=threads, rows_per_block=match, owned=owned, unroll=2)

@@ -41,7 +41,7 @@ def strict(work: Workload) -> Workload:
 
 
 def everything(x: Tensor, w: Tensor) -> Tensor:
-    """What CUDA's fast math and our approximations are about, each once."""
+    """All operations that CUDA's fast math and autotune's approximations change, each once."""
     y = F.gelu(x) + torch.tanh(x) + torch.sigmoid(w) + torch.exp(-x.abs()) + torch.exp2(w) + x / (w.abs() + 1)
     y = y + torch.rsqrt(x.abs() + 1) + torch.sqrt(w.abs()) + torch.reciprocal(w.abs() + 2) + torch.log(x.abs() + 1.5)
     return torch.softmax(y, -1) + F.layer_norm(y, (y.shape[-1],))
@@ -83,7 +83,7 @@ def test_names_of_accurate_functions(x: Expr, want: str) -> None:
 
 
 def test_no_approximation_is_left_in_ptx() -> None:
-    """And all of them are in what the same kernels are by default, so that the test sees them."""
+    """The default kernels contain all of them, so the test is able to fail."""
     for precision, exact in ((None, False), ("strict", True)):
         work = everything_in(precision)
         task = FusionTask(work, "cuda:0", target="sm_90", sms=132)
@@ -131,7 +131,7 @@ def test_strict_text_against_the_oracle(name: str, online: bool) -> None:
             check_group(group.graph, made, seed=1, special=online)
 
 
-def test_a_strict_kernel_is_a_cubin_of_its_own() -> None:
+def test_a_strict_kernel_is_a_separate_cubin() -> None:
     built = [FusionTask(everything_in(p), "cuda:0", target="sm_90", sms=132) for p in (None, "strict")]
     try:
         one, other = (task.build(task.default()) for task in built)

@@ -14,7 +14,7 @@ from tests.support.zoo import random_configs
 
 @pytest.mark.programs(0.6)
 def test_kernels_agree_with_the_oracle(seed: int) -> None:
-    """The default configuration, and for every third program a random one beside it."""
+    """The default configuration, and for every third program also a random one."""
     p = program(seed)
     for r in regions_of(p):
         if r.workload is None:

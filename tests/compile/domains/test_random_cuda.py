@@ -31,7 +31,7 @@ def built(task: FusionTask, config: Config) -> tuple[Artifact | None, str]:
 
 @pytest.mark.programs(0.35)
 def test_kernels_compile(seed: int) -> None:
-    """The default always does; another may turn out to need more than the device has, and says so."""
+    """The default always compiles; another may exceed the device's limits, with a message."""
     p = program(seed)
     regions = [r for r in regions_of(p) if r.workload is not None]
     for r in regions[: None if BOUND else 2]:

@@ -1,6 +1,6 @@
 """The fusion task on a CUDA target without a GPU, and on this CPU for real: build, load, verify, catch what is wrong.
 
-``AUTOTUNE_TEST_CONFIGS=N`` runs N random configurations of every function on the CPU beside the default; without it
+``AUTOTUNE_TEST_CONFIGS=N`` runs the default and N random configurations of every function on the CPU; without it
 every third function gets one, and every third streaming stores.
 """
 

@@ -70,7 +70,7 @@ def test_straight_line_code_does_the_same() -> None:
     assert counters().restrided == 1, "what is unusual goes the general way"
 
 
-def test_what_groups_hand_over_lies_in_scratch_memory() -> None:
+def test_values_between_groups_are_in_scratch_memory() -> None:
     config = {"plan": "r1 / r4,o1 / o0", **{f"g{k}.{name}": value for k in range(3) for name, value in CONFIG.items()}}
     schedule = replace(
         SCHEDULE, config=config, artifact=Artifact("cpu", (Kernel("cpu_0"),) * 3, (("float32", ROWS),) * 2)

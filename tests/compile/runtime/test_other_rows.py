@@ -1,4 +1,4 @@
-"""Look-ups of CUDA kernels that sum over the rows, for other rows than they were made for. No GPU is needed to tell."""
+"""Look-ups of CUDA kernels that sum over the rows, for other rows than tuned. They need no GPU."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_one_over_the_rows_is_another_family() -> None:
 
 
 def test_a_kernel_that_rests_on_the_rows_is_refused() -> None:
-    """The region says the same for all rows. Its kernels take the constant for one over the rows, at those alone."""
+    """The region is equal for all rows. Its kernels use the constant as one over the rows, only at those rows."""
     one, two = workload(spread, ROWS), workload(spread, 2 * ROWS)
     assert one.family == two.family != ""
     artifact = tuned(spread).artifact

@@ -1,4 +1,4 @@
-"""C++ that launches a region's kernels, compiled against a driver that tells what it is asked to do."""
+"""C++ that launches a region's kernels, compiled against a driver that prints its calls."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def call_of(what: tuple[Any, Config, Artifact], change: Any = None, **fields: An
 
 
 def ran(tmp_path: Path, calls: Sequence[RegionCall], main: str) -> list[str]:
-    """What the stubs tell of a program that has ``calls`` as functions f0, f1, ... and runs ``main``."""
+    """The stubs' output for a program that has ``calls`` as functions f0, f1, ... and runs ``main``."""
     written = RegionCpp()
     text, names, counts, sizes = "", [], {}, {}
     for call in calls:
@@ -238,7 +238,7 @@ def test_an_unproven_schedule_is_left_to_python_which_verifies_it() -> None:
 
 
 def _cuda_headers() -> Path:
-    """The headers of the toolkit, or those that numba-cuda's extra cu13 installs beside torch."""
+    """The headers of the toolkit, or those that numba-cuda's extra cu13 installs next to torch."""
     folders = (Path("/usr/local/cuda/include"), Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "include")
     return next(folder for folder in folders if (folder / "cuda_runtime_api.h").exists())
 

@@ -1,4 +1,4 @@
-"""The benchmark of real models, on a CPU: small versions of the models, and what is made of their measurements."""
+"""The benchmark of real models, on a CPU: small versions of the models, and the handling of their measurements."""
 
 from __future__ import annotations
 
@@ -531,7 +531,7 @@ def test_models_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     loop.close()  # as an interrupt does, which ends what runs
 
 
-def test_a_model_without_memory_beside_others_is_measured_alone(
+def test_a_model_that_runs_out_of_memory_among_others_is_measured_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []

@@ -1,4 +1,4 @@
-"""The suite run end to end on the CPU, and what its figures come to."""
+"""The suite run end to end on the CPU, and its summary."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_cases_are_searched_measured_and_resumed(tmp_path: Path, capsys: pytest.
 
 
 @pytest.mark.usefixtures("threads")
-def test_a_case_that_cannot_be_measured_is_told(
+def test_a_case_that_cannot_be_measured_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*args: Any) -> Any:
@@ -127,7 +127,7 @@ def test_mistakes_are_one_line(
     assert err.count("\n") == 1
 
 
-def test_results_that_are_measured_anew_leave_the_commit_as_it_is(
+def test_results_that_are_measured_again_leave_the_commit_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def git(*words: str) -> str:
@@ -151,7 +151,7 @@ def test_results_that_are_measured_anew_leave_the_commit_as_it_is(
     assert files.commit() == f"{head}-dirty"
 
 
-def test_a_tree_without_a_commit_is_told_before_anything_is_measured(
+def test_a_tree_without_a_commit_is_reported_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(files, "_ROOT", tmp_path)

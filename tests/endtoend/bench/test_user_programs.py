@@ -384,7 +384,7 @@ def test_the_file_is_of_the_form_and_a_document_can_have_it(tmp_path: Path) -> N
 
 
 class Recorded:
-    """Stands for :class:`Measured`: yields the cases that a test records."""
+    """Replaces :class:`Measured`: yields the cases that a test records."""
 
     cases: dict[str, list[dict[str, Any]]]
 

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: help at once, mistakes in one line, exit codes."""
+"""The command line for a new user: help at once, mistakes in one line, exit codes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
 
 def said_once(words: str) -> object:
-    """What equals a line of ours that holds ``words``."""
+    """An object that equals a line of autotune's with ``words``."""
 
     class Line:
         def __eq__(self, text: object) -> bool:

@@ -46,7 +46,7 @@ def searched(user: User) -> dict[str, Any]:
     return user.json("search", "c3", *SCENARIO, "--trials", "4", "--seed", "1")
 
 
-def test_a_search_tells_all_times_and_what_they_come_to(searched: dict[str, Any]) -> None:
+def test_a_search_prints_all_times_and_their_summary(searched: dict[str, Any]) -> None:
     assert searched["match"] == "exact"
     assert 1 <= searched["measured"] <= 4
     assert searched["winner"] in ("autotune", "sequential", "naive")

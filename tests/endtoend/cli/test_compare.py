@@ -136,7 +136,7 @@ def test_a_training_step_half_of_which_was_searched(
         assert store.misses() == []
 
 
-def test_what_a_step_missed_is_told_and_not_recorded(db: str) -> None:
+def test_what_a_step_missed_is_reported_and_not_recorded(db: str) -> None:
     Store.open(db).close()
     with deployment().deploying_from(db):
         found = step.compare(Block(), (X,), train=False, device="cpu", policy=compare._policy(None, "cpu"))
@@ -251,7 +251,7 @@ def json_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-# What is said
+# Messages
 
 
 def kernels(many: int, us: float, library: int, library_us: float) -> dict[str, Any]:
@@ -359,13 +359,13 @@ def test_regions_left() -> None:
     assert "0 of 1 region has a schedule" in notes(on_a_gpu(counters={"misses": 1}))
 
 
-def test_attention_that_was_rewritten_is_told() -> None:
+def test_attention_that_was_rewritten_is_reported() -> None:
     assert "24 calls of attention rewritten" in notes(on_a_gpu(counters={"hits": 1, "attention": 24}))
     assert "1 call of attention rewritten" in notes(on_a_gpu(counters={"misses": 1, "attention": 1}))
     assert "attention" not in notes(on_a_gpu(counters={"hits": 1}))
 
 
-def test_a_slower_step_is_told_plainly() -> None:
+def test_a_slower_step_is_reported_plainly() -> None:
     slow = on_a_gpu(1620.0 / 0.925)
     assert "autotune is SLOWER than torch.compile, 0.93x: run `autotune search this` with more --timeout" in notes(slow)
     left = dataclasses.replace(slow, counters={"hits": 23, "misses": 19})

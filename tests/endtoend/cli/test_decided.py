@@ -1,4 +1,4 @@
-"""The end of ``autotune search`` on a program: its step, and what ``show`` and ``compare`` tell of the verdict."""
+"""The end of ``autotune search`` on a program: its step, and the verdict in ``show`` and ``compare``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def decision(mode: str) -> Decision:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the step was to be decided with; the first mode is decided, others fail."""
+    """Arguments of the step's comparisons; the first mode is decided, others fail."""
     found: list[dict[str, Any]] = []
 
     def fake(fn: Any, args: Any, kwargs: Any, **options: Any) -> Decision:
@@ -68,7 +68,7 @@ def command(name: str, db: Path, *more: str) -> list[str]:
     return [*words, "--db", str(db), *more]
 
 
-def test_a_search_ends_with_the_step_and_its_verdict_is_told(
+def test_a_search_ends_with_the_step_and_its_verdict_is_reported(
     tmp_path: Path, asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     db = tmp_path / "t.db"
@@ -204,7 +204,7 @@ def of_two_regions(db: Path, *more: str) -> list[str]:
     return [f"{HERE}:two_regions" if word == f"{HERE}:program" else word for word in words]
 
 
-def test_what_lies_otherwise_in_the_step_is_searched_and_the_step_decided_again(
+def test_other_layouts_of_the_step_are_searched_and_the_step_decided_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     captured = [w for w, _ in workloads_of(two_regions, (inputs(),))]
@@ -214,7 +214,7 @@ def test_what_lies_otherwise_in_the_step_is_searched_and_the_step_decided_again(
     given: list[list[str]] = []
 
     def first_alone(args: Any, devices: Any, store: Any, workloads: Any, *rest: Any, **options: Any) -> Any:
-        """The time is up before the second captured region; that is missed in the step, too, and not told."""
+        """The time ends before the second captured region; the step misses that region too, without a message."""
         given.append([w.fingerprint for w in workloads])
         found = tune(args, devices, store, workloads, *rest, **options)[:1]
         return [replace(result, winner="autotune") for result in found]

@@ -1,4 +1,4 @@
-"""What a stranger does with a module of their own: search it, look it up, run it; each in a process of its own."""
+"""The steps of a new user with a module: search, look-up, run; each in a separate process."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_new_process_finds_it(stranger: Stranger, searched: dict[str, Any]) ->
     assert found["baselines"]["eager"] == searched["baselines"]["eager"]
 
 
-def test_it_runs_with_what_was_found_and_knows_other_rows(stranger: Stranger, searched: dict[str, Any]) -> None:
+def test_it_runs_stored_kernels_also_at_other_rows(stranger: Stranger, searched: dict[str, Any]) -> None:
     ran = stranger.deploy("inputs")
     assert ran["error"] < 1e-4
     assert ran["hits"] >= 1

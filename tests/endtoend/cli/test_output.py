@@ -47,7 +47,7 @@ def test_without_json_stdout_is_left_alone() -> None:
     assert "answer" not in done.stdout
 
 
-def test_what_json_cannot_say_is_an_error_not_invalid_json() -> None:
+def test_a_value_outside_of_json_is_an_error_not_invalid_json() -> None:
     done = run(True, "emit({'x': float('nan')})")
     assert done.returncode == 1
     assert "NaN" not in done.stdout

@@ -1,4 +1,4 @@
-"""What users give that cannot be: one line, without passwords and terminal commands, and nothing is changed."""
+"""Invalid input of users: one line, without passwords and terminal commands, and no change."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def autotune(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         f"postgresql://u:{SECRET}@127.0.0.1:1/x?host=a&port=1,2,3",
     ],
 )
-def test_no_password_is_ever_told(
+def test_no_password_is_ever_reported(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -242,7 +242,7 @@ def test_a_file_in_the_place_of_a_module_is_told_its_module(
         ["search", "c3", "--missed", "--device", "cpu"],
     ],
 )
-def test_a_database_that_is_not_there_is_told_and_nothing_is_made(
+def test_a_database_that_is_missing_is_reported_and_nothing_is_made(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

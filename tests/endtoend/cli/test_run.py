@@ -1,4 +1,4 @@
-"""``autotune run``: a script without a backend of its own runs stored kernels; arguments and exit code are its own."""
+"""``autotune run``: a script that names no backend runs stored kernels, with its arguments and exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``autotune search`` end to end in a process of its own, on a small real domain that runs on the CPU.
+"""``autotune search`` end to end in a separate process, on a small real domain that runs on the CPU.
 
 The workloads come from the database (``--missed``), so no PyTorch program has to be captured.
 """
@@ -89,7 +89,7 @@ def test_missed_workloads_are_searched_stored_and_cleared(
     assert again.stdout == ""
 
 
-def test_what_was_not_begun_in_time_is_told_and_gone_on_with(
+def test_what_was_not_begun_in_time_is_reported_and_gone_on_with(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
     db = tmp_path / "t.db"
@@ -110,7 +110,7 @@ def test_what_was_not_begun_in_time_is_told_and_gone_on_with(
 def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """As what is not known does: of five workloads one was begun, and two are known."""
+    """Unknown workloads count as undecided: of five workloads one was begun, and two are known."""
     results = [Result(c, c, "toy", "cpu", "p", best={"a": 1}, begun=c == "a") for c in "abc"]
     left = not_begun(5, results)
     assert left == 4
@@ -129,7 +129,7 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
         (["--missed", "--plans", "greedy", "--ablation", "no-pack"], "exclude each other"),
     ],
 )
-def test_what_does_not_go_together_is_told(
+def test_what_does_not_go_together_is_reported(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -164,7 +164,7 @@ def test_candidates_are_timed_with_warm_caches_where_that_is_asked_for(
     assert found["label"].startswith("toy")
 
 
-def test_if_nothing_can_be_measured_it_says_so_and_fails(
+def test_a_search_without_measurements_fails_with_a_message(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
     missed(tmp_path / "t.db", {"rows": 0})  # every candidate is rejected
@@ -176,7 +176,7 @@ def test_if_nothing_can_be_measured_it_says_so_and_fails(
         assert len(store.misses()) == 1  # still waiting
 
 
-def test_an_interrupted_search_keeps_what_it_measured(
+def test_an_interrupted_search_keeps_its_measurements(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
     db = tmp_path / "t.db"

@@ -114,7 +114,7 @@ def test_the_dashboard_serves_this_machine_only(database: Path) -> None:
         assert ended(process) == 0
 
 
-def test_without_the_dashboard_one_line_says_what_to_install(
+def test_without_the_dashboard_one_line_names_the_package(
     database: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "optuna_dashboard", None)

@@ -1,4 +1,4 @@
-"""A domain that the package knows nothing of, by the commands: told by an environment variable or an entry point."""
+"""A domain outside of the package, by the commands: named by an environment variable or an entry point."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_entry_point_tells_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["search", "gelu", "16"], ["lookup", "gelu", "16"]])
-def test_a_domain_that_is_not_there_is_one_line(words: list[str]) -> None:
+def test_a_domain_that_is_missing_is_one_line(words: list[str]) -> None:
     done = command(*words, told=False)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "'gelu'" in done.stderr
@@ -66,7 +66,7 @@ def test_a_domain_that_is_not_there_is_one_line(words: list[str]) -> None:
     assert "'fusion'" in done.stderr
 
 
-def test_a_mistake_is_told(tmp_path: Path) -> None:
+def test_a_mistake_is_reported(tmp_path: Path) -> None:
     for words, said in (
         (["search", "gelu", "many"], "give the number of elements"),
         (["search", *TARGET, "--train"], "unrecognized arguments: --train"),

@@ -24,7 +24,7 @@ OPAQUE = {
     "mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_dot_product_flash_attention_for_cpu",
     "_scaled_dot_product_flash_attention_for_cpu_backward",
     "inductor_seeds", "inductor_lookup_seed",  # of all dropouts
-    "_unsafe_masked_index_put_accumulate", "index_put",  # additions at places that only the data tell
+    "_unsafe_masked_index_put_accumulate", "index_put",  # additions at indices of the data
     "copy_",  # of statistics, into a model's buffers
 }  # fmt: skip
 """Operators of the models that are in no region; everything else must be."""
@@ -76,7 +76,7 @@ def test_all_memory_intensive_operators_are_in_regions(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_region_computes_what_its_operators_do(name: str) -> None:
+def test_every_region_agrees_with_its_operators(name: str) -> None:
     done = set()
     for _, regions in captured(name):
         for region in regions:
@@ -157,7 +157,7 @@ def test_names_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(fn.layers) == 1
     assert torch.isfinite(fn(*args)[1]).all()
     fn, (args, _), _ = resolve("examples.models.llama:model", "examples.models.llama:inputs", "cpu")
-    assert fn(*args).ndim == 0  # of what trains, the model is the loss
+    assert fn(*args).ndim == 0  # a training target returns the loss
     monkeypatch.setenv("EXAMPLE_STEPS", "3")
     _, (args, _), _ = resolve("examples.models.crnn:infer", "examples.models.crnn:infer_inputs", "cpu")
     assert args[0].shape[-1] == 8  # three steps of the LSTMs
@@ -165,7 +165,7 @@ def test_names_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("examples.models.asr:train", "examples.models.asr:infer_inputs", "cpu")
 
 
-def test_unknown_names_are_told() -> None:
+def test_unknown_names_are_reported() -> None:
     with pytest.raises(ValueError, match="unknown model 'bert'"):
         make("bert", "cpu", "cpu")
     with pytest.raises(ValueError, match="unknown size"):

@@ -1,4 +1,4 @@
-"""The benchmark of whole models, but for what takes a GPU and minutes."""
+"""The benchmark of whole models, without the parts that take a GPU or minutes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_takes_too_long_is_stopped() -> None:
     assert fusion_models.run([sys.executable, "-c", "print(7)"], args, 280.0) == (0, "7\n")
 
 
-def test_unknown_models_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_models_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         fusion_models.parse(["--models", "bert_train,gpt"])
     assert stop.value.code == 2
@@ -144,5 +144,5 @@ def test_a_case_has_the_fields_of_the_committed_ones(monkeypatch: pytest.MonkeyP
     made = fusion_models.measure(args)
     assert (made["inductor_us"], made["inductor_best_us"], made["autotune_us"]) == (500.0, 400.0, 280.0)
     assert made["modes"]["max-autotune-no-cudagraphs"] == {"inductor_us": 400.0, "autotune_us": 300.0}
-    failed["autotune default"] = "E: why"  # of two that are there one may fail
+    failed["autotune default"] = "E: why"  # one of both modes may fail
     assert fusion_models.measure(args)["autotune_us"] == 300.0

@@ -1,4 +1,4 @@
-"""What the demo's last command says of what it found."""
+"""The output of the demo's last command."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 
 def child(mode: str, names: list[str]) -> list[list[str]]:
-    """What ``tests.support.triton_checks`` prints: case, rows, block, what is wrong."""
+    """The output of ``tests.support.triton_checks``: case, rows, block, error."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     env |= {"TRITON_INTERPRET": "0" if mode == "cubin" else "1"}
     words = [sys.executable, "-m", "tests.support.triton_checks", mode, *names]
@@ -42,7 +42,7 @@ def child(mode: str, names: list[str]) -> list[list[str]]:
 
 @needs_triton
 @pytest.mark.timeout(900)  # 40 s of one core
-def test_kernels_of_the_zoo_compute_what_the_oracle_does() -> None:
+def test_kernels_of_the_zoo_agree_with_the_oracle() -> None:
     found = child("run", CASES)
     assert [f for f in found if f[3]] == []
     assert {f[0] for f in found} == {*CASES}

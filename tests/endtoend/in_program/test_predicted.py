@@ -1,4 +1,4 @@
-"""Predicted schedules: what is proposed, what is tried, and what of it is stored."""
+"""Predicted schedules: proposals, trials, and stored results."""
 
 from __future__ import annotations
 

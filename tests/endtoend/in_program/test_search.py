@@ -48,7 +48,7 @@ def searches(monkeypatch: pytest.MonkeyPatch, db: str) -> Iterator[Searches]:
 
 
 def faster(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
-    """Set what a contest comes to: the host's load is not to decide it."""
+    """Set the result of contests, which must not depend on the host's load."""
     real = contest.judge
     monkeypatch.setattr(contest, "judge", lambda before, after: replace(real(before, after), kept=kept))
     monkeypatch.setattr(contest, "LEAST_US", 0.0)  # no step is short

@@ -1,4 +1,4 @@
-"""A second compilation from the first one's traced graphs computes what a compilation of its own does."""
+"""A second compilation from the first one's traced graphs computes the same as a separate compilation."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ def test_a_value_that_it_does_not_take_is_named(process: Process, monkeypatch: p
         autotune.configure(unsearched="guess")
 
 
-def test_a_missing_compiler_is_told_once_and_nothing_is_tried(
+def test_a_missing_compiler_is_reported_once_and_nothing_is_tried(
     process: Process, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(unsearched, "lacks", lambda device: "numba")

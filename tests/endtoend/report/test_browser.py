@@ -1,4 +1,4 @@
-"""A report as a reader meets it, in Chromium: what is clicked, what is seen on a phone and in the dark."""
+"""A report in Chromium: clicks, on a phone, and in the dark."""
 
 from __future__ import annotations
 

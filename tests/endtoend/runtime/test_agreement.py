@@ -1,4 +1,4 @@
-"""Ranks with different databases deploy nothing beside collectives, and all they have where no rank waits."""
+"""Ranks with different databases deploy nothing in graphs with collectives, and everything where no rank waits."""
 
 from __future__ import annotations
 

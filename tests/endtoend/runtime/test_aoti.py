@@ -42,7 +42,7 @@ def arguments() -> tuple[tuple[torch.Tensor], dict[str, torch.Tensor]]:
 
 
 class Made:
-    """A package made beside a stored schedule, and what was seen on the way."""
+    """A package made with a stored schedule, and the calls of its creation."""
 
     def __init__(self, folder: Path, tune: Tune, caplog: pytest.LogCaptureFixture) -> None:
         self.model = Model().eval()
@@ -132,7 +132,7 @@ print(json.dumps([name for name in ("sympy", "torch._dynamo", "numba", "sqlalche
 
 
 class OnePlace:
-    """torch's loader of a package of its own function, which takes a tensor by its place alone and adds one."""
+    """torch's loader of a package of a single function, which takes a tensor by position only and adds one."""
 
     def get_call_spec(self) -> list[str]:
         return [pytree.treespec_dumps(pytree.tree_structure(given)) for given in (((0,), {}), 0)]

@@ -58,7 +58,7 @@ class Decoder(nn.Module):
 
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many calls of attention were changed in each graph that was handed over."""
+    """The number of rewritten attention calls in each compiled graph."""
     counts: list[int] = []
     real = attention.rewrite_attention
 
@@ -94,10 +94,8 @@ def test_steps_of_a_decoder_with_a_static_cache(db: str, changed: list[int]) -> 
     assert changed == [1]
 
 
-def test_it_is_left_as_written_where_the_user_says_so(
-    db: str, changed: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Inductor stands aside: what it would be handed runs as it is."""
+def test_the_option_leaves_attention_as_written(db: str, changed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace Inductor: its graphs run as they are."""
     monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", lambda gm, *args, **kwargs: gm.forward)
     model, x = Encoder().eval(), torch.randn(2, 10, WIDTH)
 
@@ -165,7 +163,7 @@ def test_what_is_looked_up_is_what_is_deployed(db: str) -> None:
 
 
 def test_a_second_length_is_of_any_length(db: str, changed: list[int]) -> None:
-    """What is compiled again for lengths that are symbols has its attention rewritten as well."""
+    """A compilation for symbolic lengths rewrites attention as well."""
     model = Encoder()
     run = compiled(model)
     for length in (8, 11, 16, 23):
@@ -241,7 +239,7 @@ def rounded_by_autocast(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor
     chosen_and_written, repeated_and_written, copied_and_written, reshaped_and_viewed, reshaped, written, learned,
     one_head, no_queries, rounded_by_autocast,
 ])  # fmt: skip
-def test_what_a_program_does_beside_attention(
+def test_other_operations_of_a_program(
     fn: Callable[..., Tensor], train: bool, db: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Results, gradients and strides are torch.compile's, and no rule fails."""
@@ -304,8 +302,8 @@ def repeated_without_gradients(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) ->
 
 
 @pytest.mark.parametrize("fn", [shared_across_grad_modes, chosen_without_gradients, repeated_without_gradients])
-def test_gradients_where_a_part_of_a_program_wants_none(fn: Callable[..., Tensor], db: str) -> None:
-    """They are those of eager mode, which has none of what was made under ``no_grad``."""
+def test_gradients_with_a_part_of_a_program_under_no_grad(fn: Callable[..., Tensor], db: str) -> None:
+    """They are those of eager mode, which has none for tensors made under ``no_grad``."""
     rng = torch.Generator().manual_seed(0)
     shapes = [*[(3, HEADS, PLACES, 8)] * 3, (3, HEADS, PLACES, PLACES)]
     given = [torch.randn(shape, generator=rng, requires_grad=True) for shape in shapes]

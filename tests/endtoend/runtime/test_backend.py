@@ -93,7 +93,7 @@ def _inference_workloads(model: nn.Module, x: torch.Tensor) -> list[Any]:
         return [r.workload for r in autotune.lookup(model, (x,)) if r.workload]
 
 
-def test_buffers_written_beside_stored_kernels(tune: Tune) -> None:
+def test_buffers_written_in_graphs_with_stored_kernels(tune: Tune) -> None:
     model, x = Statistics(), torch.randn(32, 24)
     assert tune(twin(model), (x.clone().requires_grad_(),))
     assert_same_step(compiled(model), model, twin(model), x)
@@ -233,7 +233,7 @@ def test_what_else_there_is_to_do_is_done(tune: Tune, fn: Any, train: bool) -> N
 
 
 class _Double(torch.overrides.TorchFunctionMode):
-    """What ``relu`` gives, twice."""
+    """The result of ``relu``, twice."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

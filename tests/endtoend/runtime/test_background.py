@@ -1,4 +1,4 @@
-"""Misses tuned beside a program: begun where that is wanted, while the device is idle, and ended with the program."""
+"""Misses tuned while a program runs: started on request, on an idle device, and ended with the program."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def environ(tmp_path: Path, **more: str) -> dict[str, str]:
         "AUTOTUNE_DB": str(tmp_path / "b.db"),
         "AUTOTUNE_CACHE_DIR": str(tmp_path / "cache"),
     }
-    # The lock of background searches lies in the temporary directory: other tests have theirs.
+    # The lock of background searches is in the temporary directory: other tests have theirs.
     return {**os.environ, **own, "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT), **more}
 
 

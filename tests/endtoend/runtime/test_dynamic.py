@@ -146,7 +146,7 @@ def test_training_with_sequences_of_many_lengths(tune: Tune) -> None:
 
 
 def test_a_backward_pass_that_sums_over_the_rows(tune: Tune) -> None:
-    """The weights' gradients beside the input's: one kernel for all numbers of rows, many and few."""
+    """The weights' gradients and the input's: one kernel for all numbers of rows, many and few."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH))
     backward = tune(twin(model), (torch.randn(96, WIDTH).requires_grad_(),), select=lambda w: "backward" in w.label)
     assert [w.extent for w in backward] == [96]

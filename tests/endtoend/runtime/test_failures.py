@@ -1,4 +1,4 @@
-"""What may go wrong in deployment, with the database, a kernel or autotune itself: the model runs, it is told once."""
+"""Faults in deployment, of the database, a kernel or autotune itself: the model runs, with one warning."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_launch_that_fails_falls_back_for_good(
 
 
 def test_what_falls_back_asks_for_no_gradient(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A parameter comes to the generated code as it is, outside of ``no_grad``."""
+    """The generated code gets a parameter as it is, outside of ``no_grad``."""
     weight = nn.Parameter(torch.randn(48))
 
     def fn(x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""``autotune.fsdp`` on gloo ranks: losses of stock FSDP2, a search in the steps, look-ups, and what cannot run."""
+"""``autotune.fsdp`` on gloo ranks: losses of stock FSDP2, a search in the steps, look-ups, and refusals."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_an_activation_is_written_over_what_it_was_made_of(tune: Tune) -> None:
 
 
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """What comes of every input that a kernel may overwrite: is it?"""
+    """True for every input that a kernel overwrote, of those that it may."""
     asked: list[bool] = []
     real = region_op.over
 
@@ -200,7 +200,7 @@ def a_picture(x: Tensor) -> Tensor:
     ],
 )  # fmt: skip
 @torch.no_grad()
-def test_only_what_nobody_else_reads(
+def test_only_inputs_without_other_readers(
     tune: Tune, monkeypatch: pytest.MonkeyPatch, fn: Callable[[Tensor], Any], overwritten: int
 ) -> None:
     asked, x = taken(monkeypatch), torch.randn(ROWS, WIDTH)
@@ -224,7 +224,7 @@ def test_inductors_own_switch(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_gradients(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the forward pass keeps stays in it; the backward pass writes the gradient over it."""
+    """The forward pass keeps its tensors; the backward pass writes the gradient over them."""
     asked, model, x = taken(monkeypatch), Mlp(), torch.randn(ROWS, WIDTH)
     mine = twin(model)
     store(tune, twin(model), x)

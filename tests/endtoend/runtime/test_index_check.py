@@ -63,7 +63,7 @@ def test_an_index_out_of_range_raises(tune: Tune, name: str) -> None:
 
 
 def test_the_first_index_behind_the_range_raises(tune: Tune) -> None:
-    """What lies behind a table's end by one, in its last element and in its first."""
+    """An index one past a table's end, in its last element and in its first."""
     table = torch.randn(32, 8)
     tune(fn := lambda i: F.embedding(i, table) + 1, (labels(),))
     f = compiled(fn)

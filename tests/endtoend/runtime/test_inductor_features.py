@@ -1,4 +1,4 @@
-"""What torch.compile can do it does with stored kernels in its graphs: each test is of one of its features."""
+"""Features of torch.compile with stored kernels in its graphs: one test for each feature."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ def test_compiled_autograd(tune: Tune) -> None:
 
 
 def test_a_region_that_reads_no_memory(tune: Tune) -> None:
-    """Its inputs give it their shape only, so that it is torch's; what reads values beside it is a kernel."""
+    """Its inputs give only their shape, so torch runs it; a part with values is a kernel."""
 
     def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ones_like(x).sum(-1), torch.zeros_like(x) + torch.softmax(y, -1)

@@ -1,4 +1,4 @@
-"""The rungs of a look-up: what may stand in for what, by which setting, and what is said of it."""
+"""The rungs of a look-up: replacements, their settings, and messages."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def rungs(region: Any) -> dict[str, Outcome]:
     return {step.rung: step.outcome for step in region.ladder}
 
 
-def test_the_ladder_is_told(tune: Tune, db: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ladder_is_reported(tune: Tune, db: str, capsys: pytest.CaptureFixture[str]) -> None:
     tune(softmax, (X,))
     (found,) = autotune.lookup(softmax, (X,), explain=True)
     assert list(rungs(found).values()) == [Outcome.TAKEN, *[Outcome.NOT_ASKED] * 5]

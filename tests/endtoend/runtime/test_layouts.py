@@ -1,4 +1,4 @@
-"""Tensors between convolutions, and those kept for the backward pass, lie in a step as search saw them."""
+"""Strides of tensors between convolutions, and of those kept for the backward pass: a step has those of the search."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.runtime.models import assert_same_step, twin
 
 
 class ColumnsBeforeChannels(nn.Module):
-    """A block of ResNet, and one of ConvNeXt: its norm has the channels as the last size, the convolutions beside it
+    """A block of ResNet, and one of ConvNeXt: its norm has the channels as the last size, its convolutions have them
     last in memory."""
 
     def __init__(self) -> None:

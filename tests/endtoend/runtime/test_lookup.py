@@ -1,4 +1,4 @@
-"""Look-ups: levels, nearest rows, what does not fit, and what they leave alone."""
+"""Look-ups: levels, nearest rows, misfits, and side effects that they must not have."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ HALF = torch.bfloat16
 
 class Residual(nn.Module):
     """Layers in half precision, the residual read as fp32 before a product and after it. The backward pass makes the
-    sigmoids anew: for the residuals all at once, for the gradients one by one."""
+    sigmoids again: for the residuals all at once, for the gradients one by one."""
 
     def __init__(self) -> None:
         super().__init__()

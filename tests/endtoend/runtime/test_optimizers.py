@@ -1,5 +1,5 @@
 """Compiled optimizer steps: parameters and state are written in place, and a count of steps kept as a Python number
-makes graphs with symbols of what changes from step to step."""
+makes graphs with symbols for values that change from step to step."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def drawn(fn: Any, *args: Tensor) -> Tensor:
     return made
 
 
-def test_random_numbers_are_eager_modes_where_the_option_wants_them(tune: Tune) -> None:
+def test_random_numbers_are_eager_modes_by_the_option(tune: Tune) -> None:
     x = torch.randn(64, 64)
     with config.patch(fallback_random=True):
         assert tune(dropped, (x,))

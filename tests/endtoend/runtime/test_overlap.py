@@ -1,4 +1,4 @@
-"""``autotune.overlap`` on two ranks: what is found, what comes out, and what goes wrong without hanging."""
+"""``autotune.overlap`` on two ranks: look-ups, results, and faults without hanging."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_the_example(db: str) -> None:
-    """Its ranks are forked here; that they could be spawned is seen by what would be sent to them."""
+    """Its ranks are forked here; pickling their arguments shows that they could be spawned."""
     put(db, replace(MM, compute=Gemm(64, 48, 32, "f32", "nt"), nbytes=4096), COPY)
     example = ROOT / "examples" / "overlap.py"
     words = ["--device", "cpu", "--gemm", "64x48x32", "--bytes", "4KiB"]
@@ -202,7 +202,7 @@ if {destroyed}:
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
 @pytest.mark.parametrize("destroyed", [True, False])
 def test_the_threads_of_a_destroyed_group_end_before_the_interpreter(destroyed: bool) -> None:
-    """What ends last in a program was registered first: it finds none of gloo's threads any more."""
+    """Exit functions run in reverse order: one registered first finds none of gloo's threads any more."""
     code = [sys.executable, "-c", _ENDS.format(destroyed=destroyed)]
     done = subprocess.run(code, capture_output=True, text=True, check=True, timeout=550)
     before, left = map(int, done.stdout.split())

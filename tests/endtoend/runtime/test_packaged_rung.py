@@ -1,4 +1,4 @@
-"""What comes with autotune is asked last, for the very device only, and never against what the user decided."""
+"""Packaged schedules: the last rung, for the exact device only, and never against the user's decision."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def rung(x: torch.Tensor = X) -> Any:
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """All but that the database is made, which is told where one is named."""
+    """All warnings except for the creation of a named database."""
     told = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     return [text for text in told if "is a new database" not in text]
 
@@ -96,7 +96,7 @@ def counted() -> dict[str, int]:
 
 
 def deployed(x: torch.Tensor = X, fn: Callable[..., torch.Tensor] = softmax) -> dict[str, int]:
-    """What is counted when a function is compiled by a process that begins."""
+    """The counters of a new process that compiles a function."""
     anew()
     close(compiled(fn, dynamic=False)(x), fn(x))
     return counted()
@@ -182,7 +182,7 @@ def other_software(store: Store, own: Schedule) -> None:
 def test_what_the_users_database_passes_over_is_not_replaced(
     pack: Pack, tune: Tune, refused: Callable[[Store, Schedule], None]
 ) -> None:
-    """The very kernel may be what failed, and a search under other software may have come to another answer."""
+    """That kernel may be the one that failed, and a search under other software may have another result."""
     pack(softmax, (X,))
     tune(softmax, (X,))
     with Store.open() as store:
@@ -229,8 +229,8 @@ def test_it_is_switched_off(pack: Pack, db: str, monkeypatch: pytest.MonkeyPatch
         autotune.configure(packaged="no")  # type: ignore[arg-type]
 
 
-def test_nobody_signed_it(pack: Pack, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a key is pinned, nothing is deployed that the key's owner did not sign."""
+def test_a_missing_signature(pack: Pack, tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a pinned key, only schedules with its owner's signature are deployed."""
     tune(softmax, (torch.randn(32, 40),))
     mine, theirs = keys(tmp_path)
     with Store.open() as store:
@@ -316,7 +316,7 @@ def test_a_damaged_one_is_told_once_and_has_nothing(
 def test_nothing_stands_in_for_a_database_that_cannot_be_asked(
     pack: Pack, db: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it decided is not known."""
+    """Its decision is unknown."""
     pack(softmax, (X,))
     Path(db).write_bytes(b"no database" * 500)
     assert deployed() == {"graphs": 1, "misses": 1}

@@ -81,7 +81,7 @@ def test_missed_workloads_are_searched_as_they_were_missed(db: str, monkeypatch:
     assert not check_source(work), "a program is rederived under its workload's precision, whatever is asked for now"
 
 
-def test_the_caches_of_inductor_know_the_precision(db: str, tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_keys_of_inductors_caches_have_the_precision(db: str, tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(scaled, (X,))
     plain = deployment().state()
     monkeypatch.setenv(VARIABLE, "strict")
@@ -114,7 +114,7 @@ def inputs() -> Tensor:
     return X
 
 
-def test_a_workload_says_its_precision_once() -> None:
+def test_a_workload_has_its_precision_once() -> None:
     ((plain, _),) = workloads_of(scaled, (X,))
     with asking("strict"):
         ((strict, _),) = workloads_of(scaled, (X,))

@@ -212,7 +212,7 @@ def test_a_wrong_algorithm_fails_verification(monkeypatch: pytest.MonkeyPatch, d
 def test_inductor_s_code_is_compiled_ahead(
     library: Library, db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process beside the worker fills Inductor's cache, which the worker's baselines read."""
+    """A process parallel to the worker fills Inductor's cache, which the worker's baselines read."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     (workload,) = [w for w in stored(db) if "rest" in w.source]
     domain = domain_of("product")

@@ -66,7 +66,7 @@ def test_training_counts_both_graphs(tune: Tune, db: str, monkeypatch: pytest.Mo
     assert [steps for _, steps, _ in counted(db)] == [3, 3]
 
 
-def test_a_database_that_cannot_be_written_keeps_the_counts_and_is_told_once(
+def test_a_database_that_cannot_be_written_keeps_the_counts_and_is_reported_once(
     tune: Tune, db: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tune(softmax, (X,))

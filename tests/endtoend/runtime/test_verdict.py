@@ -1,4 +1,4 @@
-"""Verdicts at deploy time: whose they are, that they are obeyed, and what becomes of damaged ones."""
+"""Verdicts at deploy time: their keys, their effect, and damaged ones."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_code_in_the_cache_of_a_graph_is_of_one_setting() -> None:
     assert identity() != before
 
 
-def test_a_trial_leaves_what_it_says_whatever_is_stored(tanh: Workload, db: str) -> None:
+def test_a_trial_leaves_the_given_families_whatever_is_stored(tanh: Workload, db: str) -> None:
     decided(db, [tanh])
     trial = Trial()
     torch.compile(step, backend=trial_backend(trial))(X)

@@ -126,7 +126,7 @@ def test_other_rows_are_checked_by_default(tune: Tune, monkeypatch: pytest.Monke
 
 
 def test_rounding_is_no_wrong_result(tune: Tune) -> None:
-    """Operators of half precision round after each step; kernels once. The oracle says that both are right."""
+    """Operators of half precision round after each step; kernels once. The oracle accepts both."""
 
     def steps(x: torch.Tensor) -> torch.Tensor:
         y = x * 1.7

@@ -1,4 +1,4 @@
-"""Inductor's caches hold code with calls of stored kernels, which is used as long as the database says the same."""
+"""Inductor's caches have code with calls of stored kernels, which is used while the database has the same schedules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.runtime.warm_job import example
 
 
 def job(folder: Path, *words: str) -> dict[str, Any]:
-    """What :mod:`warm_job` tells, run in a process of its own."""
+    """The output of :mod:`warm_job` in a separate process."""
     env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "AUTOTUNE_DB": str(folder / "tuned.db")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.runtime.warm_job", *words],

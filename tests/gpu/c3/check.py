@@ -1,6 +1,6 @@
-"""Is every strategy right here? Engines, with all that may be told them, verified in small and by the hundred.
+"""Check of every strategy: engines with all their options, verified in small and by the hundred.
 
-:func:`batches` says what there is to check; :func:`strategies` checks a batch on every rank, through
+:func:`batches` lists the checks; :func:`strategies` runs a batch on every rank, through
 :meth:`autotune.domains.c3.measuring.ranks.Ranks.call`. What deployment makes of strategies is in
 :mod:`tests.gpu.c3.check_deploy`.
 """
@@ -45,19 +45,19 @@ class Batch:
         return f"{self.scenario.collective} {self.size} {self.engine}"
 
     def told(self, number: int) -> str:
-        """What names strategy ``number`` in a line."""
+        """The name of strategy ``number`` in a line."""
         config = self.configs[number]
         return f"{self.scenario.label} by {KINDS['cpu' if 'copies' in config else 'cuda'].of(config).label}"
 
 
 def batches(ranks: int, side: str, *, seed: int = 0, variants: int = 2) -> list[Batch]:
-    """What there is to check among ``ranks`` ranks.
+    """The checks for ``ranks`` ranks.
 
-    All ways to move the data are tried, each beside the computation in some of the ways to share the device.
+    All ways to move the data are tried, each during the computation with some of the ways to share the device.
 
     Args:
         side: "cuda" or "cpu".
-        seed: which ways to share meet which ways to move.
+        seed: of the pairs of ways to share and ways to move.
         variants: ways to share for each way to move.
     """
     rng, out = random.Random(seed), []
@@ -88,7 +88,7 @@ def _scenario(op: str, size: str, ranks: int) -> Scenario:
 
 
 def _moving(side: str, engine: str, reducing: bool) -> Iterator[Mapping[str, Choice]]:
-    """The ways in which an engine can be told to move data."""
+    """An engine's options for moving data."""
     if side == "cpu":
         for copies in (1, 2, 3):
             yield {"engine": engine, "copies": copies}
@@ -142,7 +142,7 @@ def strategies(
 
 
 def _verified(bench: RankBench, config: Config, seed: int) -> str:
-    """What is wrong with a strategy as far as this rank sees it, or nothing."""
+    """A strategy's error as far as this rank detects it, or nothing."""
     try:
         run = bench.load(config, kernels(bench.group, bench.scenario, config))
     except Unsupported as error:  # which every rank raises alike
@@ -152,7 +152,7 @@ def _verified(bench: RankBench, config: Config, seed: int) -> str:
 
 
 def _otherwise(run: Run, config: Config) -> str:
-    """Whether what ran is not what the strategy asks for."""
+    """The difference between the strategy and its run, or nothing."""
     if run.collective is None or run.collective.engine != config["engine"]:
         return "another engine ran"
     reserve = int(config.get("reserve", 0))
@@ -167,7 +167,7 @@ def _otherwise(run: Run, config: Config) -> str:
 
 
 def kernels(group: Group, scenario: Scenario, config: Config) -> Artifact:
-    """What a strategy's kernels are compiled to, once for all strategies with the same."""
+    """A strategy's compiled kernels, shared by all strategies with the same ones."""
     from autotune.domains.c3.task import build
 
     name = ("kernels to check", config["engine"], scenario.collective, scenario.dtype, scenario.ranks)

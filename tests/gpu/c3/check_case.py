@@ -1,4 +1,4 @@
-"""What the checks of ``autotune.overlap`` share: a layer, tensors, stored strategies, and comparisons."""
+"""Shared parts of the checks of ``autotune.overlap``: a layer, tensors, stored strategies, and comparisons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autotune.domains.c3.deploy import Overlapped
 
 _M, _N, _K = 512, 384, 256
-_ROWS, _COLUMNS = 96, 130  # a rank's share of what is moved; the chunks of a share do not divide it
+_ROWS, _COLUMNS = 96, 130  # a rank's share of the moved data; the chunks of a share do not divide it
 
 STORED: Mapping[str, tuple[Strategy | HostStrategy, ...]] = {
     "cuda": (
@@ -60,12 +60,12 @@ class Case:
         return f"{self._db}.{self._opened}"
 
     def fitting(self, collective: str) -> list[Strategy | HostStrategy]:
-        """What is deployed of :data:`STORED` for a collective: what can run it."""
+        """The strategies of :data:`STORED` that a look-up deploys for a collective."""
         scenario, side = self.scenario(collective, 2), self.device.type
         return [s for s in self.strategies if reject(s.config(), scenario, side) is None]
 
     def scenario(self, collective: str, ranks: int, layout: str = "nt") -> Scenario:
-        """What :meth:`overlap` asks for."""
+        """The scenario of :meth:`overlap`."""
         dtype = "bf16" if self.cuda else "f32"
         numel = _ROWS * _COLUMNS * ranks
         return Scenario(Gemm(_M, _N, _K, dtype, layout), collective, numel * self.dtype.itemsize, ranks, dtype)
@@ -80,7 +80,7 @@ class Case:
         group: dist.ProcessGroup | None = None,
         **options: Any,
     ) -> Iterator[Overlapped]:
-        """An overlap whose scenario has ``strategy`` in a database of its own, closed at the end.
+        """An overlap whose scenario has ``strategy`` in a separate database, closed at the end.
 
         Args:
             compute: the layer unless given; then a product as of ``(m, n, k)``.
@@ -105,7 +105,7 @@ class Case:
         op.close()
 
     def _check_sms(self, op: Overlapped, strategy: Strategy | HostStrategy) -> None:
-        """Whether SMs are really kept from the computation, where it may be."""
+        """Check that the computation leaves SMs free, where it may."""
         reserve, ready = getattr(strategy, "reserve", 0), op._ready
         sms: int = getattr(ready.whole, "sms", 0) if ready else 0
         every = torch.cuda.get_device_properties(self.device).multi_processor_count if reserve else 0
@@ -133,7 +133,7 @@ class Case:
         return torch.randn(_M, _K, device=self.device, dtype=self.dtype, generator=made)
 
     def put(self, collective: str, step: int, mine: Group) -> Tensor:
-        """What this rank puts in at a step."""
+        """This rank's input at a step."""
         return self.integers(collective, 100 * step + mine.rank, mine.ranks)
 
     def integers(self, collective: str, seed: int, ranks: int) -> Tensor:
@@ -164,7 +164,7 @@ class Case:
 
 
 def by_torch(collective: str, tensor: Tensor, mine: Group) -> Tensor:
-    """What ``collective`` brings this rank, by torch.distributed's all-gather and sums."""
+    """This rank's result of ``collective``, by torch.distributed's all-gather and sums."""
     parts = [torch.empty_like(tensor) for _ in range(mine.ranks)]
     dist.all_gather(parts, tensor, group=mine.data)
     if collective == "all_gather":

@@ -35,7 +35,7 @@ def deployed(group: Group, *, check: str, db: str) -> list[str]:
 
     Args:
         check: of :data:`CHECKS`.
-        db: files that are not there yet, by what their names begin with.
+        db: prefix of new files.
     """
     from autotune.runtime.deployment import Deployment, use
 
@@ -99,7 +99,7 @@ def _callable(case: Case) -> None:
 
 
 def _training(case: Case) -> None:
-    """Gradients of the layer beside a collective, and through the collective where that is asked for."""
+    """Gradients of the layer during a collective, and through the collective on request."""
     mine = deploy_group(None, case.device)
     for nth, collective in enumerate(COLLECTIVES):
         fitting = case.fitting(collective)

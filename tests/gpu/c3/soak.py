@@ -28,7 +28,7 @@ _SLEEP_CYCLES = 2_000_000  # about a millisecond of the device
 
 
 class _Job:
-    """One collective of the soak, with what its next call should come to."""
+    """One collective of the soak, with the expected result of its next call."""
 
     def __init__(self, group: Group, rng: random.Random, most: int) -> None:
         import torch
@@ -63,7 +63,7 @@ class _Job:
         self.graph = graph
 
     def value(self, rank: int, numel: int, call: int) -> torch.Tensor:
-        """What rank ``rank`` puts in at the ``call``-th call of the soak."""
+        """The input of rank ``rank`` at the ``call``-th call of the soak."""
         return ((self.offsets[:numel] * 5 + rank * 3 + call * 7) % _MODULUS).to(DTYPES["bf16"])
 
     def fill(self, call: int) -> None:
@@ -84,7 +84,7 @@ class _Job:
                 self.graph.replay()
 
     def wrong(self, call: int) -> torch.Tensor:
-        """How many elements of the output are not what they should be, as a tensor on the device."""
+        """The number of wrong elements of the output, as a tensor on the device."""
         import torch
 
         ranks, me, part = self.group.ranks, self.group.rank, self.part

@@ -1,4 +1,4 @@
-"""What devices can do: measured on ranks of a CPU, and worked out from ranks that answer as GPUs would."""
+"""Limits of devices: measured on ranks of a CPU, and computed from ranks that answer as GPUs do."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_copies_that_are_slower_at_the_largest_size_have_no_crossover() -> None:
     assert crossover([*cases, {"size": 16 * MIB, "copy_over_base": None}]) == 64 * MIB
 
 
-def test_what_slows_gemms_beside_copies_is_told_by_the_clock() -> None:
+def test_the_clock_explains_the_slowdown_of_gemms_during_copies() -> None:
     data = made(Gpus())
     cases = [c for c in data["cases"] if c["part"] == "power"]
     assert len(cases) == 2 * len(BESIDE)
@@ -130,11 +130,11 @@ def test_what_slows_gemms_beside_copies_is_told_by_the_clock() -> None:
     assert random["slowdown"] == 1.12
     assert random["clock_drop"] == pytest.approx(1500 / 1340, abs=1e-4)
     assert random["slowdown_at_equal_clock"] == pytest.approx(1.12 * 1340 / 1500, abs=1e-4)
-    assert random["watt"]["both"] == 700.0  # one rank did not tell
+    assert random["watt"]["both"] == 700.0  # one rank had no figure
     assert random["held"] == {"gemm": {"power cap": 0.7}, "copies": {}, "both": {"power cap": 0.7}}
     assert "power cap 70% of the time" in finding(random)
     assert finding(random).endswith("the clock explains it")
-    assert finding(zeros).endswith("1.010 times as long beside copies, its clock 100.0% of that alone")
+    assert finding(zeros).endswith("1.010 times as long during copies, its clock 100.0% of that alone")
     slow = {**zeros, "slowdown": 1.1, "slowdown_at_equal_clock": 1.1}
     assert finding(slow).endswith("not the clock")
     assert finding({**random, "slowdown": 1.3, "slowdown_at_equal_clock": 1.16}).endswith("the clock explains a part")
@@ -204,7 +204,7 @@ def test_a_cpu_has_the_first_part(
 
 
 def test_a_collective_is_shared_by_strategies_that_it_cannot_tell_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an all-to-all keeps on the device is copied first or last, as the order says, and so is not shared."""
+    """The part of an all-to-all that stays on the device is copied first or last, by the order, and is not shared."""
     made: list[Config] = []
 
     def open_collective(spec: Any, group: Any, config: Config, artifact: Any) -> Any:

@@ -52,13 +52,13 @@ def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free(device: str = "cpu") -> bool:
-    """Whether the device's lock can be had now."""
+    """True if the device's lock is free now."""
     with device_lock(device, 0) as held:
         return held
 
 
 def test_who_has_a_turn_may_ask_again_and_others_wait() -> None:
-    lock = ProcessLock("cpu", 1e6)  # so long would who asks again wait for itself
+    lock = ProcessLock("cpu", 1e6)  # a process that waits for itself would wait so long
     with lock.exclusive():
         with lock.exclusive():
             assert not free()
@@ -98,8 +98,8 @@ def test_threads_of_a_process_share_its_turn() -> None:
     assert free()
 
 
-def test_a_backward_pass_that_is_compiled_while_a_step_is_timed_takes_no_turn_of_its_own() -> None:
-    """Autograd's thread meets Inductor's timing while the first thread, which holds the turn, waits for it."""
+def test_a_backward_pass_that_is_compiled_while_a_step_is_timed_takes_no_second_turn() -> None:
+    """Inductor times in autograd's thread, while the first thread holds the turn and waits for that thread."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     lock, seen = ProcessLock("cpu", 600), list[bool]()
@@ -126,7 +126,7 @@ def test_a_backward_pass_that_is_compiled_while_a_step_is_timed_takes_no_turn_of
     assert not any(seen)
 
 
-def test_a_lane_that_does_not_take_its_case_is_told() -> None:
+def test_a_lane_that_does_not_take_its_case_is_reported() -> None:
     class Silent:
         def kill(self) -> None: ...
 
@@ -163,7 +163,7 @@ def test_inductor_times_in_turn_and_as_before_afterwards() -> None:
 
 
 def measured_by_inductor(found: list[bool]) -> None:
-    """Whether the lock is free while Inductor times something."""
+    """Note if the lock is free while Inductor times code."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
     benchmarker.benchmark(lambda v: found.append(free()), (torch.ones(4),), {}, warmup=1, rep=1)

@@ -1,4 +1,4 @@
-"""A search on a real Ray cluster whose nodes come and go, and what ``autotune search --ray`` tells of it.
+"""A search on a real Ray cluster with nodes that start and end, and the output of ``autotune search --ray``.
 
 Candidates are measured by a formula (:mod:`lane_domain`). All tests with a cluster are in this file, since one process
 of ``make test`` has a file: two clusters took fifty CPU seconds each.
@@ -98,7 +98,7 @@ def test_a_node_is_lost_and_another_joins(
     assert (run.state, {m.run for m in store.measurements()}) == ("done", {run.id})
 
 
-def test_another_kind_of_device_is_a_search_of_its_own(
+def test_another_kind_of_device_is_a_separate_search(
     ray_cluster: LocalCluster, cluster: Cluster, store: Store, log: Path
 ) -> None:
     """A node that may use one processor fewer is another device."""
@@ -143,7 +143,7 @@ def test_ctrl_c_ends_all_lanes_in_good_order(cluster: Cluster, store: Store, log
     assert 3 <= len(store.measurements(stage="screen")) < 2 * 12
 
 
-def test_a_workload_that_kills_its_lane_again_and_again_is_told(
+def test_a_workload_that_kills_its_lane_again_and_again_is_reported(
     cluster: Cluster, store: Store, tmp_path: Path, log: Path
 ) -> None:
     fatal = tmp_path / "fatal"
@@ -224,8 +224,8 @@ def test_mistakes_that_the_cluster_tells(
     with contextlib.closing(Engine(ray_cluster.address)) as engine:
         assert until(
             lambda: not any(node.gpus for node in engine.nodes())
-        )  # the cluster knows that an earlier test's died
-    capsys.readouterr()  # Ray said so
+        )  # the cluster has noted the end of an earlier test's node
+    capsys.readouterr()  # Ray's message of it
     ray = [*TARGET, ray_cluster.address]
     assert "no node of the cluster" in refused(capsys, *ray, "--device", "cuda")
     assert "with --ray, use auto, cpu or cuda" in refused(capsys, *ray, "--device", "cuda:1")
@@ -242,7 +242,7 @@ def test_a_domain_of_ones_own_is_searched_on_the_nodes_and_no_password_is_told_t
     ray_cluster: LocalCluster, cluster: Cluster, postgres_url: str, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """Neither in what is printed nor in any file that Ray keeps of the session, also where an actor dies."""
+    """Neither in the output nor in any file that Ray keeps of the session, also if an actor dies."""
     secret = "hunter2xyz"
     url = postgres_url.replace("autotune@", f"autotune:{secret}@")
     assert secret in url

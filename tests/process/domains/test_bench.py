@@ -69,7 +69,7 @@ def test_wrong_results_are_caught(ranks: Ranks, op: str) -> None:
     for fault in verdicts[0]:
         failed = [not v[fault][0] for v in verdicts]
         assert any(failed), fault
-        if fault not in ("skipped_piece", "missing_rank"):  # those show where the data should have come to
+        if fault not in ("skipped_piece", "missing_rank"):  # those show on the receiving rank
             assert all(failed), fault
     guilty, victim = verdicts[1]["skipped_piece"], verdicts[0]["skipped_piece"]
     if op != "reduce_scatter":  # where a rank writes to itself only

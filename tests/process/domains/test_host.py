@@ -61,7 +61,7 @@ def test_shared_memory_has_no_name(ranks: Ranks) -> None:
 
 
 class Alone:
-    """A group whose other rank answers what it is told to."""
+    """A group whose other rank gives a prepared answer."""
 
     def __init__(self, **other: Any) -> None:
         self.other = other
@@ -80,7 +80,7 @@ class Alone:
         ({"problem": "no 5 bytes of shared memory"}, "no 5 bytes"),
     ],
 )
-def test_ranks_that_cannot_share_memory_say_why(other: dict[str, str], words: str) -> None:
+def test_ranks_that_cannot_share_memory_report_the_reason(other: dict[str, str], words: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(Unsupported, match=words):
         host.share(Alone(**other), 4096)  # type: ignore[arg-type]

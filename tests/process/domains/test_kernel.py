@@ -1,4 +1,4 @@
-"""Searches of users' kernels: what is stored and found again, what bad kernels cost, and what is never imported."""
+"""Searches of users' kernels: stored and found results, the cost of bad kernels, modules that are never imported."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _cut(file: str) -> str:
 
 
 def _metrics_are_kept(db: str, best: dict[str, Any]) -> None:
-    """The winner's with the run, every candidate's with its measurement; ``autotune show`` tells them."""
+    """The winner's with the run, every candidate's with its measurement; ``autotune show`` prints them."""
     import sqlite3
 
     with Store.open(db) as store:
@@ -154,7 +154,7 @@ def test_an_objective_of_the_users_own(tmp_path: Path) -> None:
         ("doubly", "inputs(n=4) has the tuned parameter block"),
     ],
 )
-def test_inputs_and_references_that_fail_are_told_before_a_search(
+def test_inputs_and_references_that_fail_are_reported_before_a_search(
     name: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allow(f"{KERNELS}:{name}", "")

@@ -1,5 +1,5 @@
-"""Triton's own kernels with its interpreter: converted, verified, searched and called. What the interpreter takes says
-nothing of a GPU, and no time of it is looked at."""
+"""Triton's own kernels with its interpreter: converted, verified, searched and called. The interpreter's times mean
+nothing on a GPU, and no test uses them."""
 
 from __future__ import annotations
 

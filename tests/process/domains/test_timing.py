@@ -1,4 +1,4 @@
-"""Timing over ranks: the slowest rank counts, and all ranks come to the same numbers at the same end."""
+"""Timing over ranks: the slowest rank counts, and all ranks get the same numbers at the same end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 def timed(ranks: Ranks, *names: str, **options: Any) -> dict[str, Any]:
-    """What both ranks say, which is the same."""
+    """The answer of both ranks, which have to agree."""
     first, second = ranks.call(f"{toy_ranks.__name__}:timed", {"names": names, **options}, 600)
     assert first == second
     found: dict[str, Any] = first

@@ -1,4 +1,4 @@
-"""Baselines that a process beside the measuring worker compiles ahead."""
+"""Baselines that a process parallel to the measuring worker compiles ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates that are compiled before anybody asks for them."""
+"""Candidates that are compiled ahead of requests."""
 
 from __future__ import annotations
 

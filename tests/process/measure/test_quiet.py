@@ -1,4 +1,4 @@
-"""What other processes do to the CPU is seen, and waited for no longer than said."""
+"""The load of other processes on the CPU is detected, and waited for until the limit."""
 
 from __future__ import annotations
 

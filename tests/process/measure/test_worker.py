@@ -222,7 +222,7 @@ def test_children_do_not_outlive_a_parent_that_is_killed() -> None:
         (BuildError("does not compile"), Status.COMPILE_ERROR, False),
     ],
 )
-def test_errors_are_told_apart(error: Exception, status: Status, restart: bool) -> None:
+def test_errors_are_distinguished(error: Exception, status: Status, restart: bool) -> None:
     assert classify(error) == (status, restart)
 
 
@@ -276,7 +276,7 @@ def test_closing_the_pool_drops_what_is_under_way(patience: Patience) -> None:
     assert default_processes(1000) == 1
 
 
-def test_frames_come_together_from_pieces() -> None:
+def test_frames_are_assembled_from_pieces() -> None:
     artifact = Artifact(
         "sm_90",
         (Kernel("a", b"\0\1", {"grid": [1]}, {"registers": 4}), Kernel("b"), Kernel("c", b"xyz")),
@@ -305,7 +305,7 @@ def test_device_lock_excludes_and_gives_up(tmp_path: Path, monkeypatch: pytest.M
         assert again
 
 
-def test_who_waits_for_a_device_comes_before_who_has_just_held_it(
+def test_a_waiting_process_gets_the_device_before_its_last_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -51,8 +51,8 @@ def test_it_answers_as_its_database(store: Store, file: Path, env: object, match
     assert any(found for found in ours[:5]) == ((env, match) in _FITS), "the comparison says something"
 
 
-def test_what_did_not_fit_of_one_snapshot_says_nothing_of_another(store: Store, file: Path, tmp_path: Path) -> None:
-    """A look-up remembers misfits by what ``nearest`` tells."""
+def test_misfits_are_cached_by_snapshot(store: Store, file: Path, tmp_path: Path) -> None:
+    """A look-up caches misfits by the results of ``nearest``."""
     other = tmp_path / "other.atdb"
     export_snapshot(store, other, device=lambda device: device == GPU)
     one, same, two = (
@@ -174,7 +174,7 @@ def test_it_is_read_without_being_written(file: Path) -> None:
         file.parent.chmod(stat.S_IRWXU)
 
 
-def test_a_replaced_file_does_not_disturb_who_reads_the_old_one(store: Store, file: Path) -> None:
+def test_a_replaced_file_does_not_disturb_readers_of_the_old_one(store: Store, file: Path) -> None:
     snapshot = Snapshot(file)
     export_snapshot(store, file, device=lambda d: d == OTHER_GPU)
     assert snapshot.get_schedule(workload(512).fingerprint, GPU.fingerprint, ENVIRONMENT) is not None

@@ -28,7 +28,7 @@ CASES = int(os.environ.get("AUTOTUNE_MUTANTS", "300"))
 
 
 def everything(path: Path) -> list[Schedule | None]:
-    """What look-ups find in a snapshot. Raises UserError alone."""
+    """Every look-up's result in a snapshot. Raises only UserError."""
     snapshot = Snapshot(path)
     found = []
     for device in (GPU, OTHER_GPU):
@@ -230,12 +230,12 @@ def test_versions_and_ends(file: Path, tmp_path: Path) -> None:
     refused(data[:50], "is not a snapshot")
     refused(b"", "is not a snapshot")
     refused(data + b"more", "cut short")
-    refused(data[:18] + b"\2\2" + data[20:], "damaged")  # it would ask for a write-ahead log
+    refused(data[:18] + b"\2\2" + data[20:], "damaged")  # it would need a write-ahead log
     with pytest.raises(UserError, match="is not a file"):
         Snapshot(Path("/dev/zero"))
 
 
-def test_a_journal_beside_it_is_not_played_back(file: Path) -> None:
+def test_a_journal_of_the_file_is_not_applied(file: Path) -> None:
     """A file that somebody puts there would change what SQLite reads."""
     for suffix in ("-journal", "-wal"):
         file.with_name(file.name + suffix).write_bytes(b"\xd9\xd5\x05\xf9\x20\xa1\x63\xd7" + bytes(1000))

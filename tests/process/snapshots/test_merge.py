@@ -1,4 +1,4 @@
-"""Importing: the faster of two schedules stays, both are kept, and conflicts are told."""
+"""Importing: the faster of two schedules stays, both are kept, and conflicts are reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_faster_stays_and_the_other_is_kept(
 def test_a_slower_one_takes_the_place_of_one_that_failed_here(
     store: Store, file: Path, tmp_path: Path, how: str
 ) -> None:
-    """As in every other store of a schedule; what is told and what is kept are the same."""
+    """As for every other stored schedule; the messages and the kept rows are the same."""
     with Store.open(tmp_path / "other.db") as other:
         import_file(other, file)
         mine = next(s for s in other.schedules(artifacts=True) if s.extent == 32 and s.latency_us == 42.0)
@@ -120,7 +120,7 @@ def test_a_refused_file_makes_no_database(
 
 
 def test_there_and_back(store: Store, file: Path, tmp_path: Path) -> None:
-    """A snapshot of what came from a snapshot is the same but for the time."""
+    """A snapshot of imported rows equals the imported snapshot, except for the time."""
     again = tmp_path / "again.atdb"
     with Store.open(tmp_path / "other.db") as other:
         import_file(other, file)

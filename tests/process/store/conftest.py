@@ -41,7 +41,7 @@ def key(store: Store) -> Key:
 
 @pytest.fixture
 def spawn(started: list[subprocess.Popen[str]]) -> Callable[..., subprocess.Popen[str]]:
-    """Start Python code in a process of its own, which sees this copy of autotune; killed at the end if still there."""
+    """Start Python code in a separate process, which sees this copy of autotune; killed at the end if still running."""
 
     def start(code: str, *args: str, prefix: Sequence[str] = (), **options: object) -> subprocess.Popen[str]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}

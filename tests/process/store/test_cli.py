@@ -119,7 +119,7 @@ def test_what_a_busy_machine_decided_is_marked(filled: Path, capsys: pytest.Capt
 def test_what_is_no_time_is_shown_in_the_unit_that_a_domain_names(
     filled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is tuned for is no time here; one workload's specification is not what its domain expects."""
+    """The objective is no time here; one workload's specification does not fit its domain."""
     assert run("show", "--db", filled) == 0
     assert "figures" not in capsys.readouterr().out
     with Store.open(filled) as store:

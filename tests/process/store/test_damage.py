@@ -1,4 +1,4 @@
-"""Rows that are damaged on disk: everything else is read, they are told in a line each, ``db verify`` finds all."""
+"""Rows that are damaged on disk: everything else is read, each has a line, ``db verify`` finds all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong with databases: each is one clear line, and deployment survives it."""
+"""Failures of databases: each is one clear line, and deployment survives it."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_threads_share_a_store(store: Store, key: Key) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_gets_connections_of_its_own(store: Store, key: Key) -> None:
+def test_a_forked_child_gets_separate_connections(store: Store, key: Key) -> None:
     store.measurements()
     child = os.fork()
     if child == 0:

@@ -33,7 +33,7 @@ def fresh() -> Iterator[None]:
 
 
 def statements() -> list[str]:
-    """What docs/how-to/fleet.md tells the owner to run."""
+    """The statements of docs/how-to/fleet.md for the owner."""
     (text,) = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "how-to" / "fleet.md").read_text(), re.DOTALL)
     return [s.strip() for s in text.split(";") if s.strip()]
 
@@ -168,7 +168,7 @@ def test_a_lost_primary_costs_notes_only(
         assert deployment().record_misses([(workload(5), "why")], "cpu", identity=GPU) == 0
 
 
-def test_a_replica_that_is_not_there_is_told(sqlite_file: Path, tmp_path: Path) -> None:
+def test_a_replica_that_is_missing_is_reported(sqlite_file: Path, tmp_path: Path) -> None:
     Store.open(sqlite_file).close()
     assert Store.attach(sqlite_file, tmp_path / "none.db") is None
     with pytest.raises(LostConnection, match="cannot use the database"):
@@ -225,7 +225,7 @@ def test_a_deadlock_is_done_again(postgres_url: str) -> None:
             assert sorted(c.scalars(sa.text("SELECT extent FROM autotune_workloads"))) == [3, 4]
 
 
-def test_a_conflict_that_does_not_end_is_told(sqlite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conflict_that_does_not_end_is_reported(sqlite_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda s: None)
 
     def never() -> None:
@@ -252,7 +252,7 @@ def test_opening_awaits_a_server_that_was_there(own_server: PostgresServer) -> N
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_childs_log_outlives_its_parents_connections(sqlite_file: Path) -> None:
-    """A child that inherited an open connection would hold no lock of its own: its parent would remove its log."""
+    """A child that inherited an open connection would hold no separate lock: its parent would remove its log."""
     with Store.open(sqlite_file) as store:
         key = put_key(store)
         (ready, told), (closed, go) = os.pipe(), os.pipe()

@@ -1,4 +1,4 @@
-"""What a process does with a database's file beside SQLite leaves SQLite's locks alone."""
+"""A process's other accesses to a database's file leave SQLite's locks alone."""
 
 from __future__ import annotations
 

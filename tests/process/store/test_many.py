@@ -12,7 +12,7 @@ from tests.support import ROOT
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_nothing_is_lost_or_torn(kind: str) -> None:
-    """In a process of its own, which has not imported torch: its children are forked."""
+    """In a separate process, which has not imported torch: its children are forked."""
     if kind == "postgresql":
         from tests.support import postgres
 

@@ -47,7 +47,7 @@ def test_putting_a_workload_again_updates_its_label_but_never_empties_it(store: 
 
 
 def test_what_an_earlier_version_gave_no_family_gets_one(store: Store) -> None:
-    """A search of the same region is enough, be there nothing left to search."""
+    """A search of the same region is enough, even with nothing left to search."""
     w = workload()
     bare = dataclasses.replace(w, family="", extent=0)
     schedule = Schedule(put_key(store, bare), {"a": 1}, 5.0, {"eager": 9.0})
@@ -78,7 +78,7 @@ def test_find_workloads_by_prefix_and_label(store: Store) -> None:
         store.put_workload(w)
     assert store.find_workloads(a.fingerprint[:10].upper()) == [a]
     assert store.find_workloads("LAYER_norm f32 2x") == [b]
-    assert store.find_workloads("%") == [c]  # a pattern's letters stand for themselves
+    assert store.find_workloads("%") == [c]  # a pattern's letters match themselves
     assert store.find_workloads("zzz") == []
 
 
@@ -202,7 +202,7 @@ def test_neighbours_prefer_the_same_device_then_the_nearest(store: Store) -> Non
 
 
 def test_the_best_of_other_places(store: Store) -> None:
-    """By places in turn; neither the key that asks, nor other workloads, nor what failed there."""
+    """By devices in turn, without the key of the look-up, other workloads, and failures there."""
     here = put_key(store)
     store.add_measurement(ok(here, {"own": 1}, 0.1))
     store.add_measurement(ok(put_key(store, workload(65)), {"other": 1}, 0.1))

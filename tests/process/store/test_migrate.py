@@ -1,4 +1,4 @@
-"""Creating and upgrading tables: many processes at once, beside Optuna's, and in step with the models."""
+"""Creating and upgrading tables: many processes at once, with Optuna's tables, and in step with the models."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ RELEASED = {
 
 
 def test_released_revisions_never_change() -> None:
-    """A database remembers that a revision was applied, not what it said: a change needs a new revision."""
+    """A database notes that a revision was applied, not its text: a change needs a new revision."""
     found = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in (ROOT / "db" / "versions").glob("*.py")}
     assert found == RELEASED
 
@@ -215,14 +215,14 @@ def test_a_database_of_a_newer_version_is_refused(url: str) -> None:
         assert "\n" not in str(e.value)
 
 
-def test_without_migrating_tables_must_be_there(url: str) -> None:
+def test_without_migrating_tables_must_exist(url: str) -> None:
     if url.startswith("sqlite"):
         Path(url.removeprefix("sqlite:///")).touch()
     with pytest.raises(UserError, match="autotune db upgrade"):
         Store.open(url, migrate=False)
 
 
-def test_a_deployment_from_an_earlier_revision_says_what_to_run(
+def test_a_deployment_from_an_earlier_revision_names_the_command(
     sqlite_file: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = str(sqlite_file)

@@ -38,7 +38,7 @@ def test_the_nearest_by_ratio_come_first(store: Store) -> None:
     assert one.when == 512.0
 
 
-def test_a_workload_counts_once_and_environments_are_told_apart(store: Store) -> None:
+def test_a_workload_counts_once_and_environments_are_distinguished(store: Store) -> None:
     for env in (ENVIRONMENT, NEAR):
         for policy in "pq":
             key = put_key(store, workload(64), env=env)
@@ -50,7 +50,7 @@ def test_a_workload_counts_once_and_environments_are_told_apart(store: Store) ->
 
 
 def test_an_index_alone_finds_the_nearest(sqlite_file: Path) -> None:
-    """No statement may read or sort the family: on SQLite the plan says so."""
+    """No statement may read or sort the family: SQLite's plan shows it."""
     with Store.open(sqlite_file) as store:
         statements: list[tuple[str, object]] = []
         event.listen(store._engine, "before_cursor_execute", lambda *a: statements.append((a[2], a[3])))

@@ -34,7 +34,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
     return set_up
 
 
-def test_nobody_sees_a_file_without_tables(
+def test_no_process_sees_a_file_without_tables(
     sqlite_file: Path, meanwhile: Callable[[Callable[[], object]], None]
 ) -> None:
     seen: list[object] = []

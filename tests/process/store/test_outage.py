@@ -40,7 +40,7 @@ def dead_server() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def losses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What calls were told that lost their server; those that waited for it did so for two seconds."""
+    """Messages of calls that lost their server; those that waited for it did so for two seconds."""
     seen: list[str] = []
     call = outage.Patience.call
 

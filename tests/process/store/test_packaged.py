@@ -28,7 +28,7 @@ from tests.support import ROOT
 
 @pytest.mark.parametrize("name", packaged())
 def test_every_schedule_is_found_on_its_device(name: str) -> None:
-    """Kernels are printed anew and compared with the stored ones: a changed printer shows here."""
+    """Kernels are printed again and compared with the stored ones: a changed printer fails here."""
     snapshot = Snapshot(path_of(f"package:{name}"))
     snapshot.check()
     (device,) = snapshot.devices

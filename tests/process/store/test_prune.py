@@ -63,7 +63,7 @@ def test_misses_and_what_nothing_refers_to(store: Store) -> None:
     assert store.misses() == []
 
 
-def test_pruning_beside_a_search_costs_it_nothing(postgres_url: str) -> None:
+def test_pruning_during_a_search_costs_it_nothing(postgres_url: str) -> None:
     """A configuration is written before what refers to it: it never goes in between."""
     with Store.open(postgres_url) as store:
         key = put_key(store)

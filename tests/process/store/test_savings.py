@@ -110,7 +110,7 @@ def count(store: Store, **changed: object) -> Saving:
     return replace(made, **changed)  # type: ignore[arg-type]
 
 
-def test_a_smaller_count_comes_too_late(url: str) -> None:
+def test_a_smaller_count_is_ignored_later(url: str) -> None:
     with Store.open(url) as store:
         store.put_savings([count(store, steps=20)])
         store.put_savings([count(store, steps=10)])
@@ -119,7 +119,7 @@ def test_a_smaller_count_comes_too_late(url: str) -> None:
         assert sum(s.steps for s in store.savings()) == 40
 
 
-def test_a_device_has_to_be_there(url: str) -> None:
+def test_a_device_has_to_exist(url: str) -> None:
     with Store.open(url) as store:
         one = count(store)
         with pytest.raises(ValueError, match="put the device"):

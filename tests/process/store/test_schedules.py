@@ -1,4 +1,4 @@
-"""Schedules, artifacts and misses: what deployment reads, and what it does with damage."""
+"""Schedules, artifacts and misses: deployment's reads, and its reaction to damage."""
 
 from __future__ import annotations
 
@@ -256,14 +256,14 @@ def test_a_damaged_schedule_is_passed_over_with_a_reason(
     assert store.family_schedules("f" * 64, key.device) == []
 
 
-def test_an_artifact_of_another_form_is_told_apart_from_damage() -> None:
+def test_an_artifact_of_another_form_is_distinguished_from_damage() -> None:
     data = artifact_json(ARTIFACT) | {"scratch": [["float32", 4096], ["int32", 32, True]]}
     with pytest.raises(Damaged, match="another version"):
         artifact_from(artifact_id(data), data, artifact_blobs(ARTIFACT))
 
 
 def test_scratch_of_an_earlier_version_is_read() -> None:
-    """It said of each piece whether it counts the arrivals at a grid barrier."""
+    """Each piece had a field for the count of arrivals at a grid barrier."""
     data = artifact_json(ARTIFACT) | {"scratch": [["float32", 4096, False]]}
     assert artifact_from(artifact_id(data), data, artifact_blobs(ARTIFACT)) == ARTIFACT
 
@@ -331,7 +331,7 @@ def dead_owner(spawn) -> str:  # type: ignore[no-untyped-def]
 
 
 def test_a_look_up_is_two_statements_by_index(sqlite_file: Path) -> None:
-    """What it takes is half a millisecond then, however much is stored; a limit in time would test the machine."""
+    """It takes half a millisecond at any size of the database; a limit in time would test the machine."""
     asked: list[tuple[str, Any]] = []
     with Store.open(sqlite_file) as store:
         for rows in range(1, 4):

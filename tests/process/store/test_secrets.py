@@ -1,4 +1,4 @@
-"""No part of a database's URL that may be secret is ever told, whatever the form and whatever is done with it."""
+"""No secret part of a database's URL is ever printed, in any form and by any operation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOST = "127.0.0.1:1"
 
 
 def forms(secret: str) -> Iterator[str]:
-    """URLs, and what looks like one, that hold a secret as people write them."""
+    """URLs, and similar texts, that contain a secret in the spellings of users."""
     for text in dict.fromkeys((quote(secret, safe=""), quote_plus(secret), secret)):
         yield f"postgresql://u:{text}@{HOST}/x"
         yield f"postgres://u:{text}@{HOST}/x"
@@ -62,7 +62,7 @@ COMMANDS = (
 
 
 def parts(secret: str) -> set[str]:
-    """What would give a secret away: any way to write it, and a long piece of it."""
+    """Texts that would reveal a secret: any spelling of it, and a long piece of it."""
     ways = {secret, quote(secret, safe=""), quote_plus(secret), repr(secret)[1:-1]}
     return ways | {secret[:6], secret[-6:]}
 
@@ -112,7 +112,7 @@ def test_deployments_log_no_secret(
 
 
 def test_tracebacks_of_a_program_tell_no_secret() -> None:
-    """What a user's own log shows where nobody catches the error."""
+    """A user's own log of an uncaught error."""
     for url in forms("hunter2x"):
         with pytest.raises(UserError) as e:
             Store.open(url)
@@ -123,7 +123,7 @@ def test_tracebacks_of_a_program_tell_no_secret() -> None:
 
 
 def test_rows_snapshots_and_dumps_hold_no_secret(postgres_url: str, tmp_path: Path) -> None:
-    """A password that is not asked for is still not to be found in what is kept."""
+    """A password that is not used must not be stored either."""
     secret = "hunter2x"
     url = postgres_url.replace("autotune@", f"autotune:{secret}@")
     assert secret in url

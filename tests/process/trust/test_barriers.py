@@ -1,4 +1,4 @@
-"""What earlier versions stored of barriers over the whole grid does no harm: it is refused, or means what is left."""
+"""Stored configurations with barriers over the whole grid do no harm: they are refused, or run without the barrier."""
 
 from __future__ import annotations
 

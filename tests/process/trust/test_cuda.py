@@ -1,4 +1,4 @@
-"""A stored artifact is launched as its workload and configuration say, or not at all. No GPU is needed to tell."""
+"""A stored artifact is launched as its workload and configuration require, or not at all. The tests need no GPU."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def stored(db: Path, workload: Workload, config: Config, artifact: Artifact) -> 
 
 
 def rewritten(db: Path, change: Any) -> None:
-    """Change an artifact as somebody would who knows how: under a new and right SHA-256."""
+    """Change an artifact as an informed attacker would: under a new and right SHA-256."""
     with Store.open(db) as store:
         (schedule,) = store.schedules(artifacts=True)
         assert schedule.artifact is not None
@@ -113,7 +113,7 @@ def test_changed_scratch_kernels_and_resources_are_no_hit(change: str, db: Path)
     assert look_up(db, task.workload).level is Level.NONE
 
 
-def test_another_plan_beside_an_intact_artifact_is_no_hit(db: Path) -> None:
+def test_another_plan_with_an_intact_artifact_is_no_hit(db: Path) -> None:
     task, config, made = cut()
     assert foreign(made, task.graph, config, 132) == ""
     artifact = built("both")[2]
@@ -165,7 +165,7 @@ def test_an_audit_that_passed_is_remembered_for_the_very_same_only(db: Path, aud
     assert len(audits) == 9, "a failure is not remembered"
 
 
-def test_audits_are_remembered_where_nobody_else_writes(
+def test_audits_are_cached_where_no_other_user_writes(
     db: Path, audits: list[Artifact], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task, config, artifact = built()

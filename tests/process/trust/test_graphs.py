@@ -122,7 +122,7 @@ def _changed(rng: random.Random, at: Any) -> Any:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_mutated_graphs_are_refused_or_stay_within_their_tensors(seed: int) -> None:
-    """What is let in makes a kernel, or none, that reads no element before its inputs or behind ``input_numel``."""
+    """An accepted graph makes a kernel, or none, that reads no element before its inputs or behind ``input_numel``."""
     rng, refused, ran = random.Random(seed), 0, 0
     for _ in range(60):
         spec = _changed(rng, spec_of(rng.choice([softmax, joined, picked])))

@@ -79,7 +79,7 @@ def test_a_plan_of_another_graph_is_not_loaded(db: Path) -> None:
         )
 
 
-def test_it_is_told_once(db: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_is_reported_once(db: Path, caplog: pytest.LogCaptureFixture) -> None:
     workload, config = tuned(db, softmax, X)
     put_config(db, workload, {**config, "column_tile": 2**63 - 1})
     with caplog.at_level(logging.WARNING, logger="autotune"):

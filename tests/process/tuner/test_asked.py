@@ -1,4 +1,4 @@
-"""Candidates that the caller asks for, and a worker and a pool that the caller lends to several searches."""
+"""Candidates of the caller, and a worker and a pool that the caller lends to several searches."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_nothing_left_to_do_starts_nothing(tune: Tune, store: Store, monkeypatch
     same = ("best", "deployed_us", "default_us", "winner", "baselines", "workload", "label")
     assert {n: getattr(again, n) for n in same} == {n: getattr(first, n) for n in same}
     with pytest.raises(AssertionError, match="worker was started"):
-        tune(A, B, sampler="random")  # another scope: nothing is known of it
+        tune(A, B, sampler="random")  # another scope: its measurements do not count
     with pytest.raises(AssertionError, match="worker was started"):
         tune(A, B, trials=1)  # so many more, in any case
 
@@ -117,7 +117,7 @@ def test_trials_are_shared_by_the_parts(tune: Tune, store: Store) -> None:
     result = tune(A, B, trials=6, sampler="tpe")
     parts = [screened(store, toy(**spec).fingerprint) for spec in (A, B)]
     assert sum(parts) == 6
-    assert parts[0] > parts[1] > 0  # by what the model says that they take
+    assert parts[0] > parts[1] > 0  # in proportion to their predicted times
     assert result.measured <= 6 + 3
 
 
@@ -207,7 +207,7 @@ def test_what_was_compiled_of_a_part_is_kept_until_the_parts_are_done(
     assert gone == [{toy(**A).fingerprint, toy(**B).fingerprint}]
 
 
-def test_the_best_is_told_by_measurements_where_no_model_knows_of_plans() -> None:
+def test_measurements_choose_the_best_without_a_model_of_plans() -> None:
     def made(*specs: dict[str, int]) -> Composition:
         parts = tuple(toy(**spec) for spec in specs)
 

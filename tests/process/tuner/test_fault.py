@@ -1,4 +1,4 @@
-"""The machine's faults are not the candidates': nothing of them is stored, and a search that meets them again ends."""
+"""The machine's faults are not the candidates': none is stored, and a search with repeated faults ends."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_worker_that_somebody_stops_is_replaced_before_any_deadline(tune: Sear
     assert result.restarts == 1
 
 
-def test_a_worker_that_cannot_be_started_is_told(tune: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_cannot_be_started_is_reported(tune: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
@@ -137,7 +137,7 @@ def test_a_worker_that_cannot_be_started_is_told(tune: Search, monkeypatch: pyte
         (UserError("mend it"), Blame.USER),
     ],
 )
-def test_errors_are_told_apart(error: Exception, fault: Blame) -> None:
+def test_errors_are_distinguished(error: Exception, fault: Blame) -> None:
     assert blame(error) == (fault, error)
     outer = RuntimeError("it does not compile")
     outer.__cause__ = error

@@ -57,7 +57,7 @@ def test_a_workload_or_a_reason_is_picked(store: Store, policy: Policy) -> None:
 
 
 def test_what_had_nothing_left_to_do_is_begun_again(store: Store, policy: Policy) -> None:
-    search(store, policy)  # meets the failures, however busy the machine
+    search(store, policy)  # records the failures, on a busy machine too
     search(store, policy, trials=None)
     assert search(store, policy, trials=None).stop.startswith("nothing left to do")
     forget_failures(store)

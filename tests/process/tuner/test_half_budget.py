@@ -30,7 +30,7 @@ class Compiled(CompilePool):
 
 
 def search(folder: Path, policy: Policy, workload: Workload, trials: int) -> tuple[Result, list[Config]]:
-    """A search in a database of its own; its result, and what it tried of ``workload``, in order."""
+    """A search in a separate database; its result, and its candidates of ``workload``, in order."""
     measurer = lane_domain.Formula(workload)
     with Compiled(processes=3) as pool, Store.open(folder / f"{trials}.db") as store:
         options = {"policy": policy, "trials": trials, "measurer": measurer, "pool": pool}

@@ -1,4 +1,4 @@
-"""What is compiled when a search's time is up is measured, as far as that takes little."""
+"""Candidates that are compiled when a search's time ends are measured, if that takes little time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP_S = 0.5
 
 
 class Compiled(CompilePool):
-    """Everything is compiled at once, but for what is ``slow``."""
+    """Everything is compiled at once, except for ``slow`` candidates."""
 
     slow: Any = ()
 
@@ -93,7 +93,7 @@ def test_what_still_compiles_is_left(store: Store, policy: Policy, hand: Hand) -
     assert hand.measured == [*CONFIGS[:3], *CONFIGS[9:11]]
 
 
-def test_nothing_is_measured_beside_compilers_on_a_cpu(
+def test_nothing_is_measured_during_compilation_on_a_cpu(
     store: Store, policy: Policy, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autotune.tuner.phases.explore._QUIET_S", 0.0)

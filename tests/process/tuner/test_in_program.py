@@ -93,7 +93,7 @@ def stored(db: str) -> int:
         return len(store.schedules())
 
 
-def test_nothing_is_told_or_stored_before_inductor_has_finished(
+def test_nothing_is_reported_or_stored_before_inductor_has_finished(
     program: Program, search: searching.Search, monkeypatch: pytest.MonkeyPatch, db: str
 ) -> None:
     monkeypatch.setattr(searching, "_overlaps", lambda device: True)
@@ -125,7 +125,7 @@ def test_a_cpu_measures_nothing_before_inductor_has_finished(program: Program, s
     assert program.results[0].ok
 
 
-def test_a_stop_keeps_what_was_measured(program: Program, search: searching.Search, tmp_path: Path, db: str) -> None:
+def test_a_stop_keeps_measurements(program: Program, search: searching.Search, tmp_path: Path, db: str) -> None:
     hold = tmp_path / "hold"
     hold.touch()
     program.tell(workloads=listed(workload(rows=64, hold=str(hold)), B), end=500.0)

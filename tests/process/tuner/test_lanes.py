@@ -138,7 +138,7 @@ def test_a_lane_that_is_killed_costs_what_it_had_in_hand(store: Store, tmp_path:
 
 
 @pytest.mark.parametrize("owner", ["", "owner"])
-def test_a_lane_that_says_nothing_is_not_waited_for(
+def test_a_silent_lane_is_not_waited_for(
     owner: str, still: Lanes, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither before its first turn nor in one."""
@@ -161,7 +161,7 @@ def test_a_slow_starter_does_not_hold_up_the_end(still: Lanes, monkeypatch: pyte
     assert [lane.over for lane in still._lanes] == [True, True]
 
 
-def test_what_is_stored_is_told_where_all_lanes_are_lost(store: Store, tmp_path: Path) -> None:
+def test_what_is_stored_is_reported_where_all_lanes_are_lost(store: Store, tmp_path: Path) -> None:
     fatal = tmp_path / "fatal"
     works = [toy(rows=r, fatal=str(fatal)) for r in (64, 65, 66)]
     before = api.tune_workloads(works, TWO, store, **{**ALL, "trials": 2})
@@ -174,7 +174,7 @@ def test_what_is_stored_is_told_where_all_lanes_are_lost(store: Store, tmp_path:
 
 
 class Still:
-    """A lane's process that does nothing: what it is sent, and what it is to say."""
+    """A lane's process that does nothing: its messages, and its prepared answers."""
 
     def __init__(self, *args: object) -> None:
         self.sent: list[dict[str, Any]] = []
@@ -250,7 +250,7 @@ def test_a_broken_device_does_not_take_what_others_could_search(still: Lanes, ca
     assert one.over
 
 
-def test_where_no_lane_is_left_every_workload_is_told(store: Store, tmp_path: Path) -> None:
+def test_where_no_lane_is_left_every_workload_is_reported(store: Store, tmp_path: Path) -> None:
     fatal = tmp_path / "fatal"
     fatal.touch()
     works = [toy(rows=r, fatal=str(fatal)) for r in (64, 65, 66)]
@@ -260,7 +260,7 @@ def test_where_no_lane_is_left_every_workload_is_told(store: Store, tmp_path: Pa
     assert store.runs()[0].state == "failed"
 
 
-def test_a_mistake_of_the_user_is_told_once(store: Store, tmp_path: Path) -> None:
+def test_a_mistake_of_the_user_is_reported_once(store: Store, tmp_path: Path) -> None:
     space = tmp_path / "narrow.toml"
     space.write_text('how = ["another"]\n')
     with pytest.raises(UserError, match="none of how"):

@@ -67,12 +67,12 @@ def test_neither_the_default_nor_what_is_stored_is_deployed_from_outside(
     again = tune(mine)
     assert (again.best, again.deployed_us, final_times()) == (narrow.best, narrow.deployed_us, before)
 
-    wide = tune()  # the narrow decision does not stand for all candidates
+    wide = tune()  # the narrow decision does not hold for all candidates
     assert wide.best is not None
     assert wide.best["block"] == 8
     (schedule,) = store.schedules()
     assert (schedule.config, schedule.space) == (wide.best, "")
-    # The wide winner is in here, and nobody who was not compared with it: nothing is compared anew.
+    # The wide winner is in here, without unmeasured candidates: nothing is compared again.
     inside = tune(space_file(tmp_path, "block = [8]"))
     assert (inside.best, inside.deployed_us) == (wide.best, wide.deployed_us)
 

@@ -1,4 +1,4 @@
-"""A search whose measurements and study lie in a PostgreSQL database."""
+"""A search whose measurements and study are in a PostgreSQL database."""
 
 from __future__ import annotations
 

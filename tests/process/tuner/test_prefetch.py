@@ -30,7 +30,7 @@ SEEDS = [{"how": "vector", "block": b} for b in (1, 2, 64)]  # the last is outsi
 
 
 class Pool(CompilePool):
-    """Notes what it is to build, and what that was in vain."""
+    """Notes the candidates to build, and those built in vain."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -217,7 +217,7 @@ def test_what_was_built_in_vain_is_dropped_when_the_next_begins(context: Context
 
 
 @pytest.mark.parametrize("how", ["late", "interrupted"])
-def test_nothing_is_handed_over_that_nobody_will_ask_for(
+def test_only_builds_that_will_be_requested_are_handed_over(
     how: str, context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     works = [toy(rows=2), toy(rows=3), toy(rows=4)]

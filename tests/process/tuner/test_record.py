@@ -76,7 +76,7 @@ def test_a_narrowed_space_and_failures(store: Store, tmp_path: Path) -> None:
     assert r.row(r.default) is not None
 
 
-def test_mistakes_are_told_in_a_line(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported_in_a_line(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store.put_workload(toy_domain.workload())
     store.put_workload(toy_domain.workload(slow_us=1))
     assert _record(store, tmp_path) == 2
@@ -98,7 +98,7 @@ def test_a_program_of_a_database_is_not_imported(store: Store, capsys: pytest.Ca
     assert "may not be measured" in capsys.readouterr().err
 
 
-def test_a_recording_of_what_nobody_searched_makes_no_folder(
+def test_a_recording_of_an_unsearched_workload_makes_no_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -147,7 +147,7 @@ def test_claims_of_others_are_left_to_them_and_their_results_used(search: Start,
 
 
 def test_lease_is_renewed_and_given_back(store: Store, monkeypatch: Any) -> None:
-    """By a clock that stands still until told: how late a busy machine wakes the thread that renews does not matter."""
+    """By a faked clock: the delay of the renewing thread on a busy machine does not matter."""
     from autotune.device import environment, identify
     from autotune.store.tables import measurements as claims
     from autotune.tuner import threads

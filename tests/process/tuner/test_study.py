@@ -88,7 +88,7 @@ def test_a_decision_of_a_busy_machine_is_made_again(tune: Search, store: Store, 
     busy.others = 1.5
     with pytest.warns(BusyMachine, match=r"kept 1\.5 processors busy .* search again") as told:
         first = tune(spec, trials=100, patience=0, sampler="brute")
-    # Once; what else is told meanwhile (objects of earlier tests that are collected now) is not counted.
+    # Once; other warnings meanwhile (objects of earlier tests that are collected now) do not count.
     assert sum(issubclass(w.category, BusyMachine) for w in told) == 1
     assert (first.busy, first.to_json()["others_busy"]) == (True, 1.5)
     (schedule,) = store.schedules()
@@ -203,7 +203,7 @@ def test_nothing_works_is_not_ok(tune: Search, store: Store, monkeypatch: pytest
     assert store.runs()[0].state == "failed"
 
 
-def test_a_machine_that_cannot_measure_is_told(tune: Search, store: Store) -> None:
+def test_a_machine_that_cannot_measure_is_reported(tune: Search, store: Store) -> None:
     result = tune({"columns": -1}, trials=2)
     assert not result.ok
     assert "cannot be opened" in result.error
@@ -226,7 +226,7 @@ def test_trials_and_patience_and_time_end_a_search(tune: Search) -> None:
 
 
 def test_what_a_fault_ended_was_search(tune: Search, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise those that come next would keep as much time for what is taken to be no search."""
+    """Otherwise later workloads would reserve as much time for work other than search."""
 
     def fail(self: Worker, *_: object, **__: object) -> None:
         raise WorkerFault("the device fell off the bus")
@@ -354,7 +354,7 @@ def test_a_search_goes_on_however_long_it_takes_to_see_what_is_known(store: Stor
         assert [r.seconds > 0 for r in found] == [False] * (n - 1) + [True]
 
 
-def test_what_is_known_is_told_however_late(store: Store, policy: Policy) -> None:
+def test_what_is_known_is_reported_however_late(store: Store, policy: Policy) -> None:
     works = [workload(rows=16), workload(rows=32)]
     (known,) = api.tune_workloads(works[1:], "cpu", store, timeout=5.0, policy=policy)
     found = api.tune_workloads(works, "cpu", store, timeout=0.05, policy=policy)
@@ -402,7 +402,7 @@ def test_all_schedules_are_read_once_however_many_workloads_are_known(
         ({"sampler": "cmaes"}, "unknown sampler 'cmaes'; the samplers are tpe, random, brute"),
     ],
 )
-def test_mistakes_are_told(tune: Search, options: dict[str, Any], words: str) -> None:
+def test_mistakes_are_reported(tune: Search, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         tune(**options)
 

@@ -1,4 +1,4 @@
-"""How a search's time is shared among regions of different size."""
+"""The distribution of a search's time over regions of different size."""
 
 from __future__ import annotations
 

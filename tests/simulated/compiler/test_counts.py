@@ -43,7 +43,7 @@ def narrow_int32(x: Any) -> int:
 
 
 def both_ways(x: Tensor) -> tuple[Tensor, ...]:
-    """Reductions over all rows beside work that is pointwise: blocks have tiles of the columns."""
+    """Reductions over all rows with pointwise work: blocks have tiles of the columns."""
     return x * 2, x.sum(0), x.amax(0)
 
 
@@ -94,7 +94,7 @@ def some_configs(scheme: Scheme, graph: Graph, n: int) -> list[Config]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_wide_kernels_compute_what_the_oracle_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_kernels_agree_with_the_oracle(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intrinsics, "int32", narrow_int32)
     for case in CASES[name]:
         graph = graph_of(case)

@@ -53,13 +53,13 @@ def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
 
 
 def statistics(x: Tensor) -> tuple[Tensor, ...]:
-    """Mean and variance over the rows, which blocks join as running moments, beside a softmax."""
+    """Mean and variance over the rows, which blocks combine as running moments, with a softmax."""
     y = torch.relu(x)
     return y.mean(0), y.var(0, unbiased=False), torch.softmax(y, -1)
 
 
 def extremes(x: Tensor) -> tuple[Tensor, ...]:
-    """A maximum, a count and a pointwise result: tiles of the columns, integers beside floats."""
+    """A maximum, a count and a pointwise result: tiles of the columns, integers and floats."""
     return x * 2, x.amax(0), (x > 0).sum(0)
 
 
@@ -115,7 +115,7 @@ def test_reductions_share_their_shuffles() -> None:
     config = scheme.default(group.graph) | {"threads_per_row": 256, "rows_per_block": 1}
     made = scheme.emit(group.graph, config, 132)
     ptx, _ = compile_ptx(made.sources[0], "sm_90")
-    # Five levels in a warp and three of eight warps, and one to share both sums, which would be 16 apart.
+    # Five levels in a warp and three of eight warps, and one to share both sums; separately they would be 16.
     assert ptx.count("shfl.sync") == 9
     for source in made.sources:
         kernel = build(source)

@@ -1,4 +1,4 @@
-"""Flat kernels whose output lies where an input lies."""
+"""Flat kernels whose output overwrites an input."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def doubled(x: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("fn", "shapes", "pairs"),
     [
-        # Slot 0 is b, output 0 the sum. The sine is there before b is read.
+        # Slot 0 is b, output 0 the sum. The sine is written before b is read.
         (independent, [(8, 64), (8, 64)], {(0, 0), (1, 0), (1, 1)}),
         (shifted, [(8, 64)], set()),
         (twice, [(8, 64)], {(0, 0)}),  # the other output has other elements

@@ -1,4 +1,4 @@
-"""Row-wise kernels whose output lies where an input lies."""
+"""Row-wise kernels whose output overwrites an input."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c['threads_per_row']} {c['keep']}")
 @pytest.mark.parametrize(("fn", "args", "pairs"), CASES, ids=lambda x: getattr(x, "__name__", ""))
-def test_over_an_input_as_beside_it(
+def test_over_an_input_as_apart_from_it(
     fn: Function, args: tuple[Tensor, ...], pairs: set[tuple[int, int]], config: dict[str, Any]
 ) -> None:
     graph = group_of(fn, *args)
@@ -136,7 +136,7 @@ def test_only_what_every_load_goes_into(
     assert set(overwritable_rows(build_program(graph, keep=False))) == reloaded
 
 
-def test_a_load_beside_what_was_kept_goes_into_nothing() -> None:
+def test_a_load_without_a_use_prevents_overwriting() -> None:
     graph = group_of(normalized, torch.randn(4, 64))
     program = build_program(graph, keep=True)
     first, last = program.passes

@@ -107,7 +107,7 @@ def _takes(shape: dict[str, object], vector: int) -> bool:
     [pytest.param(s, v, id=f"{_named(s)}-{v}") for s in SHAPES for v in (4, 16) if _takes(s, v)],
 )
 def test_an_infinity_anywhere_in_a_row(shape: dict[str, object], vector: int) -> None:
-    """Each row has one at a place of its own, first of its thread or not: its variance is NaN, not infinite."""
+    """Each row has one at a different index, first of its thread or not: its variance is NaN, not infinite."""
     task = _norm_with_statistics()
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)

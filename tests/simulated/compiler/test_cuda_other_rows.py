@@ -62,7 +62,7 @@ def test_a_main_kernel_and_its_finish_take_any_number_of_rows(fn: object, config
 
 @pytest.mark.parametrize("config", CONFIGS[:3], ids=lambda c: "-".join(str(v) for v in c.values()))
 def test_moments_of_blocks_without_rows_weigh_nothing(config: Config) -> None:
-    """Their finish holds one over the number of rows, as the region itself does: another kernel, which tells."""
+    """Their finish contains one over the number of rows, as the region itself does: another kernel, by its text."""
     graph = graph_of(statistics)
     config = SCHEME.normalize(graph, SCHEME.default(graph) | {"blocks_per_sm": 8, "unroll": 1} | config)
     made = SCHEME.emit(graph, config, 3)

@@ -101,7 +101,7 @@ def source(g: Graph, **changes: Any) -> CudaSource:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
+def test_kernels_agree_with_the_oracle(case: Case) -> None:
     g = graph(case.name)
     configs = [OUTER.default(g), *OUTER.seeds(g)[:3], *drawn(OUTER, g, 3, len(case.name))]
     for n, config in enumerate(configs):

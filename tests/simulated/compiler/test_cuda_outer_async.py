@@ -106,7 +106,7 @@ def test_a_persistent_grid_copies_no_strip() -> None:
         made(g, threads_per_row=8, rows_per_block=8, blocks_per_sm=1)
 
 
-def test_the_machine_knows_what_asynchronous_copies_are() -> None:
+def test_the_machine_simulates_asynchronous_copies() -> None:
     array = Var("s", "uint32")
 
     def taken(word: Expr) -> Stmt:
@@ -195,7 +195,7 @@ def test_odd_rows_and_columns_that_do_not_divide(
         check_group(g, OUTER.emit(g, config, 3), seed=unroll, special=bool(unroll % 2))
 
 
-def test_registers_beside_shared_memory_are_for_strips_that_do_not_fit() -> None:
+def test_registers_with_shared_memory_are_for_strips_that_do_not_fit() -> None:
     space = load_space("fusion", "cuda")
     assert OUTER.space_of(big("softmax"), space)["held"].choices == space["held"].choices
     assert OUTER.space_of(graph("softmax"), space)["held"].choices == (0,)

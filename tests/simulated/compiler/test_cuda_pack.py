@@ -220,7 +220,7 @@ def column_sums(rows: int, cols: int) -> Graph:
 
 
 def test_bias_gradients_share_a_launch() -> None:
-    """Sums over rows: of one family where only the columns differ, which stay; beside rows and elements."""
+    """Sums over rows: of one family if only the columns differ, which stay; together with rows and elements."""
     shapes = [(48, 64), (48, 128), (30, 64)]
     task = task_of(beside(*(column_sums(*s) for s in shapes), softmax(6, 100), update(77)))
     assert [len(launch) for launch in task.plan.launches] == [5]
@@ -236,7 +236,7 @@ def test_large_groups_share_a_launch_with_their_like_only() -> None:
 
 
 def maxima_then_rows(rows: int, cols: int) -> Graph:
-    """Column maxima, and row sums of what they leave: two dependent kernels."""
+    """Column maxima, and row sums of the differences: two dependent kernels."""
     b = Build(rows, cols)
     x = b.load("float32", 0, 1)
     b.out(b.reduce("sum", b.sub(x, b.reduce("max", x, 0)), 1), "float32")
@@ -244,13 +244,13 @@ def maxima_then_rows(rows: int, cols: int) -> Graph:
 
 
 def test_values_between_launches() -> None:
-    """Two unrelated parts, each of two dependent groups, side by side in both launches; another group beside."""
+    """Two unrelated parts, each of two dependent groups, side by side in both launches; and another group."""
     task = task_of(beside(maxima_then_rows(40, 64), maxima_then_rows(24, 32), update(50)))
     shape = pack(build_plan(task.graph, greedy(task.graph, "cpu")))
     assert [len(launch) for launch in shape] == [3, 2]
     assert len(run_plan(task, write_text(shape), seed=1)) == 2
 
 
-def test_partial_results_beside_values_between_launches() -> None:
+def test_partial_results_and_values_between_launches() -> None:
     """Partial maxima, their maximum, partial sums, their sum, and the quotients."""
     assert len(run_plan(task_of(softmax_of_everything(64, 512)), "r1 / r4 / o0", special=True)) == 5

@@ -22,7 +22,7 @@ ROWS, COLUMNS, APART = 11, 301, 304
 
 
 def logits(apart: int = APART, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """Rows that are there to ``COLUMNS`` alone; the last one ends where the memory of the region's input does."""
+    """Rows of ``COLUMNS`` elements with a longer stride; the last one ends at the end of the input's memory."""
     return torch.randn(ROWS, apart).to(dtype)[:, :COLUMNS]
 
 
@@ -36,7 +36,7 @@ def statistics(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def weighted(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """What is taken from the row's elements is infinite behind the row, where zeros are loaded."""
+    """Differences from the row's elements are infinite behind the row, where zeros are loaded."""
     x = x.float()
     return x.amax(1), torch.exp(x - torch.log(y.float().abs() + 0.0)).sum(1)
 

@@ -1,4 +1,4 @@
-"""Random matrix products with what may come before and after them, in simulated CUDA kernels of every scheme."""
+"""Random matrix products with operators before and after them, in simulated CUDA kernels of every scheme."""
 
 from __future__ import annotations
 

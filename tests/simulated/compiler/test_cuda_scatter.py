@@ -1,4 +1,4 @@
-"""Sums at places that other data tell, in simulated kernels: repeated, missing and crowded places, and odd sizes."""
+"""Sums at indices of the data, in simulated kernels: repeated, missing and crowded indices, and odd sizes."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ TWO_SUMS = Case(
 @pytest.mark.parametrize("config", [shape(2, 32, 8, 1), shape(2, 32, 8, 16), shape(8, 8, 4, 32, 2), shape(4, 16, 8, 2)])
 @pytest.mark.parametrize("most", [2048, 16])
 def test_several_sums(config: Config, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has tokens of its own; what is many for one of them is for the place."""
+    """Each has separate tokens; an index is crowded if one of them has many."""
     monkeypatch.setattr(cuda_scatter, "MOST_SORTED", most)
     graph = graph_of(TWO_SUMS)
     assert len(scattered(graph).sums) == 2
@@ -217,7 +217,7 @@ def test_the_order_of_threads_does_not_matter() -> None:
 @pytest.mark.parametrize(
     "config", [shape(2, 32, 16, 1), shape(8, 8, 16, 16), shape(4, 16, 8, 64, 4), shape(8, 8, 4, 32)]
 )
-def test_what_is_read_beside_the_sums_is_fetched_during_the_scan(
+def test_other_inputs_of_the_sums_are_prefetched_during_the_scan(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each line of 128 bytes once; nothing where there is nothing."""
@@ -282,7 +282,7 @@ def test_it_is_planned_as_it_is_scanned() -> None:
     assert predict_cuda(words, few, Figures(), "sm_90") > 2 * predict_cuda(words, large, Figures(), "sm_90")
 
 
-def test_random_configurations_of_a_large_one_are_told_apart() -> None:
+def test_random_configurations_of_a_large_one_are_distinguished() -> None:
     words = gradient(1000, 96, 4096, BF16)
     found = drawn(scheme_of(words), words, 12, seed=1)
     assert len({int(c["owned"]) for c in found}) > 2

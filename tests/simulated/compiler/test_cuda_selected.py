@@ -33,7 +33,7 @@ def task_of(fn: object, *args: Tensor) -> FusionTask:
 
 
 def packed(*parts: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients [rows, columns] written beside each other, the last one first in the sum, and their column sums."""
+    """Gradients [rows, columns] written next to each other, the last one first in the sum, and their column sums."""
     n = len(parts)
     total = BACK(parts[n // 2], [n, *parts[0].shape], 0, n // 2)
     for k in range(n):
@@ -65,7 +65,7 @@ def test_a_packed_gradient_takes_one_load_of_16_bytes_for_a_store_of_16(prefetch
 
 @pytest.mark.parametrize(("cols", "dtype"), [(768, torch.bfloat16), (256, torch.bfloat16), (96, torch.float32)])
 def test_threads_that_leave_few_idle_are_in_the_space(cols: int, dtype: torch.dtype) -> None:
-    """What is measured outside of it teaches a search nothing. 3 x 256 are 96 vectors, three quarters of 128."""
+    """Measurements outside of it teach a search nothing. 3 x 256 are 96 vectors, three quarters of 128."""
     (group,) = task_of(packed, *(torch.randn(4096, cols, dtype=dtype) for _ in range(3))).plan.groups
     scheme = scheme_of(group.graph)
     space = scheme.space_of(group.graph, load_space("fusion", "cuda"))
@@ -105,7 +105,7 @@ def stacked(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     ("fn", "kinds"),
     [
         (stacked, ["ld"]),
-        (lambda x, y, z: torch.stack((x, y, z)) * 2, ["lg"]),  # as many as the kernel is told
+        (lambda x, y, z: torch.stack((x, y, z)) * 2, ["lg"]),  # as many as the kernel's argument
         (lambda x, y, z: torch.stack((x, y.exp(), z), 1), ["lg", "lg", "lg"]),
         (lambda x, y, z: torch.stack((x, torch.zeros_like(x), z), 1) + 1, ["lg", "lg"]),
         (lambda x, y, z: torch.stack((x, y, z), 1) + x[:, None], ["ld", "ld"]),
@@ -134,7 +134,7 @@ def test_only_a_sum_with_zeros_takes_the_sign_of_a_zero() -> None:
         assert len(joined.parts) == 3
 
 
-def test_a_negative_zero_beside_a_sum_stays_negative() -> None:
+def test_a_negative_zero_next_to_a_sum_stays_negative() -> None:
     """Two gradients that are added to zeros, and a third tensor behind them that is not."""
 
     def beside(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ def test_nothing_outside_is_read(name: str, changes: dict[str, object], made: li
 
 
 def test_a_sum_over_the_parts_of_a_stack_is_read_in_vectors() -> None:
-    """No tensor has the axis that tells the parts apart; the one with unit stride is the innermost all the same."""
+    """No tensor has the axis of the parts; the one with unit stride is the innermost all the same."""
     task = task_of(
         lambda x, y: (torch.stack((x.exp(), y), 1) * 2).sum((1, 2)), torch.randn(40, 512), torch.randn(40, 512)
     )
@@ -178,7 +178,7 @@ def test_a_sum_over_the_parts_of_a_stack_is_read_in_vectors() -> None:
 @pytest.mark.parametrize(("first", "count"), [(0, 2), (1, 1)])
 @pytest.mark.parametrize("dim", [0, 1])
 def test_guarded_loads_are_issued_a_row_ahead(first: int, count: int, dim: int) -> None:
-    """Two of three parts, side by side or not; they lie along the columns or, with ``dim`` 1, along the rows."""
+    """Two of three parts, adjacent or not, along the columns or, with ``dim`` 1, along the rows."""
 
     def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         sizes = [3, 80, 40] if dim == 0 else [80, 3, 40]

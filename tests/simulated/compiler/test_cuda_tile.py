@@ -85,7 +85,7 @@ def large() -> Graph:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
+def test_kernels_agree_with_the_oracle(case: Case) -> None:
     g = graph(case.name)
     assert TILE.space_of(g, load_space("fusion", "cuda")).contains(TILE.default(g))
     for n, config in enumerate([TILE.default(g), *TILE.seeds(g)[:4], *drawn(TILE, g, 4, 8)]):

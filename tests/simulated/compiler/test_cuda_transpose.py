@@ -67,7 +67,7 @@ def stacked(x: Tensor, y: Tensor, z: Tensor, w: Tensor) -> Tensor:
 
 
 def stacked_along(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """Parts of a stack, read along, beside what is read across."""
+    """Parts of a stack, read along the rows, with tensors read across them."""
     return torch.stack((x, y)) * z.t()
 
 
@@ -113,7 +113,7 @@ def graph(name: str) -> Graph:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernels_compute_what_the_oracle_does(case: Case) -> None:
+def test_kernels_agree_with_the_oracle(case: Case) -> None:
     g = graph(case.name)
     configs = [TRANSPOSE.default(g), *TRANSPOSE.seeds(g), *drawn(TRANSPOSE, g, 1, 3, lambda config: config["tile"])]
     space = TRANSPOSE.space_of(g, load_space("fusion", "cuda"))

@@ -1,4 +1,4 @@
-"""Kernels run in plain Python and compute what the oracle does; and the machine finds what it is there to find."""
+"""Kernels run in plain Python and compute the oracle's results; and the machine detects its faults."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ SMALL = [
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_kernels_of_the_zoo_compute_what_the_oracle_does(name: str) -> None:
+def test_kernels_of_the_zoo_agree_with_the_oracle(name: str) -> None:
     for work in workloads(name):
         task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
         seed = zlib.crc32(name.encode())
@@ -166,7 +166,7 @@ def test_shuffles_and_barriers_in_device_functions() -> None:
     assert found.tolist() == [2 * (t // 2 * 2) + 1 for t in range(32)]
 
 
-def test_what_the_simulator_does_not_know_is_an_error() -> None:
+def test_an_unknown_construct_is_an_error_of_the_simulator() -> None:
     with pytest.raises(LookupError, match="no intrinsic sleep"):
         run(source(Do(Intrinsic("sleep", ()))))
     with pytest.raises(AttributeError, match="Sleep"):

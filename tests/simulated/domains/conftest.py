@@ -1,4 +1,4 @@
-"""Fake devices for the tests of what the ranks say to each other."""
+"""Fake devices for the tests of messages between ranks."""
 
 from __future__ import annotations
 

@@ -203,7 +203,7 @@ def test_loads_are_in_flight_together_and_coherent(ranks: int) -> None:
     order = "".join("L" if m == "ld" else "S" for m in re.findall(r"\b(ld|st)\.global\S*v4", ptx))
     assert max(len(run_) for run_ in order.split("S")) >= 16
     assert re.search(r"\badd\.rn\.f32", ptx)
-    assert not re.search(r"\badd\.(ftz\.)?f32", ptx)  # fast math's, in an order of its own
+    assert not re.search(r"\badd\.(ftz\.)?f32", ptx)  # fast math's, in another order
 
 
 @pytest.mark.usefixtures("compiled_anew")

@@ -80,7 +80,7 @@ def test_two_in_flight(device: Device, queues: str) -> None:
 
 
 def test_two_enqueued_in_different_orders(device: Device) -> None:
-    """What nobody can help: where the streams share a queue, ranks that differ in order wait for each other."""
+    """An unavoidable wait: if streams share a queue, ranks of different order wait for each other."""
 
     def attempt(seed: int, queues: str) -> None:
         world = device.open(2, seed, queues)
@@ -102,7 +102,7 @@ def test_buffers_and_flags_are_used_again(device: Device, monkeypatch: pytest.Mo
     again = Party(world, "all_reduce", 200, engine="copy")
     play(world, again)
     again.close()
-    assert world._asked == [made] * 3  # no new memory for what fits into what is free
+    assert world._asked == [made] * 3  # no new memory for sizes that fit free memory
     monkeypatch.setattr(symmetric, "KEPT_BYTES", 0)
     play(world, Party(world, "all_gather", 5000, engine="copy"))
     assert [len(g.kept["symmetric buffers"]) for g in world.groups] == [0] * 3  # all let go, alike on all ranks
@@ -121,7 +121,7 @@ def test_flags_run_out(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def meet(device: Device, seed: int, one_set: bool = False) -> None:
-    """Ranks that meet again and again; none may leave before all have come."""
+    """Ranks that synchronise repeatedly; none may leave before all have arrived."""
     world = device.open(3, seed, bias=BIASES[seed % len(BIASES)])
     come = [0] * 3
     for rank in range(3):
@@ -188,7 +188,7 @@ def one_peer_not_told(c: Any) -> None:
 
 @pytest.mark.parametrize(
     ("op", "spoil"),
-    [  # an all-reduce could do without its first meeting: the last one of the call before comes to the same
+    [  # an all-reduce works without its first barrier: the last one of the previous call is enough
         ("all_gather", no_ready),
         ("all_to_all", no_ready),
         ("reduce_scatter", no_ready),

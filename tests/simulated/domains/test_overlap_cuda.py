@@ -1,4 +1,4 @@
-"""In which order a strategy enqueues on CUDA, on which streams, and what it holds back: seen on faked devices."""
+"""A strategy's order of work on CUDA, its streams, and its waits: on faked devices."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def opened(
     ("order", "wanted"),
     [("sequential", ["gemm", "comm"]), ("comm_first", ["comm", "gemm"]), ("gemm_first", ["gemm", "comm"])],
 )
-def test_the_order_says_who_begins(device: Device, order: str, wanted: list[str]) -> None:
+def test_the_order_of_enqueuing(device: Device, order: str, wanted: list[str]) -> None:
     notes = Notes(device.open(1, 0))
     opened(notes, order=order)()
     assert notes.enqueued == wanted
@@ -123,7 +123,7 @@ def between(device: Device, seed: int, queues: str, **strategy: Any) -> set[str]
 @pytest.mark.parametrize("order", ["sequential", "comm_first", "gemm_first"])
 @pytest.mark.parametrize("queues", QUEUES)
 def test_fork_and_join(device: Device, queues: str, order: str, graph: bool) -> None:
-    """Neither begins before what the stream had, and what follows waits for both, in calls and in replays."""
+    """Neither begins before the stream's earlier work, and later work waits for both, in calls and in replays."""
     seen = set().union(*(between(device, seed, queues, order=order, graph=graph) for seed in range(12)))
     if order == "sequential":
         assert seen == {"gemm comm"}
@@ -206,7 +206,7 @@ def test_a_graph_is_captured_once_and_by_the_first_call(device: Device) -> None:
     assert len(notes.ran) == 2 * 5
     overlap.close()
     overlap()
-    assert len(notes.enqueued) == 2 * 4  # what was let go is captured anew
+    assert len(notes.enqueued) == 2 * 4  # a dropped one is captured again
 
 
 def test_under_a_callers_capture_it_is_a_part_of_that_graph(device: Device) -> None:
@@ -241,7 +241,7 @@ class Turns:
     ("engine", "op"),
     [*(("copy", op) for op in COLLECTIVES), *(("sm", op) for op in REDUCING)],
 )
-def test_real_collectives_beside_a_computation(device: Device, engine: str, op: str) -> None:
+def test_real_collectives_during_a_computation(device: Device, engine: str, op: str) -> None:
     """Every call, replayed or not, is checked after the join, with new inputs each, on 3 ranks."""
     for seed in range(6):
         world = device.open(3, seed, QUEUES[seed % len(QUEUES)], BIASES[seed % len(BIASES)])

@@ -1,4 +1,4 @@
-"""NaN and infinities among the inputs: where eager comes to one, a kernel may come to any, and elsewhere to none."""
+"""NaN and infinities among the inputs: where eager mode has one, a kernel may have any, and elsewhere none."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_nothing_is_forgiven_where_eager_is_finite(value: float, which: int) -> 
     assert f"{value:.9g} instead of" in detail
 
 
-def test_a_wrong_number_beside_what_is_forgiven_shows() -> None:
+def test_a_wrong_number_next_to_an_accepted_one_is_found() -> None:
     def mutate(y: Tensor) -> None:
         _where_nan(math.inf)(y)
         _where_finite(float(y[y.isfinite()][0]) + 0.01)(y)

@@ -142,7 +142,7 @@ def reuse_memory(monkeypatch: pytest.MonkeyPatch, world: World) -> dict[Any, tor
 def test_calls_that_repeat_are_graphs(
     device: Device, made: Any, monkeypatch: pytest.MonkeyPatch, lanes: int, ranks: int
 ) -> None:
-    """Calls with the addresses of earlier ones run as graphs, beside others by calls."""
+    """Calls with the addresses of earlier ones run as graphs, others by calls."""
     for seed, (bias, queues) in enumerate((b, q) for b in BIASES for q in QUEUES):
         with monkeypatch.context() as patch:
             world = device.open(ranks, seed, queues, bias)
@@ -186,7 +186,7 @@ def test_memory_that_was_freed_ends_its_graphs(device: Device, made: Any, monkey
 def test_memory_of_unknown_allocations_is_not_captured(
     device: Device, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory of expandable segments, of which the driver knows no number, or several."""
+    """Memory of expandable segments, for which the driver has no number, or several."""
     for numbers in ([0], [1, 2]):
         with monkeypatch.context() as patch:
             patch.setattr(outbox, "_GRAPHS", 2048)

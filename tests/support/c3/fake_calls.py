@@ -22,7 +22,7 @@ _MODULUS = 13  # whole numbers below this: sums over 8 ranks are exact in bf16; 
 
 
 class Wrong(Fault):
-    """A call came to something else than it should."""
+    """A call had an unexpected result."""
 
 
 class Party:

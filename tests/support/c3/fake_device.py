@@ -1,6 +1,6 @@
 """GPUs that are not there: all ranks in one process, their streams as queues that a scheduler empties in any order.
 
-Device memory is the process's own; :mod:`.fake_driver` is how the code under test gets here. Operations run one
+Device memory is the process's own; :mod:`.fake_driver` connects it to the code under test. Operations run one
 at a time, copies in two halves, so that others come between. An access outside of what was allocated, a flag raised
 that is still up and a schedule that comes to a stop are faults.
 """
@@ -29,7 +29,7 @@ QUEUES = ("own", "few", "one")
 
 
 class Fault(AssertionError):
-    """What must not happen on a device did happen."""
+    """A forbidden event on a device."""
 
 
 class Deadlock(Fault):
@@ -168,7 +168,7 @@ class World:
         return SimpleNamespace(buffer_ptrs=[t.data_ptr() for t in row])
 
     def _check(self, address: int, size: int) -> int:
-        """Where the block begins that the bytes lie in; a fault where there is none."""
+        """The begin of the block with these bytes; a fault if no block has them."""
         k = bisect.bisect_right(self._starts, address) - 1
         if k < 0 or address + size > self._ends[self._starts[k]]:
             raise Fault(f"{size} bytes at {address:#x} were not allocated")
@@ -247,5 +247,5 @@ class World:
         return True
 
     def down(self) -> bool:
-        """Whether all flags of all ranks are lowered."""
+        """Return True if all flags of all ranks are lowered."""
         return all(not g.kept["flags"][0].memory.any() for g in self.groups if "flags" in g.kept)

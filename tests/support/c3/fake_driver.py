@@ -1,6 +1,6 @@
-"""What is faked for :mod:`.fake_device`: the driver's library, what torch.cuda offers, and symmetric memory.
+"""Fakes of :mod:`.fake_device`: the driver's library, torch.cuda, and symmetric memory.
 
-All of it lies below the code under test.
+All of them are below the code under test.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.c3.fake_streams import Event, Graph, Stream
 
 
 def kernels(strategy: Strategy, op: str, ranks: int, dtype: str, mean: bool = False) -> Artifact:
-    """The kernel of a strategy, without code: what it would do is read off what is told to launch it."""
+    """The kernel of a strategy, without code: its effect follows from its launch arguments."""
     config = strategy.config()
     made = [emit_sum(ranks, dtype, form=form_of(config), mean=mean).launch] if kernel_of(config, op) else []
     return Artifact("sm_90", tuple(Kernel(f"{op}_reduce", b"", {**told, "dtype": dtype}) for told in made))
@@ -59,7 +59,7 @@ class Driver:
 
 
 class Device:
-    """What is patched, and the world that it serves."""
+    """The patches, and the world that they serve."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         import torch.distributed._symmetric_memory as symmetric

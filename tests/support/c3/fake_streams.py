@@ -1,4 +1,4 @@
-"""Streams, events and graphs of :mod:`tests.support.c3.fake_device`: what is enqueued, and what waits for what."""
+"""Streams, events and graphs of :mod:`tests.support.c3.fake_device`: queued operations and their dependencies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CaptureFault(AssertionError):
 
 
 class Queue:
-    """A hardware queue of one rank: what lies in it runs in order."""
+    """A hardware queue of one rank: its operations run in order."""
 
     def __init__(self, rank: int) -> None:
         self.rank, self.priority = rank, 0.0
@@ -25,7 +25,7 @@ class Queue:
 
 
 class Token:
-    """A point in a queue that others wait for. ``clock`` says what of a graph lies before it, by stream."""
+    """A point in a queue that others wait for. ``clock`` is the part of a graph before it, by stream."""
 
     def __init__(self, graph: Graph | None = None, clock: dict[Stream, int] | None = None) -> None:
         self.done = False
@@ -85,7 +85,7 @@ class Stream:
 class Graph:
     """torch.cuda.CUDAGraph: what one capture recorded, to be run again and again.
 
-    Its branches get queues as streams do; with ``world.shuffle`` they lie in a shared queue in any order that their
+    Its branches get queues as streams do; with ``world.shuffle`` they share a queue in any order that their
     dependencies allow, and not in that of the capture.
     """
 

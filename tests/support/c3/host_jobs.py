@@ -1,4 +1,4 @@
-"""What the ranks of tests do: called on every rank by ``Ranks.call``, answers in JSON."""
+"""Jobs of the ranks of tests: called on every rank by ``Ranks.call``, answers in JSON."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def traces(group: Group) -> list[str]:
     """Files that shared memory has left while it is in use."""
     collective = HostCopy(Spec("all_reduce", 1000, "f32"), group, HostStrategy(engine="copy"))
     places = [p for p in ("/dev/shm", tempfile.gettempdir()) if os.path.isdir(p)]
-    # A search's folder, where its ranks meet, has another name.
+    # A search's folder, where its ranks exchange addresses, has another name.
     found = [name for place in places for name in os.listdir(place) if name.startswith("autotune-c3-")]
     group.barrier()
     collective.close()
@@ -131,7 +131,7 @@ def caught(group: Group, op: str) -> dict[str, list[Any]]:
 
 
 def skipped_piece(collective: Any, computation: Any, group: Group) -> None:
-    """Rank 1's piece 2 never comes, though everyone says that it has."""
+    """Rank 1's piece 2 never arrives, though every rank reports it."""
     if group.rank == 1:
         collective._pieces[2] = (0, 0)
 

@@ -1,6 +1,6 @@
 """A bench for tests of the rank processes: every candidate adds up one number of each rank, and some do it badly.
 
-``how`` says what goes wrong, ``rank`` on which rank (-1: on all), ``when`` in which step. Bad ones are really bad: a
+``how`` selects the fault, ``rank`` its rank (-1: all), ``when`` its step. Bad ones are really bad: a
 rank that is to die is killed by SIGKILL, and one that is to hang never comes back.
 """
 

@@ -1,6 +1,6 @@
 """The Triton kernels of attention by spans in Triton's interpreter, against torch's formula in fp64.
 
-A process of its own: ``TRITON_INTERPRET`` holds from the import of Triton on. Prints a JSON line for each mask.
+A separate process: ``TRITON_INTERPRET`` holds from the import of Triton on. Prints a JSON line for each mask.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def scale(x: Any, block: int = 16, *, late: bool = False) -> Any:
     shapes=[{"n": 64}],
 )
 def odd(x: Any, how: str = "good") -> Any:
-    """What kernels do, by their names."""
+    """Effects of kernels, by their names."""
     if how == "raise":
         raise ValueError("no luck")
     if how == "exit":

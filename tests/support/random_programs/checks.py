@@ -70,7 +70,7 @@ def _double() -> Iterator[None]:
 
 
 def eager_in_double(gm: fx.GraphModule, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What PyTorch computes, in float64 but with float32's range at the results."""
+    """PyTorch's results in float64, with float32's range."""
     with _double(), torch.no_grad():
         out = InDouble(gm).run(*[t.double() if t.is_floating_point() else t for t in inputs])
     return [
@@ -125,7 +125,7 @@ def _inputs(region: Region, graph: Graph, seed: int, special: bool) -> tuple[lis
 
 
 def oracle_against_eager(region: Region, seed: int, special: bool) -> str:
-    """How the canonical graph differs from the region's aten calls, both in float64; nothing where it does not."""
+    """The difference between the canonical graph and the region's aten calls, both in float64; "" for none."""
     assert region.workload is not None
     graph = Graph.from_json(region.workload.spec)
     flat, shaped = _inputs(region, graph, seed, special)

@@ -18,7 +18,7 @@ ALL = "[True, True, True]"
 
 @dataclass(frozen=True)
 class Family:
-    """A sort of program: how often it is drawn, and what makes it."""
+    """A sort of program: its share, and the function that makes it."""
 
     weight: int
     make: Callable[[Maker], None]
@@ -110,7 +110,7 @@ def _whole(m: Maker) -> None:
 
 
 def _two_axes(m: Maker) -> None:
-    """Reductions over rows and over columns of one tensor, and what follows from them."""
+    """Reductions over rows and over columns of one tensor, and operators behind them."""
     x = base(m, 2 if m.rng.random() < 0.7 else 3)
     if 0 in x.shape:
         raise Skip
@@ -146,7 +146,7 @@ def _scales(m: Maker) -> None:
 
 
 def _backward(m: Maker) -> None:
-    """What autograd computes: the gradient of an input beside the gradients of weights, sums over the other axis."""
+    """A backward pass: the gradient of an input and the gradients of weights, sums over the other axis."""
     cols = m.rng.choice([1, 3, 8, 16, 17, 33, 64, 96, 127, 128, 256, 300, 512, 768, 1000, 1024])
     rows = m.rng.choice([n for n in (1, 2, 3, 7, 16, 31, 64, 100, 255, 512, 2048) if n * cols <= m.largest] or [1])
     dtype = m.rng.choice(["float32", *FLOATS])
@@ -306,7 +306,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def program(seed: int, largest: int = 20_000) -> Program:
-    """The program of ``seed``. ``largest`` bounds the elements of each tensor, and is part of what it is."""
+    """The program of ``seed``. ``largest`` bounds the elements of each tensor; another bound gives another program."""
     rng = random.Random(f"{seed}/{largest}")
     family = rng.choices(list(FAMILIES), [f.weight for f in FAMILIES.values()])[0]
     while True:
@@ -323,7 +323,7 @@ def program(seed: int, largest: int = 20_000) -> Program:
 
 
 def _results(m: Maker) -> tuple[str, ...]:
-    """What the program returns: values that nothing else uses, and some of the others."""
+    """The program's results: values that nothing else uses, and some of the others."""
     made = [v.name for v in m.pool if v.name.startswith("v")]
     used = set().union(*(_names(line.partition(" = ")[2]) for line in m.lines)) if m.lines else set()
     last = [n for n in made if n not in used]

@@ -1,8 +1,8 @@
-"""Is a candidate wrong, or could nobody tell?
+"""Check of a failed candidate: wrong, or undecidable.
 
-Verification allows for what a program does to rounding, element by element (``autotune.ir.oracle``). What
+Verification allows for a program's rounding, element by element (``autotune.ir.oracle``). What
 it cannot allow for are jumps: an integer or a boolean made of floats near a boundary, an infinity near the end of the
-range. Where the oracle's own results jump under rounding noise, a random program says nothing about a candidate.
+range. If the oracle's own results jump under rounding noise, a random program proves nothing about a candidate.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from autotune.task import Runnable
 
 
 def jumps(bench: FusionBench, seed: int, special: bool) -> bool:
-    """Whether rounding noise alone changes an integer output of verification's inputs, or makes a number infinite or
-    NaN."""
+    """Return True if rounding noise alone changes an integer output of verification's inputs, or makes a number
+    infinite or NaN."""
     inputs = make_inputs(bench.graph, seed=seed, device=bench.device, special=special)
     base = interpret(bench.graph, inputs)
     for draw in range(DRAWS):

@@ -1,4 +1,4 @@
-"""The steps of random programs that move elements: views, copies with another layout, gathers, and what is opaque."""
+"""The steps of random programs that move elements: views, copies with another layout, gathers, and opaque ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def view(m: Maker) -> None:
 
 
 def copy(m: Maker) -> None:
-    """What lays elements out anew: concatenations, padding, repetition, triangles, diagonals."""
+    """Copies of elements: concatenations, padding, repetition, triangles, diagonals."""
     v = m.pick(lambda v: v.ndim > 0 and 0 not in v.shape and v.dtype not in NARROW)
     d = m.rng.randrange(v.ndim)
     n = v.shape[d]
@@ -96,7 +96,7 @@ def gather(m: Maker) -> None:
         return
     d = m.rng.randrange(v.ndim)
     if v.shape[d] == 1:
-        raise Skip  # the only index is 0, which the workload's random inputs do not know
+        raise Skip  # the only index is 0, which random inputs of workloads never contain
     if kind in ("index_select", "rows"):
         ids = m.input([m.rng.choice([1, 2, 5, 9])], m.rng.choice(["int64", "int64", "int32"]), bound=v.shape[d])
         text = (
@@ -123,7 +123,7 @@ def gather(m: Maker) -> None:
 
 
 def opaque(m: Maker) -> None:
-    """What no rule translates: regions form around it."""
+    """Operators without a rule: regions form around them."""
     v = m.pick(lambda v: v.floating and v.ndim > 0 and 0 not in v.shape)
     d = m.rng.randrange(v.ndim)
     if m.rng.random() < 0.5:

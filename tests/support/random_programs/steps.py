@@ -66,7 +66,7 @@ def unary(m: Maker) -> None:
 
 
 def moved(m: Maker) -> None:
-    """What keeps values exact: sign, absolute value."""
+    """Exact operators: sign, absolute value."""
     v = m.floating()
     m.add(m.rng.choice(["-{x}", "{x}.abs()"]).format(x=v.name), v.bound, exact=v.exact)
 
@@ -190,7 +190,7 @@ def whole(m: Maker) -> None:
 
 
 def narrow(m: Maker) -> None:
-    """Small integers meet floats: dequantisation, and what stays small."""
+    """Small integers combined with floats: dequantisation, and small values."""
     shape = m.pick(lambda v: v.ndim > 0)
     v = m.partner(shape, lambda w: w.dtype in NARROW, m.rng.choice(NARROW))
     kind = m.rng.random()

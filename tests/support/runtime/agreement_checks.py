@@ -1,4 +1,4 @@
-"""What :mod:`test_agreement` runs on every rank."""
+"""Functions of :mod:`test_agreement` for every rank."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
 
 
 def deploy(rank: int, dbs: list[str], together: bool, packaged: list[str] | None = None) -> dict[str, Any]:
-    """A region beside a collective, or alone; what was deployed, and whether the result is right.
+    """A region with a collective, or alone; its counters, and whether the result is right.
 
     Args:
-        packaged: each rank's folder of snapshots that come with autotune, in the place of its own.
+        packaged: each rank's folder of snapshots that replaces the package's.
     """
     os.environ["AUTOTUNE_DB"] = dbs[rank]
     if packaged is not None:

@@ -37,7 +37,7 @@ class Missing(importlib.abc.MetaPathFinder):
 
 
 class Driver:
-    """What of CUDA's driver is called, kept in a list."""
+    """A list of the calls of CUDA's driver."""
 
     def __init__(self) -> None:
         self.loaded: list[bytes] = []

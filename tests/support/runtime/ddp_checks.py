@@ -1,4 +1,4 @@
-"""What :mod:`test_ddp` runs on every rank."""
+"""Functions of :mod:`test_ddp` for every rank."""
 
 from __future__ import annotations
 

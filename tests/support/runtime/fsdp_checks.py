@@ -41,7 +41,7 @@ class Model(nn.Module):
 
 @contextlib.contextmanager
 def fresh() -> Iterator[None]:
-    """A deployment of its own, which has warned of nothing."""
+    """A separate deployment, without earlier warnings."""
     before = deployment()
     use(Deployment())
     try:
@@ -117,7 +117,7 @@ def plain(chosen: Any) -> list[Any]:
 
 
 def searched(rank: int, db: str, gain: float, way: str = "", steps: int = 30) -> dict[str, Any]:
-    """A search by a clock, what it chose, losses beside stock's, and what a second handle finds."""
+    """A search by a clock, its choice, losses compared with stock's, and a second handle's look-up."""
     clock = Clock(gain)
     patched: Any = api
     real, patched.time = patched.time, clock
@@ -177,7 +177,7 @@ def bereft(rank: int, db: str, when: str) -> dict[str, Any]:
 
 
 def soak(rank: int, db: str, steps: int) -> dict[str, Any]:
-    """Losses of many steps on copies beside stock's, on data that recur."""
+    """Losses of many steps on copies compared with stock's, on data that recur."""
     clock = Clock(0.1)
     patched: Any = api
     real, patched.time = patched.time, clock
@@ -222,7 +222,7 @@ def reloaded(rank: int, db: str) -> dict[str, Any]:
 
 
 def stopped(rank: int, db: str, where: str) -> dict[str, Any]:
-    """A choice for copies is stored, and then copies cannot run: on all ranks, or for want of memory on one."""
+    """A choice for copies is stored, but copies cannot run: on all ranks, or for want of memory on one."""
 
     def refuse(*given: Any) -> Any:
         raise Unsupported("no peer access here")
@@ -245,7 +245,7 @@ def stopped(rank: int, db: str, where: str) -> dict[str, Any]:
 
 
 def refused(rank: int, db: str) -> list[str]:
-    """What a user's mistakes are answered."""
+    """Answers to a user's mistakes."""
     said = []
     for model, options in ((Model(), {}), (made(), {"steps": 5})):
         try:
@@ -297,7 +297,7 @@ def shared(rank: int) -> bool:
 
 
 def repeated(rank: int, db: str) -> list[str]:
-    """A second handle on a model: the answer while the first one has its collectives, and what the first one leaves."""
+    """A second handle on a model: its answer while the first one is active, and the model after the first one."""
     with fresh():
         model = made()
         first = autotune.fsdp(model, db=db)

@@ -1,4 +1,4 @@
-"""What the ranks of ``test_overlap.py`` run: every function takes this rank's number first."""
+"""Functions of ``test_overlap.py`` for the ranks: each takes this rank's number first."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ROWS = 6
 
 
 def put(rank: int, step: int = 0, rows: int = ROWS) -> Tensor:
-    """What a rank puts in: small integers, which sum exactly."""
+    """A rank's input: small integers, which sum exactly."""
     made = torch.Generator().manual_seed(100 * step + rank)
     return torch.randint(-9, 9, (rows, 5), generator=made).float()
 
 
 def expected(collective: str, rank: int, step: int = 0, rows: int = ROWS) -> Tensor:
-    """What the collective brings this rank, computed alone."""
+    """This rank's expected result of the collective, computed alone."""
     all_ = [put(r, step, rows) for r in range(RANKS)]
     if collective == "all_gather":
         return torch.cat(all_)
@@ -48,7 +48,7 @@ def opened(compute: Any, collective: str, db: str, **options: Any) -> Overlapped
 
 
 def levels(rank: int, db: str) -> Any:
-    """What a look-up finds, and whether both results are right."""
+    """A look-up's result, and whether both results are right."""
     x, w = torch.randn(64, 32), torch.randn(32, 48)
     op = opened(torch.mm, "all_gather", db, inputs=(x, w), like=put(rank))
     out, gathered = op((x, w), put(rank))
@@ -165,7 +165,7 @@ def gradients(rank: int, db: str) -> Any:
 
 
 def in_flight(rank: int, db: str) -> Any:
-    """Two overlaps at once: in two threads, and one within the computation of the other, on the user's group beside."""
+    """Two overlaps at once: in two threads, and one within the other's computation, on the user's group and another."""
     x, w = torch.randn(64, 64), torch.randn(64, 64)
     outer, inner = (
         autotune.overlap(fn, c, db=db) for fn, c in ((lambda: nested(), "all_gather"), (torch.mm, "all_reduce"))
@@ -247,7 +247,7 @@ def mistakes(rank: int, db: str) -> Any:
 
 
 def other_types(rank: int, db: str) -> Any:
-    """What is only moved may be of any type; and of no dimension."""
+    """Moved data may be of any type, and of no dimension."""
     x = torch.ones(8, 8)
     for dtype in (torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool):
         op = opened(torch.mm, "all_gather", db)

@@ -1,4 +1,4 @@
-"""What :mod:`tests.endtoend.in_program.test_ranks` runs on every rank."""
+"""Functions of :mod:`tests.endtoend.in_program.test_ranks` for every rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor-parallel layers on gloo ranks, beside the same layers on one rank: functions that every rank runs."""
+"""Tensor-parallel layers on gloo ranks, compared with the same layers on one rank: functions that every rank runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _reset(db: str | None = None) -> None:
 
 
 def equal(rank: int, batches: int, chunks: int, compiled: bool = False) -> list[bool]:
-    """Whether results and gradients are those of one rank, with ``chunks`` products; 0 for the stock sequence."""
+    """Compare results and gradients with those of one rank, with ``chunks`` products; 0 for the stock sequence."""
     ranks = dist.get_world_size()
     _reset()
     layer: Any = Layer(rank, ranks)
@@ -117,7 +117,7 @@ def _plain() -> list[Any]:
 
 
 def searched(rank: int, db: str, gain: float) -> dict[str, Any]:
-    """A search by a clock: what it chose, losses beside those without it, and what a second handle finds."""
+    """A search by a clock: its choice, losses compared with those without it, and a second handle's look-up."""
     patched: Any = api
     real, before = patched.time, deployment()
     patched.time = Clock(gain)

@@ -1,4 +1,4 @@
-"""A process that trains a step of a model with the backend and tells what it found: run by :mod:`test_warm_start`.
+"""A process that trains a step of a model with the backend and prints its results: run by :mod:`test_warm_start`.
 
 Inductor's caches are on. The word "no-autograd-cache" leaves AOTAutograd's out, and "stale" makes caches that do not
 notice what became of the database. "ahead" and a file compile the forward pass ahead of time into the file, or load it

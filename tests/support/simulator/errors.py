@@ -1,4 +1,4 @@
-"""What a simulated kernel did wrong."""
+"""Faults of a simulated kernel."""
 
 
 class KernelError(AssertionError):

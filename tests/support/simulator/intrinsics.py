@@ -1,4 +1,4 @@
-"""What kernels call by name and needs no machine, in NumPy's fp32 and Python's integers."""
+"""Functions of kernels that need no machine, in NumPy's fp32 and Python's integers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ _MATH = {"log": _one(np.log), "log2": _one(np.log2), "copysign": lambda a, b: fl
 
 
 def names() -> dict[str, Any]:
-    """What every kernel finds under its names."""
+    """The names that every kernel uses."""
     return {
         "math": SimpleNamespace(**_MATH),
         "libdevice": SimpleNamespace(**_LIBDEVICE),

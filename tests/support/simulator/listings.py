@@ -23,7 +23,7 @@ def run_listing(
     """Run the threads of a launch one after the other, in a random order.
 
     Args:
-        functions: what the kernel calls, beside arithmetic.
+        functions: the functions that the kernel calls, in addition to arithmetic.
         barriers: barriers are allowed, and do nothing; else one is an error.
     """
     code: dict[str, Any] = {**intrinsics.names(), **functions}

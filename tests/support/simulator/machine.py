@@ -1,14 +1,14 @@
 """The machine that a kernel runs on, as plain Python.
 
 Every CUDA thread is a generator that gives way at barriers and shuffles, so thousands of threads need no real ones, and
-what a GPU would only do now and then is found every time:
+faults that a GPU shows only now and then are found every time:
 
 * a barrier or shuffle that some threads do not reach, or not the same one (an error names them);
 * a race: two threads touch one word of shared memory, one of them writing, with no barrier between;
 * an asynchronous copy whose words are touched before it was awaited;
-* a load through the path for read-only data of what the same launch wrote;
+* a load of a value of the same launch through the path for read-only data;
 * an access outside a tensor, or a vector access that is not aligned; an output element that is written twice;
-* anything that depends on the order of threads: they take turns in a random order.
+* any dependence on the order of threads: they take turns in a random order.
 
 Arithmetic is fp32 as NumPy has it; integers are Python's, wrapped where the kernel says ``int32(...)``.
 """
@@ -51,7 +51,7 @@ class Block:
 
 
 class Thread:
-    """A thread: its place, the generator that it is, and what it waits for."""
+    """A thread: its indices, its generator, and its wait."""
 
     __slots__ = ("answer", "block", "copies", "number", "send", "stamp", "waits")
 
@@ -72,7 +72,7 @@ class Machine:
 
     Attributes:
         now: the thread whose turn it is.
-        words: the class of views of shared memory; a test may have one of its own.
+        words: the class of views of shared memory; a test may have another one.
     """
 
     words = Words
@@ -160,7 +160,7 @@ class Machine:
             raise KernelError(f"threads wait for ever at {' and '.join(kinds)}, the first are {few}")
 
     def _meet(self, blocks: list[list[Thread]], threads: list[Thread]) -> None:
-        """Let those go on who have all come to a barrier: of a block, or of all blocks at hand, which are a cluster."""
+        """Release the threads of complete barriers: of a block, or of all given blocks, which are a cluster."""
         for own in blocks:
             if _common(own) == "syncthreads":
                 own[0].block.epoch += 1
@@ -176,7 +176,7 @@ class Machine:
 
 
 def _common(threads: list[Thread]) -> str:
-    """What all of ``threads`` wait for; empty where some do not wait, or not for the same."""
+    """The common wait of all ``threads``; empty if some do not wait, or not for the same."""
     first = threads[0].waits
     if first is None:
         return ""

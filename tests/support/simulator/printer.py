@@ -1,8 +1,8 @@
 """Prints kernels as plain Python: a generator that gives way where a thread waits for others.
 
 Barriers, shuffles and ballots are ``yield``s of a tuple that begins with a name of :data:`WAITING`. Functions that wait
-are called by ``yield from``. What depends on a node's fields, such as a load, is a name of its own, bound to a function
-that the machine makes from those fields. Operators and arithmetic are CUDA's text, which is Python too.
+are called by ``yield from``. A construct that depends on a node's fields, such as a load, is a name, bound to a
+function that the machine makes from those fields. Operators and arithmetic are CUDA's text, which is Python too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PlainPrinter(CudaPrinter):
     """Prints one kernel.
 
     Attributes:
-        bound: names of functions and numbers, each by what it is made from.
+        bound: names of functions and numbers, each by its arguments.
     """
 
     def __init__(self, strict: bool = False) -> None:
@@ -72,7 +72,7 @@ class PlainPrinter(CudaPrinter):
         self._waits: dict[nodes.Function, bool] = {}
 
     def bind(self, *making: str | int | bool) -> str:
-        """The name of what is made so; no variable of a kernel begins with an underscore."""
+        """The name of the bound object; no variable of a kernel begins with an underscore."""
         return self.bound.setdefault(making, f"_{making[0]}_{len(self.bound)}")
 
     # ---- numbers ----------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class PlainPrinter(CudaPrinter):
         return f"(yield from {call})" if self._waiting(x) else call
 
     def _waiting(self, x: nodes.Expr) -> bool:
-        """Whether it is a call in which a thread waits for others."""
+        """Return True for a call in which a thread waits for others."""
         if not isinstance(x, nodes.Invoke):
             return isinstance(x, nodes.Intrinsic) and _kind(x) in WAITING
         if x.function not in self._waits:

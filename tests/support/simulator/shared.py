@@ -18,7 +18,7 @@ A barrier begins an epoch."""
 
 
 class Buffer:
-    """The bytes of one array, and who touched each word of 32 bits."""
+    """The bytes of one array, and the last accesses of each word of 32 bits."""
 
     def __init__(self, nbytes: int) -> None:
         self.bytes = np.full(nbytes, 0xC7, np.uint8)  # not zeros: nobody may count on them
@@ -70,7 +70,7 @@ class Words:
 
 
 def _apart(before: Stamp, now: Stamp) -> bool:
-    """Whether two threads touched a word with no barrier between."""
+    """Return True if two threads accessed a word with no barrier between."""
     if before[1] != now[1]:
         return before[3] >= now[3]
     return before[0] != now[0] and before[2] >= now[2]

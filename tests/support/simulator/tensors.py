@@ -1,6 +1,6 @@
 """Tensors in global memory, and the functions that load, store and unpack their elements.
 
-A kernel's printer asks for one function for each kind of access. So an access looks nothing up: it checks and moves.
+A kernel's printer creates one function for each kind of access, so an access needs no look-up: it checks and moves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Pointer:
     def __init__(self, short: str, data: np.ndarray[Any, Any], once: bool = False, readonly: bool = False) -> None:
         self.short, self.data, self.readonly, self.once = short, data, readonly, once
         self.is_fresh, self.is_written = bytearray(len(data)), bytearray(len(data))
-        self.fresh = np.frombuffer(self.is_fresh, bool)  # written by the launch at hand
+        self.fresh = np.frombuffer(self.is_fresh, bool)  # written by the current launch
         self.written = np.frombuffer(self.is_written, bool) if once else None
         self.size, self.length = data.dtype.itemsize, len(data)
 
@@ -70,7 +70,7 @@ class Pointer:
 
     def tensor(self) -> Tensor:
         if self.written is not None and self.short == "b1" and not self.written.all():
-            self.data[~self.written] = 0  # torch knows no other booleans; the comparison shows what is missing
+            self.data[~self.written] = 0  # torch has no other booleans; the comparison shows missing ones
         raw = torch.from_numpy(self.data.view(np.int16) if self.short == "bf16" else self.data)
         return raw.view(TORCH[self.short]) if self.short in ("bf16", "b1", "e4m3", "e5m2") else raw
 
@@ -164,7 +164,7 @@ def _elements(short: str, n: int, coherent: bool) -> Function:
 
 
 def _partial(short: str, n: int, coherent: bool) -> Function:
-    """Elements of an aligned vector of 16 bytes or less: one is the tensor's at least, and what others are is noise."""
+    """Elements of an aligned vector of 16 bytes or less: at least one is the tensor's, and the others are noise."""
     noise = tuple(decode(short, np.full(n * np.dtype(STORAGE[short]).itemsize, 0xC7, np.uint8).view(STORAGE[short])))
     assert n * np.dtype(STORAGE[short]).itemsize <= 16, f"a partial load of {n} elements"
     whole = _elements(short, n, coherent)

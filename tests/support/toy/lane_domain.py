@@ -1,9 +1,9 @@
 """The toy and the pair domain, measured by a formula in the lane's own process: fast, and the same on every device.
 
 A workload's spec may hold ``log`` (a file that gets a line for every candidate measured: the process and the
-candidate), ``pause_s`` (of each), ``meet`` (a folder: what is measured waits until two processes measure such),
-``wait`` (a file of process numbers, which wait until another process measures) , ``fatal`` (a file, while which is
-there the process kills itself) and ``numerics`` (a folder for the settings of torch's in force, by process).
+candidate), ``pause_s`` (of each), ``meet`` (a folder: measurements wait until two processes have one there),
+``wait`` (a file of process numbers, which wait until another process measures), ``fatal`` (a file: while it
+exists, the process kills itself) and ``numerics`` (a folder for the settings of torch's in force, by process).
 """
 
 from __future__ import annotations

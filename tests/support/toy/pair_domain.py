@@ -1,6 +1,6 @@
 """A domain with parts: two toy workloads one after the other, apart ("apart") or in the other order ("swapped").
 
-Each part is a workload of :mod:`toy_domain`. ``spec["skewed"]`` names a composition whose model says that it costs
+Each part is a workload of :mod:`toy_domain`. ``spec["skewed"]`` names a composition whose predicted time is
 nothing; the truth is in the measurements. ``spec["rival"]`` is a toy in the place of the first part, in a third one.
 A composition "gone" is one that an earlier version had.
 """

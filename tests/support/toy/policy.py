@@ -1,4 +1,4 @@
-"""A policy of few samples whose deadlines end hangs alone, and a machine that is as busy as a test says."""
+"""A policy of few samples whose deadlines end hangs alone, and a machine whose load the test sets."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ QUICK = replace(
 
 
 class Busy:
-    """How many processors others keep busy, as far as final comparisons are told."""
+    """The number of processors that others keep busy, for final comparisons."""
 
     others: float | None = 0.0

@@ -2,13 +2,15 @@
 
 ``how`` picks the program; ``block`` is the rows a step takes. Candidates really run, and the bad ones are really bad.
 The time that a candidate takes is a formula (:func:`takes_us`), which the worker's timers read from its clock.
-The workload's spec may hold ``slow_us`` (added to good candidates: once at block 8, twice a step beside it), ``bad``
-(are the bad ones in the space), ``broken`` (a candidate's ``how`` to what the machine does to it, see ``FAULTS``),
-``once`` (a folder where that is noted, so that it happens to each candidate once), ``eager_us`` (added to the
-baseline), ``least_us`` (that no candidate is said to beat), ``reference`` (is one timed beside the baselines),
-``log`` (a file that gets a line for every candidate loaded), ``hold`` (a file, while which is there a worker waits
-after its second candidate), ``pause_s`` (that a worker sleeps before each candidate), ``never`` (the workload's inputs
-are never made) and ``numerics`` (a file that gets the settings of torch's that candidates are loaded under).
+The workload's spec may contain:
+
+``slow_us`` (added to good candidates: once at block 8, twice at its neighbours), ``bad`` (are the bad ones in the
+space), ``broken`` (a candidate's ``how`` to the machine's fault, see ``FAULTS``), ``once`` (a folder of marks, so that
+a fault happens to each candidate once), ``eager_us`` (added to the baseline), ``least_us`` (a lower bound of all
+candidates), ``reference`` (is one timed with the baselines), ``log`` (a file that gets a line for every candidate
+loaded), ``hold`` (a file: while it exists, a worker waits after its second candidate), ``pause_s`` (that a worker
+sleeps before each candidate), ``never`` (the workload's inputs are never made) and ``numerics`` (a file that gets the
+settings of torch's that candidates are loaded under).
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def takes_us(spec: Mapping[str, Any], config: Config) -> float:
 
 
 def due(spec: Mapping[str, Any], config: Config, step: str) -> str:
-    """What the machine does to a candidate in this step."""
+    """The machine's fault for a candidate in this step."""
     fault: str = spec.get("broken", {}).get(config["how"], "")
     if not fault.startswith(step):
         return ""

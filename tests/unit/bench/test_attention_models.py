@@ -1,4 +1,4 @@
-"""benchmarks.attention_models: what it counts of a model, and that it tells of results that are not eager mode's."""
+"""benchmarks.attention_models: its counts of a model, and its report of results that differ from eager mode's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_calls_are_counted_by_what_they_hide(dynamic: bool, graphs: int) -> None
     assert apart < 1e-6
 
 
-def test_a_wrong_result_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_result_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def careless(gm: fx.GraphModule) -> int:
         for node in gm.graph.nodes:
             if node.target is scaled_dot_product_attention:

@@ -1,4 +1,4 @@
-"""The C3 suite's list, families and metrics, and what its figures come to."""
+"""The C3 suite's list, families and metrics, and its summary."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ a = { gemm = "1x2x3", bytes = "1MiB" }
         ("a =", "invalid TOML"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_file_is_told_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_mistake_in_a_file_is_reported_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "own.toml"
     file.write_text(text)
     with pytest.raises(UserError, match=said) as caught:
@@ -99,7 +99,7 @@ def test_a_mistake_in_a_file_is_told_in_one_line(tmp_path: Path, text: str, said
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there() -> None:
+def test_a_file_that_is_missing() -> None:
     with pytest.raises(UserError, match=r"no/such\.toml: no such file"):
         suite.named_scenarios("no/such.toml")
 
@@ -122,7 +122,7 @@ def test_metrics_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize(
     ("side", "collective"), [("cuda", "all_gather"), ("cuda", "reduce_scatter"), ("cpu", "all_gather")]
 )
-def test_families_are_told_apart_and_their_labels_mean_them(side: str, collective: str) -> None:
+def test_families_are_distinguished_and_their_labels_mean_them(side: str, collective: str) -> None:
     found = families.families(side, collective)
     assert [*found, "tuned"] == list(FAMILIES)
     every = [config for members in found.values() for config in members]
@@ -237,7 +237,7 @@ def test_what_a_file_of_the_first_schema_lacks_is_no_column() -> None:
 
 
 def marks(picture: str, role: str) -> list[str]:
-    """What each mark of a picture says of itself, of marks such as "bar"."""
+    """The label of each mark of a picture, of marks such as "bar"."""
     every = ET.fromstring(picture).iter(f"{SVG}path")
     return [str(p.get("aria-label")) for p in every if p.get("aria-roledescription") == role]
 

@@ -53,7 +53,7 @@ def test_without_a_tolerance_the_stated_rate_is_that_of_the_bound() -> None:
     assert count / 200 <= 3 * gate.ALPHA
 
 
-def test_a_record_goes_through_its_file_beside_others(tmp_path: Path) -> None:
+def test_a_record_is_kept_in_a_file_with_others(tmp_path: Path) -> None:
     file = tmp_path / "record.json"
     record = {"device": "d", "samples": {EAGER: [2.0] * 6, AUTOTUNE: [1.0] * 6}}
     gate.save(file, "a", record)
@@ -85,7 +85,7 @@ def test_samples_that_are_no_times_are_refused(tmp_path: Path) -> None:
         gate.read(file)
 
 
-def test_too_few_samples_say_so() -> None:
+def test_too_few_samples_are_reported() -> None:
     with pytest.raises(UserError, match="--rounds"):
         gate.bounded([[1.0] * 3], [[1.0] * 30])
 

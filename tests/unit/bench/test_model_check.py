@@ -1,4 +1,4 @@
-"""What a check of other people's models calls wrong, and dear."""
+"""Faults and excessive costs in the check of other libraries' models."""
 
 from __future__ import annotations
 
@@ -105,8 +105,8 @@ def test_results_of_another_form_are_an_error_that_a_file_can_hold(tmp_path: Pat
     assert read(tmp_path / "x.json")["cases"] == [case]
 
 
-def test_a_gradient_that_nobody_makes_is_zero() -> None:
-    """torch.compile makes zeros for what a graph hands on without a use, eager mode none."""
+def test_a_missing_gradient_is_zero() -> None:
+    """torch.compile makes zeros for tensors that a graph passes on without a use, eager mode none."""
 
     class Half(torch.nn.Module):
         def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What ``benchmarks/search_quality`` makes of measurements, without a GPU and without Triton."""
+"""``benchmarks/search_quality`` on given measurements, without a GPU and without Triton."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_same_result_is_what_is_near_triton_s_choice() -> None:
     assert told == {"measured": 2, "best": B, "best_us": 10.2, "least_us": 10.0, "chosen_us": 10.0, "near_s": 8.0}
 
 
-def test_a_search_that_never_came_near_says_so() -> None:
+def test_a_search_that_never_came_near_is_reported() -> None:
     measured = every({"a": 103.0, "b": 130.0, "c": 104.0}, a=12.0, b=10.2, c=None)
     told = judged({"seconds": 20.0}, measured, B, 100.0)
     assert (told["near_s"], told["measured"], told["best_us"]) == (None, 2, 12.0)
@@ -45,7 +45,7 @@ def test_without_triton_s_choice_there_is_nothing_to_be_near() -> None:
     assert "near_s" not in judged({"seconds": 20.0}, measured, C, 100.0)
 
 
-def test_a_part_that_fails_is_told_and_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_that_fails_is_reported_and_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def part(name: str, *_: object) -> dict[str, Any]:
         return {"seconds": 1.0, "failed": "first\nlast"} if name == "record" else {"seconds": 1.0, "call_us": 5.0}
 
@@ -57,7 +57,7 @@ def test_a_part_that_fails_is_told_and_costs_no_other(tmp_path: Path, monkeypatc
     assert line("search", found["search"]) == "search: seconds 2.0"
 
 
-def test_a_process_s_failure_and_time_are_told() -> None:
+def test_a_process_s_failure_and_time_are_reported() -> None:
     failed = triton_autotune._command([sys.executable, "-c", "import sys; sys.exit('no device')"], {})
     assert failed["failed"] == "no device"
     assert failed["seconds"] > 0
@@ -152,7 +152,7 @@ def test_a_changed_model_tells_what_it_expects_of_what_was_recorded(tmp_path: Pa
     assert [row.latency_us for row in after.rows] == [row.latency_us for row in before.rows]
 
 
-def test_a_folder_without_recordings_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_recordings_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         expect.main([str(tmp_path)])
     assert ended.value.code == 2

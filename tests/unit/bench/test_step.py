@@ -1,4 +1,4 @@
-"""A whole step under each compiler: what a step is, whether its results can be compared, and what is told of it."""
+"""A whole step under each compiler: its extent, the comparison of results, and messages."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_method_is_trained_by_its_modules_parameters() -> None:
     assert len(trainable(layer.forward, (X,), {})) == 2
 
 
-def test_what_cannot_be_trained_is_told() -> None:
+def test_what_cannot_be_trained_is_reported() -> None:
     with pytest.raises(UserError, match="require a gradient"):
         trainable(torch.relu, (X,), {})
     x = X.clone().requires_grad_()
@@ -195,7 +195,7 @@ def test_steps_by_contender(in_eager: dict[str, Callable[..., Any]]) -> None:
     assert found.over_compile(AUTOTUNE) == found.steps[COMPILE].us / found.steps[AUTOTUNE].us
 
 
-def test_peers_are_timed_beside_the_contenders(in_eager: dict[str, Callable[..., Any]]) -> None:
+def test_peers_are_timed_with_the_contenders(in_eager: dict[str, Callable[..., Any]]) -> None:
     def fails() -> Callable[..., Any]:
         raise ImportError("no such library")
 
@@ -251,7 +251,7 @@ def test_a_device_in_error_after_a_peer_leaves_the_other_times(
     }
 
 
-def test_a_contender_without_memory_beside_a_peer_keeps_its_time(
+def test_a_contender_that_runs_out_of_memory_with_a_peer_keeps_its_time(
     in_eager: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = step.timed
@@ -403,7 +403,7 @@ def test_nothing_is_recorded(tmp_path: Any) -> None:
 
 
 class Capturing:
-    """What torch.cuda would say, and captures that end as a test wants."""
+    """The answers of torch.cuda, and captures that end as a test requires."""
 
     def __init__(self, refuses: Sequence[str]) -> None:
         self.now, self.refuses = False, refuses

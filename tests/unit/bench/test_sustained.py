@@ -1,4 +1,4 @@
-"""Whether steps are timed at the clock that they hold: what the benchmark prints, and what it refuses."""
+"""The benchmark of clocks during steps: its output, and its refusals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from benchmarks import sustained
 
 
-def test_a_case_says_each_lead_and_the_clock() -> None:
+def test_a_case_prints_each_lead_and_the_clock() -> None:
     row = {"compile_us": 70_000.0, "autotune_us": 60_000.0, "speedup": 70 / 60}
     later = {"compile_us": 70_000.0, "autotune_us": 64_000.0, "speedup": 70 / 64}
     both = {"compile": {"us": 71_000.0, "mhz": 1900, "watt": 600.0}, "autotune": {"us": 66_000.0, "mhz": 1700}}

@@ -1,4 +1,4 @@
-"""torchvision whose library does not load beside the torch that is there."""
+"""torchvision whose library does not fit the installed torch."""
 
 from __future__ import annotations
 

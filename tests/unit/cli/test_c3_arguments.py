@@ -1,4 +1,4 @@
-"""How scenarios are described on the command line, and what is told of a mistake."""
+"""Descriptions of scenarios on the command line, and messages for mistakes."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_scenarios_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].split() == ["ar-equal-proj", "equal", "8192x8192x8192", "beside", "all_reduce", "of", "512", "MiB"]
 
 
-def test_what_was_missed_is_told_with_the_command_that_searches_it(
+def test_what_was_missed_is_reported_with_the_command_that_searches_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db = str(tmp_path / "t.db")

@@ -54,7 +54,7 @@ def test_a_baseline_that_won_is_what_is_deployed() -> None:
     assert answer["speedup"] == 1.0
 
 
-def test_why_a_baseline_failed_is_told() -> None:
+def test_why_a_baseline_failed_is_reported() -> None:
     failed = {"inductor": {"latency_us": None, "error": "no C++ compiler"}, "eager": {"latency_us": 9.0}}
     answer = total("t", "cpu", [region("a", 1, 3.0, None, None, baselines=failed)])
     assert answer["baselines"] == failed
@@ -102,7 +102,7 @@ def test_a_busy_comparison_is_marked(capsys: pytest.CaptureFixture[str]) -> None
     assert any("search again on a quiet machine" in line for line in lines)
 
 
-def test_the_sum_tells_what_is_deployed_beside_the_best_candidates(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sum_lists_deployed_and_best_candidates(capsys: pytest.CaptureFixture[str]) -> None:
     lost = region("a", 2, 100.0, 40.0, 60.0, deployed_us=40.0, winner="eager", speedup=1.0)
     print_table(total("t", "cpu", [lost, region("b", 1, 10.0, 30.0, 20.0)]))
     (last,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sum")]

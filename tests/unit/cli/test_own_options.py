@@ -1,4 +1,4 @@
-"""A domain's own options: its help has them and no other's, and other domains' command lines do not know them."""
+"""A domain's own options: its help has them and no other's, and other domains' command lines reject them."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_a_factory_is_planned_and_told_as_it_was_named(capsys: pytest.CaptureFix
 
 
 def test_what_is_in_no_region_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the backward pass too, each pass's own; views and what reads nothing are none of it."""
+    """The backward pass has separate counts; views and operators without inputs do not count."""
 
     def count(name: str, train: bool) -> dict[str, int]:
         return dict(planned(f"{HERE}:{name}", f"{HERE}:normed_inputs", "cpu", train=train).outside)
@@ -321,7 +321,7 @@ def test_long_names_and_reasons_fit_into_80_columns() -> None:
     assert list(plan.why_lines([])) == ["Inductor compiles only views"]
 
 
-def test_a_target_that_requires_a_gradient_says_that_it_is_captured_twice(
+def test_a_target_that_requires_a_gradient_reports_two_captures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     told = "requires a gradient, so it is captured twice"
@@ -452,7 +452,7 @@ def test_a_result_that_is_read_back_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("target", ["layer_norm", "cross_entropy", "bert_layer"])
-def test_boxes_lie_inside_one_another_and_never_overlap(target: str) -> None:
+def test_boxes_nest_and_never_overlap(target: str) -> None:
     found = drawings(target)
     page = lay_out(found)
     check_geometry(page)

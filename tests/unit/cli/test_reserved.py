@@ -21,8 +21,6 @@ from autotune.cli.step_verdicts import LIMIT_S, STEP_SHARE, reserved_s
         ({"step_timeout": 5.0}, 0.0),
     ],
 )
-def test_a_program_s_step_gets_a_share_unless_it_has_seconds_of_its_own(
-    changes: dict[str, Any], expected: float
-) -> None:
+def test_a_program_s_step_gets_a_share_unless_its_seconds_are_given(changes: dict[str, Any], expected: float) -> None:
     args = argparse.Namespace(**{"mode": ["default"], "timeout": 60.0, "step_timeout": None, **changes})
     assert reserved_s(args) == pytest.approx(expected)

@@ -35,7 +35,7 @@ def test_share_done_never_leaves_zero_to_one() -> None:
     assert share_done(state(phase="done")) == 1.0
 
 
-def test_a_line_says_what_matters() -> None:
+def test_a_line_has_the_important_facts() -> None:
     assert describe(state(failed=2, reused=3)) == (
         "softmax f32: search, 10 of 40 measured, 3 known, 2 failed, best 12 us, at most 1:00 left"
     )
@@ -68,7 +68,7 @@ def test_each_workload_begins_and_ends_with_a_line() -> None:
     assert "done" in lines[1]
 
 
-def test_equal_labels_are_told_apart_by_time() -> None:
+def test_equal_labels_are_distinguished_by_time() -> None:
     out = io.StringIO()
     with ProgressDisplay(of=2, stream=out) as display:
         display.show(state(elapsed_s=9.0))
@@ -76,7 +76,7 @@ def test_equal_labels_are_told_apart_by_time() -> None:
     assert [line.partition(" ")[0] for line in out.getvalue().splitlines()] == ["[1/2]", "[2/2]"]
 
 
-def test_devices_side_by_side_are_told_apart() -> None:
+def test_devices_side_by_side_are_distinguished() -> None:
     out = io.StringIO()
     with ProgressDisplay(of=3, stream=out) as display:
         for name, label in (("cuda:0", "a"), ("cuda:1", "b"), ("cuda:0", "a"), ("cuda:0", "c"), ("cuda:1", "b")):
@@ -85,7 +85,7 @@ def test_devices_side_by_side_are_told_apart() -> None:
     lines = [
         line.partition(":")[0] + ":" + line.partition(":")[2].partition(":")[0] for line in out.getvalue().splitlines()
     ]
-    assert lines == [*began, "[cuda:1 2/3] b"]  # each is told as it begins, and how it ended
+    assert lines == [*began, "[cuda:1 2/3] b"]  # each line has the begin or the end
 
 
 class Terminal(io.StringIO):

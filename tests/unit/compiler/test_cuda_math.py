@@ -55,7 +55,7 @@ def test_tanh_within_two_units_in_the_last_place() -> None:
 
 
 def test_erf_within_six_in_ten_million() -> None:
-    """Absolute: beside 1, as gelu has it. Near 0 nothing is left of its relative precision; strict kernels have it."""
+    """Absolute: relative to 1, as in gelu. Near 0 its relative precision is lost; strict kernels have it."""
     x = arguments(-6, 6)
     off = np.abs(device("erf_", x) - torch.erf(torch.from_numpy(np.float64(x))).numpy())
     assert 3e-7 < off.max() < 6e-7

@@ -1,7 +1,7 @@
 """CUDA's text of a kernel is read as the nodes that it was printed from.
 
 Simulated tests run another print, which shares operators and statements with this one. What it does not share is
-printed here a second time: with every parenthesis there can be, and with names from a table of its own.
+printed here a second time: with every possible parenthesis, and with names from a separate table.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOAD = {
 
 
 class Sure(CudaPrinter):
-    """Prints without thinking of what binds how tightly."""
+    """Prints all parentheses, without operator precedence."""
 
     def call(self, name: str, args: Any) -> str:
         return f"{name}({', '.join(f'({self.text(a)})' for a in args)})"
@@ -82,7 +82,7 @@ class _Flat(ast.NodeTransformer):
 
 
 def read(text: str) -> list[str]:
-    """What Python understands, statement by statement."""
+    """Python's parse of a text, statement by statement."""
     return [ast.dump(_Flat().visit(s)) for s in ast.parse(text).body]
 
 

@@ -1,4 +1,4 @@
-"""Who owns what among the threads of a block: warps, parts and shuffles of a group."""
+"""Ownership among the threads of a block: warps, parts and shuffles of a group."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def programs(keep: bool, online: bool) -> Iterator[Program]:
 
 @pytest.mark.parametrize("online", [False, True])
 def test_one_row_that_is_reduced_has_no_open_extent(online: bool) -> None:
-    """A sum of exponentials beside its maximum is a reduction too: how long the row is belongs to the kernel."""
+    """A sum of exponentials with its maximum is a reduction too: the row's length is part of the kernel."""
     b = Build(64)
     s = b.load("float32", 0)
     e = b.exp(b.sub(s, b.reduce("max", s, 0)))
@@ -229,7 +229,7 @@ def test_output_without_the_rows_is_unsupported() -> None:
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("online", [True, False])
 def test_every_pass_has_what_it_uses(keep: bool, online: bool) -> None:
-    """For every group of the zoo: run the passes symbolically, and each value is there when it is used."""
+    """For every group of the test programs: run the passes symbolically; each value exists when it is used."""
     accumulated = 0
     for p in programs(keep, online):
         graph, vals = p.graph, p.graph.values

@@ -18,7 +18,7 @@ STEPS = 2 * WARM + 2 * ROUNDS * BLOCK
 
 
 class Device:
-    """A timer whose clock moves by what a code takes."""
+    """A timer whose clock advances by the time of a code."""
 
     def __init__(self) -> None:
         self.us = 0.0

@@ -77,5 +77,5 @@ def test_an_epilogue_is_searched_before_what_it_replaces_and_a_product_alone_beh
 def test_a_search_gets_half_of_the_budget_however_long_compiling_takes(
     left: float, again_s: float, before: float, granted: float
 ) -> None:
-    """What it had beside the first compilation counts."""
+    """Its time during the first compilation counts."""
     assert granted_s(left, again_s, before) == pytest.approx(granted)

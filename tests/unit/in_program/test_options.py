@@ -71,7 +71,7 @@ def test_all_searches_spend_from_one_purse(monkeypatch: pytest.MonkeyPatch) -> N
     assert left_s(90.0) == 35.0
 
 
-def test_a_context_has_a_purse_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_context_has_a_separate_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "_spent_s", 80.0)
     with tuning(seconds=90):
         assert left_s(90.0) == 90.0

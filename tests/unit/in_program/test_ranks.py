@@ -33,7 +33,7 @@ def test_one_of_them_searches(store: HashStore) -> None:
     assert RankTurn(store, "another graph").searches
 
 
-def test_a_program_of_one_rank_waits_for_nobody() -> None:
+def test_a_program_of_one_rank_does_not_wait() -> None:
     assert RankTurn(None, "graph").searches
     assert RankTurn(None, "graph").alone
 
@@ -51,7 +51,7 @@ def test_the_others_wait_for_its_end(store: HashStore) -> None:
     assert ended == [True]
 
 
-def test_nobody_waits_past_the_budget(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_rank_waits_past_the_budget(store: HashStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "GRACE_S", 0.0)
     first, other = RankTurn(store, "graph"), RankTurn(store, "graph")
     first.begin(0.1)

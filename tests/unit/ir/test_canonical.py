@@ -84,7 +84,7 @@ def test_any_order_gives_the_same_form(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lstm", "rope", "cat_three", "layer_norm", "embedding", "adam"])
-def test_orders_say_which_slot_and_output_is_which(name: str) -> None:
+def test_orders_map_slots_and_outputs(name: str) -> None:
     graph = graph_of(one_region(name))
     mixed, _, _ = shuffled(graph, 5)
     again, slots, outputs = canonicalize(mixed)

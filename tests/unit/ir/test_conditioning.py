@@ -1,4 +1,4 @@
-"""How far correct kernels may part where a program magnifies rounding."""
+"""Distances between correct kernels of a program that magnifies rounding."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_result_may_be_read_back_as_it_was_stored() -> None:
 
 
 def test_what_nothing_reads_back_is_held_to_its_own_rounding() -> None:
-    """Of results that nobody uses, and of float32, storing tells nothing."""
+    """Storing changes no bound of unused results, and of float32."""
     x = torch.randn(64, 32).bfloat16()
     for fn in (summed_and_normed, mean):
         args = (x.float(), x.float()) if fn is summed_and_normed else (x,)
@@ -112,7 +112,7 @@ def twice(token: Tensor) -> Tensor:
 
 
 def test_a_truth_of_exact_numbers_is_one_thing() -> None:
-    """What float32 holds is not rounded."""
+    """A float32 value is not rounded."""
     token = torch.randint(0, 9, (16, 64))
     for fn in (exact_mask, twice):
         ((work, _),) = workloads_of(fn, (token,))

@@ -206,7 +206,7 @@ def test_integer_inputs(storage: str, lowest: int) -> None:
 
 
 def test_an_index_that_is_gathered_is_within_its_bound() -> None:
-    """x[outer[inner]]: positions into ``outer``, and what ``outer`` holds, each below their own extent."""
+    """x[outer[inner]]: indices into ``outer``, and its elements, each below their own extent."""
     values = [
         Value("load", axes=(0,), slot=0, strides=(1,), dtype="int64"),
         Value("gather", (0,), (0,), "int64", slot=1, strides=(0,), index_stride=1, bound=4),

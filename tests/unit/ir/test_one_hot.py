@@ -1,4 +1,4 @@
-"""Sums that have one term, and factors beside: no sum, and the same numbers."""
+"""Sums with a single term, and factors: no sum, and the same numbers."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_time_runs_out_after_five_rounds() -> None:
     assert len(rotate({"a": lambda given: None}, [(1,), (2,)], hurried)["a"]) == 5
 
 
-def test_one_contender_alone_has_a_set_of_its_own_in_each_call() -> None:
+def test_one_contender_alone_has_a_separate_set_in_each_call() -> None:
     seen: list[int] = []
     samples = time_rotating([0, 1, 2], seen.append, POLICY, repeats=4)
     assert len(samples) == 4
@@ -121,7 +121,7 @@ def test_hopeless_contenders_and_spent_budgets_end_early(clock: Clock) -> None:
     assert len(time_rotating([0, 1], slow, POLICY, repeats=500, budget_s=0.001)) == 3
 
 
-def test_the_worker_times_copies_in_turn_where_the_policy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worker_times_copies_in_turn_by_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     class Copied:
         def input_sets(self, count: int) -> list[int]:
             return list(range(count))

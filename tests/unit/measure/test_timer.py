@@ -31,7 +31,7 @@ def busy(us: float) -> None:
 def test_latency_is_that_of_the_work(policy: Policy) -> None:
     samples = time_cpu(lambda: busy(300), policy, repeats=9)
     assert len(samples) == 9
-    assert min(samples) >= 300  # who else wants the processor makes them longer; how much is seen by a clock of ours
+    assert min(samples) >= 300  # other processes make them longer, by an unknown time
 
 
 def test_latency_is_that_of_the_work_alone(policy: Policy, clock: Clock) -> None:

@@ -196,7 +196,7 @@ def test_the_repositorys_own_results_have_pages(tmp_path: Path, capsys: pytest.C
     assert "pages, " in capsys.readouterr().err
 
 
-def test_a_report_is_written_anew_and_nothing_else_is(
+def test_a_report_is_written_again_and_nothing_else_is(
     database: Path, site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (site / "stale.html").write_text("old")
@@ -235,7 +235,7 @@ def test_mistakes_are_one_line(
     assert not (tmp_path / "out").exists()
 
 
-def test_without_the_extra_one_line_says_what_to_install(
+def test_without_the_extra_one_line_names_the_package(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "vl_convert", None)
@@ -253,7 +253,7 @@ def test_a_workload_that_cannot_be_drawn_costs_its_picture_only(tmp_path: Path) 
     assert "It cannot be shown" in text
 
 
-def test_what_is_no_time_is_told_in_its_unit_with_the_domains_own_figures(
+def test_what_is_no_time_is_reported_in_its_unit_with_the_domains_own_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Store.open(tmp_path / "t.db") as store:

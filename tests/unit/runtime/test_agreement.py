@@ -1,4 +1,4 @@
-"""Ranks settle on one answer through a key-value store, in whatever order they come."""
+"""Ranks agree on one answer through a key-value store, in any order of arrival."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_all_get_the_same_answer(late: float) -> None:
     assert settle([b"one", b"one", b"two", b"one"], late) == [False] * 4
 
 
-def test_who_comes_too_late_is_bound_by_what_the_others_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_rank_is_bound_by_the_others_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
     monkeypatch.setattr(verdict, "WAIT_S", 0.1)
     assert [_settle(store, rank, 2, b"one") for rank in (0, 1)] == [False, False], "though their databases are equal"

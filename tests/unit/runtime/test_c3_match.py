@@ -1,4 +1,4 @@
-"""Levels of a scenario's strategy, which neighbour is taken, and what may not be deployed."""
+"""Levels of a scenario's strategy, the choice of a neighbour, and refusals."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_baseline_that_won(store: Store) -> None:
     assert "'eager' is not a strategy" in found.reason
 
 
-def test_kernels_must_be_there(store: Store) -> None:
+def test_kernels_must_exist(store: Store) -> None:
     put(store, ADDING, COPY, GPUS)
     found = find(store, ADDING, GPUS)
     assert found.level is C3Level.DEFAULT

@@ -1,4 +1,4 @@
-"""The table of what Inductor compiles and why."""
+"""The table of operators that Inductor compiles, with reasons."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def schedules(tmp_path: Path) -> list[Schedule]:
 
 
 def name(own: Deployment) -> str:
-    """Of the file that look-ups ask; "" for none."""
+    """The name of the file that look-ups read; "" for none."""
     store = own.store()
     return "" if store is None else Path(store.name).name
 
@@ -231,7 +231,7 @@ def test_a_forked_process_has_its_own_copy(
     assert not caplog.records
 
 
-def test_what_is_not_recorded_is_told(own: Deployment) -> None:
+def test_what_is_not_recorded_is_reported(own: Deployment) -> None:
     with own.unrecorded() as outer:
         with own.unrecorded() as inner:
             assert own.record_misses([(workload(1), "not tuned")], "cpu", identity=GPU) == 0

@@ -11,7 +11,7 @@ aten = torch.ops.aten
 
 
 def placed(*, read_again: bool, rows: int = 64) -> tuple[fx.Node | None, fx.Node]:
-    """Where a region ``sum`` is called whose input ``relu`` may have a later reader; and that input."""
+    """The call of a region ``sum`` whose input ``relu`` may have a later reader; and that input."""
     graph = fx.Graph()
     x = graph.placeholder("x")
     a = graph.call_function(aten.relu.default, (x,))

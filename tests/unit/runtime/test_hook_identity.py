@@ -1,4 +1,4 @@
-"""Inductor keeps compiled code by what the hook's ``uuid`` names: whatever changes that code is a part of it."""
+"""Inductor's caches have code by the hook's ``uuid``: everything that changes the code is part of it."""
 
 from __future__ import annotations
 

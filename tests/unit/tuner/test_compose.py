@@ -70,7 +70,7 @@ def test_what_is_known_takes_nothing() -> None:
 def test_what_is_expected_to_take_longer_is_not_promising() -> None:
     two = [made("a", 10.0), made("b", 12.0), made("c", 14.0)]
     assert all(Parts().promising(c, two) for c in two)
-    known = found(a=20.0)  # twice what the model said, as will be the others
+    known = found(a=20.0)  # twice the model's prediction, as will be the others
     assert [known.promising(c, two) for c in two] == [True, True, False]
     assert not found(b=None).promising(two[1], two)
 

@@ -31,8 +31,8 @@ class Baselines:
     ("takes_s", "end", "compared", "waited_s"),
     [
         (4.0, 10.0, True, 4.0),
-        (20.0, 10.0, False, 10.0),  # the run ends before the code is there
-        (0.0, 0.0, True, 0.0),  # it was there already
+        (20.0, 10.0, False, 10.0),  # the run ends before the code exists
+        (0.0, 0.0, True, 0.0),  # it existed already
         (2.0, 0.0, False, 0.0),
         (40.0, 90.0, True, 30.0),  # the worker compiles it
         (40.0, None, True, 30.0),

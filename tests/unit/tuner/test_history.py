@@ -1,4 +1,4 @@
-"""What the sampler is told of measurements, what it proposes after them, and what Optuna's dashboard sees of them."""
+"""Measurements in the sampler's study, its next proposals, and the view of Optuna's dashboard."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_failures_cost_more_than_anything_measured_and_keep_their_place() -> Non
     assert told(h)[3:] == [(8, 100.0, 1.0)]
 
 
-def test_of_many_the_fastest_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_the_fastest_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "_WARM", 2)
     known = [measured(1), measured(2, us=5.0), measured(4, us=7.0), measured(8, us=6.0)]
     assert [block for block, *_ in told(History(sampler="tpe", seed=0, space=SPACE, known=known))] == [2, 8]

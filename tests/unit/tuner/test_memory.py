@@ -29,7 +29,7 @@ def test_two_threads_that_ask_for_one_value_get_it_from_one_making() -> None:
     assert made == ["slow"]
 
 
-def test_a_failure_is_told_and_tried_again() -> None:
+def test_a_failure_is_reported_and_tried_again() -> None:
     memory = Memory[str, int](4)
     with pytest.raises(ValueError, match="no plan"):
         memory.get("a", lambda: int("no plan"))

@@ -61,7 +61,7 @@ def test_what_every_workload_takes_is_kept_for_those_to_come(monkeypatch: pytest
     assert late.final == 4.0
 
 
-def test_a_first_workload_that_took_little_beside_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_workload_with_little_time_outside_its_search(monkeypatch: pytest.MonkeyPatch) -> None:
     hand = Hand(monkeypatch)
     clock = Clock(100.0, [1.0, 1.0])
     hand.now += 20.0
@@ -102,7 +102,7 @@ def test_no_limit() -> None:
     assert clock.budget(0, SearchOptions(trials=7, patience=3)) == Budget(7, None, 3)
 
 
-def test_a_mistake_in_an_option_is_told_when_the_options_are_made() -> None:
+def test_a_mistake_in_an_option_is_reported_when_the_options_are_made() -> None:
     for wrong, said in (
         ({"trials": 0}, "at least one candidate"),
         ({"timeout": -1.0}, "seconds above 0"),

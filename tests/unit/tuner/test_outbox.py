@@ -1,4 +1,4 @@
-"""What a lane on a cluster says, as its driver takes it."""
+"""Messages of a lane on a cluster, as its driver receives them."""
 
 from __future__ import annotations
 

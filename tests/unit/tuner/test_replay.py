@@ -100,7 +100,7 @@ def test_a_search_measures_each_candidate_once_and_remembers_the_best(sampler: s
     assert len(trace.best_us) == len(trace.seconds) == 60
     assert list(trace.best_us) == sorted(trace.best_us, reverse=True)
     assert list(trace.seconds) == sorted(trace.seconds)
-    assert trace.seconds[-1] >= 60 * 0.2  # building takes longer than measuring, beside it
+    assert trace.seconds[-1] >= 60 * 0.2  # building takes longer than measuring, in parallel to it
     assert search(r, sampler, candidates=60, seed=1, without=NOTHING).best_us == trace.best_us
 
 
@@ -223,7 +223,7 @@ def test_neighbours_of_the_best_are_followed_by_those_of_the_next(monkeypatch: p
 def test_guesses_wait_for_results_and_suggestions_do_not(
     seeds: bool, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thirty processes compile; what a sampler draws before it knows anything is no better for being many."""
+    """Thirty processes compile; a sampler's proposals without results are no better for being many."""
     made = recording()
     suggested = [row.config for row in made.rows[:13]]
     begun, under_way = 0, list[int]()

@@ -25,7 +25,7 @@ SEEDS = 16
 
 
 def away(names: Sequence[str], candidates: int, without: Sequence[str] = (), processes: int | None = None) -> float:
-    """How far searches are from the best after so many candidates."""
+    """The regret of searches after so many candidates."""
     found = []
     for r in load_all([FOLDER / f"{name}{SUFFIX}" for name in names]):
         for seed in range(SEEDS):
@@ -36,14 +36,14 @@ def away(names: Sequence[str], candidates: int, without: Sequence[str] = (), pro
 
 @pytest.mark.slow
 def test_the_default_search_of_our_spaces_is_as_good_as_it_was() -> None:
-    """The two in which random search comes to 0.060. In the other four it is as good: they are small."""
+    """The two in which random search reaches 0.060. In the other four it is as good: they are small."""
     # 0.027 and 0.007, when the limit was set 0.016 and 0.005. Three errors more would let random search pass: 0.045.
     assert away(["heat", "layer_norm_backward"], 20) < 0.032
 
 
 @pytest.mark.slow
 def test_a_search_without_seeds_and_a_cost_model_is_as_good_as_it_was() -> None:
-    """Kernel Tuner's spaces, from a random candidate on; random search comes to 0.46."""
+    """Kernel Tuner's spaces, from a random candidate on; random search reaches 0.46."""
     names = ["convolution-A100", "convolution-MI250X", "pnpoly-RTX_3090"]
     assert away(names, 40, ("seeds", "model", "pruning")) < 0.36  # 0.247 and 0.038
 
@@ -55,7 +55,7 @@ def test_heuristics_and_the_cost_model_of_a_gpu_are_as_good_as_they_were() -> No
 
 
 def test_the_cost_model_s_picks_are_as_good_as_they_were() -> None:
-    """Six groups on an H200, by the model of today. Any six candidates come to 0.100."""
+    """Six groups on an H200, by the model of today. Six random candidates reach 0.100."""
     best = []
     for r in load_all(sorted((FOLDER / "h200").glob(f"*{SUFFIX}"))):
         if r.workload.kind == "fusion":
@@ -72,6 +72,6 @@ def test_the_cost_model_s_picks_are_as_good_as_they_were() -> None:
 
 @pytest.mark.slow
 def test_the_sampler_and_neighbours_are_as_good_as_they_were_on_a_gpu() -> None:
-    """One process compiles, so that answers come before the next proposal. Random search comes to 0.041."""
+    """One process compiles, so that results arrive before the next proposal. Random search reaches 0.041."""
     without = ("seeds", "model", "pruning")
     assert away(["h200/convolve", "h200/softmax"], 30, without, processes=1) < 0.0116  # 0.0078 and 0.0013

@@ -1,4 +1,4 @@
-"""Search spaces: reading, narrowing, and what users get wrong."""
+"""Search spaces: reading, narrowing, and users' mistakes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_copy_narrows_and_leaves_out(tmp_path: Path) -> None:
         ("[cuda.unroll\n", ["invalid TOML"]),
     ],
 )
-def test_mistakes_are_told_in_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
+def test_mistakes_are_reported_in_one_line(tmp_path: Path, text: str, words: list[str]) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(text)
     with pytest.raises(UserError) as error:
@@ -81,14 +81,14 @@ def test_missing_file_and_not_text(tmp_path: Path) -> None:
         load_space("fusion", "cuda", str(tmp_path))
 
 
-def test_mistakes_in_the_other_section_are_told_too(tmp_path: Path) -> None:
+def test_mistakes_in_the_other_section_are_reported_too(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("[cpu.threads]\nchoices = [3]")
     with pytest.raises(UserError, match=r"cpu\.threads cannot be 3"):
         load_space("fusion", "cuda", str(file))
 
 
-def test_restrict_keeps_order_and_says_when_nothing_is_left() -> None:
+def test_restrict_keeps_order_and_reports_an_empty_space() -> None:
     assert SPACE.restrict("threads", {8, 2, 16})["threads"].choices == (2, 8)
     with pytest.raises(UserError, match=r"x: none of threads = \[1, 2, 4, 8\] is possible .* one of \[64\]"):
         SPACE.restrict("threads", [64])

@@ -1,4 +1,4 @@
-"""Attention is rewritten where a graph says all that it takes, and computes what it did: results and gradients."""
+"""Attention is rewritten if a graph has all of its operands, with the same results and gradients."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def value(node: Any) -> Tensor:
 
 
 def masked(node: fx.Node) -> tuple[bool, bool]:
-    """Whether a call has a mask, and whether it is causal."""
+    """Two flags: the call has a mask, and it is causal."""
     return node.kwargs.get("attn_mask") is not None, node.kwargs.get("is_causal") is True
 
 
@@ -112,7 +112,7 @@ def window() -> Tensor:
 def attend(
     mask: Callable[..., Tensor], read: Callable[[Tensor], Tensor] = joined, **options: Any
 ) -> Callable[..., Any]:
-    """Attention with a mask that is made of the queries and what else is given."""
+    """Attention with a mask made of the queries and the other arguments."""
     return lambda q, k, v, *more: read(sdpa(q, k, v, attn_mask=mask(q, *more), **options))
 
 
@@ -337,12 +337,12 @@ def test_who_reads_a_result_by_its_strides_gets_them(asked: bool, read: Callable
 
 
 def turned() -> list[Tensor]:
-    """Arguments with positions before heads in memory, as models have them: results lie so, too."""
+    """Arguments with positions before heads in memory, as in models; results have the same strides."""
     return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in qkv()]
 
 
 def same(out: Tensor) -> Tensor:
-    """What transformers puts behind attention from 5.23 on."""
+    """The operator that transformers puts behind attention from 5.23 on."""
     return out.reshape(out.shape[0], -1, out.shape[2], out.shape[3])
 
 

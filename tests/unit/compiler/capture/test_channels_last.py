@@ -176,7 +176,7 @@ MODULES: dict[str, tuple[Callable[[], Callable[..., Any]], Callable[[], Tensor]]
 
 
 def run_graphs(fn: Callable[..., Any], seen: list[fx.GraphModule]) -> Callable[..., Any]:
-    """``fn`` through the captured graphs, run node by node: each has to have the strides that the graph says."""
+    """``fn`` through the captured graphs, run node by node: each result has to have the graph's strides."""
 
     wrong: list[str] = []
     compiled = torch.compile(fn, backend=checking_backend(seen, wrong), dynamic=False)

@@ -77,7 +77,7 @@ def masks(gm: fx.GraphModule) -> list[fx.Node]:
 
 
 def known(fn: Callable[..., Any], *args: Any, **options: Any) -> list[Tensor]:
-    """What is known of the bools in ``fn``'s graph."""
+    """The constants among the bools in ``fn``'s graph."""
     gm = graph_of(fn, *args, **options)
     found = constants_of(gm)
     return [v for v in map(found.of, masks(gm)) if v is not None]
@@ -183,7 +183,7 @@ def test_a_table_without_a_bound_is_only_read() -> None:
 
 
 def test_writing_elsewhere_changes_nothing() -> None:
-    """As models do that add to their activations in place, with what the mask is made of in the sum."""
+    """As in models that add to their activations in place, with the mask's operands in the sum."""
 
     def fn(x: Tensor) -> tuple[Tensor, Tensor]:
         mask = later(5)
@@ -212,7 +212,7 @@ def test_given_ones_are_used() -> None:
     assert not values[1].any(), "of what was given"
 
 
-def test_a_large_one_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_one_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def fn() -> Tensor:
         mask = later(5)
         return (mask & later(5)) | mask

@@ -154,7 +154,7 @@ def test_levels_of_transformations() -> None:
     assert not any(same(a, b) for a, b in ((1, 2), (2, 3)))
 
 
-def test_a_device_and_calls_that_nobody_knows() -> None:
+def test_an_unknown_device_and_unknown_calls() -> None:
     """As Dynamo writes ``with torch.cuda.device(1)``, and any other call that takes and makes no tensor."""
     graph = fx.Graph()
     x = graph.placeholder("x")

@@ -24,7 +24,7 @@ def forgotten() -> Iterator[None]:
 
 
 def element(fn: Made) -> Any:
-    """The formula of what ``fn`` makes, once it is found to hold at all sizes; None where there is none."""
+    """The formula of ``fn``'s result, checked at all sizes; None without one."""
     found: list[Any] = []
 
     def collect(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -149,7 +149,7 @@ def test_what_is_something_else(fn: Made) -> None:
 
 
 def test_other_formulas_are_right() -> None:
-    """Numbers, shifted triangles, and what is hidden everywhere."""
+    """Numbers, shifted triangles, and masks that hide everything."""
     assert element(lambda x: columns(x) < 0) is False
     assert element(lambda x: torch.zeros(x.shape[1], 3)) == 0
     assert element(lambda x: (rows(x) + 3).expand(-1, 2, -1, 4)) == axis(1) + 3

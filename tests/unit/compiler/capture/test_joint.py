@@ -1,5 +1,5 @@
-"""What is rewritten in Inductor's joint graphs, beside complex numbers and layouts: random numbers are hashes of their
-place. And what Inductor's decompositions bring: log-sigmoid, concatenations with nothing, group norms."""
+"""Rewrites of Inductor's joint graphs other than complex numbers and layouts: random numbers are hashes of their
+index. Results of Inductor's decompositions: log-sigmoid, concatenations with nothing, group norms."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_forward_and_backward_agree_on_the_mask(dtype: torch.dtype) -> None:
     assert torch.equal(dx == 0, y == 0)
 
 
-def test_dropout_is_part_of_the_region_beside_it() -> None:
+def test_dropout_is_part_of_the_adjacent_region() -> None:
     def f(x: Tensor, r: Tensor, w: Tensor) -> Tensor:
         return F.layer_norm(F.dropout(x, 0.1) + r, (24,), w)
 
@@ -129,7 +129,7 @@ def test_no_dropout_where_there_is_nothing_to_drop() -> None:
         assert "shr" not in [v.op for v in graph_of(region).values]
 
 
-def test_eager_random_numbers_where_the_user_wants_them() -> None:
+def test_eager_random_numbers_on_request() -> None:
     x = torch.ones(64, 64)
     with torch._inductor.config.patch(fallback_random=True):
         (graph,) = capture(lambda x: F.dropout(x, 0.5), (x,), grad=False)
@@ -224,7 +224,7 @@ class WrittenOut(nn.Module):
         return (weights @ v).permute(0, 2, 1, 3).reshape(2, 8, 32)
 
 
-def test_the_training_of_attention_that_inductor_knows_by_its_pattern() -> None:
+def test_the_training_of_attention_that_inductor_matches() -> None:
     """Inductor sorts the nodes of its patterns behind these passes."""
     module = WrittenOut()
     x = torch.randn(2, 8, 32, requires_grad=True)
@@ -237,7 +237,7 @@ def test_the_training_of_attention_that_inductor_knows_by_its_pattern() -> None:
     assert any("attention" in str(n.target) for graph in seen for n in graph.module.graph.nodes)
 
 
-def test_a_graph_with_streams_of_its_own_stays_as_it_is() -> None:
+def test_a_graph_with_streams_stays_as_it_is() -> None:
     def on_a_stream(x: Tensor) -> Tensor:
         with torch.Stream("cpu"):
             return F.dropout(x, 0.5) + 1

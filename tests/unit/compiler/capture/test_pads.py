@@ -1,4 +1,4 @@
-"""Operands that Inductor pads for products: padded once, in the order in which they lie, and the same numbers."""
+"""Operands that Inductor pads for products: padded once, in their memory order, with the same numbers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_gradient_of_logits_is_padded_once(bias: bool) -> None:
     assert [tuple(n.args[0].meta["val"].shape) for n in sums] == [(8, WIDE)] * bias
 
 
-def test_what_lies_across_is_padded_as_it_lies() -> None:
+def test_a_transposed_operand_is_padded_in_its_own_layout() -> None:
     class Across(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -87,8 +87,8 @@ def test_without_a_bias_and_with_other_strides() -> None:
         assert count_convolutions(graphs_of(lambda a, b: F.conv2d(a, b, stride=2), args, (0, 1))) == 0
 
 
-def test_tokens_of_an_image_lie_side_by_side() -> None:
-    """What follows sees the product's own rows: no copy puts them in the order of a convolution's result."""
+def test_tokens_of_an_image_are_adjacent() -> None:
+    """Later operators read the product's own rows: no copy restores the order of a convolution's result."""
 
     def fn(image: Tensor, filters: Tensor, bias: Tensor) -> Tensor:
         tokens = F.conv2d(image, filters, bias, stride=4).flatten(2).transpose(1, 2)

@@ -155,7 +155,7 @@ def test_a_sum_that_a_library_call_reads_stays() -> None:
 
 
 def test_rows_that_are_read_as_written_stay() -> None:
-    """The softmax of a head over 132 classes reads rows: across they would lie apart."""
+    """The softmax of a head over 132 classes reads rows, which would be strided in a transposed result."""
     head = nn.Sequential(nn.Linear(24, 132), nn.Softmax(-1)).bfloat16()
     assert ((48, 24), (24, 132)) in shapes(graph_of(head, torch.randn(3, 16, 24).bfloat16()))
 

@@ -1,4 +1,4 @@
-"""A module is captured once: its signature tells whatever its capture depends on, or there is none."""
+"""A module is captured once: its signature has everything that its capture depends on, or is None."""
 
 from __future__ import annotations
 
@@ -155,12 +155,12 @@ def test_installed_packages_count_where_classes_are_theirs(tmp_path: Path, monke
     newer = signed(nets.Net())
     (package / "nets.py").write_text("from torch import nn\n\nclass Net(nn.Module):\n    more = 1\n")
     assert len({before, newer, signed(nets.Net())}) == 3
-    monkeypatch.delattr(nets, "__file__")  # as in a notebook, where the next cell may define it anew
+    monkeypatch.delattr(nets, "__file__")  # as in a notebook, where the next cell may define it again
     assert signed(nets.Net()) is None
 
 
 def test_what_pip_put_into_a_folder_of_the_path_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a host without a network, where packages lie in a folder that PYTHONPATH names."""
+    """As on a host without a network, with packages in a folder of PYTHONPATH."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "signed_package").mkdir()
     (tmp_path / "signed_package" / "__init__.py").write_text("")
@@ -173,7 +173,7 @@ def test_what_pip_put_into_a_folder_of_the_path_is_installed(tmp_path: Path, mon
     importlib.import_module("signed_package")
     importlib.import_module("signed_single")
     assert signed(Block()) == before is not None
-    importlib.import_module("signed_mine")  # beside them, by the user
+    importlib.import_module("signed_mine")  # installed by the user in the same folder
     assert signed(Block()) != before
 
 

@@ -1,4 +1,4 @@
-"""``--train``: the backward pass of a target whose inputs and parameters do not ask for one."""
+"""``--train``: the backward pass of a target whose inputs and parameters do not require gradients."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def test_the_way_without_autograd_is_left_out() -> None:
     assert {w for w, _ in only} < {w for w, _ in both}
 
 
-def test_what_cannot_be_trained_is_told() -> None:
+def test_what_cannot_be_trained_is_reported() -> None:
     with pytest.raises(UserError, match="cannot be trained: neither parameters nor inputs"):
         workloads_of(lambda x: x + 1, (torch.zeros(4, dtype=torch.int64),), train=True)

@@ -1,4 +1,4 @@
-"""Random inputs of matrix products: wrong kernels are told from right ones."""
+"""Random inputs of matrix products distinguish wrong kernels from right ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_which_slots_are_operands() -> None:
     (region,) = regions_of(gates, t(32, 64), t(64, 64), t(64))
     graph = graph_of(region)
     found = operands(graph)
-    (slot,) = found  # neither the bias nor what is used beside the product too
+    (slot,) = found  # neither the bias nor an operand with another reader
     assert graph.input_numel(slot) == 64 * 64
     assert found[slot].scale == 64**-0.5
     assert found[slot].odd == 64 // 8

@@ -89,7 +89,7 @@ def test_what_inductor_makes_sums_of_is_in_regions_on_any_device(
 
 
 def test_a_region_begins_with_its_products() -> None:
-    """What a product multiplies is stored: of two layers each is a region, and of a recurrence each step."""
+    """A product's operands are stored: of two layers each is a region, and of a recurrence each step."""
 
     def layers(x: Tensor, u: Tensor, w: Tensor) -> Tensor:
         return torch.relu(torch.relu(x.exp() @ u) @ w)
@@ -105,7 +105,7 @@ def test_a_region_begins_with_its_products() -> None:
         return h
 
     steps = regions_of(recurrence, t(4, 3, 8), t(8, 16), t(8, 16))
-    assert len(steps) == 4  # the first step has the projection of all beside its own product
+    assert len(steps) == 4  # the first step has the projection of all steps and its own product
     assert all(names(r) & set(PRODUCTS) for r in steps)
     assert len({r.workload.fingerprint for r in steps if r.workload is not None}) == 2
     for r in steps:
@@ -141,7 +141,7 @@ def test_what_a_product_reads_once_may_be_made_in_it() -> None:
 
 
 def test_a_product_that_is_read_in_two_ways_is_stored() -> None:
-    """A rotation reads each element beside another one; in its kernel the weights would be read twice."""
+    """A rotation reads each element together with another one; in its kernel the weights would be read twice."""
     few = t(3, 2048), t(2048, 1024), t(2048, 512), t(64), t(64)
 
     def rotated(x: Tensor, w: Tensor, v: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -165,7 +165,7 @@ def test_a_product_that_is_read_in_two_ways_is_stored() -> None:
 
 
 def test_a_product_that_is_gathered_is_stored() -> None:
-    """Its elements are read at places that only the data tell, many of them more than once."""
+    """Its elements are read at indices of the data, many of them more than once."""
 
     def scores(h: Tensor, a: Tensor, b: Tensor, source: Tensor, target: Tensor) -> Tensor:
         return F.leaky_relu((h @ a)[source] + (h @ b)[target])
@@ -234,7 +234,7 @@ def test_products_in_training() -> None:
         (t(4096, 4096), t(4096), True),
         (t(64, 36).t(), t(64, 108), False),  # the gradient of a weight
         (t(64, 36).t(), t(108, 64).t(), True),
-        (t(1, 256).t(), t(1, 256), True),  # nothing to sum over: strides say nothing
+        (t(1, 256).t(), t(1, 256), True),  # nothing to sum over: strides mean nothing
     ],
 )
 def test_which_products(a: Tensor, b: Tensor, inside: bool) -> None:

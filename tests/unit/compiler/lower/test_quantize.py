@@ -208,7 +208,7 @@ def test_numbers_that_a_narrow_integer_does_not_hold_stay_with_torch(
                 assert n not in [v.number for v in graph.values if v.op == "const"]
 
 
-def test_a_float_beside_narrow_integers_promotes_them() -> None:
+def test_a_float_promotes_narrow_integers() -> None:
     x = torch.arange(96).to(torch.uint8)
     region = one_region(lambda x: x.clamp_min(-5.5) + (x < 300.5), x)
     assert region.outputs[0].meta["val"].dtype == torch.float32

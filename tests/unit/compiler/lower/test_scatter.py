@@ -1,4 +1,4 @@
-"""The gradient of an embedding in regions: sums at places as a value of the graph, its oracle, and who holds it."""
+"""The gradient of an embedding in regions: sums at indices as a value of the graph, its oracle, and its region."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def sums(graph: Graph) -> list[int]:
 
 
 def evaluated(fn: Callable[..., Tensor], *args: Tensor) -> tuple[Tensor, Graph]:
-    """What the oracle makes of a function that is one region, at its arguments; and its graph."""
+    """The oracle's result for a function that is one region, at its arguments; and its graph."""
     region, *others = regions_of(fn, *args)
     if others and IS_EARLIER:
         pytest.skip("this torch converts places in a region of their own")
@@ -95,7 +95,7 @@ def test_the_oracle_adds_up_what_torch_does(
 
 
 @pytest.mark.parametrize("strides", [(24, 1), (1, 40), (0, 1), (17, 2)])
-def test_rows_that_lie_anyhow(strides: tuple[int, int]) -> None:
+def test_rows_of_any_strides(strides: tuple[int, int]) -> None:
     grad = torch.randn(2000).as_strided((40, 8), strides)
     where = torch.randint(0, 13, (40,))
     out, _ = evaluated(lambda g, i: backward(g, i, 13, -1, False), grad, where)
@@ -238,7 +238,7 @@ def test_what_has_no_kernel_in_any_part_is_left_out(fn: Callable[..., Tensor]) -
 
 @pytest.mark.parametrize(("tokens", "fits"), [(10_000_000, True), (1 << 30, True), (1 << 31, False)])
 def test_a_block_of_many_terms_owns_few_places(tokens: int, fits: bool) -> None:
-    """Where a term's number and a place's share a word."""
+    """A term's number and an index share a word there."""
     with FakeTensorMode():
         given = torch.empty(100_000), torch.empty(tokens, dtype=torch.int64), torch.empty(tokens)
         gm = make_fx(lambda x, i, y: x.index_add(0, i, y) * 2)(*given)

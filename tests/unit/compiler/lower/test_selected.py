@@ -19,7 +19,7 @@ BACK = torch.ops.aten.select_backward
 
 
 def packed(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Three gradients [rows, columns] written beside each other, and their sums over the rows."""
+    """Three gradients [rows, columns] written next to each other, and their sums over the rows."""
     parts = [BACK(x, [3, *x.shape], 0, n) for n, x in enumerate((q, k, v))]
     whole = (parts[0] + parts[1] + parts[2]).permute(1, 0, 2).reshape(q.shape[0], -1)
     return whole, whole.sum(0)

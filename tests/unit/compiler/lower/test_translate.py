@@ -377,7 +377,7 @@ def inputs(graph: Graph) -> list[torch.dtype]:
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x, y: torch.where(torch.arange(5) == y[:, None], x, 0.0).sum(1),  # of what varies along the row
+        lambda x, y: torch.where(torch.arange(5) == y[:, None], x, 0.0).sum(1),  # of values that vary along the row
         lambda x, y: torch.where(torch.arange(5) == y[:, None], x[:, :1], 1.0).sum(1),  # the others are ones
         lambda x, y: torch.where(torch.arange(5) * 2 == y[:, None], x[:, :1], 0.0).sum(1),  # every other place
         lambda x, y: torch.where(torch.arange(5) == y[:, None], x[:, :1], 0.0).amax(1),
@@ -390,7 +390,7 @@ def test_other_sums_of_chosen_values_are_reductions(fn: Callable[..., Any]) -> N
 
 
 def test_one_hot_rows_of_positions_that_wrap_around() -> None:
-    """What lies between the first and the last of them says nothing of a target."""
+    """Values between the first and the last of them imply nothing about a target."""
     first, y = 2**31 - 4, torch.tensor([2**31 - 4, 2**31 - 1, -(2**31), 1 - 2**31, 0, 5], dtype=torch.int32)
 
     def chosen(x: Tensor, y: Tensor) -> Tensor:

@@ -149,7 +149,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         main(["calibrate", "nothing"])
 
 
-def test_a_mistake_in_the_device_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_the_device_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "fusion", "--device", "gpu", "--db", str(tmp_path / "c.db")]) == 2
     assert "unknown device 'gpu'" in capsys.readouterr().err
 

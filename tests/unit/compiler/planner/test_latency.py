@@ -64,7 +64,7 @@ def test_large_workloads_are_near_the_bandwidth_and_small_ones_near_the_launch()
     assert Figures().first_us < us < 2 * Figures().first_us
 
 
-def test_it_knows_what_is_far_too_slow() -> None:
+def test_far_too_slow_schedules_are_predicted() -> None:
     t = task(softmax(8192, 8192))
     good = t.predict(t.default())
     assert good is not None
@@ -81,7 +81,7 @@ def test_it_knows_what_is_far_too_slow() -> None:
     assert spilling > 2 * good
 
 
-def test_it_knows_where_kept_values_are() -> None:
+def test_the_place_of_kept_values_counts() -> None:
     """As eight H200 spaces have it: registers, then the cache for a short row, then shared memory for a long one."""
     t = task(softmax(16384, 1000))
     by_warp = {**t.default(), "threads_per_row": 32, "rows_per_block": 4, "vector_bytes": 8, "unroll": 4}

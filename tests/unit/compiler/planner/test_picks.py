@@ -1,4 +1,4 @@
-"""The cost model's picks, and what planning caches for them: the same results as without it."""
+"""The cost model's picks, and the caches of their planning: the same results as without caches."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_dependent_reductions_over_the_same_axes_are_one_kernel() -> None:
 
 
 def normalized_by_columns_then_rows() -> Graph:
-    """Column maxima, row sums of what they leave, column maxima of what those leave: three dependent kernels."""
+    """Column maxima, row sums of the differences, column maxima of their differences: three dependent kernels."""
     b = Build(6, 10)
     x = b.load("float32", 0, 1)
     y = b.sub(x, b.reduce("max", x, 0))

@@ -26,7 +26,7 @@ from tests.unit.compiler.planner.test_plan import run_groups
 
 
 def scaled_after(x: Tensor, residual: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """What is read across the rows comes after the reduction: there is nothing to be stored first."""
+    """The transposed read follows the reduction: there is nothing to store first."""
     normed = torch.nn.functional.layer_norm(residual, (residual.shape[-1],), w, b)
     return normed + x.transpose(1, 2), normed
 
@@ -53,7 +53,7 @@ def test_a_norm_of_a_sum_with_a_transposed_tensor_reads_the_stored_sum() -> None
     assert tiles.graph.bytes_moved + rows.graph.bytes_moved < 5.1 * 512 * 196 * 768 * 2
 
 
-def test_a_sum_that_lies_across_is_read_back_from_a_copy_of_its_type() -> None:
+def test_a_transposed_sum_is_read_back_from_a_copy_of_its_type() -> None:
     graph = graph_of(stream_norm)
     first, *others = proposed(graph)
     assert first == cut(graph)

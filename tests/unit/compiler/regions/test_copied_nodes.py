@@ -1,4 +1,4 @@
-"""What lies in memory between regions: the narrower of a tensor and what it is made of."""
+"""Tensors in memory between regions: the narrower of a tensor and its source."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_region_casts_for_itself() -> None:
         check(r)
 
 
-def test_a_cast_of_what_lies_in_memory_is_no_result() -> None:
+def test_a_cast_of_a_stored_tensor_is_no_result() -> None:
     regions = regions_of(lambda x, w: around(x.float(), w), *halves())
     assert types(regions) == [([HALF], [HALF]), ([HALF, HALF], [HALF])]
     for r in regions:
@@ -80,7 +80,7 @@ def test_what_is_no_wider_than_what_it_is_made_of_is_stored() -> None:
 
 
 def test_a_cast_that_others_read_is_stored() -> None:
-    """By what is in no region, or by the caller."""
+    """Its readers are in no region, or the caller."""
 
     def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         wide = torch.relu(x).float()
@@ -130,7 +130,7 @@ def test_what_another_region_cannot_do_is_stored_for_it(monkeypatch: pytest.Monk
 
 def test_what_only_copies_are_read_of_is_left_out_of_a_program() -> None:
     """The second region makes the masked rows itself. Kept in the first one, where nobody reads them, they tied its
-    rows to the mask's, and the program that was stored came to another graph."""
+    rows to the mask's, and the stored program had another graph."""
 
     def step(x: Tensor, r: Tensor, w: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         to = torch.ops.prims.convert_element_type.default

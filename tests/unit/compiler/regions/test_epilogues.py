@@ -1,4 +1,4 @@
-"""Products and the regions that their epilogues compute: what is recognized, and what is not."""
+"""Products and the regions that their epilogues compute: recognized forms, and others."""
 
 from __future__ import annotations
 

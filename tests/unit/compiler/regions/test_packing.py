@@ -96,7 +96,7 @@ def test_small_work_at_one_place_joins_and_what_depends_does_not() -> None:
 
 
 def test_regions_that_read_one_tensor_join() -> None:
-    """Its sum is no part of what else reads it, but of the same kernel."""
+    """Its sum and its other readers are separate parts of the same kernel."""
     x = t(64, 64)
     (region,) = regions_of(lambda x: (x.sum(0), torch.softmax(x, 1)), x)
     assert len(components(graph_of(region))) == 1
@@ -175,7 +175,7 @@ def test_any_order_of_parts_gives_one_form() -> None:
         assert canonicalize(mixed)[0].to_json() == graph.to_json()
 
 
-def test_orders_say_which_slot_and_output_is_which() -> None:
+def test_orders_map_slots_and_outputs() -> None:
     graph = several()
     form, slots, outputs = canonicalize(simplify(graph))
     inputs = make_inputs(graph, seed=1, special=False)
@@ -309,7 +309,7 @@ def test_one_set_of_parameters_for_a_family() -> None:
     assert task.normalize(config) == config
     leader = task.plan.leaders[0]
     assert task.plan.groups[leader].graph.extents == (100,)
-    # The long form, with parameters for every group, means the leader's.
+    # The long form, with parameters for every group, equals the leader's.
     plain = {k.partition(".")[2]: v for k, v in config.items()}
     long: Config = {f"g{k}.{n}": v for k in range(3) for n, v in plain.items()}
     assert task.normalize(long) == config

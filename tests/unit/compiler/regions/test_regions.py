@@ -1,4 +1,4 @@
-"""Where regions end: opaque calls, cycles, operators without a rule; and what a region says about itself."""
+"""Ends of regions: opaque calls, cycles, operators without a rule; and a region's description."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_residual_around_a_matrix_product_makes_two_regions() -> None:
     assert [[op_name(n) for n in r.nodes] for r in regions] == [["tanh"], ["mul"]]
 
 
-def test_work_beside_a_matrix_product_joins_what_follows_it() -> None:
+def test_work_parallel_to_a_matrix_product_joins_its_epilogue() -> None:
     """tanh could run before the product or after it; only after it, it is one region with the multiplication."""
 
     def f(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def test_two_gathers_in_a_row_are_one_load() -> None:
 
 
 def test_two_gathers_through_a_reshape() -> None:
-    """What two indices choose is put together, and not taken apart."""
+    """The elements of two indices are concatenated, and not split."""
 
     def f(x: Tensor, i: Tensor, j: Tensor) -> Tensor:  # an input of the region, seen through a view
         rows = torch.index_select(x.view(8, 6), 0, i) + 1
@@ -325,7 +325,7 @@ def test_equal_layers_are_translated_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_region_has_what_a_program_put_on_a_stream() -> None:
-    """Its kernels would run on the current stream, and what follows there would not wait for them."""
+    """Its kernels would run on the current stream, and later work on the other stream would not wait for them."""
 
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         with torch.Stream("cpu"):

@@ -1,4 +1,4 @@
-"""The search in a program's steps, told times by the test."""
+"""The search in a program's steps, with times set by the test."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_kind_gets_its_own_choice() -> None:
     assert taken <= 120
 
 
-def test_an_earlier_choice_is_made_again_beside_the_later_ones() -> None:
+def test_an_earlier_choice_is_made_again_among_the_later_ones() -> None:
     """Without "sm" for the sums, "nccl" is the best for the gathers; with it, "copy" is."""
     times = {("nccl", "copy"): 90.0, ("copy", "copy"): 95.0, ("nccl", "sm"): 85.0, ("copy", "sm"): 80.0}
 

@@ -137,7 +137,7 @@ def test_a_computation_that_fails_leaves_no_peer_waiting(order: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["sequential", "comm_first", "gemm_first"])
-def test_a_collective_that_fails_is_told(order: str) -> None:
+def test_a_collective_that_fails_is_reported(order: str) -> None:
     notes = Notes(fails="comm")
     run = opened(notes, order=order)
     with pytest.raises(RuntimeError, match="comm broke"):

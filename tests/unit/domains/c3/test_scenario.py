@@ -1,4 +1,4 @@
-"""Scenarios: sizes, names, what is refused, and what makes two of them the same workload."""
+"""Scenarios: sizes, names, refusals, and scenarios that are the same workload."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_normalising_is_idempotent_and_stays_in_the_space(op: str, side: str, co
 
 
 def same(changes: dict[str, object], op: str = "all_gather", side: str = "cuda", **base: object) -> bool:
-    """Whether the changes make no difference to the strategy ``base``."""
+    """Return True if the changes make no difference to the strategy ``base``."""
     plain = KINDS[side].of(base).config()
     return normalize({**plain, **changes}, scenario(op), side) == normalize(plain, scenario(op), side)  # type: ignore[dict-item]
 
@@ -96,7 +96,7 @@ def test_a_computation_that_was_favoured_is_so_no_more() -> None:
     assert normalize({**stored, "engine": "copy"}, scenario(), "cuda")["priority"] == "comm"
 
 
-def test_what_cannot_work_says_why() -> None:
+def test_an_invalid_strategy_has_a_reason() -> None:
     plain, small = Strategy().config(), Scenario(Gemm(256, 64, 64), "all_gather", 4 * 4096, 4)
     assert reject(plain, small, "cuda") is None
     assert reject({**plain, "chunks": 2}, small, "cuda") is None

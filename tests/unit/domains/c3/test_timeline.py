@@ -1,4 +1,4 @@
-"""What the profiler's events are taken for; the record of a run on CPUs is in the suite's test."""
+"""Classes of the profiler's events; the record of a run on CPUs is in the suite's test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.c3 import timeline
         ("gpu_memset", "Memset (Device)", "compute", "memsets"),
     ],
 )
-def test_events_are_told_apart_by_their_names(category: str, name: str, row: str, kind: str) -> None:
+def test_events_are_distinguished_by_their_names(category: str, name: str, row: str, kind: str) -> None:
     assert timeline.classify(category, name) == (row, kind)
 
 

@@ -1,4 +1,4 @@
-"""What is right passes, and what can go wrong with a collective is caught."""
+"""Right results of a collective pass, and its possible faults are caught."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_wrong_results_do_not(op: str) -> None:
     def says(output: torch.Tensor) -> str:
         verdict = call.check(output, rank)
         assert not verdict.ok
-        assert verdict.error == float("inf")  # it may have been written anywhere: the ranks are started anew
+        assert verdict.error == float("inf")  # any memory may have been written: the ranks are restarted
         return verdict.detail
 
     unwritten = right.clone()

@@ -1,4 +1,4 @@
-"""A wrong kernel is told from a program whose results jump with rounding."""
+"""A wrong kernel is distinguished from a program whose results jump with rounding."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_an_integer_chosen_by_what_cancels_is_blurred() -> None:
 
 
 def test_a_boolean_of_what_cancels_is_allowed_for() -> None:
-    """Where the oracle itself turns it under noise, and nowhere else."""
+    """Only where noise flips it in the oracle itself."""
 
     def positive(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return small_difference(x, y) > 0, x > 0

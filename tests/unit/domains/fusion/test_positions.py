@@ -34,7 +34,7 @@ EMBEDDED = (torch.randn(4, 64, 8), integers(4, 64), integers(4, 64), integers(1,
 
 
 @pytest.mark.parametrize(("fn", "args", "bounds"), [
-    (embeddings, (*EMBEDDED, torch.randn(1, 8)), {1}),  # places are computed: the graph says how far these may reach
+    (embeddings, (*EMBEDDED, torch.randn(1, 8)), {1}),  # indices are computed: the graph has their bounds
     (added, (torch.randn(64, 8), integers(64)), {1}),
     (lambda t, i: F.embedding(i.view(-1), t) * 2, (torch.randn(5, 8), integers(4, 16)), {5}),
     (lambda t, i: t.gather(1, i) * 2, (torch.randn(4, 7), integers(4, 16)), {7}),

@@ -1,4 +1,4 @@
-"""Random programs: what the oracle makes of their regions, against PyTorch in float64; and what is no region."""
+"""Random programs: the oracle of their regions against PyTorch in float64; and operators outside of regions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_oracle_agrees_with_eager(seed: int) -> None:
 
 @pytest.mark.slow
 def test_almost_everything_is_in_a_region() -> None:
-    """What is not is known, and belongs to tensors without elements or to operators left to PyTorch."""
+    """The rest is known, and belongs to tensors without elements or to operators left to PyTorch."""
     whole, left = 0, Counter[str]()
     programs = [p for p in map(program, range(70)) if not any(0 in i.shape for i in p.inputs)]
     for p in programs:

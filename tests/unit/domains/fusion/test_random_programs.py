@@ -22,7 +22,7 @@ def test_a_seed_is_a_program() -> None:
 
 
 def test_the_printed_script_runs() -> None:
-    """What a bug report would hold, in a process that knows nothing of these tests."""
+    """The text of a bug report, in a process without these tests."""
     text = "\n".join(str(program(s)).replace("def f(", f"def f{s}(").replace("(f(", f"(f{s}(") for s in range(25))
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=550)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What a task remembers: the search and the thread that prefetches for it ask the same."""
+"""A task's caches, which the search shares with its prefetching thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Built-in targets and what the user may name, with one clear line for every mistake."""
+"""Built-in targets and users' names of targets, with one clear line for every mistake."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_factories_make_targets_and_inputs(user: str, target: str, inputs: str, 
     assert label == f"{user}:{target}"
 
 
-def test_a_factory_is_given_what_its_call_says_and_called_once(user: str) -> None:
+def test_a_factory_gets_the_arguments_of_its_call_once(user: str) -> None:
     assert captured(f"{user}:make()", f"{user}:keywords", "cpu").workloads
     assert importlib.import_module(user).calls == [("scaled", 16, 1)]
 

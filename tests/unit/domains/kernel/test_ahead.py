@@ -1,4 +1,4 @@
-"""Triton kernels compiled ahead: by stand-ins for Triton, and by Triton itself where it is installed."""
+"""Triton kernels compiled ahead: by fakes of Triton, and by Triton itself if it is installed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support import ROOT
 
 
 class Compiled:
-    """As what ``triton.jit`` makes."""
+    """The result of ``triton.jit``."""
 
     def __init__(self, fails: bool = False) -> None:
         self.fails = fails
@@ -49,7 +49,7 @@ class Target:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Triton's driver, in modules that stand in for Triton's."""
+    """Triton's driver, in fakes of Triton's modules."""
     made = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: Target("cuda", 90, 32)))
     made.set_active = lambda active: setattr(made, "active", active)
     for name, held in {

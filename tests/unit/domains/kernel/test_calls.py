@@ -129,7 +129,7 @@ def test_levels(db: Path) -> None:
     assert (levels[0].reason, levels[1].tuned) == ("", {"n": 64})
     assert "n=64 is the nearest tuned" in levels[1].reason
     assert "near enough" in levels[2].reason
-    assert (tuned(x, 64, block=32), tuned(x, 64, block=16)) == (32, 16)  # what the caller says
+    assert (tuned(x, 64, block=32), tuned(x, 64, block=16)) == (32, 16)  # the caller's own values
     put(tuned, {"n": 2}, {"block": 32})
     assert tuned(x, 2) == 16
     tuned.refresh()

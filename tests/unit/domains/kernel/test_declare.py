@@ -1,4 +1,4 @@
-"""What is declared of a kernel: each mistake is one line that says what to mend."""
+"""Declarations of kernels: each mistake is one line with its correction."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_mistake_is_one_line(how: dict[str, Any], said: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_kernel_is_told() -> None:
+def test_what_is_no_kernel_is_reported() -> None:
     with pytest.raises(UserError, match="cannot be called"):
         autotune.tunable(space=SPACE)(3)
     with pytest.raises(UserError, match="needs a space: write"):
@@ -84,7 +84,7 @@ def test_what_is_no_kernel_is_told() -> None:
         autotune.tunable()(kernel)
 
 
-def test_two_kernels_of_one_name_are_told() -> None:
+def test_two_kernels_of_one_name_are_reported() -> None:
     autotune.tunable(space=SPACE, name="same")(kernel)
     autotune.tunable(space=SPACE, name="same")(kernel)  # declared again, as a notebook does
     with pytest.raises(UserError, match="two kernels have the name same"):
@@ -141,7 +141,7 @@ block = [1, 2, 4, 8]
 """
 
 
-def test_a_file_says_the_same(tmp_path: Path) -> None:
+def test_a_file_declares_the_same(tmp_path: Path) -> None:
     path = tmp_path / "kernels.toml"
     path.write_text(FILE)
     made = from_file(kernels.plain, path, {})

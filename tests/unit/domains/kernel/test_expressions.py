@@ -1,4 +1,4 @@
-"""Constraints: what they may say, and what is refused before it is ever computed."""
+"""Constraints: allowed expressions, and those that are refused before any evaluation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ VALUES = {"a": 4, "b": 16, "mode": "fast", "flag": True, "x": 0.5}
         ("x / 2 == 0.25 and -x < +x", True),
     ],
 )
-def test_it_says_what_python_would(text: str, expected: bool) -> None:
+def test_results_equal_pythons(text: str, expected: bool) -> None:
     made = constraint(text, "k")
     assert made.holds(VALUES) is expected
     assert made.names == VALUES.keys() & set(re.findall(r"\w+", text))

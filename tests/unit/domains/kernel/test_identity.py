@@ -1,4 +1,4 @@
-"""The fingerprint of a kernel's source: what changes it, and what does not."""
+"""The fingerprint of a kernel's source: changes that alter it, and others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``triton.autotune`` was told, as a space: by stand-ins for Triton's objects, which need no Triton.
+"""The arguments of ``triton.autotune`` as a space: by fakes of Triton's objects, which need no Triton.
 
 ``tests/process/domains/test_kernel_triton.py`` runs Triton's own kernels with its interpreter.
 """
@@ -47,7 +47,7 @@ def test_a_list_of_configurations_is_a_space_of_points() -> None:
 
 
 class Launched:
-    """As what Triton compiles: launched as ``kernel[grid](...)``, which gives itself back."""
+    """Triton's compiled kernel: launched as ``kernel[grid](...)``, which returns itself."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
