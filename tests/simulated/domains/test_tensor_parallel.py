@@ -231,6 +231,7 @@ def test_too_little_memory_leaves_the_sequence(
     (first, _) = made(world)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 1 << 40))
     world.on(0)
+    first.exchange.group.device = torch.device("cuda", 0)
     assert first.exchange.outbox(1 << 20) is None
     assert first.exchange.outbox(1 << 20) is None
     assert caplog.text.count("2 MiB of buffers do not fit 1 MiB of free memory") == 1
@@ -244,11 +245,11 @@ def test_symmetric_memory_that_ends_leaves_the_sequence(
     lines = made(world)
     real, asked = world.symmetric, []
 
-    def symmetric(size: int, *given: Any) -> Any:
+    def symmetric(size: int, **given: Any) -> Any:
         asked.append(size)
         if sum(size == other for other in asked) > 1:
             raise torch.OutOfMemoryError("out of memory\nmore about it")
-        return real(size, *given)
+        return real(size, **given)
 
     monkeypatch.setattr(world, "symmetric", symmetric)
     exchange = lines[0].exchange

@@ -327,6 +327,9 @@ def hindered(rank: int, db: str) -> dict[str, Any]:
             raise OSError("no compiler")
         return Artifact("cpu", ())
 
+    def adds(config: Any, op: str) -> bool:
+        return op == "reduce_scatter"
+
     failures = ["no memory"]
     patched: Any = traffic
     real = patched.open_collective
@@ -340,7 +343,8 @@ def hindered(rank: int, db: str) -> dict[str, Any]:
     with (
         mock.patch.object(task, "build", build),
         mock.patch.object(steps, "_built", {}),
-        mock.patch.object(steps, "kernel_of", return_value=True),
+        mock.patch.object(steps, "kernel_of", adds),
+        mock.patch.object(traffic, "kernel_of", adds),
         mock.patch.object(traffic, "open_collective", opened),
     ):
         return searched(rank, db, 0.1, "", 24)
