@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from autotune.domains.c3.strategy import Strategy
 from autotune.domains.c3.tensor_parallel import outbox, products
 from autotune.domains.c3.tensor_parallel.outbox import Exchange, Outbox
 from autotune.domains.c3.tensor_parallel.products import Line
+from autotune.runtime.deployment import Deployment, deployment, use
 from tests.support.c3.fake_calls import Wrong, fault
 from tests.support.c3.fake_device import BIASES, QUEUES, World
 from tests.support.c3.fake_driver import Device, kernels
@@ -22,7 +23,7 @@ CHUNKS = (1, 2, 3, 4, 8)
 
 
 @pytest.fixture
-def made(device: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Line]]:
+def made(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Line]]]:
     """Makes the lines of all ranks; what torch computes is enqueued on the current stream."""
     for name in ("_multiply", "_add", "_copy"):
         real = getattr(products, name)
@@ -45,7 +46,10 @@ def made(device: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
             out.append(line)
         return out
 
-    return lines
+    before = deployment()
+    use(Deployment())  # which has not warned yet
+    yield lines
+    use(before)
 
 
 def value(seed: int, *shape: int) -> torch.Tensor:
