@@ -347,7 +347,7 @@ def hindered(rank: int, db: str) -> dict[str, Any]:
         mock.patch.object(traffic, "kernel_of", adds),
         mock.patch.object(traffic, "open_collective", opened),
     ):
-        return searched(rank, db, 0.1, "", 24)
+        return searched(rank, db, 0.1, "", 60)
 
 
 def unallocated(rank: int, db: str) -> list[Any]:
@@ -359,7 +359,7 @@ def unallocated(rank: int, db: str) -> list[Any]:
         handle = autotune.fsdp(model, db=db)
         model.to_empty(device="cpu")
         for parameter in model.parameters():
-            nn.init.constant_(parameter, 0.1)
+            nn.init.constant_(parameter, 0.02)
         losses = train(rank, model, handle, 3)
         return [handle._device.type, losses[-1] == losses[-1]]
 
