@@ -2,11 +2,16 @@
 
     python tests/gpu/graph_memory_check.py [--device cuda:0]
 
-Prints a line for each case: what writes to the target ("kernel", "copy", or "peer", a copy from another GPU), the
-allocator ("segments" or "expandable"), the driver's numbers of both allocations, how far the process came ("captured",
-"freed", "replayed", "destroyed") and its exit code; -11 is a segmentation fault. A last line "numbers differ: N of M"
-counts the cases whose two allocations have different numbers other than 0, which graphs of tensor-parallel products
-rely on; the exit code is 1 if a case with ``cudaMalloc``'s segments is not among them.
+Prints a line for each case:
+
+- what writes to the target: "kernel", "copy", or "peer", which is a copy from another GPU;
+- torch's allocator: "segments" of ``cudaMalloc``, or "expandable" ones;
+- the driver's numbers of both allocations;
+- the steps that the process ended: "captured", "freed", "replayed", "destroyed";
+- its exit code; -11 is a segmentation fault.
+
+Graphs of tensor-parallel products rely on numbers that differ and are not 0. The exit code is 1 if a case of "segments"
+has others.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from autotune.domains.c3.strategy import Strategy
 from autotune.domains.c3.tensor_parallel import outbox, products
 from autotune.domains.c3.tensor_parallel.outbox import Exchange, Outbox
 from autotune.domains.c3.tensor_parallel.products import Line
+from autotune.runtime.deployment import Deployment, deployment, use
 from tests.support.c3.fake_calls import Wrong, fault
 from tests.support.c3.fake_device import BIASES, QUEUES, World
 from tests.support.c3.fake_driver import Device, kernels
@@ -22,7 +23,7 @@ CHUNKS = (1, 2, 3, 4, 8)
 
 
 @pytest.fixture
-def made(device: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Line]]:
+def made(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Line]]]:
     """Makes the lines of all ranks; what torch computes is enqueued on the current stream."""
     for name in ("_multiply", "_add", "_copy"):
         real = getattr(products, name)
@@ -45,7 +46,10 @@ def made(device: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
             out.append(line)
         return out
 
-    return lines
+    before = deployment()
+    use(Deployment())  # which has not warned yet
+    yield lines
+    use(before)
 
 
 def value(seed: int, *shape: int) -> torch.Tensor:
@@ -231,6 +235,7 @@ def test_too_little_memory_leaves_the_sequence(
     (first, _) = made(world)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 20, 1 << 40))
     world.on(0)
+    first.exchange.group.device = torch.device("cuda", 0)
     assert first.exchange.outbox(1 << 20) is None
     assert first.exchange.outbox(1 << 20) is None
     assert caplog.text.count("2 MiB of buffers do not fit 1 MiB of free memory") == 1
@@ -244,11 +249,11 @@ def test_symmetric_memory_that_ends_leaves_the_sequence(
     lines = made(world)
     real, asked = world.symmetric, []
 
-    def symmetric(size: int, *given: Any) -> Any:
+    def symmetric(size: int, **given: Any) -> Any:
         asked.append(size)
         if sum(size == other for other in asked) > 1:
             raise torch.OutOfMemoryError("out of memory\nmore about it")
-        return real(size, *given)
+        return real(size, **given)
 
     monkeypatch.setattr(world, "symmetric", symmetric)
     exchange = lines[0].exchange

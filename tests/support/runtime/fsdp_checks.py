@@ -327,6 +327,9 @@ def hindered(rank: int, db: str) -> dict[str, Any]:
             raise OSError("no compiler")
         return Artifact("cpu", ())
 
+    def adds(config: Any, op: str) -> bool:
+        return op == "reduce_scatter"
+
     failures = ["no memory"]
     patched: Any = traffic
     real = patched.open_collective
@@ -340,10 +343,11 @@ def hindered(rank: int, db: str) -> dict[str, Any]:
     with (
         mock.patch.object(task, "build", build),
         mock.patch.object(steps, "_built", {}),
-        mock.patch.object(steps, "kernel_of", return_value=True),
+        mock.patch.object(steps, "kernel_of", adds),
+        mock.patch.object(traffic, "kernel_of", adds),
         mock.patch.object(traffic, "open_collective", opened),
     ):
-        return searched(rank, db, 0.1, "", 24)
+        return searched(rank, db, 0.1, "", 60)
 
 
 def unallocated(rank: int, db: str) -> list[Any]:
@@ -355,7 +359,7 @@ def unallocated(rank: int, db: str) -> list[Any]:
         handle = autotune.fsdp(model, db=db)
         model.to_empty(device="cpu")
         for parameter in model.parameters():
-            nn.init.constant_(parameter, 0.1)
+            nn.init.constant_(parameter, 0.02)
         losses = train(rank, model, handle, 3)
         return [handle._device.type, losses[-1] == losses[-1]]
 

@@ -171,26 +171,20 @@ def captured(rank: int, db: str) -> dict[str, Any]:
 
 def interrupted(rank: int, db: str) -> list[Any]:
     """A search whose step raises during its second plan: the answer, and the engines afterwards."""
-    before = deployment()
+    _reset()
+    layer = Layer(rank, dist.get_world_size())
+    handle = autotune.tensor_parallel(layer, db=db)
+
+    def step() -> None:
+        if any(sites.chosen.values()):
+            raise ValueError("the program's own")
+        layer(torch.ones(ROWS, WIDTH)).sum().backward()
+
     try:
-        use(Deployment())
-        _reset()
-        layer = Layer(rank, dist.get_world_size())
-        handle = autotune.tensor_parallel(layer, db=db)
-
-        def step() -> None:
-            if any(sites.chosen.values()):
-                raise ValueError("the program's own")
-            layer(torch.ones(ROWS, WIDTH)).sum().backward()
-
-        try:
-            handle.search(step, 8)
-        except ValueError as error:
-            return [str(error), *{engine for _, _, engine in _plain()}]
-        return []
-    finally:
-        use(before)
-        _reset()
+        handle.search(step, 8)
+    except ValueError as error:
+        return [str(error), *{engine for _, _, engine in _plain()}]
+    return []
 
 
 class Gated(nn.Module):

@@ -26,6 +26,7 @@ from autotune.domains.c3.collectives.nccl import Collective, Spec, open_collecti
 from autotune.domains.c3.collectives.symmetric import too_little
 from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE
+from autotune.domains.c3.strategy import kernel_of
 from autotune.errors import Unsupported, first_line
 from autotune.task import Artifact, Config
 
@@ -194,7 +195,8 @@ class Traffic:
             self._limited[kind] = communicator(group, int(config["ctas"]))
             return ""
         nbytes = depth * kind.nbytes * (1 if kind.op == "all_gather" else 2)
-        why = everyone.any_reason(too_little(group.device, nbytes))
+        lacking = f"the kernel of {kind.op} is missing" if artifact is None and kernel_of(config, kind.op) else ""
+        why = everyone.any_reason(lacking or too_little(group.device, nbytes))
         opened: list[Collective] = []
         spec = Spec(kind.op, kind.numel, kind.dtype, self.seen[kind].mean)
         while not why and len(opened) < depth:
