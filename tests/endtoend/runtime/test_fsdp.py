@@ -144,9 +144,11 @@ def test_a_rank_that_is_stopped_and_goes_on(tmp_path: Path, db: str) -> None:
         assert soaked(two, db, steps=150, stops=2, stopped_s=1.5) < 1e-5
 
 
-def test_hybrid_sharding(tmp_path: Path, db: str) -> None:
+@pytest.mark.parametrize("way", ["hybrid", "halved"])
+def test_groups_of_some_ranks(tmp_path: Path, db: str, way: str) -> None:
+    """Hybrid sharding; and gathers of two sizes of groups, in the forward pass and in the backward pass."""
     with Ranks(tmp_path, 4) as four:
-        answers: list[Any] = four.run(CHECKS, "searched", db, 0.1, "hybrid", 24)
+        answers: list[Any] = four.run(CHECKS, "searched", db, 0.1, way, 24)
     for answer in answers:
         assert answer["ours"] == pytest.approx(answer["stock"], rel=1e-5)
         assert {engine for _, engine in answer["chosen"]} == {"copy"}

@@ -68,6 +68,8 @@ def made(way: str = "") -> Any:
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if way == "kept":
         options["reshard_after_forward"] = False
+    if way == "halved":
+        options["reshard_after_forward"] = dist.get_world_size() // 2
     if way == "hybrid":
         options["mesh"] = init_device_mesh(
             "cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicas", "shards")

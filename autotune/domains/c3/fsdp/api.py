@@ -92,7 +92,7 @@ class Sharded:
         self._beat = torch.zeros(1, device=device) if device.type == "cuda" else None
         self._inputs: list[Any] = []
         for module in modules:
-            module.set_custom_all_gather(Gather(self._traffic, module))
+            module.set_custom_all_gather(Gather(self._traffic, module, _group(module)))
             module.set_custom_reduce_scatter(Scatter(self._traffic))
         untraced: Any = torch.compiler.disable
         self._hook: Any = model.register_forward_pre_hook(untraced(self._forward), prepend=True, with_kwargs=True)

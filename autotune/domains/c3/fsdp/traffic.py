@@ -238,15 +238,21 @@ def _kind(op: str, numel: int, dtype: torch.dtype, group: dist.ProcessGroup) -> 
 
 
 class Gather(AllGather):
-    """A module's all-gather; see ``torch.distributed.fsdp``'s ``AllGather``."""
+    """A module's all-gather; see ``torch.distributed.fsdp``'s ``AllGather``.
 
-    def __init__(self, traffic: Traffic, module: Any) -> None:
-        self.traffic, self._module = traffic, module
+    Args:
+        params: FSDP2's parameter group of the module. If ``reshard_after_forward`` is a number of ranks, the backward
+            pass gathers in a smaller process group.
+    """
+
+    def __init__(self, traffic: Traffic, module: Any, params: Any) -> None:
+        self.traffic, self._module, self._params = traffic, module, params
         self._group: dist.ProcessGroup | None = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Allocate the gathered buffer."""
-        return self.traffic.buffer("all_gather", size, dtype, device, self._group)
+        group = getattr(self._params, "_all_gather_process_group", self._group)
+        return self.traffic.buffer("all_gather", size, dtype, device, group)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
@@ -258,7 +264,7 @@ class Gather(AllGather):
         collective = traffic.engine(output_tensor)
         counts = traffic.counting or collective is None
         kind = traffic.note("all_gather", output_tensor, group) if counts else None
-        if collective is None:
+        if collective is None or collective.input.numel() != input_tensor.numel():  # or one of another group
             return all_gather(output_tensor, input_tensor, group=traffic.group(kind, group), async_op=async_op)
         if collective.input.data_ptr() != input_tensor.data_ptr():
             collective.input.copy_(input_tensor)
