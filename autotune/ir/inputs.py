@@ -17,6 +17,8 @@ from torch import Tensor
 from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, Graph, at_axis, is_product
 
 _NARROW = ("uint8", "int8", "int16")
+_EXACT = 1 << 24
+"""Integers below are exact in float32."""
 _WIDE = {"int32": (1 << 31) - 1, "int64": 1 << 40}
 """Bounds on large integers. The least number of a type is none: divided by -1, it traps the processor."""
 _SHARE = 8  # At most one in this many results is lost to an operand's odd elements.
@@ -175,9 +177,18 @@ def operands(graph: Graph) -> dict[int, Operand]:
 
 
 def _never_floats(graph: Graph) -> set[int]:
-    """The slots of int32 and int64 of which no float is made: a float's sine or sum would show its rounding."""
-    cast = (v.args[0] for v in graph.values if v.op == "cast" and v.dtype == "float32")
-    floats = {graph.values[i].slot for i in graph.making(cast)}
+    """The slots of int32 and int64 of which no float is made: a float's sine or sum would show its rounding.
+
+    Some bits of an integer are exact as a float: a dropout's seed is such a slot.
+    """
+    values = graph.values
+
+    def is_cut(i: int) -> bool:
+        masks = (values[a] for a in values[i].args) if values[i].op == "and" else ()
+        return any(m.op == "const" and 0 <= m.number < _EXACT for m in masks)
+
+    cast = (v.args[0] for v in values if v.op == "cast" and v.dtype == "float32")
+    floats = {values[i].slot for i in graph.making(cast, given=is_cut)}
     return {slot for slot, name in enumerate(graph.inputs) if name in _WIDE} - floats
 
 

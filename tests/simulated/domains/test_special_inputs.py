@@ -17,6 +17,8 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.bench import FusionBench, _Candidate
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
+from autotune.ir.graph import Graph
+from autotune.ir.inputs import make_inputs
 from autotune.task import Verdict
 from autotune.workload import Workload
 from tests.support.simulator.groups import check_group, check_inputs
@@ -166,6 +168,17 @@ def test_integers_of_fewer_bits_are_rejected(dtype: torch.dtype) -> None:
 
     assert verdict_on(products(dtype), bench).ok
     assert not verdict_on(products(torch.int32 if dtype == torch.int64 else torch.int16), bench).ok
+
+
+def test_a_dropout_is_verified_with_large_seeds() -> None:
+    ((work, _),) = workloads_of(lambda x: F.dropout(x, 0.3, training=True), (torch.randn(64, 40),))
+    graph = Graph.from_json(work.spec)
+    (slot,) = [k for k, name in enumerate(graph.inputs) if name == "int64"]
+    drawn = [make_inputs(graph, seed, special=True)[slot].abs().max() for seed in range(8)]
+    assert max(drawn) > 2**32
+    bench, task = FusionBench(work, "cpu"), FusionTask(work, "cpu")
+    run = bench.load(task.default(), task.build(task.default()))
+    assert all(bench.verify(run, seed).ok for seed in range(4))
 
 
 @pytest.mark.parametrize("place", [-1, 64 * 40], ids=["before", "behind"])
