@@ -48,7 +48,7 @@ def test_it_starts_others_and_they_are_its_children() -> None:
     assert own == parent_of_inner
 
 
-def test_what_looks_at_imports_or_sets_libraries_is_a_new_interpreter(request: pytest.FixtureRequest) -> None:
+def test_programs_that_check_imports_or_set_libraries_get_a_new_interpreter(request: pytest.FixtureRequest) -> None:
     imported = "import sys; print('torch' in getattr(sys, 'mod' + 'ules'))"
     assert forks._server is not None
     own = forks._server._environment  # a library that a test has imported since may have set environment variables
@@ -70,9 +70,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package / "fork_server.py"
 
 
-def test_the_server_finds_what_pythonpath_alone_has(
-    stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_server_finds_modules_of_pythonpath(stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "dependency.py").write_text("NUMBER = 7")
     stub.write_text("""

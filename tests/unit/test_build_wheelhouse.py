@@ -30,7 +30,7 @@ def script() -> ModuleType:
     return module
 
 
-def test_all_that_is_needed_but_what_the_host_has(script: ModuleType) -> None:
+def test_all_requirements_without_those_of_the_host(script: ModuleType) -> None:
     left_out = (*script.HOST_HAS, "host")
     found = script.closure(["one"], "3.12", left_out, lambda requirement: WORLD[requirement.name])
     assert found == {"one": "1.0", "two": "2.1", "three": "3.0"}

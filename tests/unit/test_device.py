@@ -130,7 +130,7 @@ def test_environment_strict_and_loose() -> None:
         assert dataclasses.replace(e, **other).loose != e.loose
 
 
-def test_the_cpus_environment_is_what_is_installed() -> None:
+def test_the_cpus_environment_has_the_installed_packages() -> None:
     from importlib.metadata import version
 
     e = environment("cpu")

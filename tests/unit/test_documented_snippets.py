@@ -127,7 +127,7 @@ def test_blocks_compile_with_names_that_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", HOW_TO, ids=lambda p: p.name)
-def test_guides_import_what_they_use(page: Path) -> None:
+def test_guides_import_the_names_that_they_use(page: Path) -> None:
     assert _unbound([*_trees(page.read_text())]) == []
 
 

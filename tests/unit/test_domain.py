@@ -87,7 +87,7 @@ def test_a_task_of_three_methods_has_defaults_for_all_else(least: Domain) -> Non
         made.under("greedy", {})
 
 
-def test_a_task_or_a_bench_without_what_is_needed_cannot_be_made() -> None:
+def test_a_task_or_a_bench_without_required_methods_cannot_be_made() -> None:
     for incomplete in (Task, Bench):
         with pytest.raises(TypeError, match="abstract"):
             incomplete()  # type: ignore[abstract]

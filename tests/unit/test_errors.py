@@ -16,7 +16,7 @@ def test_the_type_and_the_first_line_are_reported() -> None:
     assert first_line(ValueError("while tracing:\n  bad\nworse")) == "ValueError: while tracing: bad"
 
 
-def test_what_dynamo_met_is_reported() -> None:
+def test_dynamos_own_error_is_reported() -> None:
     def embeds(x: Tensor) -> Tensor:
         return F.embedding(x, torch.ones(4, 4))
 

@@ -46,7 +46,7 @@ def test_bad_candidates_compile_or_are_refused_as_they_should(
 
 
 @pytest.mark.parametrize("name", ["c3_check", "c3_soak"])
-def test_c3_scripts_tell_what_they_take_and_what_they_lack(
+def test_c3_scripts_print_their_arguments_and_missing_devices(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

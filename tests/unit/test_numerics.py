@@ -140,7 +140,7 @@ def test_a_program_of_the_older_way_may_still_read_it_where_its_settings_are_res
 
 @pytest.mark.parametrize("change", [newer, newer_for_all, both_ways])
 @pytest.mark.parametrize(("name", "on_gpu"), [("highest", {}), ("high", TF32), ("medium", TF32)])
-def test_the_precision_of_products_is_set_whatever_was_set_before(
+def test_the_precision_of_products_replaces_any_earlier_one(
     change: object, name: str, on_gpu: dict[str, object]
 ) -> None:
     assert callable(change)

@@ -29,7 +29,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return run
 
 
-def test_what_is_missing_is_installed(commands: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_programs_are_installed(commands: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert programs.main() == 0
     update, install = commands
     assert update.endswith(" update")

@@ -126,7 +126,7 @@ def test_aligned_rows_move_sixteen_bytes_at_a_time(name: str, words: int) -> Non
 
 
 @pytest.mark.parametrize("name", ["ln_f32", "ln_bf16", "ln_f16", "ln_1001", "ln_long", "softmax_mask", "bgrl_bf16"])
-def test_what_is_kept_stays_in_registers(name: str) -> None:
+def test_kept_values_stay_in_registers(name: str) -> None:
     task, config = one(name)
     assert config["keep"] == "registers"
     (kernel,) = task.build(config).kernels
@@ -196,7 +196,7 @@ def test_online_cross_entropy_walks_its_row_once() -> None:
         ("evict_first", r"L2::evict_first\.b64[^}]*ld\.global[.\w:]*L2::cache_hint\.v4"),
     ],
 )
-def test_load_hints_are_for_what_is_read_once(hint: str, words: str) -> None:
+def test_load_hints_are_for_inputs_that_are_read_once(hint: str, words: str) -> None:
     task, config = one("ln_f32", load_hint=hint)
     text = source_text(task, config)
     assert len(re.findall(words, text)) == len(re.findall(r"ld\.global\.nc\.v4", ptx_of("ln_f32"))) - 2
@@ -236,7 +236,7 @@ def test_the_same_candidate_is_the_same_cubin() -> None:
     assert a.sha256 == b.sha256
 
 
-def test_what_does_not_compile_is_a_build_error() -> None:
+def test_a_kernel_that_does_not_compile_is_a_build_error() -> None:
     good = source_of(*one("ln_3"))
     broken = edited(good, lambda line: line.replace("rsqrt(", "no_such_function("))
     with pytest.raises(BuildError, match="numba: "):

@@ -147,7 +147,7 @@ def test_generated_code_hands_over_the_tensors_to_write(results: tuple[int, ...]
         torch.testing.assert_close(got, want(x)[k])
 
 
-def test_misaligned_tensors_are_copied_on_the_way_to_what_is_written() -> None:
+def test_misaligned_tensors_are_copied_for_a_writer() -> None:
     run, x = make(), torch.randn(ROWS * COLS + 1)[1:].view(ROWS, COLS)
     run._inputs = tuple((i, stride, 15) for i, stride, _ in run._inputs)
     out = [torch.full(s.size, float("nan")) for s in SPECS]

@@ -104,7 +104,7 @@ def test_a_main_kernel_and_its_finish_are_found_by_other_rows(store: Store) -> N
         assert (found.level, found.tuned and found.tuned.extent) == (Level.OTHER_ROWS, ROWS), found.reason
 
 
-def test_what_they_cannot_run_is_refused(store: Store) -> None:
+def test_unsupported_rows_are_refused(store: Store) -> None:
     work = workload(norm_backward, ROWS)
     main, finish = tuned().artifact.kernels  # type: ignore[union-attr]
     blocks, at_once = main.launch["grid"], main.launch["per_block"]

@@ -180,7 +180,7 @@ def test_more_shared_memory_than_usual_is_asked_for(tmp_path: Path) -> None:
     assert f"shared {one.kernel.entry} 100000" in lines
 
 
-def test_what_the_driver_refuses_is_an_error_that_names_the_kernel(tmp_path: Path) -> None:
+def test_a_refusal_of_the_driver_is_an_error_that_names_the_kernel(tmp_path: Path) -> None:
     call = call_of(built())
     (one,) = prepared(call).launches
     body = """

@@ -121,7 +121,7 @@ def test_no_try_is_begun_that_the_time_does_not_suffice_for(decided: Callable[..
     assert "the time was up before any of them was left out" in found.text
 
 
-def test_what_attention_gains_does_not_hide_what_a_family_costs(decided: Callable[..., decide.Decision]) -> None:
+def test_the_gain_of_attention_does_not_hide_the_loss_of_a_family(decided: Callable[..., decide.Decision]) -> None:
     found = decided({"a1": 5.0, "a4": -8.0}, None, 30.0)
     assert found.left == {"a4"}
     assert (found.compile_us, found.attention_us, found.all_us, found.autotune_us) == (100.0, 70.0, 73.0, 65.0)
@@ -217,7 +217,7 @@ def test_a_slow_kernel_is_left_by_the_step_and_stays_left(
         assert counters.misses == 0
 
 
-def test_a_busy_machine_does_not_displace_what_a_quiet_one_decided(
+def test_a_verdict_of_a_busy_machine_does_not_replace_one_of_a_quiet_machine(
     tune: Tune, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, x = Block(), torch.randn(8, 16)

@@ -263,7 +263,7 @@ DESCRIBED = {"layers": 24, "published_layers": 24, "regions": 9, "seconds": {"al
              "searched": {"busy": False}}  # fmt: skip
 
 
-def test_a_case_has_what_the_modes_came_to() -> None:
+def test_a_case_has_the_results_of_the_modes() -> None:
     case = times(compared(), ("default", "reduce-overhead", "max-autotune"), 80.0)
     assert case["default"] == {
         "compile_us": 600.0, "compile_library_us": 340.0, "compile_memory_us": 250.0, "compile_library_kernels": 2,
@@ -476,7 +476,7 @@ def test_files_of_other_runs_are_left_alone(
     assert before
 
 
-def test_an_interrupt_keeps_what_there_is(
+def test_an_interrupt_keeps_finished_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "real.json"
@@ -569,7 +569,7 @@ def test_a_process_that_hangs_or_dies_is_one_failure(monkeypatch: pytest.MonkeyP
     assert real_models.measured("t5_base_train", options, 280.0) == (None, "E: why")
 
 
-def test_what_fails_within_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_inside_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fails(*args: object) -> None:
         raise step.NotCompared("OutOfMemoryError: CUDA out of memory")
 

@@ -462,7 +462,9 @@ def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.Captu
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_the_list_has_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_the_missing_libraries(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(Known, "lacks", lambda known: "it is missing" if known.library == "diffusers" else "")
     assert command.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -134,7 +134,7 @@ def raising(error: BaseException) -> Callable[[argparse.Namespace], int]:
     return run
 
 
-def test_what_a_command_raises_becomes_an_exit_code(
+def test_exceptions_of_a_command_become_exit_codes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(show, "run_workloads", raising(UserError("no such thing: name another")))

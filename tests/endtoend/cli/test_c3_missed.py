@@ -49,7 +49,7 @@ def toy() -> Workload:
 
 
 @pytest.mark.slow
-def test_what_any_domain_missed_is_searched_and_cleared(tmp_path: Path) -> None:
+def test_misses_of_any_domain_are_searched_and_cleared(tmp_path: Path) -> None:
     db, script = tmp_path / "t.db", tmp_path / "with_toy_domain.py"
     script.write_text(MAIN)
     missed(db, toy(), scenario(), scenario(3))

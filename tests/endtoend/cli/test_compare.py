@@ -136,7 +136,7 @@ def test_a_training_step_half_of_which_was_searched(
         assert store.misses() == []
 
 
-def test_what_a_step_missed_is_reported_and_not_recorded(db: str) -> None:
+def test_misses_of_a_step_are_reported_and_not_recorded(db: str) -> None:
     Store.open(db).close()
     with deployment().deploying_from(db):
         found = step.compare(Block(), (X,), train=False, device="cpu", policy=compare._policy(None, "cpu"))
@@ -272,7 +272,7 @@ def on_a_gpu(ours: float = 1520.0, **changes: Any) -> Comparison:
     return dataclasses.replace(found, **changes)
 
 
-def test_what_inductor_compiles_is_a_table_with_reasons() -> None:
+def test_operators_that_inductor_compiles_are_a_table_with_reasons() -> None:
     rows = [Row("softmax", True, "", 3, 9 << 20), Row("cumsum", False, "an operator without a rule", 2, 1 << 20)]
     lines = list(compare.uncovered(on_a_gpu(coverage=Coverage(rows))))
     assert lines[0] == lines[-1] == ""

@@ -283,7 +283,7 @@ def test_a_step_of_which_nothing_is_kept_tells_how_near_it_came() -> None:
     assert busy.strip().startswith("busy: other processes disturbed")
 
 
-def test_a_verdict_tells_what_attention_brought() -> None:
+def test_a_verdict_has_the_gain_of_attention() -> None:
     record = {"compile_us": 109.2, "attention_us": 46.8, "autotune_us": 43.6, "ratio": 2.5, "families": []}
     (head,) = lines(Verdict("a", "d", "e", "default", (), record))
     assert "torch.compile 109 us, 46.8 us with attention rewritten, autotune 43.6 us; 0 of 0" in head

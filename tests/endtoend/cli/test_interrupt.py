@@ -51,7 +51,7 @@ def test_an_early_interrupt_is_one_line(module: str, tmp_path: Path) -> None:
         ("f = torch.nn.LayerNorm(8, device='meta')\ndef make(): return torch.ones(8)", "the meta device have no data"),
     ],
 )
-def test_what_the_users_code_does_is_reported_in_one_line(
+def test_faults_of_the_users_code_are_reported_in_one_line(
     text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.py").write_text("import torch\n" + text + "\n")

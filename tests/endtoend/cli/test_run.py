@@ -175,7 +175,7 @@ def test_a_mistake_is_one_line(tmp_path: Path, words: list[str], says: str) -> N
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_the_script_raises_is_its_own(tmp_path: Path) -> None:
+def test_exceptions_of_the_script_are_its_own(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("raise ValueError('mine')")
     done = run("fails.py", cwd=tmp_path)
     assert done.returncode == 1

@@ -129,7 +129,7 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
         (["--missed", "--plans", "greedy", "--ablation", "no-pack"], "exclude each other"),
     ],
 )
-def test_what_does_not_go_together_is_reported(
+def test_conflicting_options_are_reported(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -44,14 +44,14 @@ def test_depths_reach_the_search_and_the_measurement(monkeypatch: pytest.MonkeyP
     assert "EXAMPLE_LAYERS" not in found
 
 
-def test_regions_and_what_is_outside() -> None:
+def test_regions_and_operators_outside() -> None:
     found = fusion_models.regions_of(make("llama_infer", "cpu", "cpu"))
     assert found["regions"] >= found["different_regions"] > 0
     assert found["bytes"] > 0
     assert found["outside"]["mm"] == 6
 
 
-def test_what_takes_too_long_is_stopped() -> None:
+def test_a_model_that_takes_too_long_is_stopped() -> None:
     args = fusion_models.parse(["--device", "cpu"])
     args.db = "unused"
     code, _ = fusion_models.run([sys.executable, "-c", "import time; time.sleep(600)"], args, 1.0)

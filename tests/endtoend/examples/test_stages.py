@@ -10,7 +10,7 @@ from examples import stages
 from tests.support import ROOT
 
 
-def test_the_document_shows_what_the_example_prints(
+def test_the_document_shows_the_output_of_the_example(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["stages.py"])

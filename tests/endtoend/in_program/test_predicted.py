@@ -115,7 +115,7 @@ def test_the_default_is_proposed_first_and_few_others() -> None:
     assert all(p.expected_us for p in made)
 
 
-def test_what_was_best_at_other_rows_is_proposed_before_the_models_own() -> None:
+def test_the_best_at_other_rows_is_proposed_before_the_models_picks() -> None:
     near, task = open_task(workload(256), "cpu"), open_task(workload(), "cpu")
     known = next(c for c in map(near.normalize, near.seeds()) if c != task.normalize(task.default()))
     assert ("neighbour", task.adapt(known)) in [(p.origin, p.config) for p in proposals(task, [("neighbour", known)])]

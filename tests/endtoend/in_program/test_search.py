@@ -82,7 +82,7 @@ def eager(steps: int) -> list[float]:
     return losses
 
 
-def test_both_graphs_are_searched_and_the_program_goes_on_with_what_won(
+def test_both_graphs_are_searched_and_the_program_continues_with_the_winner(
     searches: Searches, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faster(monkeypatch, kept=True)
@@ -115,7 +115,7 @@ def test_the_next_process_searches_nothing(searches: Searches, monkeypatch: pyte
         assert store.state() == state, "torch's caches keep the code of the first process"
 
 
-def test_a_larger_budget_searches_what_is_left(
+def test_a_larger_budget_searches_the_rest(
     searches: Searches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     searches.most = 1

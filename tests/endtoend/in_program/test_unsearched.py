@@ -191,7 +191,7 @@ def test_a_slower_step_runs_inductors_code_and_a_search_still_searches_it(
     assert sorted(searches.labels[0]) == sorted(process.labels)
 
 
-def test_a_search_covers_what_was_predicted(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predicted_regions_stay_missed_for_a_search(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Surveyed] = []
     faster(monkeypatch, kept=True)
     monkeypatch.setattr(search, "note_verdicts", lambda found, *a, **k: graphs.extend(found[0].graphs))
@@ -200,7 +200,7 @@ def test_a_search_covers_what_was_predicted(process: Process, monkeypatch: pytes
     assert len(missed) == len(process.labels)
 
 
-def test_what_is_stored_is_not_tried(process: Process, db: str) -> None:
+def test_stored_regions_are_not_tried(process: Process, db: str) -> None:
     train(1)
     with Store.open(db) as store:
         for miss in store.misses():

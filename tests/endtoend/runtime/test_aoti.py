@@ -154,7 +154,7 @@ def test_a_package_without_keywords_and_without_a_description() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no package", b"PK\x03\x04" + bytes(40)])
-def test_what_is_no_package_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_package_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.pt2"
     with pytest.raises(UserError, match="no such package"):
         autotune.aoti_load_package(path)

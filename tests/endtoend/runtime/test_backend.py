@@ -48,7 +48,7 @@ def test_inference_runs_stored_kernels(tune: Tune) -> None:
     assert autotune.counters().misses == autotune.counters().fallbacks == 0
 
 
-def test_the_stored_kernels_are_what_computes(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stored_kernels_compute(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     from autotune.compiler.targets.cpu.launcher import CpuKernel
 
     launches = []

@@ -161,7 +161,7 @@ def test_it_leaves_a_busy_device_alone_and_ends_with_ctrl_c(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_it_searches_what_is_missed_and_ends_where_that_was_asked(tmp_path: Path) -> None:
+def test_it_searches_misses_and_ends_on_request(tmp_path: Path) -> None:
     name = missed(tmp_path / "b.db")
     process = watcher(tmp_path, "--always", "--timeout", "3", "--once")
     _, err = process.communicate(timeout=550)
@@ -223,7 +223,7 @@ def test_a_file_that_is_mended_in_time_is_read(tmp_path: Path) -> None:
     assert command._watch(args, "cpu", identify("cpu"), alone) == 0
 
 
-def test_what_cannot_be_searched_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsearchable_misses_are_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
     asked: list[int] = []
     sets = [frozenset({("a", 1)})] * 6 + [frozenset({("a", 2)})] * 6

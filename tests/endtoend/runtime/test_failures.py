@@ -110,7 +110,7 @@ def test_a_launch_that_fails_falls_back_for_good(
     assert sum("failed and is not used any more" in r.getMessage() for r in caplog.records) == 1
 
 
-def test_what_falls_back_asks_for_no_gradient(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fall_back_requires_no_gradient(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     """The generated code gets a parameter as it is, outside of ``no_grad``."""
     weight = nn.Parameter(torch.randn(48))
 
@@ -127,7 +127,7 @@ def test_what_falls_back_asks_for_no_gradient(tune: Tune, monkeypatch: pytest.Mo
     assert not y.requires_grad
 
 
-def test_what_falls_back_under_autocast_keeps_its_types(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fall_back_under_autocast_keeps_its_types(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x * 2, -1)
 

@@ -69,7 +69,7 @@ def test_stock_stays_where_nothing_is_faster(ranks: Ranks, db: str) -> None:
     ("where", "words"),
     [("everywhere", "no peer access here"), ("one rank", "12 MiB of buffers do not fit 3 MiB of free memory")],
 )
-def test_what_cannot_run_leaves_fsdp2_as_it_is(ranks: Ranks, db: str, where: str, words: str) -> None:
+def test_a_strategy_that_cannot_run_leaves_fsdp2_as_it_is(ranks: Ranks, db: str, where: str, words: str) -> None:
     answers = ranks.run(CHECKS, "searched", db, 0.1)
     said = []
     for answer, stopped in zip(answers, ranks.run(CHECKS, "stopped", db, where), strict=True):

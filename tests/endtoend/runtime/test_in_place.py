@@ -85,7 +85,7 @@ class Mlp(nn.Module):
 
 
 @torch.no_grad()
-def test_an_activation_is_written_over_what_it_was_made_of(tune: Tune) -> None:
+def test_an_activation_overwrites_its_input(tune: Tune) -> None:
     model, x = Mlp().eval(), torch.randn(4, ROWS // 4, WIDTH)
     hidden = 8 * WIDTH * ROWS * 4
 

@@ -266,7 +266,7 @@ def _selective() -> Any:
 
 
 @pytest.mark.parametrize("selective", [False, True])
-def test_what_is_checkpointed_is_computed_again(tune: Tune, selective: bool) -> None:
+def test_checkpointed_regions_are_computed_again(tune: Tune, selective: bool) -> None:
     fn = _checkpointed(0.0, **({"context_fn": _selective} if selective else {}))
     args = torch.randn(64, 48, requires_grad=True), torch.randn(48, 48, requires_grad=True)
     stored = tune(fn, args)
@@ -286,7 +286,7 @@ def _plain(fn: Callable[..., torch.Tensor], x: torch.Tensor, w: torch.Tensor) ->
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_dropout_in_what_is_checkpointed_drops_the_same_again(tune: Tune, reentrant: bool) -> None:
+def test_dropout_in_checkpointed_regions_drops_the_same_again(tune: Tune, reentrant: bool) -> None:
     """The gradient of a sum over what was kept is nonzero where it was kept, only if the mask is the same twice."""
 
     def block(x: torch.Tensor) -> torch.Tensor:

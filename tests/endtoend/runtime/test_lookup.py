@@ -102,7 +102,7 @@ def test_a_baseline_fits_any_rows(tune: Tune) -> None:
     assert found.schedule.winner == "inductor"
 
 
-def test_what_a_launch_demands(tune: Tune) -> None:
+def test_requirements_of_a_launch(tune: Tune) -> None:
     found: list[Schedule] = []
     (stored,) = tune(softmax, (torch.randn(32, 48),), edit=lambda s: found.append(s) or s)  # type: ignore[func-returns-value]
     tuned = Graph.from_json(stored.spec)

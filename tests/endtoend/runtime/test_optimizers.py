@@ -98,7 +98,7 @@ def train(
 
 
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_every_step_leaves_what_eager_mode_leaves(tune: Tune, name: str) -> None:
+def test_every_step_leaves_the_state_of_eager_mode(tune: Tune, name: str) -> None:
     ours = model()
     theirs, other = twin(ours), twin(ours)
     probe, mine, eager = (OPTIMIZERS[name](m.parameters()) for m in (other, ours, theirs))

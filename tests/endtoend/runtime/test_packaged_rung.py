@@ -159,7 +159,7 @@ def test_the_users_own_comes_first(pack: Pack, tune: Tune, tmp_path: Path) -> No
     assert level() is Level.EXACT
 
 
-def test_what_the_user_left_to_inductor_stays_there(pack: Pack, tune: Tune) -> None:
+def test_regions_that_the_user_left_to_inductor_stay_there(pack: Pack, tune: Tune) -> None:
     pack(softmax, (X,))
     tune(softmax, (X,), edit=baseline("inductor"))
     assert deployed() == {"graphs": 1, "hits": 1, "baseline_wins": 1}

@@ -39,7 +39,7 @@ def counted() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("searched", "deployed"), [("default", "strict"), ("strict", "default")])
-def test_a_deployment_finds_what_was_searched_under_its_precision(
+def test_a_deployment_finds_schedules_of_its_precision(
     tune: Tune, monkeypatch: pytest.MonkeyPatch, searched: str, deployed: str
 ) -> None:
     with asking(searched):

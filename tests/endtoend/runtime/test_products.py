@@ -101,7 +101,7 @@ def test_a_stored_algorithm_is_used(library: Library, db: str) -> None:
     assert counters["products"] == 2
 
 
-def test_what_is_left_of_a_region_is_looked_up_as_a_region(library: Library, db: str) -> None:
+def test_the_rest_of_a_region_is_looked_up_as_a_region(library: Library, db: str) -> None:
     stored(db)
     with Store.open(db) as store:
         (rest,) = [p.rest for p in products() if p.rest is not None]

@@ -42,7 +42,7 @@ def test_compiled(ranks: Ranks) -> None:
     assert ranks.run(CHECKS, "equal", 2, 2, True) == [[True] * 5] * 2
 
 
-def test_what_needs_no_gradient_is_not_exchanged(ranks: Ranks) -> None:
+def test_inputs_without_a_gradient_are_not_exchanged(ranks: Ranks) -> None:
     assert ranks.run(CHECKS, "frozen") == [[True] * 3] * 2
 
 

@@ -224,7 +224,7 @@ def test_a_setting_that_is_none_finds_nothing(
     assert any("AUTOTUNE_ENVIRONMENT: 'strictly' must be one of strict, loose, ignore" in text for text in told)
 
 
-def test_a_setting_that_changes_holds_for_what_is_compiled_next(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_setting_holds_for_later_compilations(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     tune(softmax, (X,))
     checked: list[int] = []
     real = Check.expected

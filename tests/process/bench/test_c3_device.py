@@ -150,7 +150,7 @@ def test_without_nvml_times_are_kept_and_the_clock_is_not_known() -> None:
     assert "| – | – | – | – | – |" in render(data)
 
 
-def test_tables_have_all_parts_and_what_is_missing() -> None:
+def test_tables_have_all_parts_and_the_missing_ones() -> None:
     text = render(made(Gpus()))
     assert text.count("| all_gather ") == 8
     assert "| 8192x8192x8192 bf16 on fewer SMs | 1000.0 (132) | 1031.2 (124) | 1064.5 (124) |" in text

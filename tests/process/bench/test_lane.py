@@ -264,7 +264,7 @@ def test_a_lane_that_dies_costs_its_case(odd: Any, capfd: pytest.CaptureFixture[
     assert "NOT MEASURED" in err
 
 
-def test_an_interrupt_ends_all_lanes_and_keeps_what_is_written(
+def test_an_interrupt_ends_all_lanes_and_keeps_written_cases(
     odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = runs._write

@@ -205,7 +205,7 @@ def test_who_builds_for_a_search_shares_a_folder_that_the_last_removes(
         assert Path(tmp_path, "autotune-build-s").exists() is left
 
 
-def test_what_no_node_compiles_is_compiled_here(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+def test_candidates_that_no_node_compiles_are_compiled_here(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
     """Neither on a node with other compilers, nor where the cluster is gone."""
     monkeypatch.setattr(building, "compilers", lambda: {"autotune": "0"})
     with ClusterPool(engines.remote_builds(20.0, {}, secrets.token_hex(16)), 1, 20.0) as pool:

@@ -59,7 +59,7 @@ def test_only_what_is_named() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_reported_and_the_rest_still_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_reported_and_the_rest_still_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "STRATEGIES", "tests.support.c3.check_jobs:faulty")
     monkeypatch.setattr(script, "DEPLOYED", "tests.support.c3.check_jobs:deployed_faulty")
     scenario = Scenario(Gemm(64, 64, 64, "f32"), "all_gather", 4 * 5003 * 2, 2, "f32")

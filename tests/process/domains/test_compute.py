@@ -52,7 +52,7 @@ def test_a_users_program(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["noisy", "counting"])
-def test_what_no_two_runs_agree_on_is_not_compared(name: str) -> None:
+def test_irreproducible_results_are_not_compared(name: str) -> None:
     made = open_compute(Program(f"tests.support.c3.programs:{name}", "tests.support.c3.programs:inputs"), "cpu")
     made.poison()
     made.run()

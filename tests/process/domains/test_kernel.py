@@ -106,7 +106,7 @@ def _metrics_are_kept(db: str, best: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_bad_kernel_does_costs_one_candidate(tmp_path: Path) -> None:
+def test_a_bad_kernel_costs_one_candidate(tmp_path: Path) -> None:
     db = str(tmp_path / "k.db")
     (result,) = kernels.odd.search(device="cpu", db=db, policy=QUICK, sampler="brute", trials=8)
     assert (result.measured, result.best, result.fault, result.error) == (7, {"how": "good"}, False, "")
@@ -199,7 +199,7 @@ def test_a_mistake_is_one_line(
 
 
 @pytest.mark.slow
-def test_what_calls_missed_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missed_calls_are_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     db = str(tmp_path / "k.db")
     monkeypatch.setenv("AUTOTUNE_DB", db)
     path = tmp_path / "mine.py"

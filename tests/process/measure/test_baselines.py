@@ -22,7 +22,7 @@ def normalized(x: Tensor, w: Tensor) -> Tensor:
     return torch.nn.functional.layer_norm(x, (96,)) * w
 
 
-def test_inductor_s_cache_has_what_was_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_s_cache_has_the_code_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("autotune.measure.pool.WAIT_S", 600.0)
     workload = workload_of(normalized, torch.randn(80, 96), torch.randn(96))

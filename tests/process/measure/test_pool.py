@@ -25,7 +25,7 @@ def ahead_of(pool: CompilePool) -> list[Future[Built]]:
     return list(pool._prefetched.values())
 
 
-def test_what_is_waited_for_goes_first(patience: Patience) -> None:
+def test_awaited_builds_go_first(patience: Patience) -> None:
     bad, order = workload(bad=True), list[str]()
     with CompilePool(1, timeout_s=3.0) as pool:
         with patience.endless():
@@ -44,7 +44,7 @@ def test_what_is_waited_for_goes_first(patience: Patience) -> None:
     assert all(f.result(0).artifact for f in (one, two, other, asked))
 
 
-def test_what_was_built_ahead_is_not_built_again() -> None:
+def test_builds_ahead_are_not_repeated() -> None:
     with CompilePool(1, timeout_s=60) as pool:
         pool.prefetch(workload(), "cpu", rows(4))
         pool.prefetch(workload(), "cpu", rows(4))
@@ -85,7 +85,7 @@ def test_a_fault_of_the_machine_is_no_answer() -> None:
         del task.DOMAINS["broken"]
 
 
-def test_what_is_forgotten_is_not_built_and_not_kept(patience: Patience) -> None:
+def test_forgotten_candidates_are_not_built_and_not_kept(patience: Patience) -> None:
     bad, other = workload(bad=True), workload(rows=32)
     with CompilePool(1, timeout_s=3.0) as pool:
         pool.prefetch(other, "cpu", rows(2))
@@ -123,7 +123,7 @@ def test_what_is_given_back_is_kept_unless_it_has_not_begun(patience: Patience) 
         assert ahead_of(pool) == []
 
 
-def test_what_somebody_waits_for_is_not_built_ahead_as_well(patience: Patience) -> None:
+def test_awaited_candidates_are_not_built_ahead_as_well(patience: Patience) -> None:
     with CompilePool(1, timeout_s=3.0) as pool:
         with patience.endless():
             hanging = pool.submit(workload(bad=True), "cpu", HANG)
@@ -144,7 +144,7 @@ def test_nothing_is_built_ahead_once_it_is_closed(patience: Patience) -> None:
     assert ahead_of(pool) == [early]
 
 
-def test_compilers_leave_the_processors_to_what_measures() -> None:
+def test_compilers_leave_the_processors_to_the_measuring_process() -> None:
     with CompilePool(1, timeout_s=60) as pool:
         assert pool.submit(workload(), "cpu", rows(4)).result().artifact
         (child,) = pool._children.values()

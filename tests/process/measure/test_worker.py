@@ -264,7 +264,7 @@ def test_pool_starts_its_processes_before_their_first_jobs(patience: Patience) -
         assert {child.pid for child in pool._children.values()} == before
 
 
-def test_closing_the_pool_drops_what_is_under_way(patience: Patience) -> None:
+def test_closing_the_pool_drops_running_builds(patience: Patience) -> None:
     with patience.endless(), CompilePool(1, timeout_s=60) as pool:
         hanging = pool.submit(workload(bad=True), "cpu", {"how": "build_hang", "block": 4})
         queued = pool.submit(workload(), "cpu", GOOD)

@@ -94,7 +94,7 @@ CHANGED: dict[str, Callable[[bytes, bytes], bytes]] = {
 
 @pytest.mark.parametrize("form", [2, 3])
 @pytest.mark.parametrize("what", CHANGED)
-def test_what_is_changed_behind_an_intact_seal_is_found(what: str, signed: tuple[Path, str, Path], form: int) -> None:
+def test_changes_behind_an_intact_seal_are_found(what: str, signed: tuple[Path, str, Path], form: int) -> None:
     file, key, older = signed
     if form == 2:
         for path in (file, older):

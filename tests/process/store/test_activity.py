@@ -17,7 +17,7 @@ def measure(store: Store, run: str, rows: int, threads: int, us: float | None, s
     store.add_measurement(Measurement(key, {"threads": threads}, status, stage=stage, latency_us=us, run=run))
 
 
-def test_what_a_running_search_has_done(store: Store) -> None:
+def test_progress_of_a_running_search(store: Store) -> None:
     assert store.activity() == []
     earlier = store.start_run("autotune search earlier")
     store.finish_run(earlier.id)

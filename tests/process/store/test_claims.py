@@ -52,7 +52,7 @@ def test_release(store: Store, key: Key) -> None:
     assert store.stats()["claims"] == 0
 
 
-def test_what_is_measured_cannot_be_claimed_and_measuring_drops_the_claim(store: Store, key: Key) -> None:
+def test_measured_candidates_cannot_be_claimed_and_measuring_drops_the_claim(store: Store, key: Key) -> None:
     a = owner_name()
     store.claim(key, CONFIG, "screen", a, 60)
     store.add_measurement(Measurement(key, CONFIG, Status.CRASHED, reason="hung"))

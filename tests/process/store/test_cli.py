@@ -98,7 +98,7 @@ def test_show(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (missed["label"], missed["count"]) == ("layer_norm f32 99x8", 1)
 
 
-def test_what_a_busy_machine_decided_is_marked(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decisions_of_a_busy_machine_are_marked(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("show", "--db", filled) == 0
     assert "(busy)" not in capsys.readouterr().out
     with Store.open(filled) as store:
@@ -116,7 +116,7 @@ def test_what_a_busy_machine_decided_is_marked(filled: Path, capsys: pytest.Capt
     assert "geometric mean" not in text
 
 
-def test_what_is_no_time_is_shown_in_the_unit_that_a_domain_names(
+def test_other_objectives_are_shown_in_the_unit_of_their_domain(
     filled: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The objective is no time here; one workload's specification does not fit its domain."""

@@ -43,7 +43,7 @@ def test_a_calibration_replaces_the_one_before(url: str, key: Key) -> None:
         assert store.get_calibration(key.device, "c3") is None
 
 
-def test_what_they_refer_to_must_exist(url: str, key: Key) -> None:
+def test_their_references_must_exist(url: str, key: Key) -> None:
     with Store.open(url) as store:
         with pytest.raises(ValueError, match="put the workload"):
             store.add_effort(Effort(Key("0" * 64, key.device, key.environment, key.policy), "s", 1.0, 0.0, True))

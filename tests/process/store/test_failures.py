@@ -99,7 +99,7 @@ def test_a_folder(tmp_path: Path) -> None:
         Store.open(tmp_path)
 
 
-def test_reading_what_is_not_there(tmp_path: Path) -> None:
+def test_reading_a_missing_database(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no database"):
         Store.open(tmp_path / "none.db", readonly=True)
     assert Store.attach(tmp_path / "none.db") is None

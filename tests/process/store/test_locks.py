@@ -65,7 +65,7 @@ def test_another_process_is_not_the_last_one_with_the_database(file: Path, does:
     ("content", "kind"),
     [(b"", "other"), (b"text" * 100, "other"), (b"PK\3\4" + bytes(100), "bundle"), (None, "missing")],
 )
-def test_other_files_are_what_they_were(tmp_path: Path, content: bytes | None, kind: str) -> None:
+def test_other_files_are_unchanged(tmp_path: Path, content: bytes | None, kind: str) -> None:
     path = tmp_path / "x.db"
     if content is not None:
         path.write_bytes(content)

@@ -46,7 +46,7 @@ def test_putting_a_workload_again_updates_its_label_but_never_empties_it(store: 
     assert (found.label, found.source) == ("better", {"calls": [1, 2]})
 
 
-def test_what_an_earlier_version_gave_no_family_gets_one(store: Store) -> None:
+def test_a_workload_without_a_family_gets_one(store: Store) -> None:
     """A search of the same region is enough, even with nothing left to search."""
     w = workload()
     bare = dataclasses.replace(w, family="", extent=0)
@@ -102,12 +102,12 @@ def test_the_first_measurement_stands(store: Store, key: Key) -> None:
     assert [m.latency_us for m in store.measurements()] == [5.0, 6.0]
 
 
-def test_the_store_dates_what_has_no_date(store: Store, key: Key) -> None:
+def test_the_store_dates_rows_without_a_date(store: Store, key: Key) -> None:
     store.add_measurement(dataclasses.replace(ok(key, {"a": 1}, 5.0), when=0.0))
     assert store.measurements()[0].when > 1.7e9
 
 
-def test_measurements_need_what_their_key_refers_to(store: Store, key: Key) -> None:
+def test_measurements_need_the_rows_of_their_key(store: Store, key: Key) -> None:
     for name in ("workload", "device", "environment"):
         stranger = dataclasses.replace(key, **{name: "0" * 64})
         with pytest.raises(ValueError, match="put the workload, device and environment"):
@@ -122,7 +122,7 @@ def test_an_ok_measurement_needs_a_latency(store: Store, key: Key, us: float | N
     assert store.measurements() == []
 
 
-def test_failures_keep_their_reason_whatever_it_holds(store: Store, key: Key) -> None:
+def test_failures_keep_any_reason(store: Store, key: Key) -> None:
     m = Measurement(key, {"a": 1}, Status.WRONG_RESULT, error=math.nan, reason="NUL \0, ünïcode, " + "x" * 50_000)
     assert store.add_measurement(m)
     (found,) = store.measurements()
@@ -162,7 +162,7 @@ def test_best_takes_each_candidates_latest_stage(store: Store, key: Key) -> None
     assert store.best(put_key(store, workload(3))) == []
 
 
-def test_best_leaves_out_what_failed_at_any_stage(store: Store, key: Key) -> None:
+def test_best_leaves_out_failures_of_any_stage(store: Store, key: Key) -> None:
     store.add_measurement(ok(key, {"a": 1}, 1.0))
     store.add_measurement(failed(key, {"a": 1}, Status.WRONG_RESULT, "repeat"))
     store.add_measurement(ok(key, {"b": 1}, 2.0))

@@ -73,7 +73,7 @@ def test_verdicts_go_with_the_schedules_of_their_steps(store: Store, file: Path)
     assert store.verdicts() == [newer], "what was decided later stays"
 
 
-def test_importing_keeps_what_is_faster_here_and_the_label_given_here(store: Store, file: Path) -> None:
+def test_importing_keeps_faster_schedules_and_labels_of_the_database(store: Store, file: Path) -> None:
     key = put_key(store, dataclasses.replace(workload(), label="mine"))
     store.put_schedule(schedule(key, 1.0, config={"mine": 1}))
     told = import_file(store, file)
@@ -149,7 +149,7 @@ def test_a_bad_row_changes_nothing(store: Store, file: Path, name: str) -> None:
     assert sum(store.stats()["rows"].values()) == 0
 
 
-def test_what_the_database_refuses_in_the_end_changes_nothing(
+def test_a_refusal_of_the_database_at_the_end_changes_nothing(
     store: Store, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The last statement of the transaction fails: what went before it is taken back."""
@@ -205,7 +205,7 @@ def test_a_predicted_schedule_leaves_its_miss_and_a_searched_one_clears_it(store
     assert [m.workload for m in store.misses()] == [workload(2).fingerprint]
 
 
-def test_what_is_exported_can_be_imported(tmp_path: Path, store: Store) -> None:
+def test_exported_rows_can_be_imported(tmp_path: Path, store: Store) -> None:
     """Damage of every kind in the source: what is left out is named, what is written is sound."""
     keys = [put_key(store, workload(n)) for n in range(1, 8)]
     for n, key in enumerate(keys):

@@ -111,7 +111,7 @@ def _ours(name: str | None, kind: str, parents: object) -> bool:
     return kind != "table" or (name or "").startswith(TABLE_PREFIX)
 
 
-def test_migrations_make_what_the_models_say(url: str) -> None:
+def test_migrations_make_the_tables_of_the_models(url: str) -> None:
     migrate.upgrade(url)
     engine = create_engine(parse_url(url))
     with engine.connect() as c:

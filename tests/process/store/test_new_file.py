@@ -79,7 +79,7 @@ def test_a_file_system_without_links(sqlite_file: Path, monkeypatch: pytest.Monk
         store.put_workload(workload(1))
 
 
-def test_what_does_not_create_tables_makes_no_file(sqlite_file: Path) -> None:
+def test_opening_without_creating_tables_makes_no_file(sqlite_file: Path) -> None:
     with pytest.raises(UserError, match="there is no database"):
         Store.open(sqlite_file, migrate=False)
     assert not sqlite_file.exists()

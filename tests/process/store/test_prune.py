@@ -34,7 +34,7 @@ def fill(store: Store) -> tuple[Key, Key]:
     return decided, open_
 
 
-def test_what_goes_and_what_stays(store: Store) -> None:
+def test_pruned_and_kept_rows(store: Store) -> None:
     decided, open_ = fill(store)
     limits = Limits(runs=True, failures=150.0, candidates=150.0)
     before = store.stats()["rows"]
@@ -54,7 +54,7 @@ def test_what_goes_and_what_stays(store: Store) -> None:
     assert set(prune(store, limits, dry=False).values()) == {0}
 
 
-def test_misses_and_what_nothing_refers_to(store: Store) -> None:
+def test_misses_and_unreferenced_rows(store: Store) -> None:
     decided, _ = fill(store)
     store.put_schedule(schedule(decided, 1.0, config=None, artifact=None, winner="eager"), replace=True)
     found = prune(store, Limits(misses=time.time() + 1), dry=False)

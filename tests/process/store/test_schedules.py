@@ -41,7 +41,7 @@ def schedule(key: Key, us: float = 10.0, **changes: object) -> Schedule:
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
-def test_every_change_of_what_is_deployed_changes_the_state(store: Store, key: Key) -> None:
+def test_every_change_of_a_deployment_changes_the_state(store: Store, key: Key) -> None:
     states = [store.state()]
     store.put_schedule(schedule(put_key(store, workload(128)), extent=128, when=1000.0))
     states.append(store.state())
@@ -72,7 +72,7 @@ def test_the_state_of_a_part_changes_with_that_part_alone(store: Store, key: Key
     assert len({*states}) == 3
 
 
-def test_a_touch_changes_the_state_whatever_the_time(store: Store, key: Key) -> None:
+def test_a_touch_changes_the_state_at_any_time(store: Store, key: Key) -> None:
     """In whole milliseconds, of which a touch is a little less than one, it passed unseen once in forty times."""
     store.put_schedule(schedule(put_key(store, workload(128)), extent=128, when=1.8e9))
     touched = sa.update(ScheduleRow).where(ScheduleRow.workload == key.workload)
@@ -225,7 +225,7 @@ def test_family_schedules(store: Store) -> None:
     assert store.family_schedules("", GPU.fingerprint) == []
 
 
-def test_a_schedule_needs_what_its_key_refers_to(store: Store, key: Key) -> None:
+def test_a_schedule_needs_the_rows_of_its_key(store: Store, key: Key) -> None:
     with pytest.raises(ValueError, match="put the workload"):
         store.put_schedule(schedule(dataclasses.replace(key, device="0" * 64)))
     assert store.schedules() == []

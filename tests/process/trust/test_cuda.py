@@ -217,7 +217,7 @@ def test_the_parameters_are_bound_too(db: Path) -> None:
     assert "compiled for another configuration" in look_up(db, task.workload).reason
 
 
-def test_what_earlier_versions_stored_is_found() -> None:
+def test_schedules_of_earlier_versions_are_found() -> None:
     """It does not say what it was compiled for, and another generator's launch data cannot be printed again."""
     task, config, artifact = built()
     kernels = tuple(replace(k, launch={n: v for n, v in k.launch.items() if n != BOUND}) for k in artifact.kernels)

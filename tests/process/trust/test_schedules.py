@@ -156,7 +156,7 @@ def test_a_damaged_relative_of_the_family_does_not_stop_a_look_up(db: Path) -> N
     assert "its graph is damaged" in found.reason
 
 
-def test_the_printer_refuses_what_the_look_up_would_have() -> None:
+def test_the_printer_refuses_the_same_as_the_look_up() -> None:
     for name in ("row_block", "column_tile", "threads", "parts"):
         with pytest.raises(UserError, match=name):
             CpuSchedule.from_config({name: 2**31})

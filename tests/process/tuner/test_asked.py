@@ -17,7 +17,7 @@ from tests.support.toy import lane_domain, toy_domain
 from tests.support.toy.toy_domain import ToyTask, workload
 
 
-def test_what_is_asked_for_is_measured_first_with_what_was_lent(store: Store, policy: Policy) -> None:
+def test_requested_candidates_are_measured_first_with_lent_processes(store: Store, policy: Policy) -> None:
     first, second = workload(), workload(32)
     asked = [{"how": "vector", "block": 2}, {"how": "vector", "block": 16}, {"how": "vector", "block": 5}]
     with Worker(first, "cpu", policy) as worker, CompilePool(processes=1) as pool:

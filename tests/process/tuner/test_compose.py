@@ -177,9 +177,7 @@ def test_what_is_left_goes_to_the_best_where_it_was_cut_short(
     assert len(searched) == 2
 
 
-def test_what_was_compiled_of_a_part_is_kept_until_the_parts_are_done(
-    tune: Tune, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_builds_of_a_part_are_kept_until_the_parts_are_done(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[int] = []
     gone: list[set[str]] = []
     keep, forget, explore = CompilePool.keep, CompilePool.forget, compose.explore
@@ -222,7 +220,7 @@ def test_measurements_choose_the_best_without_a_model_of_plans() -> None:
     assert compose._best([apart, unknown], Parts(found)) is None
 
 
-def test_what_was_best_for_the_whole_elsewhere_is_measured(tune: Tune, store: Store) -> None:
+def test_the_best_of_the_whole_elsewhere_is_measured(tune: Tune, store: Store) -> None:
     first = tune(A, B)
     one = store.measurements(workload=first.workload, stage="screen")[0]
     other = DeviceIdentity("cpu", "Another CPU", 4, 1024, "x86_64", threads=4)

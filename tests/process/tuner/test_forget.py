@@ -30,7 +30,7 @@ def counted(store: Store) -> Counter[str]:
     return Counter(str(m.status) for m in store.measurements(stage="screen"))
 
 
-def test_what_is_forgotten_is_tried_again(store: Store, policy: Policy) -> None:
+def test_forgotten_candidates_are_tried_again(store: Store, policy: Policy) -> None:
     search(store, policy)
     before = store.schedules()
     assert counted(store) == {"ok": 1, "launch_error": 1, "compile_error": 1}
@@ -56,7 +56,7 @@ def test_a_workload_or_a_reason_is_picked(store: Store, policy: Policy) -> None:
         forget_failures(store, [Status.OK])
 
 
-def test_what_had_nothing_left_to_do_is_begun_again(store: Store, policy: Policy) -> None:
+def test_a_completed_search_is_begun_again(store: Store, policy: Policy) -> None:
     search(store, policy)  # records the failures, on a busy machine too
     search(store, policy, trials=None)
     assert search(store, policy, trials=None).stop.startswith("nothing left to do")

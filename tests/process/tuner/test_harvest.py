@@ -80,14 +80,14 @@ def explored(store: Store, policy: Policy, hand: Hand, until_s: float, device: s
         (0.0, 1),  # one whatever the time is
     ],
 )
-def test_a_little_more_time_for_what_is_compiled(
+def test_a_little_more_time_for_compiled_candidates(
     until_s: float, measured: int, store: Store, policy: Policy, hand: Hand
 ) -> None:
     assert explored(store, policy, hand, until_s, "cuda:0") == (TIME_UP, measured)
     assert hand.measured == CONFIGS[:measured]
 
 
-def test_what_still_compiles_is_left(store: Store, policy: Policy, hand: Hand) -> None:
+def test_running_compilations_are_left(store: Store, policy: Policy, hand: Hand) -> None:
     slow = CONFIGS[3:9]
     assert explored(store, policy, hand, 2.0, "cuda:0", slow) == (TIME_UP, 5)
     assert hand.measured == [*CONFIGS[:3], *CONFIGS[9:11]]

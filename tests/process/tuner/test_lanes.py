@@ -59,7 +59,7 @@ def refuse_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dealing, "Child", started)
 
 
-def test_lanes_find_what_one_device_finds_and_the_next_run_starts_none(
+def test_lanes_find_the_same_as_one_device_and_the_next_run_starts_none(
     store: Store, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = {"log": str(log), "meet": str(tmp_path / "meet")}
@@ -111,7 +111,7 @@ def test_a_shared_part_is_measured_once(store: Store, tmp_path: Path, log: Path)
     assert store.stats()["claims"] == 0
 
 
-def test_when_the_time_is_up_what_is_left_is_not_begun(store: Store) -> None:
+def test_when_the_time_is_up_remaining_workloads_are_not_begun(store: Store) -> None:
     works = [toy(rows=r) for r in (64, 65, 66, 67)]
     found = api.tune_workloads(works, TWO, store, timeout=0.001, **ALL)
     assert len(found) == 1  # a lane takes longer to start
@@ -161,7 +161,7 @@ def test_a_slow_starter_does_not_hold_up_the_end(still: Lanes, monkeypatch: pyte
     assert [lane.over for lane in still._lanes] == [True, True]
 
 
-def test_what_is_stored_is_reported_where_all_lanes_are_lost(store: Store, tmp_path: Path) -> None:
+def test_stored_results_are_reported_if_all_lanes_are_lost(store: Store, tmp_path: Path) -> None:
     fatal = tmp_path / "fatal"
     works = [toy(rows=r, fatal=str(fatal)) for r in (64, 65, 66)]
     before = api.tune_workloads(works, TWO, store, **{**ALL, "trials": 2})
@@ -201,7 +201,7 @@ def still(store: Store, monkeypatch: pytest.MonkeyPatch) -> Lanes:
     return group
 
 
-def test_half_of_what_waits_goes_to_a_lane_that_is_through(still: Lanes) -> None:
+def test_an_idle_lane_gets_half_of_anothers_queue(still: Lanes) -> None:
     def told(lane: Any) -> tuple[int | None, list[int]]:
         assert list(still._next(lane)) == []
         return lane.turn, list(lane.queue)
@@ -224,7 +224,7 @@ def sent(lane: Any) -> dict[str, Any]:
     return dict(lane.child.sent[-1])
 
 
-def test_a_broken_device_does_not_take_what_others_could_search(still: Lanes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_device_does_not_take_workloads_of_others(still: Lanes, caplog: pytest.LogCaptureFixture) -> None:
     one, other = still._lanes
     failed = Result("w", "toy", "toy", "cpu", "p", stop=FAULT, seconds=9.0, error="the worker does not start")
     fine = dataclasses.replace(failed, stop="no gain", error="")
@@ -400,7 +400,7 @@ def test_ctrl_c_before_anything_is_begun(store: Store, monkeypatch: pytest.Monke
     assert store.measurements() == []
 
 
-def test_ctrl_c_before_anything_is_begun_keeps_what_is_known(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_before_the_first_workload_keeps_known_results(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     works = [toy(rows=r) for r in (4, 5, 6)]
     api.tune_workloads(works[:1], "cpu", store, **{**ALL, "patience": 2, "timeout": 3000.0})
     real = dealing.compile_threads
@@ -422,7 +422,7 @@ def test_a_parent_that_is_killed_leaves_no_process(start: Start, log: Path) -> N
     assert len(lines(log)) == kept
 
 
-def test_the_command_tells_where_what_is_searched(
+def test_the_command_prints_the_device_of_each_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db = str(tmp_path / "missed.db")

@@ -40,7 +40,7 @@ def space_file(folder: Path, text: str) -> Path:
     return path
 
 
-def test_neither_the_default_nor_what_is_stored_is_deployed_from_outside(
+def test_neither_the_default_nor_a_stored_schedule_is_deployed_from_outside(
     tune: Search, store: Store, tmp_path: Path
 ) -> None:
     def final_times() -> dict[str, float]:

@@ -77,7 +77,7 @@ def ahead_of(context: Context, works: list[Workload], budget: Budget = ENDLESS) 
     return Prefetcher(context, works, lambda i: budget)
 
 
-def test_a_workload_begins_with_the_default_and_what_the_heuristics_suggest(context: Context) -> None:
+def test_a_workload_begins_with_the_default_and_the_heuristics(context: Context) -> None:
     work = toy(rows=4, seeds=[*SEEDS, {"how": "rows", "block": 8}])  # a block of 8 rows of 4 is refused
     assert [config for _, config in first(context, work, ENDLESS)] == [{"how": "rows", "block": 4}, *SEEDS[:2]]
     asked = with_options(context, seeds={work.fingerprint: [{"how": "vector", "block": 4}]})
@@ -201,7 +201,7 @@ def test_plans_are_thought_out_once(context: Context, monkeypatch: pytest.Monkey
     assert context.compositions(context.task(toy(rows=2))) == ()
 
 
-def test_what_was_built_in_vain_is_dropped_when_the_next_begins(context: Context) -> None:
+def test_unused_builds_are_dropped_when_the_next_begins(context: Context) -> None:
     shared = {"rows": 16}
     works = [pair_domain.workload({"rows": 8}, shared), pair_domain.workload({"rows": 4}, shared), toy(rows=2)]
     names = [{toy(**w.spec[k]).fingerprint for k in "ab"} | {w.fingerprint} for w in works[:2]]
@@ -266,7 +266,7 @@ def test_nothing_is_built_ahead_where_the_model_alone_decides(context: Context) 
 
 
 @pytest.mark.parametrize("active", [False, True])
-def test_a_search_takes_what_was_built_ahead(
+def test_a_search_takes_builds_ahead(
     active: bool, store: Store, policy: Policy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a CPU nothing is built ahead, since that would disturb what is measured."""

@@ -115,7 +115,7 @@ def test_a_decision_of_a_busy_machine_is_made_again(tune: Search, store: Store, 
     assert last.others == 0.25  # nothing new to compare: the quiet decision stays
 
 
-def test_patience_ends_no_search_before_what_was_suggested(tune: Search) -> None:
+def test_patience_ends_no_search_before_the_suggestions(tune: Search) -> None:
     blocks = (32, 16, 8, 2, 1)
     seeds = [{"how": "rows" if block != 8 else "vector", "block": block} for block in blocks]
     with CompilePool(processes=1) as pool:
@@ -148,7 +148,7 @@ def test_every_bad_candidate_is_survived_and_named(tune: Search, store: Store) -
     assert result.baseline_errors["inductor"] == "RuntimeError: no C++ compiler"
 
 
-def test_baseline_that_is_faster_is_what_is_deployed(tune: Search, store: Store) -> None:
+def test_a_faster_baseline_is_deployed(tune: Search, store: Store) -> None:
     result = tune({"slow_us": 3000}, trials=2)
     assert (result.winner, result.speedup, result.deployed_us) == ("eager", 1.0, EAGER_US)
     assert result.best is not None
@@ -225,7 +225,7 @@ def test_trials_and_patience_and_time_end_a_search(tune: Search) -> None:
     assert (timed.stop, timed.measured, timed.ok) == ("the time is up", 2, True)
 
 
-def test_what_a_fault_ended_was_search(tune: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_before_a_fault_counts_as_search(tune: Search, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise later workloads would reserve as much time for work other than search."""
 
     def fail(self: Worker, *_: object, **__: object) -> None:
@@ -300,7 +300,7 @@ def test_time_is_shared_by_weight_and_one_worker_serves_all(store: Store, policy
     assert results[1].restarts == 0
 
 
-def test_what_is_left_when_the_time_is_up_is_not_begun(store: Store, policy: Policy) -> None:
+def test_remaining_workloads_are_not_begun_when_the_time_is_up(store: Store, policy: Policy) -> None:
     """The costliest comes first; the same search goes on with the others."""
     works = [workload(rows=16), workload(rows=32), workload(rows=48)]
     weights = {works[1].fingerprint: 3.0, works[2].fingerprint: 2.0}
@@ -354,7 +354,7 @@ def test_a_search_goes_on_however_long_it_takes_to_see_what_is_known(store: Stor
         assert [r.seconds > 0 for r in found] == [False] * (n - 1) + [True]
 
 
-def test_what_is_known_is_reported_however_late(store: Store, policy: Policy) -> None:
+def test_known_results_are_reported_however_late(store: Store, policy: Policy) -> None:
     works = [workload(rows=16), workload(rows=32)]
     (known,) = api.tune_workloads(works[1:], "cpu", store, timeout=5.0, policy=policy)
     found = api.tune_workloads(works, "cpu", store, timeout=0.05, policy=policy)

@@ -141,13 +141,13 @@ def test_one_row_is_overwritten_only_where_more_rows_could_be() -> None:
     assert overwritable(graph) == overwritable(one) == ()
 
 
-def test_the_simulator_sees_what_another_thread_overwrote() -> None:
+def test_the_simulator_detects_a_value_that_another_thread_overwrote() -> None:
     graph = group_of(shifted, half(8, 64))
     with pytest.raises(KernelError):
         check_inputs(graph, emitted(graph), make_inputs(graph, seed=3), over=[(0, 0)])
 
 
-def test_what_is_overwritten_is_no_read_only_data() -> None:
+def test_overwritten_inputs_are_no_read_only_data() -> None:
     graph = group_of(with_a_row_and_a_column, half(256, 512), half(512), half(256, 1))
     ptx, _ = compile_ptx(emitted(graph, unroll=2).sources[0], "sm_90")
     assert re.search(r"ld\.global\.L1::no_allocate\.v4", ptx)

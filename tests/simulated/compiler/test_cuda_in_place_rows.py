@@ -147,14 +147,14 @@ def test_a_load_without_a_use_prevents_overwriting() -> None:
     assert overwritable_rows(again) == ()
 
 
-def test_the_simulator_sees_what_a_later_pass_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulator_detects_an_overwritten_value_in_a_later_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "overwritable_rows", lambda program: overwritable(program.graph))
     graph = group_of(read_once_more, torch.randn(4, 64))
     with pytest.raises(KernelError):
         check_inputs(graph, emitted(graph, keep="reload"), make_inputs(graph, seed=3), over=[(0, 0)])
 
 
-def test_what_is_overwritten_is_loaded_before_the_stores() -> None:
+def test_overwritten_inputs_are_loaded_before_the_stores() -> None:
     graph = group_of(gradient, *loss(3, 8192))
     made = emitted(graph, keep="reload", unroll=4, threads_per_row=64, vector_bytes=16)
     ptx, _ = compile_ptx(made.sources[0], "sm_90")

@@ -184,7 +184,7 @@ def test_a_cluster_waits_until_all_its_blocks_have_begun() -> None:
         ("shared", lambda x, y: (x - x.amax(1, keepdim=True)) + y.amax(0), (T(3, 9, 16), T(9, 16))),
     ],
 )
-def test_what_other_schemes_do_better_is_left_to_them(name: str, fn: Any, inputs: Any) -> None:
+def test_groups_that_other_schemes_run_faster_are_left_to_them(name: str, fn: Any, inputs: Any) -> None:
     for g in graphs_of(fn, inputs):
         with pytest.raises(Unsupported):
             OUTER.check(g)

@@ -69,7 +69,7 @@ def test_copies_of_every_size(name: str, vector_bytes: int) -> None:
     check_group(graph(name), kernels, special=True, sms=2)
 
 
-def test_what_cannot_be_copied_is_not() -> None:
+def test_inputs_that_cannot_be_copied_are_not() -> None:
     """Nothing kept, gathered, guarded, or elements of two bytes that are not packed."""
     for name in ("sum", "looked_up", "windows", "odd"):
         g = graph(name)
@@ -81,7 +81,7 @@ def test_what_cannot_be_copied_is_not() -> None:
         assert space["prefetch"].choices == (False,)
 
 
-def test_configurations_of_before_mean_what_they_did() -> None:
+def test_earlier_configurations_mean_the_same() -> None:
     """They have no prefetch, or one that is off; and it is off wherever values do not wait in shared memory."""
     g = graph("softmax")
     old = {k: v for k, v in OUTER.default(g).items() if k != "prefetch"}

@@ -170,7 +170,7 @@ def test_blocks_are_dealt_by_work() -> None:
     assert deal([plain, persistent], 4) == [[1, 1, 2, 100], [1, 1, 9]]
 
 
-def test_what_cannot_share_a_launch_is_refused() -> None:
+def test_groups_that_cannot_share_a_launch_are_refused() -> None:
     with pytest.raises(Unsupported, match="blocks of 128 and of 64 threads"):
         pack_bodies([Body(source(), runs(5)), Body(source(128), runs(5))], 4)
     with pytest.raises(Unsupported, match="wait for each other"):
@@ -183,7 +183,7 @@ def test_the_loosest_register_cap_holds() -> None:
     assert pack_bodies([Body(a, runs(5)), Body(source(), runs(5))], 4)[0].max_registers == 0
 
 
-def test_a_plan_may_pack_what_the_default_does_not() -> None:
+def test_a_plan_may_pack_more_than_the_default() -> None:
     task = optimizer(33, 70)
     one, two = (g.roots for g in task.plan.groups)
     text = write_text(((one,), (two,)))

@@ -126,7 +126,7 @@ def test_both_directions_are_one_kernel_that_reads_once() -> None:
         ("two sets of outer axes", lambda x: x - x.amax(0) - x.amax(1, True) - x.amax(2, True), (T(4, 4, 16),)),
     ],
 )
-def test_what_is_not_a_tile_is_refused(name: str, fn: Any, inputs: Any) -> None:
+def test_a_group_that_is_no_tile_is_refused(name: str, fn: Any, inputs: Any) -> None:
     for g in graphs_of(fn, inputs):
         with pytest.raises(Unsupported):
             TILE.check(g)

@@ -260,7 +260,7 @@ def test_an_axis_across_the_tiles_may_be_open() -> None:
         ("a transposed vector", lambda x, b: x + b[:, None], (T(128, 128), T(128))),
     ],
 )
-def test_what_other_schemes_do_as_well_is_left_to_them(name: str, fn: Any, inputs: Any) -> None:
+def test_groups_that_other_schemes_run_as_fast_are_left_to_them(name: str, fn: Any, inputs: Any) -> None:
     for g in graphs_of(fn, inputs):
         with pytest.raises(Unsupported):
             TRANSPOSE.check(g)

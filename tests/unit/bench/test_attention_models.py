@@ -31,7 +31,7 @@ def made(*args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(("dynamic", "graphs"), [(True, 1), (False, 2)])
-def test_calls_are_counted_by_what_they_hide(dynamic: bool, graphs: int) -> None:
+def test_calls_are_counted_by_kind_of_mask(dynamic: bool, graphs: int) -> None:
     changed, masks, apart = attention_models.checked(made(), dynamic)
     assert changed == 2 * graphs
     assert masks == {"without a mask": graphs, "causal": graphs, "masked": graphs}

@@ -242,7 +242,7 @@ def marks(picture: str, role: str) -> list[str]:
     return [str(p.get("aria-label")) for p in every if p.get("aria-roledescription") == role]
 
 
-def test_bars_are_drawn_for_what_was_measured() -> None:
+def test_bars_are_drawn_for_measured_strategies() -> None:
     picture = pictures.svg(figure.bars(data()))
     told = marks(picture, "bar")
     assert len(told) == 4 * 6  # partition is missing

@@ -30,7 +30,7 @@ def test_a_trace_is_divided_at_the_sweeps_and_summed_up() -> None:
     assert found == {"a": KernelTime(5.5, 2), "b": KernelTime(4, 1)}
 
 
-def test_what_the_profiler_lost_is_reported() -> None:
+def test_kernels_that_the_profiler_lost_are_reported() -> None:
     whole = [span(0, 1, MARK), span(2, 3), span(4, 5, MARK), span(6, 7)]
     assert split(whole, MARK, ["a", "b"], 1)["b"].us == 1
     with pytest.raises(TraceError, match="1 runs of 2"):

@@ -64,7 +64,7 @@ def test_a_dear_first_step_is_named() -> None:
     assert dearer({**GOOD, "seconds": seconds}) == {"cold": 1.5, "warm": 1.5}
 
 
-def test_the_table_counts_what_is_wrong() -> None:
+def test_the_table_counts_errors() -> None:
     cases = [
         {**GOOD, "wrong": []},
         {**GOOD, "name": "vit_infer", "regions": 0, "wrong": ["misses: 1"]},

@@ -14,7 +14,7 @@ from benchmarks.fusion import ablation, peers
 from benchmarks.fusion.instrument import Instrument
 
 
-def test_option_sets_hold_what_this_torch_has_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_sets_have_options_of_this_torch_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import list_options
 
     invented = {"new": {"max_autotune": True, "no_such_option": 1}, "same": {"max_autotune": True}, "none": {"nope": 1}}

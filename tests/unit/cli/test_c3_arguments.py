@@ -124,7 +124,7 @@ def test_scenarios_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0].split() == ["ar-equal-proj", "equal", "8192x8192x8192", "beside", "all_reduce", "of", "512", "MiB"]
 
 
-def test_what_was_missed_is_reported_with_the_command_that_searches_it(
+def test_misses_are_reported_with_the_command_that_searches_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     db = str(tmp_path / "t.db")

@@ -47,7 +47,7 @@ def test_what_a_region_lacks_the_sum_lacks() -> None:
     assert answer["match"] == "none"
 
 
-def test_a_baseline_that_won_is_what_is_deployed() -> None:
+def test_a_baseline_that_won_is_deployed() -> None:
     answer = total("t", "cpu", [region("a", 1, 10.0, 8.0, 20.0, deployed_us=8.0, winner="eager")])
     assert answer["best"] == {"config": {"keep": "a"}, "latency_us": 10.0}
     assert answer["deployed_us"] == 8.0

@@ -34,7 +34,7 @@ def test_the_help_of_a_search_has_the_options_of_its_domain_alone(
             assert (f"{option} " in text) == (other == domain)
 
 
-def test_the_help_without_a_domain_has_what_all_share(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_without_a_domain_has_the_shared_options(capsys: pytest.CaptureFixture[str]) -> None:
     text = helped(capsys, "search")
     assert "autotune search DOMAIN --help" in text
     for option in SHARED:

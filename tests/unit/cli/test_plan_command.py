@@ -228,7 +228,7 @@ def test_a_factory_is_planned_and_told_as_it_was_named(capsys: pytest.CaptureFix
     assert any("32x48" in region["label"] for region in told["regions"])
 
 
-def test_what_is_in_no_region_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_operators_outside_of_regions_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """The backward pass has separate counts; views and operators without inputs do not count."""
 
     def count(name: str, train: bool) -> dict[str, int]:

@@ -228,7 +228,7 @@ def test_output_without_the_rows_is_unsupported() -> None:
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("online", [True, False])
-def test_every_pass_has_what_it_uses(keep: bool, online: bool) -> None:
+def test_every_pass_has_the_values_that_it_uses(keep: bool, online: bool) -> None:
     """For every group of the test programs: run the passes symbolically; each value exists when it is used."""
     accumulated = 0
     for p in programs(keep, online):

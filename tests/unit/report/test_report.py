@@ -109,7 +109,7 @@ def test_a_program_that_counted_its_steps_has_a_page_of_its_savings(tmp_path: Pa
     assert HOSTILE not in written[page.path]
 
 
-def test_what_is_stored_is_only_ever_text(site: Path) -> None:
+def test_stored_strings_are_only_ever_text(site: Path) -> None:
     for text in pages_of(site).values():
         assert "<script>window" not in text
         assert "<img src=x" not in text

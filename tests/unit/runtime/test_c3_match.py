@@ -145,7 +145,7 @@ def test_kernels_must_exist(store: Store) -> None:
     assert not kernel_of(TUNED, "all_reduce")
 
 
-def test_what_needs_no_search() -> None:
+def test_strategies_without_a_search() -> None:
     for scenario in (ON_GPUS, ADDING):
         found = without_search(scenario, "cuda", sms=132)
         assert found[-1] == BASELINES["cuda"]["sequential"]
@@ -166,7 +166,7 @@ def test_a_neighbour_s_strategy_is_fitted(store: Store) -> None:
     assert "no engine 'warp drive'" in find(store, short, GPUS).reason
 
 
-def test_strategies_of_earlier_versions_run_without_what_is_gone(store: Store) -> None:
+def test_strategies_of_earlier_versions_run_without_deleted_choices(store: Store) -> None:
     """As a search of an earlier version stored them: batches, streams, panels, pulling, on CPUs chunks."""
     batch = {"order": "gemm_first", "engine": "copy", "launch": "eager", "priority": "comm", "reserve": 0, "ctas": 0,
              "chunks": 4, "panels": 4, "streams": 2, "direction": "pull", "batch": True}  # fmt: skip
@@ -216,7 +216,7 @@ def test_a_match_travels_whole(store: Store) -> None:
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
-def test_what_was_never_searched_overlaps_all_the_same(collective: str) -> None:
+def test_an_unsearched_scenario_overlaps_all_the_same(collective: str) -> None:
     s = replace(SCENARIO, collective=collective)
     first, *_, last = without_search(s, "cuda", sms=132)
     assert first["order"] != "sequential"

@@ -231,7 +231,7 @@ def test_a_forked_process_has_its_own_copy(
     assert not caplog.records
 
 
-def test_what_is_not_recorded_is_reported(own: Deployment) -> None:
+def test_unrecorded_misses_are_listed(own: Deployment) -> None:
     with own.unrecorded() as outer:
         with own.unrecorded() as inner:
             assert own.record_misses([(workload(1), "not tuned")], "cpu", identity=GPU) == 0

@@ -54,7 +54,7 @@ def test_a_search_that_goes_on_does_not_propose_what_it_proposed_before() -> Non
     assert proposed([measured(1, us=1.0), measured(2, us=2.0)]) != proposed([])
 
 
-def test_what_became_of_proposals_is_remembered() -> None:
+def test_outcomes_of_proposals_are_remembered() -> None:
     h = History(sampler="random", seed=0, space=SPACE)
     (one, config), (two, _), (three, _) = h.ask(), h.ask(), h.ask()
     h.tell(one, Measurement(KEY, config, Status.OK, latency_us=4.0))

@@ -69,7 +69,7 @@ def test_a_first_workload_with_little_time_outside_its_search(monkeypatch: pytes
     assert clock.budget(1, SearchOptions()).final == 2.0
 
 
-def test_what_is_known_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_results_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     Hand(monkeypatch)
     clock = Clock(100.0, [1.0, 1.0])
     clock.done(0.0, 0.0)

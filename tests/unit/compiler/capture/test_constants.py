@@ -102,7 +102,7 @@ def test_comparisons_of_places_are_known() -> None:
     torch.testing.assert_close(constants_of(gm).of(numbers), torch.full((5,), -1.5, dtype=torch.bfloat16))
 
 
-def test_what_depends_on_an_input_is_not_known() -> None:
+def test_values_that_depend_on_an_input_are_unknown() -> None:
     assert known(lambda x: (torch.arange(5) < x, x > 0), X) == []
     assert len(known(lambda x: (torch.arange(5) < 3) & (x > 0), X)) == 1, "the half that does not"
 
@@ -242,7 +242,7 @@ def test_of_symbolic_sizes_nothing_is_known() -> None:
         assert known(lambda: torch.arange(5).nonzero() >= 0) == []
 
 
-def test_what_is_too_large_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_constants_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "_LARGEST", 5 * 8)  # the places, of int64
     assert len(known(lambda: later(5))) == 1
     monkeypatch.setattr(constants, "_LARGEST", 5 * 8 - 1)
@@ -252,14 +252,14 @@ def test_what_is_too_large_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("make", [
     lambda: ones(5), lambda: torch.ops.capture_constants.ones(5), lambda: positive(torch.arange(5)),
 ])  # fmt: skip
-def test_what_is_not_torchs_is_not_run(make: Callable[[], Tensor]) -> None:
+def test_functions_outside_of_torch_are_not_run(make: Callable[[], Tensor]) -> None:
     gm = graph_of(make)
     before = len(ran)
     assert constants_of(gm).of(masks(gm)[0]) is None
     assert len(ran) == before > 0
 
 
-def test_what_fails_is_not_known() -> None:
+def test_failing_nodes_are_unknown() -> None:
     gm = graph_of(lambda: later(5))
     (node,) = masks(gm)
     node.args = (node.args[0], "no tensor")

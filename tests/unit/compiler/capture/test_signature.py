@@ -37,7 +37,7 @@ def signed(block: nn.Module, *args: object, train: bool = False, device: str = "
     return signature(block, args or (X,), kwargs, train=train, device=device)
 
 
-def test_equal_modules_have_equal_signatures_whatever_their_values() -> None:
+def test_equal_modules_with_any_values_have_equal_signatures() -> None:
     other = Block()
     with torch.no_grad():
         other.norm.weight.fill_(3.0)
@@ -115,7 +115,7 @@ def test_functions_and_classes_count_where_their_names_lead_to_them() -> None:
         assert signed(changed(lambda b, act=shared: setattr(b, "act", act))) is None  # type: ignore[misc]
 
 
-def test_what_autotune_has_loaded_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_loaded_by_autotune_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "autotune.store.connection.migrate", raising=False)
     before = signed(Block())
     Store.open(tmp_path / "new.db").close()
@@ -125,7 +125,7 @@ def test_what_autotune_has_loaded_does_not_count(tmp_path: Path, monkeypatch: py
     assert signed(Block()) == before is not None
 
 
-def test_sources_count_by_what_they_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_count_by_their_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     source = tmp_path / "signed_helper.py"
     source.write_text("WIDTH = 16\n")

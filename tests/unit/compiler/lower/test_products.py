@@ -58,7 +58,7 @@ def names(region: Region) -> set[str]:
         (lambda x: torch.tanh(x @ x), [(6, 6)]),
     ],
 )
-def test_products_share_a_region_with_what_follows(
+def test_products_share_a_region_with_later_operators(
     fn: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype
 ) -> None:
     (region,) = regions_of(fn, *(t(*s, dtype=dtype) for s in shapes))

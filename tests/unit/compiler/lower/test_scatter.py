@@ -83,7 +83,7 @@ def evaluated(fn: Callable[..., Tensor], *args: Tensor) -> tuple[Tensor, Graph]:
         (1, (1,), 8, -1),
     ],
 )
-def test_the_oracle_adds_up_what_torch_does(
+def test_the_oracle_adds_the_same_terms_as_torch(
     places: int, ids: tuple[int, ...], columns: int, padding: int, itype: torch.dtype, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(1)

@@ -106,7 +106,7 @@ def test_who_reads_back_is_launched_after(fn) -> None:
         build_plan(graph, ((shape[0][0], shape[1][0]),))
 
 
-def test_the_stored_type_is_what_is_read() -> None:
+def test_the_stored_type_is_read() -> None:
     graph = graph_of(mixer_norm, 2, 24, 64)
     _, rows = make_plan(graph, "cuda", cut(graph)).groups
     assert rows.graph.inputs[rows.inputs.index(("output", 0))] == "bfloat16"

@@ -177,7 +177,7 @@ def test_products_in_fp32_are_workloads_where_tf32_is_allowed(precision: str) ->
 
 
 @torch.no_grad()
-def test_the_same_product_has_one_workload_whatever_it_is_called() -> None:
+def test_the_same_product_has_one_workload_under_any_operator() -> None:
     x, w, b, v = tensors()
     (one,), (other,) = found(TANH, x, w, b, v), found(layer(written_out), x, w, b, v)
     assert one.workload == other.workload

@@ -215,7 +215,7 @@ def test_parts_have_rows_and_the_whole_has_none() -> None:
     assert {row_extent(g) for g in own} == {9, 40}
 
 
-def test_what_ties_values_together() -> None:
+def test_connected_values() -> None:
     b = Build(4, 6)
     x, y, rate = b.load("float32", 0), b.load("float32", 1), b.load("float32")
     scale = b.mul(rate, b.const(2.0))

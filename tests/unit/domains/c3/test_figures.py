@@ -71,7 +71,7 @@ def test_older_drivers_name_the_reasons_otherwise() -> None:
     assert Sensor("GPU-1", library(**old)).read().reasons == 0x4
 
 
-def test_what_is_not_there_is_reported_in_a_line() -> None:
+def test_missing_nvml_is_reported_in_a_line() -> None:
     with pytest.raises(Unsupported, match="nvmlDeviceGetHandleByUUID answers error 6"):
         Sensor("GPU-2", library())
     with pytest.raises(Unsupported, match="this driver's NVML has no nvmlDeviceGetTotalEnergyConsumption"):

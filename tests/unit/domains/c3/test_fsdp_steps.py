@@ -100,7 +100,7 @@ def test_a_block_that_a_busy_host_delays_does_not_decide() -> None:
     assert (found.stock_ms, found.step_ms) == (100.0, 95.0)
 
 
-def test_what_cannot_run_costs_no_step_and_is_not_chosen() -> None:
+def test_a_strategy_that_cannot_run_costs_no_step_and_is_not_chosen() -> None:
     def cost(plan: Any) -> float:
         if "copy" in engines(plan).values() or "sm" in engines(plan).values():
             return FAILED

@@ -98,7 +98,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "12 parsecs", "-5", "0", "0.3", "1e6", "5MiB5"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--bytes"):
         parse_bytes(text)
 

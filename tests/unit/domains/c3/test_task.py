@@ -56,7 +56,7 @@ def choices(scenario: Scenario, device: str, name: str) -> tuple[Any, ...]:
     return opened(scenario, device).space()[name].choices
 
 
-def test_spaces_leave_out_what_has_no_effect(h200: None) -> None:
+def test_spaces_leave_out_choices_without_effect(h200: None) -> None:
     assert choices(BIG, "cuda:0", "chunks") == (1,)
     adding = replace(BIG, collective="all_reduce")
     assert choices(adding, "cuda:0", "chunks") == (1, 2, 4, 8)

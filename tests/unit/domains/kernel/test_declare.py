@@ -73,7 +73,7 @@ def test_a_mistake_is_one_line(how: dict[str, Any], said: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_kernel_is_reported() -> None:
+def test_an_object_that_is_no_kernel_is_reported() -> None:
     with pytest.raises(UserError, match="cannot be called"):
         autotune.tunable(space=SPACE)(3)
     with pytest.raises(UserError, match="needs a space: write"):
@@ -179,7 +179,7 @@ def test_a_mistake_in_a_file_is_one_line(tmp_path: Path, old: str, new: str, sai
     assert "\n" not in str(error.value)
 
 
-def test_a_file_narrows_what_the_code_declares(tmp_path: Path) -> None:
+def test_a_file_narrows_the_declaration_in_the_code(tmp_path: Path) -> None:
     path = tmp_path / "narrow.toml"
     path.write_text("[scale.space]\nblock = [16, 64]\n")
     space = narrow(kernels.scale.kernel, path).space

@@ -58,7 +58,7 @@ def test_results_equal_pythons(text: str, expected: bool) -> None:
         "1j",
     ],
 )
-def test_what_is_no_arithmetic_is_refused(text: str) -> None:
+def test_other_than_arithmetic_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="the constraint") as error:
         constraint(text, "k")
     assert "\n" not in str(error.value)
@@ -75,7 +75,7 @@ def test_what_is_no_arithmetic_is_refused(text: str) -> None:
         ("-" * 100 + "a", "it may have"),
     ],
 )
-def test_what_is_no_expression_is_one_line(text: str, said: str) -> None:
+def test_an_invalid_expression_is_one_line(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         constraint(text, "k")
 
@@ -90,7 +90,7 @@ def test_what_is_no_expression_is_one_line(text: str, said: str) -> None:
         ("mode < a", "cannot be applied"),
     ],
 )
-def test_what_cannot_be_computed_is_one_line(text: str, said: str) -> None:
+def test_a_failing_expression_is_one_line(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         constraint(text, "k").holds(VALUES)
 
