@@ -62,7 +62,7 @@ def test_steps_padded_to_the_longest_text(make: Any, db: str, monkeypatch: pytes
     """As a collator pads them, so that lengths and the last batch are symbols."""
     monkeypatch.setattr(masks_of_data, "kernel_of", lambda *call: REFERENCE)
     given = []
-    for batch, tokens, name in ((3, 12, "right"), (3, 7, "left"), (2, 31, "holes"), (4, 2, "ones"), (2, 9, "empty")):
+    for batch, tokens, name in ((3, 12, "right"), (3, 7, "left"), (2, 31, "holes"), (4, 3, "ones"), (2, 9, "empty")):
         given.append({"input_ids": words(batch, tokens), "attention_mask": masks(batch, tokens)[name]})
     agree(make(), given, 1e-5, (0, 1))
 
