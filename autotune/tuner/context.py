@@ -7,7 +7,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -80,7 +80,7 @@ class Context:
     _confined: dict[str, Any] = field(default_factory=dict)
     _tasks: Memory[tuple[str, bool], Task] = field(default_factory=lambda: Memory(_TASKS))
     _planned: Memory[str, Sequence[Composition]] = field(default_factory=lambda: Memory(_REMEMBERED))
-    picked: Memory[tuple[str, str], Sequence[Config]] = field(default_factory=lambda: Memory(_REMEMBERED))
+    picked: Memory[tuple[str, str], Iterable[Config]] = field(default_factory=lambda: Memory(_REMEMBERED))
 
     def close(self) -> None:
         """End the worker and the pools, unless they are lent."""

@@ -23,6 +23,7 @@ from autotune.store.records import Key
 from autotune.store.store import Store
 from autotune.task import Config, Status, Task, config_key
 from autotune.tuner.context import Context, Session
+from autotune.tuner.threads import Shared
 
 PICKS = 6
 """Maximum number of the cost model's picks."""
@@ -122,8 +123,13 @@ def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
     The model ranks the default, the heuristics and candidates drawn from ``space``. The result is empty without a
     prediction of a cost model.
     """
+    return list(itertools.islice(_picks(task, space, seed), n))
+
+
+def _picks(task: Task, space: Space, seed: int) -> Iterator[Config]:
+    """Yield the candidates of :func:`picks`, each when it is needed: its kernel is built to see if it can work."""
     if task.predict(task.default()) is None:
-        return []
+        return
     rng = random.Random(seed)
     drawn = [task.normalize(space.sample(rng)) for _ in range(min(_DRAWS, 2 * space.size))]
     found: list[tuple[float, Config]] = []
@@ -131,17 +137,15 @@ def picks(task: Task, space: Space, seed: int, n: int = PICKS) -> list[Config]:
         if expected := task.predict(config):
             found.append((math.log(expected), config))
     found.sort(key=lambda f: f[0])
-    picked: list[Config] = []
     settings = _Settings([c for _, c in found])
     logs, alike, left = np.array([log for log, _ in found]), np.zeros(len(found)), np.arange(len(found))
-    while len(left) and len(picked) < n:
+    while len(left):
         at = np.argmin(logs[left] + _ALIKE * alike[left])
         k = int(left[at])
         left = np.delete(left, at)
         if task.reject(found[k][1]) is None:
-            picked.append(found[k][1])
+            yield found[k][1]
             alike = np.maximum(alike, settings.in_common(k))
-    return picked
 
 
 class _Settings:
@@ -164,10 +168,11 @@ class _Settings:
         return shares
 
 
-def remembered(context: Context, task: Task, space: Space) -> Sequence[Config]:
-    """Return the result of :func:`picks`, cached for the run."""
+def remembered(context: Context, task: Task, space: Space) -> Iterable[Config]:
+    """Return the candidates of :func:`picks`, each computed once in the run, when it is needed."""
     key = task.workload.fingerprint, space.fingerprint
-    return context.picked.get(key, lambda: picks(task, space, context.options.seed))
+    seed = context.options.seed
+    return context.picked.get(key, lambda: Shared(itertools.islice(_picks(task, space, seed), PICKS)))
 
 
 def winners(store: Store, key: Key) -> list[Config]:

@@ -6,9 +6,10 @@ stores its results.
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future
 from types import FrameType
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,38 @@ from autotune.store.store import Store
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+class Shared(Generic[V]):
+    """Iterable over the items of an iterator for several threads; the first one that needs an item computes it."""
+
+    def __init__(self, items: Iterable[V]) -> None:
+        self._items = iter(items)
+        self._known: list[V] = []
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[V]:
+        for k in itertools.count():
+            with self._lock:
+                if k == len(self._known):
+                    try:
+                        self._known.append(self._next())
+                    except StopIteration:
+                        return
+            yield self._known[k]
+
+    def _next(self) -> V:
+        """The next item; an iterator that has failed fails again for each thread."""
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._error = error
+            raise
 
 
 class Memory(Generic[K, V]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
@@ -53,6 +53,22 @@ class _Candidate:
     future: Future[Built] | None = None
 
 
+class _Queue:
+    """Seeds, each computed when it is needed; true while there are any."""
+
+    def __init__(self, seeds: Iterable[Seed]) -> None:
+        self._seeds = iter(seeds)
+        self._first: Seed | None = None
+
+    def __bool__(self) -> bool:
+        self._first = self._first or next(self._seeds, None)
+        return self._first is not None
+
+    def take(self) -> Seed:
+        first, self._first = self._first or next(self._seeds), None
+        return first
+
+
 class Explorer:
     """Runs the screening phase of a session.
 
@@ -74,7 +90,7 @@ class Explorer:
         session: Session,
         space: Space,
         history: History | None,
-        seeds: list[Seed],
+        seeds: Iterable[Seed],
         *,
         until_s: float | None,
         patience: int,
@@ -86,7 +102,7 @@ class Explorer:
         self._until_s, self._patience, self._polish = until_s, patience, polish
         self._listable = space.size <= _LISTABLE
         self._names = {p.name for p in space}
-        self._seeds = deque(seeds)
+        self._seeds = _Queue(seeds)
         self._flying: dict[str, _Candidate] = {}
         self._awaited: dict[str, _Candidate] = {}
         self._polled = self._batch = 0.0
@@ -165,7 +181,7 @@ class Explorer:
     def _propose(self) -> _Candidate | None:
         """Return the next candidate that this search has to measure, or None."""
         while self._seeds:
-            seed = self._seeds.popleft()
+            seed = self._seeds.take()
             if (found := self._admit(seed.config, spared=seed.origin in _SPARED)) is not None:
                 return found
         self._polished = self.history is None or (len(self.s.known) >= _POLISHED and not self._polished)
@@ -372,7 +388,7 @@ def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
     stored = learn_stored(s)
     if options.sampler == NONE:
         chosen = seeds.picks(s.task, space, options.seed, 1) or [s.task.default()]
-        begin = [seeds.Seed(s.task.normalize(c), "model") for c in chosen]
+        begin = iter([seeds.Seed(s.task.normalize(c), "model") for c in chosen])
     else:
         history = History(sampler=options.sampler, seed=options.seed, space=space, known=stored)
         store, asked = s.context.store, options.seeds.get(workload.fingerprint, ())
@@ -380,7 +396,7 @@ def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
         before = seeds.winners(store, s.key)
         liked = seeds.remembered(s.context, s.task, space)
         configs = [m.config for _, m in near]
-        begin = seeds.plan(s.task, space, configs, options.seed, asked=asked, elsewhere=before, liked=liked)
+        begin = seeds.planned(s.task, space, configs, options.seed, asked=asked, elsewhere=before, liked=liked)
     guided = is_guided(options.sampler)
     explorer = Explorer(
         s, space, history, begin, until_s=until_s, patience=budget.patience_now, polish=guided, prune=guided

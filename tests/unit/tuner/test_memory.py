@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from autotune.tuner.threads import Memory
+from autotune.tuner.threads import Memory, Shared
 
 
 def test_two_threads_that_ask_for_one_value_get_it_from_one_making() -> None:
@@ -41,3 +43,32 @@ def test_the_oldest_are_forgotten() -> None:
     for key in range(3):
         memory.get(key, lambda: "first")
     assert [memory.get(key, lambda: "again") for key in (2, 1, 0)] == ["first", "first", "again"]
+
+
+def test_items_are_computed_once_and_only_when_a_thread_needs_them() -> None:
+    made: list[int] = []
+
+    def items() -> Iterator[int]:
+        for n in range(4):
+            made.append(n)
+            yield n
+
+    shared = Shared(items())
+    assert list(itertools.islice(shared, 2)) == [0, 1]
+    assert made == [0, 1]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(list, [shared] * 4)) == [[0, 1, 2, 3]] * 4
+    assert made == [0, 1, 2, 3]
+
+
+def test_each_reader_meets_the_error_of_an_item() -> None:
+    def items() -> Iterator[int]:
+        yield 0
+        raise ValueError("no item")
+
+    shared = Shared(items())
+    for _ in range(2):
+        reader = iter(shared)
+        assert next(reader) == 0
+        with pytest.raises(ValueError, match="no item"):
+            next(reader)

@@ -23,7 +23,7 @@ from tests.support.zoo import workloads
 
 MODELLED = ["relu_statistics", "layer_norm_backward", "momentum", "transposed", "rope"]
 """Workloads whose schemes have a cost model."""
-CASES = [*MODELLED, "outer_softmax", "scatter_tied"]
+CASES = [*MODELLED, "outer_softmax", "tile_scaling", "scatter_tied"]
 
 
 def tasks(names: list[str]) -> Iterator[tuple[Workload, FusionTask]]:
