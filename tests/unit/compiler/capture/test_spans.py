@@ -308,7 +308,7 @@ def test_batches_and_lengths_that_are_symbols(
             for ours, theirs in zip(step(run, given, which), step(fn, given, which), strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
     assert [count for _, count in found] == changed
-    assert len(named(found[0][0], SPANS)) == bool(changed[0])
+    assert len(named(found[0][0], SPANS)) == (2 if fn is in_checkpoints else bool(changed[0])), "once, or in each graph"
 
 
 def test_a_cpu_keeps_its_masks() -> None:
