@@ -37,10 +37,10 @@ log = logging.getLogger("autotune")
 COMMAND = "search in the program"
 """The command of runs and of verdicts' records."""
 _FIRST, _FEWEST = 8, 4
-"""Most and fewest candidates of every region before any of them gets more. After five candidates a region is 2 to 3%
-slower than after ten (benchmarks/notes/search-quality.md); a region that is not reached is 10 to 40% slower."""
+"""Most and fewest candidates of every region before any of them gets more. In recordings the best of five is 6%
+slower than the best of ten (benchmarks/notes/search-quality.md); a region that is not reached is 10 to 40% slower."""
 _CANDIDATE_S, _FIXED_S = 0.12, 0.6
-"""Seconds of a candidate, and of a region beside them: its inputs, its oracle and the final comparison."""
+"""Seconds of a candidate, and of the rest of a region: its inputs, its oracle and the final comparison."""
 _REGION_S = 4.0
 """Minimum seconds of a region's second turn."""
 _PREFETCHED = 10

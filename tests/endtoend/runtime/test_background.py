@@ -126,7 +126,7 @@ def test_it_is_begun_once_where_it_is_wanted(
     for _ in range(2):
         deployment().background.begin("cuda:0", "postgresql://u:secret@h/d")
     ((words, how),) = started
-    assert words[1:] == ["-m", "autotune", "background", "--with-parent", "--device", "cuda:3"]
+    assert words[1:] == ["-P", "-m", "autotune", "background", "--with-parent", "--device", "cuda:3"]
     assert (how["env"]["AUTOTUNE_DB"], how["env"]["AUTOTUNE_BACKGROUND"]) == ("postgresql://u:secret@h/d", "0")
     assert how["start_new_session"]
     autotune.configure(background=False)

@@ -71,6 +71,9 @@ class Alone:
         self.told.append(value)
         return [value, {**value, **self.other} if isinstance(value, dict) else ""]
 
+    def any_reason(self, own: str) -> str:
+        return next((why for why in self.gather(own) if why), "")
+
 
 @pytest.mark.parametrize(
     ("other", "words"),

@@ -146,7 +146,7 @@ def test_a_silent_lane_is_not_waited_for(
     monkeypatch.setattr(dealing, "_SILENT_S", -1.0 if owner else 1e9)
     for lane in still._lanes:
         lane.owner, lane.turn = owner, lane.queue.pop(0) if owner else None
-    monkeypatch.setattr(dealing.select, "select", lambda *given: ([], [], []))
+    monkeypatch.setattr(dealing, "ready", lambda *given: [])
     found = list(still.results())
     assert [lane.over for lane in still._lanes] == [True, True]
     assert {r.workload for r in found} == {w.fingerprint for w in still._turns.workloads}
@@ -156,7 +156,7 @@ def test_a_silent_lane_is_not_waited_for(
 
 def test_a_slow_starter_does_not_hold_up_the_end(still: Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lanes, "_late", property(lambda group: True))
-    monkeypatch.setattr(dealing.select, "select", lambda *given: ([], [], []))
+    monkeypatch.setattr(dealing, "ready", lambda *given: [])
     assert list(still.results()) == []
     assert [lane.over for lane in still._lanes] == [True, True]
 
