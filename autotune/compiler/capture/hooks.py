@@ -94,9 +94,8 @@ def prepare_joint(graph: fx.Graph) -> None:
     Args:
         graph: functional aten and prims calls, with fake tensors in ``meta["val"]``.
     """
-    gm = graph.owning_module
-    assert gm is not None
-    if requirements() or _has_streams(graph):
+    gm = _rewritable(graph)
+    if gm is None:
         return
     remove_noop_ops(graph)  # as Inductor does next: a product's operand may be a no-op view
     align_products(gm)
@@ -110,9 +109,8 @@ def rewrite_joint(graph: fx.Graph) -> None:
     Args:
         graph: functional aten and prims calls, with fake tensors in ``meta["val"]``.
     """
-    gm = graph.owning_module
-    assert gm is not None
-    if requirements() or _has_streams(graph):
+    gm = _rewritable(graph)
+    if gm is None:
         return
     stable_topological_sort(graph)  # Inductor sorts only at the end, after this pass
     if _DROPS_ROUNDING:
@@ -124,6 +122,12 @@ def rewrite_joint(graph: fx.Graph) -> None:
     multiply_patches(gm)
     share_pads(gm)
     put_channels_last(gm, inference=not _is_joint(graph))
+
+
+def _rewritable(graph: fx.Graph) -> fx.GraphModule | None:
+    """The module of a graph; None if an option requires results that a rewrite changes, or the graph has streams."""
+    assert graph.owning_module is not None
+    return None if requirements() or _has_streams(graph) else graph.owning_module
 
 
 def _has_streams(graph: fx.Graph) -> bool:

@@ -34,10 +34,10 @@ def kernel_of(
     from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH
 
     cuda = torch.backends.cuda
-    told = cuda.SDPAParams(*given, None, float(dropout), causal, True)
-    if causal and not window and cuda.can_use_cudnn_attention(told, False):
+    parameters = cuda.SDPAParams(*given, None, float(dropout), causal, True)
+    if causal and not window and cuda.can_use_cudnn_attention(parameters, False):
         return CUDNN
-    if not cuda.can_use_flash_attention(told, False):
+    if not cuda.can_use_flash_attention(parameters, False):
         return None
     return FLASH if causal else BY_LENGTHS
 
