@@ -123,7 +123,12 @@ def compare(
 
 
 def is_other(
-    eager: torch.Tensor, expected: torch.Tensor, slack: Callable[[], torch.Tensor | None], size: float | None = None
+    eager: torch.Tensor,
+    expected: torch.Tensor,
+    slack: Callable[[], torch.Tensor | None],
+    size: float | None = None,
+    *,
+    overflows: bool = False,
 ) -> bool:
     """True if a tenth of eager mode's elements are other numbers than the oracle's, beyond all rounding.
 
@@ -135,11 +140,15 @@ def is_other(
         expected: numbers of the oracle, in the same shape.
         slack: the allowed error of each element by the rounding of fp32; called only if it decides.
         size: :func:`typical` of ``expected``, if already computed.
+        overflows: the operators compute in float16, so that infinities and NaN of eager mode do not count.
     """
     step = max(1, -(-eager.numel() // _MOST_COMPARED))
     want = expected.reshape(-1)[::step].double()
-    apart = (eager.reshape(-1)[::step].double() - want).abs()
+    seen = eager.reshape(-1)[::step].double()
+    apart = (seen - want).abs()
     beyond = ~(apart <= _OTHER * (want.abs() + (typical(want) if size is None else size))) & want.isfinite()
+    if overflows:
+        beyond &= seen.isfinite()
     if float(beyond.double().mean()) <= _FEW:
         return False
     allowed = slack()

@@ -211,7 +211,7 @@ def wrongly(monkeypatch: pytest.MonkeyPatch, name: str, rule: Any, fn: Callable[
     return FusionBench(work, "cpu")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int64], ids=str)
 def test_a_kernel_of_a_wrong_graph_is_rejected(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     """The oracle has the mistake too."""
 
@@ -223,6 +223,7 @@ def test_a_kernel_of_a_wrong_graph_is_rejected(monkeypatch: pytest.MonkeyPatch, 
     verdict = verdict_on(lambda given, outputs: outputs[0].copy_(given[0] * 3), bench)
     assert not verdict.ok
     assert "the region's graph" in verdict.detail
+    assert verdict.error == 0.0  # a larger one would cost a new process, and no kernel ran
 
 
 def test_integers_of_a_wrong_graph_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,6 +242,21 @@ def test_rounding_in_halves_is_no_wrong_graph() -> None:
     ((work, _),) = workloads_of(fn, (torch.ones(64, 40, dtype=torch.bfloat16),))
     bench = FusionBench(work, "cpu")
     task = FusionTask(work, "cpu")
+    assert bench.verify(bench.load(task.default(), task.build(task.default())), 0).ok
+
+
+def test_sums_beyond_float16_are_no_wrong_graph() -> None:
+    """A bias gradient under autocast: eager mode rounds its sums to infinity, and the region keeps them in float32."""
+
+    def fn(x: Tensor) -> Tensor:
+        return (x * 1000).half().sum(0, dtype=torch.float32).half().float() * 0.5
+
+    x = torch.ones(20_000, 40)
+    ((work, _),) = workloads_of(fn, (x,))
+    bench, task = FusionBench(work, "cpu"), FusionTask(work, "cpu")
+    seen = bench._of_program(bench._expectation(0, False))[0]
+    assert seen is not None
+    assert seen.isinf().float().mean() > 0.2  # the case that it is about
     assert bench.verify(bench.load(task.default(), task.build(task.default())), 0).ok
 
 
