@@ -8,64 +8,24 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch._inductor.debug import DebugContext
-from torch._inductor.graph import GraphLowering
-from torch._inductor.runtime.hints import DeviceProperties
-from torch._inductor.virtualized import V
-from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autotune.runtime.inductor import index_check
+from tests.support.triton_code import hopper, kernels
 
 ROWS, EXTENT, BLOCK = 3, 1500, 1024
 
 
 @pytest.fixture
-def hopper() -> Iterator[None]:
-    """A GPU that Inductor prints code for."""
-    triton = pytest.importorskip("triton")
-    target = __import__("triton.backends.compiler", fromlist=["GPUTarget"]).GPUTarget("cuda", 90, 32)
-    numbers = {"multi_processor_count": 132, "major": 9, "regs_per_multiprocessor": 65536}
-    numbers |= {"max_threads_per_multi_processor": 2048, "warp_size": 32}
-    shown = SimpleNamespace(name="H100", minor=0, total_memory=80 << 30, **numbers)
-    found = DeviceProperties(type="cuda", index=0, cc=90, **numbers)
-    driver = triton.runtime.driver
-    with ExitStack() as stack:
-        for name, value in (
-            ("torch.cuda.get_device_properties", shown),
-            ("torch.cuda.get_device_capability", (9, 0)),
-            ("torch.cuda.current_device", 0),
-            ("torch._inductor.scheduler.has_triton", True),
-        ):
-            stack.enter_context(mock.patch(name, lambda *_, value=value, **__: value))
-        stack.enter_context(mock.patch.object(DeviceProperties, "create", return_value=found))
-        stack.callback(setattr, driver, "_active", vars(driver).get("_active"))
-        driver.set_active(SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0))
+def on_hopper() -> Iterator[None]:
+    with hopper():
         yield
-
-
-def kernels(compute: Callable[[Tensor], Any]) -> list[str]:
-    """The bodies of the Triton kernels of a function of one int64 tensor of ``EXTENT`` elements."""
-    mode = FakeTensorMode(shape_env=ShapeEnv())
-    with mode:
-        given = torch.empty(EXTENT, dtype=torch.int64, device="cuda:0")
-        graph = make_fx(compute)(given)
-    lowering = GraphLowering(graph, shape_env=mode.shape_env, example_inputs=[given])
-    with V.set_graph_handler(lowering), V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
-        lowering.run(given)
-        code: Any = lowering.codegen()[0]
-    text = getattr(code, "value", code)
-    return re.findall(r"(def triton_\w+\(.*?)\n'''", text, re.DOTALL)
 
 
 def run(kernel: str, given: np.ndarray, numel: int) -> None:
@@ -101,7 +61,7 @@ def iota() -> Tensor:
     return made
 
 
-@pytest.mark.usefixtures("hopper")
+@pytest.mark.usefixtures("on_hopper")
 @pytest.mark.parametrize("past", [0, 1])
 @pytest.mark.parametrize(
     ("index", "first"),
@@ -126,7 +86,9 @@ def test_lanes_past_the_end_are_in_range(
         torch.ops.autotune.index_check(checked, "lanes")
         return given + 1
 
-    asserting = [kernel for kernel in kernels(compute) if "device_assert" in kernel]
+    asserting = [
+        kernel for kernel in kernels(compute, torch.empty(EXTENT, dtype=torch.int64)) if "device_assert" in kernel
+    ]
     assert len(asserting) == 1
     if past:
         with pytest.raises(AssertionError, match="the index of a test"):

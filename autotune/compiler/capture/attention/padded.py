@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.capture.attention.launching import differentiable
+from autotune.compiler.capture.attention.sizes import LAST
 
 aten = torch.ops.aten
 BY_LENGTHS, CUDNN, FLASH = "lengths", "cudnn", "flash"
@@ -57,10 +58,10 @@ def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, 
     """
     batch, keys = valid.shape
     place = torch.arange(keys, device=valid.device, dtype=torch.int32)
-    low = torch.where(valid, place, keys).amin(1)
+    low = torch.where(valid, place, LAST).amin(1).clamp(max=keys)
     high = torch.where(valid, place + 1, 0).amax(1)
     if causal:
-        first = torch.where(valid, keys, place).amin(1)
+        first = torch.where(valid, LAST, place).amin(1).clamp(max=keys)
     else:
         seen = valid.sum(1, dtype=torch.int32)
         one_side = (seen == 0) | ((seen == high - low) & ((low == 0) | (high == keys)))

@@ -16,6 +16,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+LAST = 2**31 - 1
+"""The largest int32. A symbol in its place makes an int64 of a reduction, which torch 2.11 cannot compile."""
+
 
 def same_length(a: Any, b: Any) -> bool:
     """Return True if two lengths are the same number or the same symbol."""

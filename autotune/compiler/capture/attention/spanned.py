@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.capture.attention.launching import differentiable
+from autotune.compiler.capture.attention.sizes import LAST
 
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("mask_spans(Tensor mask) -> (Tensor, Tensor, Tensor)")
@@ -41,8 +42,8 @@ def _spans(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     queries, keys = mask.shape[1:]
     row = torch.arange(queries, device=mask.device, dtype=torch.int32)[:, None]
     key = torch.arange(keys, device=mask.device, dtype=torch.int32)
-    low, high = torch.where(mask, key, keys).amin(2), torch.where(mask, key + 1, 0).amax(2)
-    first, end = torch.where(mask, row, queries).amin(1), torch.where(mask, row + 1, 0).amax(1)
+    low, high = torch.where(mask, key, LAST).amin(2).clamp(max=keys), torch.where(mask, key + 1, 0).amax(2)
+    first, end = torch.where(mask, row, LAST).amin(1).clamp(max=queries), torch.where(mask, row + 1, 0).amax(1)
     holes = (mask.sum(2, dtype=torch.int32) < high - low).any(1)
     return torch.stack([low, high], 1).int(), torch.stack([first, end], 1).int(), holes.int()
 
