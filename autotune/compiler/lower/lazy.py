@@ -146,12 +146,17 @@ class Region:
         return math.prod(axes.values())
 
     def run_over(self, dims: Dims, used: set[int]) -> Index:
-        """An index over a dimension named ``dims``, by axes not in ``used``, to which they are added."""
+        """An index over a dimension named ``dims``, by axes not in ``used``, to which they are added.
+
+        Names that occur several times take their axes from the outermost on, whether they are one dimension or several.
+        """
         terms: list[tuple[int, int]] = []
-        step = 1
-        for name in reversed(self.names.leaves(dims)):
-            turn = 0
-            while (axis := self._axis(name, turn)) in used:
+        step, leaves = 1, self.names.leaves(dims)
+        for place in reversed(range(len(leaves))):
+            name, turn = leaves[place], 0
+            outside = leaves[:place].count(name)
+            while (axis := self._axis(name, turn)) in used or outside:
+                outside -= axis not in used
                 turn += 1
             used.add(axis)
             terms.append((axis, step))

@@ -323,6 +323,20 @@ def test_layer_norm_walks_one_axis_pair() -> None:
     assert sum(v.op == "load" for v in graph.values) == 2
 
 
+@pytest.mark.parametrize("width", [6, 7])
+def test_a_rolled_image_is_read_once(width: int) -> None:
+    """Both sides of a square image get their axes by one index; as one dimension of pixels they keep the order."""
+
+    def rolled(tokens: Tensor, image: Tensor, down: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        y = tokens.view(image.shape) + image[:, :, right][:, down]
+        return y, y.flatten(1, 2).half()
+
+    down = ints(6, high=6)
+    right = down if width == 6 else ints(7, high=7)
+    graph = check(only_region(rolled, t(2, 6 * width, 8), t(2, 6, width, 8), down, right))
+    assert sum(v.op in ("load", "gather") and v.dtype == "float32" for v in graph.values) == 2
+
+
 def test_chain_of_a_thousand_operators() -> None:
     def long(x: Tensor) -> Tensor:
         for _ in range(1200):
