@@ -63,7 +63,8 @@ def interpret(graph: Graph, inputs: Sequence[Tensor], disturb: Disturb | None = 
     Args:
         inputs: for each slot a one-dimensional tensor of the slot's storage type with at least
             ``graph.input_numel(slot)`` elements. All on one device, where the evaluation runs.
-        disturb: called on every float value that is computed (not loaded). Noise of the size of float32's rounding
+        disturb: called on every float value that is computed (not loaded), with the arguments of its operator; an
+            index-add's first argument is the sums of its terms' squares. Noise of the size of float32's rounding
             shows how much correct kernels may differ.
 
     Returns:
@@ -150,7 +151,10 @@ class _Evaluation:
                 v = graph.values[i]
                 values[i] = frame.value(v, values)
                 if self.disturb is not None and v.dtype == "float32" and v.op not in ("load", "gather"):
-                    values[i] = self.disturb(v, values[i], [values[a] for a in v.args])
+                    args = [values[a] for a in v.args]
+                    if v.op == "sum_at":
+                        args[0] = frame.squares_at(v, *args)
+                    values[i] = self.disturb(v, values[i], args)
                 for a in set(v.args):
                     if last[a] == i and a not in wanted:
                         del values[a]
@@ -259,6 +263,10 @@ class _Frame:
         out = terms.new_zeros(self.count[at], *terms.shape[1:]).index_add_(0, where[kept], terms[kept])
         return out.movedim(0, v.axes.index(at)).contiguous()
 
+    def squares_at(self, v: Value, arg: Tensor, places: Tensor) -> Tensor:
+        """The sums of squares of an index-add's terms, without those that are NaN or infinite."""
+        return self._sum_at(v, arg.nan_to_num(0.0, 0.0, 0.0).square(), places)
+
     def _reduce(self, v: Value, arg: Tensor) -> Tensor:
         own = self.graph.values[v.args[0]].axes
         dims = [own.index(a) for a in v.over]
@@ -312,11 +320,11 @@ def noise(graph: Graph, seed: int, device: torch.device, times: float = 1.0) -> 
             return out
         size = out.abs()
         if v.op in ("sum", "sum_at"):
-            squares = args[0].nan_to_num(0.0, 0.0, 0.0).square()
-            size = size.clamp(min=math.sqrt(float(squares.sum()) / max(1, size.numel())))
+            squares = args[0]
             if v.op == "sum":
                 axes = graph.values[v.args[0]].axes
-                size = size.maximum(squares.sum([axes.index(a) for a in v.over]).sqrt())
+                squares = squares.nan_to_num(0.0, 0.0, 0.0).square().sum([axes.index(a) for a in v.over])
+            size = size.clamp(min=math.sqrt(float(squares.sum()) / max(1, size.numel()))).maximum(squares.sqrt())
         random = torch.rand(out.shape, generator=rng, device=device, dtype=out.dtype) - 0.5
         moved = out + (random + random.sign() * 0.5) * size * (EPS * times)
         kept = ~torch.isfinite(moved)
