@@ -37,7 +37,8 @@ class Policy:
         repeat_top: at most this many near-best candidates are timed again.
         final_top: number of candidates in the final comparison with the baselines.
         final_rounds: rounds of the final comparison; every contender runs once a round, in an order that changes.
-        final_s: the final comparison ends after about this many seconds, with at least five rounds.
+        final_s: the final comparison ends after about this many seconds, with at least five rounds, or three rounds of
+            a second and more.
         cold_bytes: bytes swept between samples to evict the inputs from the caches; 0 leaves the caches warm. With
             copies of the inputs, the minimum size of all copies.
         min_sample_us: with swept caches on a CPU, a sample shorter than this is made of several calls (those after the

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +150,32 @@ def test_the_worker_times_copies_in_turn_by_the_policy(monkeypatch: pytest.Monke
     swept._copy_inputs()
     swept._time(run, "screen", None)
     assert seen[-1] == -1
+
+
+def test_long_calls_need_no_untimed_call_before_a_sample(clock: Clock) -> None:
+    calls: list[float] = []
+
+    def taking(us: float) -> Callable[[int], None]:
+        return lambda given: (calls.append(us), clock.busy(us))[0]
+
+    assert time_rotating([0, 1], taking(60_000.0), POLICY, repeats=4) == [60_000.0] * 4
+    assert len(calls) == 2 + 4
+    calls.clear()
+    assert time_rotating([0, 1], taking(300_000.0), POLICY, repeats=4) == [300_000.0] * 4
+    assert len(calls) == 1 + 4, "nor a second call to warm up"
+
+
+def test_a_busy_host_s_delay_of_one_call_changes_nothing(clock: Clock) -> None:
+    times = itertools.chain([100_000.0], itertools.repeat(40.0))
+    calls: list[int] = []
+    samples = time_rotating([0, 1], lambda given: (calls.append(given), clock.busy(next(times))), POLICY, repeats=4)
+    assert samples == [40.0] * 4
+    assert len(calls) == 2 + 2 * 4
+
+
+def test_a_comparison_of_long_calls_ends_after_three_rounds(clock: Clock) -> None:
+    calls = {name: lambda given, us=us: clock.busy(us) for name, us in (("a", 1.3e6), ("b", 0.5e6))}  # type: ignore[misc]
+    long = dataclasses.replace(POLICY, final_rounds=25, final_s=2.0)
+    assert {name: len(taken) for name, taken in rotate(calls, [0, 1], long).items()} == {"a": 3, "b": 3}
+    enough = dataclasses.replace(long, final_s=6.0)
+    assert {name: len(taken) for name, taken in rotate(calls, [0, 1], enough).items()} == {"a": 4, "b": 4}
