@@ -14,7 +14,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -151,6 +151,7 @@ class Search:
         self._changed = threading.Condition()
         self._queue = RegionQueue(0.0)
         self._context: Context | None = None
+        self._baselines: BaselinePool | None = None
         self._stopped = self._quiet = False
         self._asked = 0
         self._last: dict[str, Progress] = {}
@@ -206,10 +207,9 @@ class Search:
             worker = opened.enter_context(Worker(None, device, policy, without=_WITHOUT))
             pool = opened.enter_context(CompilePool(timeout_s=policy.build_s))
             pool.start()
-            baselines = BaselinePool(timeout_s=policy.baseline_s) if _overlaps(device) else None
-            if baselines is not None:
-                opened.callback(baselines.close)
-                baselines.start()
+            baselines = BaselinePool(timeout_s=policy.baseline_s)
+            opened.callback(baselines.close)
+            baselines.start()
             # SQLAlchemy, Optuna and torch take two seconds, in which the other processes start.
             import torch  # noqa: F401 - numerics are torch's settings
 
@@ -230,7 +230,7 @@ class Search:
                 report=lambda progress: self._report(link, progress),
                 _worker=worker,
                 _pool=pool,
-                _baselines=baselines,
+                _baselines=baselines if _overlaps(device) else None,
             )
             opened.enter_context(closing(context))
             context.run = store.start_run(COMMAND, owner=context.owner).id
@@ -238,14 +238,13 @@ class Search:
             prefetcher = Prefetcher(context, self._queue.workloads, lambda i: Budget(self._queue.trials), _PREFETCHED)
             opened.enter_context(prefetcher)
             with self._changed:
-                self._context = context
+                self._context, self._baselines = context, baselines
                 context.interrupt.requested = self._stopped
                 self._begin_baselines()
                 if self._queue.end is not None:
                     self._end()
             try:
-                if baselines is not None:
-                    _warm_up(device, worker, pool, baselines)
+                _warm_up(device, worker, pool, baselines, lambda: self._queue.end is not None)
                 yield context, prefetcher
             finally:
                 results = self._queue.results
@@ -282,22 +281,25 @@ class Search:
 
     def _begin_baselines(self) -> None:
         """Queue the baselines of new regions, the most promising first; the caller has the lock."""
-        if self._context is None:
+        if self._context is None or self._baselines is None:
             return
         every = self._queue.waiting()
         for number in (i for i in every if i >= self._asked):
-            workload = self._queue.workloads[number]
-            if (baselines := self._context.baselines(workload)) is not None:
-                baselines.begin(workload, self._context.device)
+            self._baselines.begin(self._queue.workloads[number], self._context.device)
         self._asked = len(self._queue.workloads)
 
     def _end(self) -> None:
         """Begin the rest of the search, after the compilation; the caller has the lock."""
         from autotune.store.store import HeldStore
 
-        if self._context is not None and isinstance(self._context.store, HeldStore):
-            self._context.end = self._queue.end
+        if self._context is None:
+            return
+        self._context.end = self._queue.end
+        if isinstance(self._context.store, HeldStore):
             self._context.store.publish()
+        if self._baselines is not None and not _overlaps(self._context.device):
+            self._baselines.close()  # what it compiles would disturb the measurements from now on
+            self._baselines = None
 
     def _report(self, link: Link, progress: Progress) -> None:
         """Send progress after the end of the compilation; nothing reads it before."""
@@ -316,10 +318,15 @@ class Search:
         self._sent = len(self._queue.results)
 
 
-def _warm_up(device: str, worker: Worker, pool: CompilePool, baselines: BaselinePool) -> None:
+def _warm_up(
+    device: str, worker: Worker, pool: CompilePool, baselines: BaselinePool, ended: Callable[[], bool]
+) -> None:
     """Have all processes import what they need, by small workloads, while the program is traced. Never raises.
 
     The first compilation in a process takes 8 s, Inductor's first one 13, and the first measurement 7.
+
+    Args:
+        ended: returns True once the program has been compiled. Then the search begins, warm or not.
     """
     from autotune.domain import domain_of, open_task
 
@@ -329,14 +336,20 @@ def _warm_up(device: str, worker: Worker, pool: CompilePool, baselines: Baseline
         for sample in samples[: baselines.processes]:
             baselines.begin(sample, device)
         for sample in samples:
+            if ended():
+                return
             task = open_task(sample, device)
             pool.prefetch(sample, device, task.normalize(task.default()))
         for sample in samples[:1]:
             worker.open(sample)
-            worker.compare([], seed=0, without=("inductor",))
+            if _overlaps(device):
+                worker.compare([], seed=0, without=("inductor",))
+            else:  # it compiles the baselines itself
+                worker.warm(sample)
             task = open_task(sample, device)
             config = task.normalize(task.default())
-            if (artifact := pool.submit(sample, device, config).result().artifact) is not None:
+            artifact = pool.submit(sample, device, config).result().artifact
+            if artifact is not None and not ended():
                 worker.measure(config, artifact, stage="screen", seed=0)
     except Exception as error:  # the search meets it again, and reports it
         log.debug("the processes of a search are not warm: %s", error)
