@@ -152,8 +152,9 @@ class Search:
         self._queue = RegionQueue(0.0)
         self._context: Context | None = None
         self._baselines: BaselinePool | None = None
+        self._prefetcher: Prefetcher | None = None
         self._stopped = self._quiet = False
-        self._asked = 0
+        self._ahead: set[int] = set()
         self._last: dict[str, Progress] = {}
         self._sent = 0
 
@@ -173,10 +174,10 @@ class Search:
                 self._quiet = message.get("quiet", False)
                 counted = [(Workload.from_json(w), count) for w, count in message["workloads"]]
                 self._queue.add(counted, whole="end" in message)
-                self._begin_baselines()
             if "end" in message:
                 self._queue.end = time.monotonic() + message["end"]
                 self._end()
+            self._compile_ahead()
             self._changed.notify_all()
 
     def _run(self, link: Link, device: str, settings: Mapping[str, Any]) -> None:
@@ -235,14 +236,15 @@ class Search:
             opened.enter_context(closing(context))
             context.run = store.start_run(COMMAND, owner=context.owner).id
             opened.enter_context(Lease(store, context.owner))
-            prefetcher = Prefetcher(context, self._queue.workloads, lambda i: Budget(self._queue.trials), _PREFETCHED)
+            workloads = self._queue.workloads
+            prefetcher = Prefetcher(context, workloads, lambda i: Budget(self._queue.trials), _PREFETCHED, active=True)
             opened.enter_context(prefetcher)
             with self._changed:
-                self._context, self._baselines = context, baselines
+                self._context, self._baselines, self._prefetcher = context, baselines, prefetcher
                 context.interrupt.requested = self._stopped
-                self._begin_baselines()
                 if self._queue.end is not None:
                     self._end()
+                self._compile_ahead()
             try:
                 _warm_up(device, worker, pool, baselines, lambda: self._queue.end is not None)
                 yield context, prefetcher
@@ -279,14 +281,21 @@ class Search:
                 self._changed.wait()
             return None
 
-    def _begin_baselines(self) -> None:
-        """Queue the baselines of new regions, the most promising first; the caller has the lock."""
-        if self._context is None or self._baselines is None:
+    def _compile_ahead(self) -> None:
+        """Compile baselines of new regions, the most promising first; the caller has the lock.
+
+        On a CPU, candidates are compiled too, and both only for the regions that the search can probably reach.
+        """
+        if self._context is None or self._baselines is None or self._prefetcher is None:
             return
-        every = self._queue.waiting()
-        for number in (i for i in every if i >= self._asked):
-            self._baselines.begin(self._queue.workloads[number], self._context.device)
-        self._asked = len(self._queue.workloads)
+        device, every = self._context.device, self._queue.waiting()
+        if not _overlaps(device):
+            every = every[: max(1, int(self._queue.left_s / _REGION_S))]
+            if every:
+                self._prefetcher.advance(every[0], every[1:])
+        for number in (i for i in every if i not in self._ahead):
+            self._ahead.add(number)
+            self._baselines.begin(self._queue.workloads[number], device)
 
     def _end(self) -> None:
         """Begin the rest of the search, after the compilation; the caller has the lock."""
@@ -297,8 +306,9 @@ class Search:
         self._context.end = self._queue.end
         if isinstance(self._context.store, HeldStore):
             self._context.store.publish()
-        if self._baselines is not None and not _overlaps(self._context.device):
-            self._baselines.close()  # what it compiles would disturb the measurements from now on
+        if self._baselines is not None and self._prefetcher is not None and not _overlaps(self._context.device):
+            self._prefetcher.stop()  # what they compile would disturb the measurements from now on
+            self._baselines.close()
             self._baselines = None
 
     def _report(self, link: Link, progress: Progress) -> None:

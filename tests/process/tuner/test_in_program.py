@@ -125,13 +125,19 @@ def test_a_cpu_measures_nothing_before_inductor_has_finished(program: Program, s
     assert program.results[0].ok
 
 
-def test_a_cpu_compiles_baselines_while_inductor_compiles_and_no_longer(
+def test_a_cpu_compiles_regions_while_inductor_compiles_and_no_longer(
     program: Program, search: searching.Search, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Baselines and candidates of the regions that the search can reach."""
     begun: list[str] = []
     monkeypatch.setattr(BaselinePool, "begin", lambda self, workload, device: begun.append(workload.fingerprint))
-    program.tell(workloads=listed(A))
-    program.wait(lambda: A.fingerprint in begun)
+    monkeypatch.setattr(searching, "_REGION_S", 600.0)
+    program.tell(workloads=listed(A, B))
+    program.wait(lambda: search._context is not None and bool(search._context.pool._prefetched))
+    assert search._context is not None
+    ahead = [workload for workload, *_ in search._context.pool._prefetched]
+    assert set(ahead) == set(begun)
+    assert len(set(ahead)) == 1
     pool = search._baselines
     assert pool is not None
     program.tell(workloads=listed(A, B), end=500.0)
@@ -139,6 +145,7 @@ def test_a_cpu_compiles_baselines_while_inductor_compiles_and_no_longer(
     assert not pool._children
     program.wait(lambda: program.done)
     assert all(r.ok for r in program.results)
+    assert len(set(begun)) == 1
 
 
 def test_a_stop_keeps_measurements(program: Program, search: searching.Search, tmp_path: Path, db: str) -> None:
