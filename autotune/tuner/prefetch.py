@@ -42,7 +42,7 @@ class Prefetcher:
     Args:
         budget: returns the expected budget of a workload by its number.
         most: workloads, the current one included, whose candidates are prefetched.
-        active: False on a CPU, where compiling disturbs measurements; True to prefetch until :meth:`stop`.
+        active: False to prefetch nothing; None for True on a GPU alone, since compiling disturbs measurements on a CPU.
     """
 
     def __init__(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,30 +150,39 @@ def test_the_worker_times_copies_in_turn_by_the_policy(monkeypatch: pytest.Monke
     assert seen[-1] == -1
 
 
-def test_long_calls_need_no_untimed_call_before_a_sample(clock: Clock) -> None:
-    calls: list[float] = []
+class Call:
+    """A contender, by the microseconds of its calls; the last ones are repeated.
 
-    def taking(us: float) -> Callable[[int], None]:
-        return lambda given: (calls.append(us), clock.busy(us))[0]
+    Attributes:
+        count: number of calls.
+    """
 
-    assert time_rotating([0, 1], taking(60_000.0), POLICY, repeats=4) == [60_000.0] * 4
-    assert len(calls) == 2 + 4
-    calls.clear()
-    assert time_rotating([0, 1], taking(300_000.0), POLICY, repeats=4) == [300_000.0] * 4
-    assert len(calls) == 1 + 4, "nor a second call to warm up"
+    def __init__(self, clock: Clock, *times: float) -> None:
+        self._clock, self._times, self.count = clock, times, 0
 
-
-def test_a_busy_host_s_delay_of_one_call_changes_nothing(clock: Clock) -> None:
-    times = itertools.chain([100_000.0], itertools.repeat(40.0))
-    calls: list[int] = []
-    samples = time_rotating([0, 1], lambda given: (calls.append(given), clock.busy(next(times))), POLICY, repeats=4)
-    assert samples == [40.0] * 4
-    assert len(calls) == 2 + 2 * 4
+    def __call__(self, given: object) -> None:
+        self._clock.busy(self._times[min(self.count, len(self._times) - 1)])
+        self.count += 1
 
 
-def test_a_comparison_of_long_calls_ends_after_three_rounds(clock: Clock) -> None:
-    calls = {name: lambda given, us=us: clock.busy(us) for name, us in (("a", 1.3e6), ("b", 0.5e6))}  # type: ignore[misc]
-    long = dataclasses.replace(POLICY, final_rounds=25, final_s=2.0)
-    assert {name: len(taken) for name, taken in rotate(calls, [0, 1], long).items()} == {"a": 3, "b": 3}
-    enough = dataclasses.replace(long, final_s=6.0)
-    assert {name: len(taken) for name, taken in rotate(calls, [0, 1], enough).items()} == {"a": 4, "b": 4}
+@pytest.mark.parametrize(
+    ("times", "calls"),
+    [
+        ([40_000.0], 2 + 2 * 4),
+        ([60_000.0], 2 + 4),  # no untimed call before a sample
+        ([300_000.0], 1 + 4),  # nor a second call to warm up
+        ([100_000.0, 40.0], 2 + 2 * 4),  # a busy host has delayed the first call
+    ],
+)
+def test_long_calls_are_timed_by_fewer(times: list[float], calls: int, clock: Clock) -> None:
+    call = Call(clock, *times)
+    assert time_rotating([0, 1], call, POLICY, repeats=4) == [times[-1]] * 4
+    assert call.count == calls
+
+
+@pytest.mark.parametrize(("final_s", "rounds"), [(2.0, 3), (6.0, 4)])
+def test_a_comparison_of_long_calls_ends_after_three_rounds(final_s: float, rounds: int, clock: Clock) -> None:
+    calls = {"a": Call(clock, 1.3e6), "b": Call(clock, 0.5e6)}
+    policy = dataclasses.replace(POLICY, final_rounds=25, final_s=final_s)
+    samples = rotate(calls, [0, 1], policy)
+    assert samples == {"a": [1.3e6] * rounds, "b": [0.5e6] * rounds}
