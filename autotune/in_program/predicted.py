@@ -56,6 +56,8 @@ _KIND = "fusion"
 """Kind of all workloads."""
 _WORKERS = 3
 """Maximum number of measuring processes. Compiling a region by Inductor takes seconds, timing it tenths of a second."""
+_TRIAL_S = 4.0
+"""Usual seconds of a region's trial. A CPU is not quiet meanwhile, since Inductor compiles."""
 _ROOM, _OVER_HELD = 0.5, 10
 """Share of the device's memory for all of them, and the factor of a process's memory over the bytes of its region's
 tensors: the oracle computes in fp64, and keeps intermediate values."""
@@ -314,7 +316,7 @@ class Predictor:
 
     def _run(self, number: int, device: str) -> None:
         domain = domain_of(_KIND)
-        with Worker(None, device, domain.policy(device)) as worker:
+        with Worker(None, device, domain.policy(device).within(_TRIAL_S)) as worker:
             if (sample := domain.sample(number)) is not None:
                 with contextlib.suppress(ChildDied, ChildSilent):  # the first trial reports it
                     worker.warm(sample)

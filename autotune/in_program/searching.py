@@ -203,7 +203,7 @@ class Search:
         from autotune.measure.worker import Worker
 
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a region's baselines are one or two kernels
-        policy = domain_of(_KIND).policy(device)
+        policy = domain_of(_KIND).policy(device).within(_REGION_S)
         with ExitStack() as opened:
             worker = opened.enter_context(Worker(None, device, policy, without=_WITHOUT))
             pool = opened.enter_context(CompilePool(timeout_s=policy.build_s))
