@@ -251,10 +251,11 @@ def tune_workloads(
         if measurer is not None or pool is not None or baselines is not None:
             raise UserError("your own measurer or pool searches on one device: leave it out, or name one device")
     results: list[Result] = []
+    each = None if chosen.timeout is None else chosen.timeout / len(workloads)
     context = Context(
         store=store,
         device=devices[0],
-        policy=chosen.policy or policy_for(workloads[0], devices[0]),
+        policy=chosen.policy or policy_for(workloads[0], devices[0]).within(each),
         options=chosen,
         lent=(measurer, pool, baselines),
         report=progress,

@@ -5,8 +5,9 @@ as a schedule of lower rank (:data:`autotune.store.records.PREDICTED`): a search
 
 ``python -m autotune.in_program.predicted`` is the process that does it while the program compiles. The cost models run
 in Python for a second a region. In another process they do not delay Inductor, and a failure only costs the
-predictions. The process receives frames of :mod:`autotune.measure.child`. ``workloads`` are tried in the background.
-The answer to ``end`` follows when all were tried, or after a number of seconds.
+predictions. The process receives frames of :mod:`autotune.measure.child`. The first one has the ``device``: the
+measuring processes start, and have torch compile a small region each, while the program is traced. ``workloads`` are
+tried in the background. The answer to ``end`` follows when all were tried, or after a number of seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from autotune import numerics
 from autotune.device import environment, identify, usable_processors
 from autotune.domain import domain_of, open_task, policy_for
-from autotune.measure.child import Link, serve
+from autotune.measure.child import ChildDied, ChildSilent, Link, serve
 from autotune.measure.outcome import one_line
 from autotune.measure.pool import CompilePool
 from autotune.measure.worker import Contender, MachineFault, Worker
@@ -51,8 +52,12 @@ NO_GAIN = "the models expect no gain"
 _PLANS, _OF_EACH = 2, 2
 """Number of proposed compositions of a region, and of configurations of each of their parts."""
 _SEED = 0
+_KIND = "fusion"
+"""Kind of all workloads."""
 _WORKERS = 3
 """Maximum number of measuring processes. Compiling a region by Inductor takes seconds, timing it tenths of a second."""
+_TRIAL_S = 4.0
+"""Usual seconds of a region's trial. A CPU is not quiet meanwhile, since Inductor compiles."""
 _ROOM, _OVER_HELD = 0.5, 10
 """Share of the device's memory for all of them, and the factor of a process's memory over the bytes of its region's
 tensors: the oracle computes in fp64, and keeps intermediate values."""
@@ -281,41 +286,41 @@ class Predictor:
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
         """Handle a frame."""
-        if "workloads" in message:
-            self._begin([Workload.from_json(w) for w in message["workloads"]], message["device"], message["numerics"])
+        if "device" in message:
+            self._begin(message["device"], message["numerics"])
+        elif "workloads" in message:
+            self._asked += len(message["workloads"])
+            for workload in message["workloads"]:
+                self._jobs.put(Workload.from_json(workload))
         else:
             link.send(self._end(float(message["end"])))
 
-    def _begin(self, workloads: Sequence[Workload], device: str, settings: dict[str, Any]) -> None:
-        self._asked += len(workloads)
-        for workload in workloads:
-            self._jobs.put(workload)
-        if self._threads or not workloads:
-            return
+    def _begin(self, device: str, settings: dict[str, Any]) -> None:
+        """Start the processes, which import what they need, then open the database."""
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a worker's baselines are one or two kernels
         count = 1 if device == "cpu" else max(1, min(_WORKERS, usable_processors() // 4))
+        for number in range(count):
+            thread = threading.Thread(target=self._run, args=(number, device), daemon=True)
+            self._threads.append(thread)
+            thread.start()
         try:
-            self._prepare(workloads[0], device, settings)
+            pool = CompilePool(timeout_s=domain_of(_KIND).policy(device).build_s)
+            pool.start()
+            numerics.restore(settings)
+            self._room = int(_ROOM * (identify(device).memory_mib << 20))
+            self._trials = Trials(Store.open(None), device, pool, uuid.uuid4().hex)
         except Exception as error:
             with self._changed:
                 self._error = one_line(error)
                 self._changed.notify_all()
-            return
-        for _ in range(count):
-            thread = threading.Thread(target=self._run, args=(workloads[0], device), daemon=True)
-            self._threads.append(thread)
-            thread.start()
 
-    def _prepare(self, first: Workload, device: str, settings: dict[str, Any]) -> None:
-        numerics.restore(settings)
-        self._room = int(_ROOM * (identify(device).memory_mib << 20))
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a worker's baselines are one or two kernels
-        pool = CompilePool(timeout_s=policy_for(first, device).build_s)
-        self._trials = Trials(Store.open(None), device, pool, uuid.uuid4().hex)
-
-    def _run(self, first: Workload, device: str) -> None:
-        assert self._trials is not None
-        with Worker(first, device, policy_for(first, device)) as worker:
-            while (workload := self._jobs.get()) is not None:
+    def _run(self, number: int, device: str) -> None:
+        domain = domain_of(_KIND)
+        with Worker(None, device, domain.policy(device).within(_TRIAL_S)) as worker:
+            if (sample := domain.sample(number)) is not None:
+                with contextlib.suppress(ChildDied, ChildSilent):  # the first trial reports it
+                    worker.warm(sample)
+            while (workload := self._jobs.get()) is not None and self._trials is not None:
                 try:
                     with self._holding(_OVER_HELD * domain_of(workload.kind).bytes_held(workload)):
                         found = self._trials.run(workload, worker)

@@ -14,7 +14,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -151,8 +151,10 @@ class Search:
         self._changed = threading.Condition()
         self._queue = RegionQueue(0.0)
         self._context: Context | None = None
+        self._baselines: BaselinePool | None = None
+        self._prefetcher: Prefetcher | None = None
         self._stopped = self._quiet = False
-        self._asked = 0
+        self._ahead: set[int] = set()
         self._last: dict[str, Progress] = {}
         self._sent = 0
 
@@ -172,10 +174,10 @@ class Search:
                 self._quiet = message.get("quiet", False)
                 counted = [(Workload.from_json(w), count) for w, count in message["workloads"]]
                 self._queue.add(counted, whole="end" in message)
-                self._begin_baselines()
             if "end" in message:
                 self._queue.end = time.monotonic() + message["end"]
                 self._end()
+            self._compile_ahead()
             self._changed.notify_all()
 
     def _run(self, link: Link, device: str, settings: Mapping[str, Any]) -> None:
@@ -201,15 +203,14 @@ class Search:
         from autotune.measure.worker import Worker
 
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a region's baselines are one or two kernels
-        policy = domain_of(_KIND).policy(device)
+        policy = domain_of(_KIND).policy(device).within(_REGION_S)
         with ExitStack() as opened:
             worker = opened.enter_context(Worker(None, device, policy, without=_WITHOUT))
             pool = opened.enter_context(CompilePool(timeout_s=policy.build_s))
             pool.start()
-            baselines = BaselinePool(timeout_s=policy.baseline_s) if _overlaps(device) else None
-            if baselines is not None:
-                opened.callback(baselines.close)
-                baselines.start()
+            baselines = BaselinePool(timeout_s=policy.baseline_s)
+            opened.callback(baselines.close)
+            baselines.start()
             # SQLAlchemy, Optuna and torch take two seconds, in which the other processes start.
             import torch  # noqa: F401 - numerics are torch's settings
 
@@ -230,22 +231,22 @@ class Search:
                 report=lambda progress: self._report(link, progress),
                 _worker=worker,
                 _pool=pool,
-                _baselines=baselines,
+                _baselines=baselines if _overlaps(device) else None,
             )
             opened.enter_context(closing(context))
             context.run = store.start_run(COMMAND, owner=context.owner).id
             opened.enter_context(Lease(store, context.owner))
-            prefetcher = Prefetcher(context, self._queue.workloads, lambda i: Budget(self._queue.trials), _PREFETCHED)
+            workloads = self._queue.workloads
+            prefetcher = Prefetcher(context, workloads, lambda i: Budget(self._queue.trials), _PREFETCHED, active=True)
             opened.enter_context(prefetcher)
             with self._changed:
-                self._context = context
+                self._context, self._baselines, self._prefetcher = context, baselines, prefetcher
                 context.interrupt.requested = self._stopped
-                self._begin_baselines()
                 if self._queue.end is not None:
                     self._end()
+                self._compile_ahead()
             try:
-                if baselines is not None:
-                    _warm_up(device, worker, pool, baselines)
+                _warm_up(device, worker, pool, baselines, lambda: self._queue.end is not None)
                 yield context, prefetcher
             finally:
                 results = self._queue.results
@@ -280,24 +281,35 @@ class Search:
                 self._changed.wait()
             return None
 
-    def _begin_baselines(self) -> None:
-        """Queue the baselines of new regions, the most promising first; the caller has the lock."""
-        if self._context is None:
+    def _compile_ahead(self) -> None:
+        """Compile baselines of new regions, the most promising first; the caller has the lock.
+
+        On a CPU, candidates are compiled too, and both only for the regions that the search can probably reach.
+        """
+        if self._context is None or self._baselines is None or self._prefetcher is None:
             return
-        every = self._queue.waiting()
-        for number in (i for i in every if i >= self._asked):
-            workload = self._queue.workloads[number]
-            if (baselines := self._context.baselines(workload)) is not None:
-                baselines.begin(workload, self._context.device)
-        self._asked = len(self._queue.workloads)
+        device, every = self._context.device, self._queue.waiting()
+        if not _overlaps(device):
+            every = every[: max(1, int(self._queue.left_s / _REGION_S))]
+            if every:
+                self._prefetcher.advance(every[0], every[1:])
+        for number in (i for i in every if i not in self._ahead):
+            self._ahead.add(number)
+            self._baselines.begin(self._queue.workloads[number], device)
 
     def _end(self) -> None:
         """Begin the rest of the search, after the compilation; the caller has the lock."""
         from autotune.store.store import HeldStore
 
-        if self._context is not None and isinstance(self._context.store, HeldStore):
-            self._context.end = self._queue.end
+        if self._context is None:
+            return
+        self._context.end = self._queue.end
+        if isinstance(self._context.store, HeldStore):
             self._context.store.publish()
+        if self._baselines is not None and self._prefetcher is not None and not _overlaps(self._context.device):
+            self._prefetcher.stop()  # what they compile would disturb the measurements from now on
+            self._baselines.close()
+            self._baselines = None
 
     def _report(self, link: Link, progress: Progress) -> None:
         """Send progress after the end of the compilation; nothing reads it before."""
@@ -316,10 +328,15 @@ class Search:
         self._sent = len(self._queue.results)
 
 
-def _warm_up(device: str, worker: Worker, pool: CompilePool, baselines: BaselinePool) -> None:
+def _warm_up(
+    device: str, worker: Worker, pool: CompilePool, baselines: BaselinePool, ended: Callable[[], bool]
+) -> None:
     """Have all processes import what they need, by small workloads, while the program is traced. Never raises.
 
     The first compilation in a process takes 8 s, Inductor's first one 13, and the first measurement 7.
+
+    Args:
+        ended: returns True once the program has been compiled. Then the search begins, warm or not.
     """
     from autotune.domain import domain_of, open_task
 
@@ -329,14 +346,20 @@ def _warm_up(device: str, worker: Worker, pool: CompilePool, baselines: Baseline
         for sample in samples[: baselines.processes]:
             baselines.begin(sample, device)
         for sample in samples:
+            if ended():
+                return
             task = open_task(sample, device)
             pool.prefetch(sample, device, task.normalize(task.default()))
         for sample in samples[:1]:
             worker.open(sample)
-            worker.compare([], seed=0, without=("inductor",))
+            if _overlaps(device):
+                worker.compare([], seed=0, without=("inductor",))
+            else:  # it compiles the baselines itself
+                worker.warm(sample)
             task = open_task(sample, device)
             config = task.normalize(task.default())
-            if (artifact := pool.submit(sample, device, config).result().artifact) is not None:
+            artifact = pool.submit(sample, device, config).result().artifact
+            if artifact is not None and not ended():
                 worker.measure(config, artifact, stage="screen", seed=0)
     except Exception as error:  # the search meets it again, and reports it
         log.debug("the processes of a search are not warm: %s", error)

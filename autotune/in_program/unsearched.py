@@ -76,6 +76,8 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
         if not turn.searches:
             turn.wait()
             return compile_once(gm, inputs)
+        if len(gm.graph.nodes) >= search.LARGE:
+            trying.start()
         begin = time.monotonic()
         traced = Traced()
         one = search.compile_surveyed(
@@ -139,6 +141,15 @@ class Trying:
         if self._child is not None:
             self._child.kill()
 
+    def start(self) -> None:
+        """Start the process, which starts others. Never raises. Linux ends it with the calling thread."""
+        if self._child is None:
+            try:
+                self._child = Child("autotune.in_program.predicted")
+                self._child.send({"device": self._device, "numerics": numerics.read()})
+            except Exception as error:
+                self._error = first_line(error)
+
     def add(self, graph: Surveyed) -> None:
         """Queue the regions of a graph without schedules. Never raises."""
         from autotune.api import time_weights
@@ -152,10 +163,9 @@ class Trying:
             weights = time_weights(counted)
             counted.sort(key=lambda one: -weights[one[0].fingerprint])
             self._asked |= set(weights)
-            if self._child is None:
-                self._child = Child("autotune.in_program.predicted")
-            jobs = [workload.to_json() for workload, _ in counted]
-            self._child.send({"workloads": jobs, "device": self._device, "numerics": numerics.read()})
+            self.start()
+            if self._child is not None:
+                self._child.send({"workloads": [workload.to_json() for workload, _ in counted]})
         except Exception as error:
             self._error = first_line(error)
 
@@ -168,7 +178,7 @@ class Trying:
         Raises:
             UserError: nothing could be tried.
         """
-        if self._child is None:
+        if self._child is None or not self._asked:
             if self._error:
                 raise UserError(self._error)
             return False

@@ -18,6 +18,9 @@ _OPERATIONAL = ("startup_s", "build_s", "load_s", "baseline_s", "lock_s", "quiet
 """Time limits for the machine; they do not affect the meaning of a latency."""
 
 
+_QUIET_SHARE = 0.05
+
+
 @dataclass(frozen=True)
 class Policy:
     """All settings that a latency depends on, apart from the candidate, the workload and the machine.
@@ -37,7 +40,8 @@ class Policy:
         repeat_top: at most this many near-best candidates are timed again.
         final_top: number of candidates in the final comparison with the baselines.
         final_rounds: rounds of the final comparison; every contender runs once a round, in an order that changes.
-        final_s: the final comparison ends after about this many seconds, with at least five rounds.
+        final_s: the final comparison ends after about this many seconds, with at least five rounds, or three rounds of
+            a second and more.
         cold_bytes: bytes swept between samples to evict the inputs from the caches; 0 leaves the caches warm. With
             copies of the inputs, the minimum size of all copies.
         min_sample_us: with swept caches on a CPU, a sample shorter than this is made of several calls (those after the
@@ -78,6 +82,13 @@ class Policy:
     def key(self) -> str:
         """SHA-256 (64 hex digits) of every field that latencies depend on."""
         return digest({k: v for k, v in asdict(self).items() if k not in _OPERATIONAL})
+
+    def within(self, seconds: float | None) -> Policy:
+        """Return the policy of a search with so many seconds for a workload; None for no limit.
+
+        A final comparison waits for a quiet CPU for 5% of them at most. The key is the same.
+        """
+        return self if seconds is None else replace(self, quiet_s=min(self.quiet_s, _QUIET_SHARE * seconds))
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which :meth:`from_json` makes an equal policy."""

@@ -38,7 +38,8 @@ BASELINE_PROCESSES = 3
 WAIT_S = 30.0
 """Seconds for which a comparison waits for baselines; if there is time left, the worker then compiles them itself."""
 NICE = 5
-"""Compile processes keep every processor busy for minutes. Measuring, and compiling baselines, have priority."""
+"""Compile processes of a GPU's search keep every processor busy for minutes. Measuring has priority. So has a program
+on a CPU that compiles at the same time as its regions' baselines."""
 
 
 @dataclass(frozen=True)
@@ -306,6 +307,7 @@ class Builder:
 
     def __init__(self) -> None:
         self._make: Callable[[Config], Artifact] | None = None
+        self._nice = False
 
     def handle(self, link: Link, message: dict[str, Any], blob: bytes) -> None:
         try:
@@ -326,6 +328,10 @@ class Builder:
     def _open(self, message: dict[str, Any]) -> None:
         workload, device = Workload.from_json(message["workload"]), message["device"]
         tasks.DOMAINS[workload.kind] = message["domain"]
+        # On a CPU the search waits for each build, and a nice process gets a third of another one's share.
+        if not self._nice and (device != "cpu" or message["baselines"]):
+            os.nice(NICE)
+            self._nice = True
         if not message["baselines"]:
             self._make = open_task(workload, device).build
             return
@@ -339,5 +345,4 @@ class Builder:
 
 
 if __name__ == "__main__":
-    os.nice(NICE)
     serve(Builder().handle)

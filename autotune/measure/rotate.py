@@ -3,9 +3,9 @@
 Every call uses another copy of the inputs, and its results are kept until the copy is used again. Together, copies and
 results are larger than the caches, so a call's data is cold.
 
-Right before each sample, the same contender runs untimed on the previous copy, which loads its code into the caches.
-One call is enough: a second one reduces a case of 40 us by 4 us. Without an untimed call, the caches would contain the
-code of the previous contender.
+Right before each sample of at most 50 ms, the same contender runs untimed on the previous copy, which loads its code
+into the caches. One call is enough: a second one reduces a case of 40 us by 4 us. Without an untimed call, the caches
+would contain the code of the previous contender.
 
 Swept caches would contain neither data nor code. Contenders with much Python code (eager's operators, Dynamo's
 wrappers, 300 to 400 us of them) would then pay for cold code regardless of the computation. Contenders with little
@@ -31,6 +31,9 @@ Inputs = TypeVar("Inputs")
 
 _FEWEST, _MOST = 3, 64
 _MOST_BYTES = 2 << 30
+_LONG_US, _ONCE_US = 50_000.0, 250_000.0
+"""Calls that take longer need no untimed call before a sample, and no second one to warm up: cold code costs less than
+a millisecond. The second limit is higher, since a busy host may delay a short call by many milliseconds."""
 
 
 def set_count(moved: int, policy: Policy) -> int:
@@ -87,15 +90,16 @@ def rotate(
         before: called with a contender's name before its warm-up, to identify it if it hangs.
 
     Returns:
-        ``policy.final_rounds`` samples each in microseconds, fewer (at least five) if ``policy.final_s`` ran out.
+        Samples in microseconds, as many as :func:`autotune.measure.timer.interleave` takes.
     """
     names = list(calls)
     turn = _Turn(sets)
+    estimates = {}
     for name in names:
         if before is not None:
             before(name)
-        turn.warm(calls[name], policy)
-    return in_rounds(names, policy, lambda name: turn.warm_sample(calls[name]))
+        estimates[name] = turn.warm(calls[name], policy)
+    return in_rounds(names, policy, lambda name: turn.timed(calls[name], estimates[name]))
 
 
 def time_rotating(
@@ -112,9 +116,9 @@ def time_rotating(
     Args and returns: as for :func:`autotune.measure.timer.time_cpu`.
     """
     turn = _Turn(sets)
-    if turn.warm(call, policy) > limit_us:
+    if (estimate := turn.warm(call, policy)) > limit_us:
         repeats = MIN_SAMPLES
-    return sampled(lambda: turn.warm_sample(call), repeats, budget_s)
+    return sampled(lambda: turn.timed(call, estimate), repeats, budget_s)
 
 
 class _Turn:
@@ -125,12 +129,18 @@ class _Turn:
         self._results: list[Any] = [None] * len(sets)
 
     def warm(self, call: Callable[[Any], object], policy: Policy) -> float:
-        """Warm up; return the microseconds of the fastest call."""
-        return min(self.sample(call) for _ in range(max(policy.warmup, 1)))
+        """Warm up; return the microseconds of the fastest call. A long first call is the only one."""
+        best = math.inf
+        for _ in range(max(policy.warmup, 1)):
+            best = min(best, self.sample(call))
+            if best > _ONCE_US:
+                break
+        return best
 
-    def warm_sample(self, call: Callable[[Any], object]) -> float:
-        """Return a :meth:`sample` taken right after an untimed call on the previous set."""
-        self.sample(call)
+    def timed(self, call: Callable[[Any], object], estimate_us: float) -> float:
+        """Return a :meth:`sample`, of a short call right after an untimed call on the previous set."""
+        if estimate_us <= _LONG_US:
+            self.sample(call)
         return self.sample(call)
 
     def sample(self, call: Callable[[Any], object]) -> float:

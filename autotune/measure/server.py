@@ -6,6 +6,7 @@ thus has a deadline for every step, and the contender to blame if the process di
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -74,6 +75,9 @@ class Server:
             link.send({"phase": name, "who": who})
 
         job = message["job"]
+        if job == "warm":
+            self._warm(message)
+            return
         if job == "open":
             answer = self._open(message)
         elif job == "measure":
@@ -84,9 +88,14 @@ class Server:
             raise ValueError(f"unknown job {job!r}")
         link.send({"result": answer})
 
+    def _warm(self, message: Mapping[str, Any]) -> None:
+        """Compile a workload's baselines, and give no answer. A failure repeats in the next job, which reports it."""
+        workload = _workload(message)
+        with contextlib.suppress(Exception):
+            domain_of(workload.kind).compile_baselines(workload, message["device"])
+
     def _open(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        workload = Workload.from_json(message["workload"])
-        tasks.DOMAINS[workload.kind] = message["domain"]
+        workload = _workload(message)
         self.policy = Policy.from_json(message["policy"])
         if self.bench is None:  # a bench may import the user's module, which may change the settings
             numerics.restore(message["numerics"])
@@ -265,6 +274,12 @@ class Server:
             except Exception as problem:
                 outcomes[name] = _failed(problem)
         return runs
+
+
+def _workload(message: Mapping[str, Any]) -> Workload:
+    workload = Workload.from_json(message["workload"])
+    tasks.DOMAINS[workload.kind] = message["domain"]
+    return workload
 
 
 def _failed(problem: BaseException, error: float | None = None) -> dict[str, Any]:

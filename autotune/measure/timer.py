@@ -26,6 +26,9 @@ T = TypeVar("T")
 Samples = list[float]
 MIN_SAMPLES = 3
 _MIN_ROUNDS = 5
+_LONG_ROUND_S = 1.0
+"""A comparison whose rounds take longer ends with its time after :data:`MIN_SAMPLES` rounds, others after five: the
+noise of a sample is a few milliseconds."""
 _SWEEP_BYTES = 1 << 20  # minimum per thread
 _SPIN_CYCLES = 100_000  # about 60 us, longer than enqueuing a replay and its events
 
@@ -139,9 +142,11 @@ def sampled(sample: Callable[[], float], repeats: int, budget_s: float) -> Sampl
 def in_rounds(names: Sequence[str], policy: Policy, sample: Callable[[str], float]) -> dict[str, Samples]:
     """Take one sample of each contender per round, in the orders of :func:`balanced`, until the policy's limits."""
     samples: dict[str, Samples] = {name: [] for name in names}
-    end = time.perf_counter() + policy.final_s
+    begin = time.perf_counter()
     for done, order in zip(range(policy.final_rounds), balanced(names), strict=False):
-        if done >= _MIN_ROUNDS and time.perf_counter() > end:
+        spent = time.perf_counter() - begin
+        least = MIN_SAMPLES if spent > done * _LONG_ROUND_S else _MIN_ROUNDS
+        if done >= least and spent > policy.final_s:
             break
         for name in order:
             samples[name].append(sample(name))
@@ -336,7 +341,8 @@ def interleave(
             contender that takes more power than the previous one is timed at a clock that it cannot sustain.
 
     Returns:
-        ``policy.final_rounds`` samples each in microseconds, fewer (at least five) if ``policy.final_s`` ran out.
+        ``policy.final_rounds`` samples each in microseconds, fewer if ``policy.final_s`` ran out: at least five, or
+        three of rounds of a second and more.
     """
     names = list(fns)
     runs: dict[str, Callable[[], object]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -177,6 +178,7 @@ class Worker:
         self._without = tuple(without)
         self._child: Child | None = None
         self._opened = False
+        self._opening: dict[str, Any] | None = None
         self._unborn = ""
         self._oracle_s: float | None = None
         self.restarts = 0
@@ -184,7 +186,7 @@ class Worker:
         self.baseline_s = 0.0
         self.bytes_moved = 0
         self.others: float | None = None
-        self._spawn()  # the imports overlap with the caller's compilation
+        self._spawn()
 
     def __enter__(self) -> Worker:
         return self
@@ -291,11 +293,15 @@ class Worker:
         if hasattr(os, "sched_getaffinity"):
             # The worker pins itself to one thread per core, but a candidate may use all threads.
             env["NUMBA_NUM_THREADS"] = os.environ.get("NUMBA_NUM_THREADS", str(len(os.sched_getaffinity(0))))
-        self._opened = False
+        self._opened, self._opening = False, None
         try:
             self._child = Child("autotune.measure.server", env)
         except OSError as error:  # the next job, which needs the child, reports it
             self._unborn = error.strerror or str(error)
+            return
+        if self._workload is not None:  # its imports and inputs overlap with the caller's compilation
+            with contextlib.suppress(ChildDied, ChildSilent):  # the next job reports it
+                self._begin_open(self._child, self._workload)
 
     def _restart(self) -> None:
         self.close()
@@ -306,7 +312,8 @@ class Worker:
         """Return a child with the workload open; start it if necessary, outside any candidate's time."""
         problem = ""
         for _ in range(3):
-            if self._child is None or not self._child.alive:
+            changed = self._opening is not None and self._opening["numerics"] != numerics.read()
+            if self._child is None or not self._child.alive or changed:
                 self.close()
                 self._spawn()
             if self._child is None:
@@ -326,20 +333,35 @@ class Worker:
             self.close()
         raise WorkerFault(f"the measuring worker on {self._device} does not start: {problem}")
 
+    def warm(self, workload: Workload) -> None:
+        """Compile a small workload's baselines by torch, whose first compilation takes seconds. Waits for nothing."""
+        if self._child is not None:
+            self._child.send({**self._open_message(workload), "job": "warm"})
+
+    def _open_message(self, workload: Workload) -> dict[str, Any]:
+        return {
+            "job": "open",
+            "workload": workload.to_json(),
+            "domain": tasks.module_of(workload.kind),
+            "device": self._device,
+            "policy": self._policy.to_json(),
+            "numerics": numerics.read(),
+        }
+
+    def _begin_open(self, child: Child, workload: Workload) -> None:
+        message = self._open_message(workload)
+        child.send(message)
+        self._opening = message
+
     def _open(self, child: Child, deadline: float) -> None:
         assert self._workload is not None, "a job needs a workload"
-        child.send(
-            {
-                "job": "open",
-                "workload": self._workload.to_json(),
-                "domain": tasks.module_of(self._workload.kind),
-                "device": self._device,
-                "policy": self._policy.to_json(),
-                "numerics": numerics.read(),
-            }
-        )
+        if self._opening is not None and self._opening != self._open_message(self._workload):
+            child.receive(deadline)  # another workload's answer
+            self._opening = None
+        if self._opening is None:
+            self._begin_open(child, self._workload)
         frame, _ = child.receive(deadline)
-        answer = frame["result"]
+        self._opening, answer = None, frame["result"]
         if not answer["ok"]:
             # Only this workload may need too much memory: other workloads are still tried.
             kind = MachineFault if Blame(answer["fault"]) in (Blame.MACHINE, Blame.USER) else WorkerFault

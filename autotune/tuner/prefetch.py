@@ -35,13 +35,14 @@ the default interval it would wait 5 ms more for this thread each time: claiming
 class Prefetcher:
     """Keeps a run's compile pool busy with candidates that the search will need. A context manager.
 
-    It is inactive on a CPU, where compiling disturbs measurements, and when the cost model alone decides, which needs
-    one candidate. It skips workloads with stored measurements, since their first candidates are measured already.
-    Unused builds of a workload are dropped when the next one begins.
+    It is inactive when the cost model alone decides, which needs one candidate. It skips workloads with stored
+    measurements, since their first candidates are measured already. Unused builds of a workload are dropped when the
+    next one begins.
 
     Args:
         budget: returns the expected budget of a workload by its number.
         most: workloads, the current one included, whose candidates are prefetched.
+        active: False to prefetch nothing; None for True on a GPU alone, since compiling disturbs measurements on a CPU.
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class Prefetcher:
         workloads: Sequence[Workload],
         budget: Callable[[int], Budget],
         most: int = WORKLOADS,
+        active: bool | None = None,
     ) -> None:
         self._context, self._workloads, self._budget, self._most = context, workloads, budget, most
-        self._active = _overlaps(context.device) and context.options.sampler != NONE
+        wanted = _overlaps(context.device) if active is None else active
+        self._active = wanted and context.options.sampler != NONE
         self._put = self._done = 0
         self._met: set[int] = set()
         self._wanted: set[int] = set()
@@ -71,10 +74,16 @@ class Prefetcher:
 
     def __exit__(self, *_: object) -> None:
         if self._active:
+            self.stop()
+            self._thread.join(timeout=_JOIN_S)  # it may still compute compositions, which are not needed
+
+    def stop(self) -> None:
+        """Prefetch no more. Unused builds are dropped; code that they left in caches on disk stays."""
+        if self._active:
+            self._active = False
             sys.setswitchinterval(self._interval)
             self._leave(())  # no build is submitted from now on
             self._waiting.put(None)
-            self._thread.join(timeout=_JOIN_S)  # it may still compute compositions, which are not needed
 
     def advance(self, i: int, then: Sequence[int] | None = None) -> None:
         """Prefetch for workload ``i``, searched now, and for ``then``, the next ones (None: all that follow)."""

@@ -44,6 +44,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         return found
     try:
         task = context.task(workload)
+        context.worker(workload)  # it starts meanwhile
         compositions = context.compositions(task)
     except Unsupported as why:
         return Result(key.workload, workload.label, workload.kind, context.device, key.policy, error=str(why))

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from autotune.compiler.lower.facts import LIBRARY_CALL, GraphFacts, Kind
 from autotune.compiler.lower.op_names import GENERATORS, PRODUCTS, SCATTERS, VIEWS, describe
@@ -216,7 +217,9 @@ class Finder:
             env[n] = graph.node_copy(n, lambda a: env[a])
             env[n].meta = {"val": facts[n].value, "origin": n, "original_aten": n.meta.get("original_aten")}
         graph.output(tuple(env[n] for n in outputs))
-        return inputs, outputs, fx.GraphModule(torch.nn.Module(), graph)
+        with _use_lazy_graph_module(True):  # few submodules are called, and Python code takes a third of the search
+            module = _make_graph_module(torch.nn.Module(), graph)
+        return inputs, outputs, module
 
     def keep_products(self, products: Sequence[fx.Node]) -> None:
         """Mark products to be stored before they are read; a marked product that is still repeated stays outside."""

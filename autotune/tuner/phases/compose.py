@@ -98,7 +98,8 @@ def search(s: Session, compositions: Sequence[Composition], granted: float | Non
         seeds.insert(0, Seed(s.default, "default"))
         seeds += [Seed(config, "elsewhere") for config in _elsewhere(s)]
     space = s.task.space(s.context.options.space_file)
-    Explorer(s, space, None, seeds, until_s=None, patience=0).run()
+    least = s.measured + 2  # the default, and the best composition
+    Explorer(s, space, None, seeds, until_s=s.budget.until_s, patience=0, least=least).run()
     finals.refine(s)
     if is_guided(s.context.options.sampler):
         _polish(s)

@@ -83,6 +83,7 @@ class Explorer:
         polish: True to replace every other proposal of the sampler by a neighbour of the best so far. Kernels differ by
             one or two per cent near the optimum, and a sampler that models the whole space resolves that slowly.
         prune: True to skip proposals that the cost model expects to be slow.
+        least: number of the session's measured candidates before ``until_s`` ends it.
     """
 
     def __init__(
@@ -96,10 +97,11 @@ class Explorer:
         patience: int,
         polish: bool = False,
         prune: bool = False,
+        least: int = 0,
     ) -> None:
         self.s, self.space, self.history = session, space, history
         self.context = session.context
-        self._until_s, self._patience, self._polish = until_s, patience, polish
+        self._until_s, self._patience, self._polish, self._least = until_s, patience, polish, least
         self._listable = space.size <= _LISTABLE
         self._names = {p.name for p in space}
         self._seeds = _Queue(seeds)
@@ -151,7 +153,8 @@ class Explorer:
     def _enough(self) -> str:
         if self.context.interrupt.requested:
             return "interrupted"
-        if self._until_s is not None and self.s.elapsed >= self._until_s and self.s.tried:
+        late = self._until_s is not None and self.s.elapsed >= self._until_s
+        if late and self.s.tried and self.s.measured >= self._least:
             return TIME_UP
         if self._patience and is_at_floor(self.s):
             return AT_FLOOR

@@ -19,6 +19,8 @@ _FEW = 8
 """Searches of at most this many candidates time none of them again, and compare only those near the best."""
 _NEAR = 1.02
 """A candidate within this factor of the floor counts as at the floor, given the precision of a short timing."""
+_LEAST_CALLS = 8
+"""Calls of a slow finalist in a final comparison: one to warm up and three samples, and as many of the baselines."""
 _PROMISING = 1.15
 """If the model expects the default within this factor of the floor, the default is measured before anything else."""
 
@@ -42,15 +44,16 @@ def refine(s: Session) -> None:
     """Time the near-best candidates again with more samples; stored repeats are reused.
 
     First timings are short, so the fastest of many candidates is partly selected by noise. For a few candidates, the
-    final comparison suffices.
+    final comparison suffices. So it does if the time ends: timing a slow candidate again takes seconds.
     """
     if _is_short(s):
         return
+    policy = s.context.policy
     tried: set[str] = set()
-    while len(tried) < s.context.policy.repeat_top and not s.context.interrupt.requested:
+    while len(tried) < policy.repeat_top and not s.context.interrupt.requested:
         # Ranked again each time: the first may become slower, and others then enter the margin.
         m = next((m for m in near_best(s) if m.stage == "screen" and config_key(m.config) not in tried), None)
-        if m is None:
+        if m is None or _is_late(s, min(policy.final_s, policy.repeat_repeats * (m.latency_us or 0.0) / 1e6)):
             return
         tried.add(config_key(m.config))
         stored = s.context.store.get_measurement(s.key, m.config, "repeat")
@@ -59,6 +62,13 @@ def refine(s: Session) -> None:
         elif s.context.store.claim(s.key, m.config, "repeat", s.context.owner, LEASE_S):
             again = s.measure(m.config, s.artifact(m.config), "repeat")
             s.report("repeat", f"{again.latency_us:.1f} us" if again.latency_us is not None else again.reason)
+
+
+def _is_late(s: Session, seconds: float) -> bool:
+    """True if ``seconds`` more, and the shortest final comparison after them, exceed the time of the search."""
+    left = (s.whole or s).left
+    best = [m.latency_us or 0.0 for m in s.ranking()[: s.context.policy.final_top]]
+    return left is not None and seconds + _LEAST_CALLS * sum(best) / 1e6 > left
 
 
 def _is_short(s: Session) -> bool:

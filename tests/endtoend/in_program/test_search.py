@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 import autotune
 from autotune.in_program import contest, options, search, searcher
 from autotune.in_program.backend import dynamo_backend
+from autotune.in_program.traced import Traced
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
 from autotune.store import Store
@@ -200,6 +202,25 @@ def test_a_second_compilation_that_takes_more_than_the_budget_is_left_to_the_nex
     assert capsys.readouterr().err == ""
     assert len(searches.labels) == 1
     assert autotune.counters().hits == len(searches.labels[0])
+
+
+def test_compilers_of_a_cpu_are_not_expected_again(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if all of the first compilation's time was for loading code, which the second one does not need."""
+
+    class Loading(Traced):
+        @contextlib.contextmanager
+        def recording(self) -> Iterator[None]:
+            with super().recording():
+                yield
+            self.loading_s = 1e6
+
+    monkeypatch.setattr(search, "_AGAIN", 1e6)
+    monkeypatch.setattr(search, "Traced", Loading)
+    train(1, search=100)
+    assert autotune.counters().hits == len(searches.labels[0])
+    assert "more than the budget" not in capsys.readouterr().err
 
 
 def test_an_interrupt_ends_the_program_and_the_next_process_goes_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -53,9 +54,11 @@ class Compilations:
         if not self._again:
             return compile_graph(gm, inputs, options, code=new_name())
         traced = Traced()
+        begin = time.monotonic()
         with traced.recording():
             compile_graph(copied(gm), inputs, options, bare=True, code=new_name())
         assert traced.seconds > 0.0
+        assert 0.0 < traced.loading_s < time.monotonic() - begin
         with counting() as calls, traced.replaying():
             code = compile_graph(gm, inputs, options, code=new_name())
         self.traced += sum(call.call_count for call in calls)

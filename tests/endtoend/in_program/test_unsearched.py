@@ -47,13 +47,15 @@ class Process:
     def __call__(self, module: str) -> Process:
         assert module == "autotune.in_program.predicted"
         self._asked: list[tuple[Workload, str]] = []
+        self._device = ""
         return self
 
     def send(self, message: dict[str, Any]) -> None:
+        self._device = message.get("device", self._device)
         if "workloads" not in message:
             return
         self.during()
-        self._asked += [(Workload.from_json(told), message["device"]) for told in message["workloads"]]
+        self._asked += [(Workload.from_json(told), self._device) for told in message["workloads"]]
 
     def receive(self, deadline: float) -> tuple[dict[str, Any], bytes]:
         def edit(s: Any) -> Any:

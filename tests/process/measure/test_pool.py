@@ -7,9 +7,10 @@ from concurrent.futures import Future, wait
 from dataclasses import replace
 
 import psutil
+import pytest
 
 from autotune import task
-from autotune.measure.pool import Built, CompilePool
+from autotune.measure.pool import BaselinePool, Built, CompilePool
 from autotune.task import Config
 from tests.support.clock import Patience
 from tests.support.toy.toy_domain import workload
@@ -144,8 +145,18 @@ def test_nothing_is_built_ahead_once_it_is_closed(patience: Patience) -> None:
     assert ahead_of(pool) == [early]
 
 
-def test_compilers_leave_the_processors_to_the_measuring_process() -> None:
-    with CompilePool(1, timeout_s=60) as pool:
-        assert pool.submit(workload(), "cpu", rows(4)).result().artifact
+@pytest.mark.parametrize(
+    ("kind", "device", "config", "nicer"),
+    [
+        (CompilePool, "cuda:0", rows(4), 5),
+        (CompilePool, "cpu", rows(4), 0),  # it measures nothing meanwhile
+        (BaselinePool, "cpu", {}, 5),  # the program compiles meanwhile
+    ],
+)
+def test_compilers_leave_the_processors_to_what_runs_beside_them(
+    kind: type[CompilePool], device: str, config: Config, nicer: int
+) -> None:
+    with kind(1, timeout_s=60) as pool:
+        assert pool.submit(workload(), device, config).result().artifact
         (child,) = pool._children.values()
-        assert psutil.Process(child.pid).nice() == min(19, psutil.Process().nice() + 5)
+        assert psutil.Process(child.pid).nice() == min(19, psutil.Process().nice() + nicer)

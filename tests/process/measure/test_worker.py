@@ -21,13 +21,14 @@ import torch
 
 from autotune import numerics, task
 from autotune.errors import BuildError
-from autotune.measure.child import Reader, artifact_from_wire, artifact_to_wire, pack
+from autotune.measure.child import Reader, artifact_from_wire, artifact_to_wire, pack, ready
 from autotune.measure.policy import Policy
 from autotune.measure.pool import CompilePool, default_processes
 from autotune.measure.quiet import device_lock
 from autotune.measure.server import classify
 from autotune.measure.worker import Contender, Worker, WorkerFault
 from autotune.task import Artifact, Config, Kernel, Status
+from autotune.workload import Workload
 from tests.support.clock import Patience
 from tests.support.locks import awaited
 from tests.support.toy import toy_domain
@@ -69,6 +70,37 @@ def test_a_candidate_is_measured_under_the_settings_of_the_search(
     found = json.loads((tmp_path / "found").read_text())
     assert found == numerics.read()
     assert (found["float32_matmul_precision"], found["deterministic_debug_mode"]) == ("medium", 2)
+
+
+def test_a_worker_opens_its_workload_before_the_first_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(task.DOMAINS, "toy", toy_domain.__name__)
+    with Worker(workload(), "cpu", QUICK) as worker:
+        assert worker._child is not None
+        ready([worker._child])  # its answer, for which nothing waits yet
+        assert worker.measure(GOOD, ARTIFACT, stage="screen", seed=1).ok
+    with Worker(workload(), "cpu", QUICK) as worker:
+        worker.open(workload(rows=32))
+        assert worker.measure(GOOD, ARTIFACT, stage="screen", seed=1).ok
+        assert worker.bytes_moved == (32 * 256 + 32) * 4
+
+
+def test_settings_that_change_before_the_first_job_apply(
+    tmp_path: Path, default_numerics: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(task.DOMAINS, "toy", toy_domain.__name__)
+    with Worker(workload(numerics=str(tmp_path / "found")), "cpu", QUICK) as worker:
+        torch.set_float32_matmul_precision("medium")
+        assert worker.measure(GOOD, ARTIFACT, stage="screen", seed=1).ok
+        assert worker.restarts == 0
+    assert json.loads((tmp_path / "found").read_text())["float32_matmul_precision"] == "medium"
+
+
+def test_a_worker_that_cannot_warm_up_measures_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(task.DOMAINS, "toy", toy_domain.__name__)
+    with Worker(None, "cpu", QUICK) as worker:
+        worker.warm(Workload("fusion", {"damaged": True}))
+        worker.open(workload())
+        assert worker.measure(GOOD, ARTIFACT, stage="screen", seed=1).ok
 
 
 @pytest.mark.parametrize(

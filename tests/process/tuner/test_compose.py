@@ -289,3 +289,18 @@ def test_a_search_goes_on_where_the_best_so_far_has_a_plan_that_is_gone(
     assert again.best.get("plan") != "gone"
     (schedule,) = store.schedules()
     assert schedule.config == again.best
+
+
+@pytest.mark.usefixtures("half_a_second_each")
+def test_the_time_of_wholes_is_limited_too(tune: Tune, store: Store) -> None:
+    """Beyond it, the default and the best composition are measured all the same."""
+    found = tune(A, B, timeout=4.0)
+    assert found.best is not None
+    (whole,) = [
+        w
+        for w in store.get_workloads(m.key.workload for m in store.measurements()).values()
+        if w.kind == pair_domain.KIND
+    ]
+    measured = store.measurements(workload=whole.fingerprint, stage="screen")
+    assert len(measured) == 2
+    assert found.best in [m.config for m in measured]

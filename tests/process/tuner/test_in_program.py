@@ -125,6 +125,29 @@ def test_a_cpu_measures_nothing_before_inductor_has_finished(program: Program, s
     assert program.results[0].ok
 
 
+def test_a_cpu_compiles_regions_while_inductor_compiles_and_no_longer(
+    program: Program, search: searching.Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Baselines and candidates of the regions that the search can reach."""
+    begun: list[str] = []
+    monkeypatch.setattr(BaselinePool, "begin", lambda self, workload, device: begun.append(workload.fingerprint))
+    monkeypatch.setattr(searching, "_REGION_S", 600.0)
+    program.tell(workloads=listed(A, B))
+    program.wait(lambda: search._context is not None and bool(search._context.pool._prefetched))
+    assert search._context is not None
+    ahead = [workload for workload, *_ in search._context.pool._prefetched]
+    assert set(ahead) == set(begun)
+    assert len(set(ahead)) == 1
+    pool = search._baselines
+    assert pool is not None
+    program.tell(workloads=listed(A, B), end=500.0)
+    assert search._baselines is None
+    assert not pool._children
+    program.wait(lambda: program.done)
+    assert all(r.ok for r in program.results)
+    assert len(set(begun)) == 1
+
+
 def test_a_stop_keeps_measurements(program: Program, search: searching.Search, tmp_path: Path, db: str) -> None:
     hold = tmp_path / "hold"
     hold.touch()
@@ -140,13 +163,15 @@ def test_a_stop_keeps_measurements(program: Program, search: searching.Search, t
         assert [run.state for run in store.runs()] == ["interrupted"]
 
 
+@pytest.mark.parametrize("ended", [False, True])
 def test_the_processes_are_warm_before_the_first_region(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ended: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    """By real small regions, on a CPU."""
+    """By real small regions, on a CPU; the search does not wait for them once the program has been compiled."""
     begun: list[str] = []
     measured: list[Outcome] = []
     real = Worker.measure
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
     def measure(self: Worker, *args: Any, **named: Any) -> Outcome:
         measured.append(real(self, *args, **named))
@@ -156,9 +181,10 @@ def test_the_processes_are_warm_before_the_first_region(
     monkeypatch.setattr(BaselinePool, "begin", lambda self, workload, device: begun.append(workload.fingerprint))
     caplog.set_level(logging.DEBUG, "autotune")
     with Worker(None, "cpu", QUICK) as worker, CompilePool(1) as pool, BaselinePool(2) as baselines:
-        searching._warm_up("cpu", worker, pool, baselines)
-    assert [outcome.status for outcome in measured] == [Status.OK], caplog.text
+        searching._warm_up("cpu", worker, pool, baselines, lambda: ended)
+    assert [outcome.status for outcome in measured] == [Status.OK] * (not ended), caplog.text
     assert len(set(begun)) == 2, "each process compiles one"
+    assert bool(list(tmp_path.rglob("*.so"))) != ended, "the worker has compiled a baseline"
 
 
 def test_a_failed_warm_up_is_left_to_the_search() -> None:
@@ -169,7 +195,7 @@ def test_a_failed_warm_up_is_left_to_the_search() -> None:
             raise OSError("no processes are left")
 
     dead: Any = Dead()
-    searching._warm_up("cpu", dead, dead, dead)
+    searching._warm_up("cpu", dead, dead, dead, lambda: False)
 
 
 def test_an_unusable_database_is_named(search: searching.Search, monkeypatch: pytest.MonkeyPatch) -> None:

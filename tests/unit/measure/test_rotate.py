@@ -148,3 +148,41 @@ def test_the_worker_times_copies_in_turn_by_the_policy(monkeypatch: pytest.Monke
     swept._copy_inputs()
     swept._time(run, "screen", None)
     assert seen[-1] == -1
+
+
+class Call:
+    """A contender, by the microseconds of its calls; the last ones are repeated.
+
+    Attributes:
+        count: number of calls.
+    """
+
+    def __init__(self, clock: Clock, *times: float) -> None:
+        self._clock, self._times, self.count = clock, times, 0
+
+    def __call__(self, given: object) -> None:
+        self._clock.busy(self._times[min(self.count, len(self._times) - 1)])
+        self.count += 1
+
+
+@pytest.mark.parametrize(
+    ("times", "calls"),
+    [
+        ([40_000.0], 2 + 2 * 4),
+        ([60_000.0], 2 + 4),  # no untimed call before a sample
+        ([300_000.0], 1 + 4),  # nor a second call to warm up
+        ([100_000.0, 40.0], 2 + 2 * 4),  # a busy host has delayed the first call
+    ],
+)
+def test_long_calls_are_timed_by_fewer(times: list[float], calls: int, clock: Clock) -> None:
+    call = Call(clock, *times)
+    assert time_rotating([0, 1], call, POLICY, repeats=4) == [times[-1]] * 4
+    assert call.count == calls
+
+
+@pytest.mark.parametrize(("final_s", "rounds"), [(2.0, 3), (6.0, 4)])
+def test_a_comparison_of_long_calls_ends_after_three_rounds(final_s: float, rounds: int, clock: Clock) -> None:
+    calls = {"a": Call(clock, 1.3e6), "b": Call(clock, 0.5e6)}
+    policy = dataclasses.replace(POLICY, final_rounds=25, final_s=final_s)
+    samples = rotate(calls, [0, 1], policy)
+    assert samples == {"a": [1.3e6] * rounds, "b": [0.5e6] * rounds}

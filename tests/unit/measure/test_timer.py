@@ -161,6 +161,8 @@ def test_pinning_keeps_to_the_processors_allowed() -> None:
 
 def test_policy_key_depends_on_what_numbers_depend_on() -> None:
     cpu, cuda = default_policy("cpu"), default_policy("cuda:1")
+    assert [cpu.within(seconds).quiet_s for seconds in (None, 1000.0, 30.0)] == [5.0, 5.0, 1.5]
+    assert cpu.within(30.0).key == cpu.key
     assert cpu.key != cuda.key
     assert cuda.key == default_policy("cuda:0").key
     assert cpu.key != replace(cpu, screen_repeats=99).key

@@ -66,3 +66,43 @@ def test_a_pool_waits_no_longer_than_it_is_told(monkeypatch: pytest.MonkeyPatch)
         assert pool.wait(Workload("fusion", {}), "cuda:0", 7.0) is None
         assert pool.wait(Workload("fusion", {}), "cuda:0") is None
     assert waited == [7.0, 30.0]
+
+
+@pytest.mark.parametrize(
+    ("latency_us", "left_s", "again"),
+    [
+        (1e6, None, 2),  # no limit
+        (1e6, 60.0, 2),
+        (1e6, 35.0, 1),  # 10 s for each, and 16 s for the comparison
+        (1e6, 20.0, 0),
+        (10.0, 1.0, 2),
+        (10.0, 0.0, 0),
+    ],
+)
+def test_slow_candidates_are_not_timed_again_beyond_the_time(
+    latency_us: float, left_s: float | None, again: int
+) -> None:
+    """Each of two candidates takes ``latency_us``."""
+    policy = Policy(method="cpu", repeat_repeats=20)
+    known = [
+        SimpleNamespace(config={"block": block}, stage="screen", latency_us=latency_us, reason="") for block in (1, 2)
+    ]
+    store = SimpleNamespace(get_measurement=lambda *key: None, claim=lambda *key: True)
+    own: Any = SimpleNamespace(
+        context=SimpleNamespace(
+            policy=policy, store=store, owner="me", interrupt=SimpleNamespace(requested=False)
+        ),
+        budget=SimpleNamespace(trials=None), key=None, whole=None, left=left_s, ranking=lambda: known,
+        artifact=lambda config: None, report=lambda *told: None,
+    )  # fmt: skip
+    timed = []
+
+    def measure(config: Any, built: Any, stage: str) -> Any:
+        timed.append(config)
+        if own.left is not None:
+            own.left -= min(10.0, 20 * latency_us / 1e6)
+        return SimpleNamespace(latency_us=latency_us)
+
+    own.measure = measure
+    finals.refine(own)
+    assert len(timed) == again
