@@ -41,6 +41,9 @@ _FIRST, _FEWEST = 8, 4
 slower than the best of ten (benchmarks/notes/search-quality.md); a region that is not reached is 10 to 40% slower."""
 _CANDIDATE_S, _FIXED_S = 0.12, 0.6
 """Seconds of a candidate, and of the rest of a region: its inputs, its oracle and the final comparison."""
+_TURN_S = 6.0
+"""Most seconds of a first turn, unless turns usually take a quarter of that. Most take 0.5 to 2 s; single candidates
+compile for 10 to 30 s, and so do some baselines. A region without a decision has another turn after all others."""
 _REGION_S = 4.0
 """Minimum seconds of a region's second turn."""
 _PREFETCHED = 10
@@ -68,7 +71,7 @@ class RegionQueue:
     """The regions of a program, and which of them is searched next.
 
     The first turn of a region measures a few candidates, which bring most of the gain. When all regions have had it,
-    those with the most to gain have a second one.
+    those that it left undecided have one without a limit, and then those with the most to gain a second one.
 
     Args:
         seconds: expected time of the search, until :attr:`end` is set.
@@ -86,6 +89,7 @@ class RegionQueue:
         self._counts: dict[str, int] = {}
         self._shares: dict[str, float] = {}
         self._begun: set[str] = set()
+        self._late: set[str] = set()
         self._again: set[str] = set()
         self.results: list[Result] = []
 
@@ -105,9 +109,10 @@ class RegionQueue:
         return self._seconds if self.end is None else max(0.0, self.end - time.monotonic())
 
     def waiting(self) -> list[int]:
-        """Numbers of the regions without a turn, the most promising first."""
-        left = [i for i, w in enumerate(self.workloads) if w.fingerprint not in self._begun]
-        return sorted(left, key=lambda i: -self._shares[self.workloads[i].fingerprint])
+        """Numbers of the regions without a turn, the most promising first, and then of the undecided ones."""
+        prints = [w.fingerprint for w in self.workloads]
+        left = [i for i, key in enumerate(prints) if key not in self._begun]
+        return sorted(left, key=lambda i: (prints[i] in self._late, -self._shares[prints[i]]))
 
     @property
     def trials(self) -> int:
@@ -122,8 +127,11 @@ class RegionQueue:
             if (left := self.left_s) <= self._usual_s():
                 return None
             trials = self.trials
-            self._begun.add(self.workloads[waiting[0]].fingerprint)
-            return RegionTurn(waiting[0], Budget(trials, left), 0.0)
+            self._begun.add(key := self.workloads[waiting[0]].fingerprint)
+            if key in self._late:
+                return RegionTurn(waiting[0], Budget(trials, left), 0.0)
+            most = max(_TURN_S, 4 * self._usual_s())
+            return RegionTurn(waiting[0], Budget(trials, min(left, most), baselines=most / 2), 0.0)
         counted = [(w, self._counts[w.fingerprint]) for w in self.workloads if w.fingerprint not in self._again]
         most = max(1, int(self.left_s / _REGION_S))
         gains = gains_left(counted, self.results)[:most]
@@ -137,6 +145,9 @@ class RegionQueue:
     def done(self, result: Result) -> None:
         """Record the result of a turn."""
         self.results.append(result)
+        if result.best is not None and not result.winner and result.workload not in self._late:
+            self._late.add(result.workload)
+            self._begun.discard(result.workload)
 
     def _usual_s(self) -> float:
         """Seconds of a first turn, by those that have ended; the first one waits for the processes' start."""

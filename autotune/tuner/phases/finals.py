@@ -139,15 +139,15 @@ def _decided(s: Session, stored: Schedule, finalists: Sequence[Measurement]) -> 
 
 
 def _has_baselines(s: Session) -> bool:
-    """Wait for the baselines' code; False if it is not there when the run ends.
+    """Wait for the baselines' code; False if it is not there when the run, or the budget's wait, ends.
 
     Without an end, or after a long wait, the worker compiles them itself.
     """
     if (baselines := s.context.baselines(s.task.workload)) is None:
         return True
-    left = s.context.left_s
-    found = baselines.wait(s.task.workload, s.task.device, left)
-    return found is not None or s.context.left_s > 0.0
+    left, most = s.context.left_s, s.budget.baselines
+    found = baselines.wait(s.task.workload, s.task.device, left if most is None else min(left, most))
+    return found is not None or (most is None and s.context.left_s > 0.0)
 
 
 def _run(s: Session, finalists: Sequence[Measurement], again: bool) -> dict[str, Outcome]:

@@ -66,6 +66,36 @@ def test_a_region_with_much_to_gain_has_a_second_turn(clock: Clock) -> None:
     assert label(turns) == "late"
 
 
+def test_a_region_that_takes_long_does_not_keep_the_others_waiting(clock: Clock) -> None:
+    """One of T5's candidates compiled for 30 s, and its baseline for 13: 40 of the search's 62 s."""
+    slow, quick = region("slow", 9), region("quick")
+    turns = RegionQueue(80.0)
+    turns.add([(slow, 1), (quick, 1)])
+    first = turns.next()
+    assert first is not None
+    assert (first.budget.timeout, first.budget.baselines) == (6.0, 3.0)
+    turns.done(result(slow, best={"tile": 4}))
+    assert label(turns) == "quick"
+    turns.done(result(quick, best={}, winner="inductor"))
+    last = turns.next()
+    assert last is not None
+    assert turns.workloads[last.number] == slow
+    assert (last.budget.timeout, last.budget.baselines) == (80.0, None)
+    turns.done(result(slow, best={"tile": 4}))
+    assert label(turns) == ""
+
+
+def test_long_turns_are_no_exception_where_all_are_long(clock: Clock) -> None:
+    turns = RegionQueue(80.0)
+    turns.add([(region(name), 1) for name in "abcd"])
+    for name in "abc":
+        turns.next()
+        turns.done(result(region(name), seconds=5.0, winner="autotune"))
+    turn = turns.next()
+    assert turn is not None
+    assert turn.budget.timeout == 20.0
+
+
 def test_no_turn_begins_that_does_not_fit_the_time(clock: Clock) -> None:
     turns = RegionQueue(80.0)
     turns.add([(region(name), 1) for name in "abcd"])

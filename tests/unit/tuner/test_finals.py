@@ -11,6 +11,7 @@ from autotune.measure.policy import Policy
 from autotune.measure.pool import BaselinePool
 from autotune.tuner import context as contexts
 from autotune.tuner.context import Context
+from autotune.tuner.options import Budget
 from autotune.tuner.phases import finals
 from autotune.workload import Workload
 from tests.support.clock import Clock
@@ -28,25 +29,30 @@ class Baselines:
 
 
 @pytest.mark.parametrize(
-    ("takes_s", "end", "compared", "waited_s"),
+    ("takes_s", "end", "most", "compared", "waited_s"),
     [
-        (4.0, 10.0, True, 4.0),
-        (20.0, 10.0, False, 10.0),  # the run ends before the code exists
-        (0.0, 0.0, True, 0.0),  # it existed already
-        (2.0, 0.0, False, 0.0),
-        (40.0, 90.0, True, 30.0),  # the worker compiles it
-        (40.0, None, True, 30.0),
+        (4.0, 10.0, None, True, 4.0),
+        (20.0, 10.0, None, False, 10.0),  # the run ends before the code exists
+        (0.0, 0.0, None, True, 0.0),  # it existed already
+        (2.0, 0.0, None, False, 0.0),
+        (40.0, 90.0, None, True, 30.0),  # the worker compiles it
+        (40.0, None, None, True, 30.0),
+        (4.0, 60.0, 3.0, False, 3.0),  # the budget allows no longer wait
+        (2.0, 60.0, 3.0, True, 2.0),
     ],
 )
 def test_a_comparison_waits_no_longer_than_the_run_lasts(
-    monkeypatch: pytest.MonkeyPatch, takes_s: float, end: float | None, compared: bool, waited_s: float
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, takes_s: float, end: float | None, most: float | None, compared: bool,
+    waited_s: float,
+) -> None:  # fmt: skip
     clock = Clock()
     monkeypatch.setattr(contexts, "time", clock)
     given: Any = {"store": None, "_baselines": Baselines(clock, takes_s)}
     context = Context(device="cuda:0", policy=Policy(method="cpu"), end=end, **given)
     session: Any = SimpleNamespace(
-        context=context, task=SimpleNamespace(workload=Workload("fusion", {}), device="cuda:0")
+        context=context,
+        task=SimpleNamespace(workload=Workload("fusion", {}), device="cuda:0"),
+        budget=Budget(baselines=most),
     )
     assert finals._has_baselines(session) is compared
     assert clock.ns / 1e9 == pytest.approx(waited_s)
