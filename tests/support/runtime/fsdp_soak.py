@@ -1,6 +1,7 @@
-"""Thousands of steps of ``autotune.fsdp`` on gloo ranks, of which one is stopped now and then and goes on.
+"""Thousands of steps of ``autotune.fsdp``, on gloo ranks or on GPUs, of which one is stopped now and then and goes on.
 
     python -m tests.support.runtime.fsdp_soak --steps 10000 --stops 20
+    python -m tests.support.runtime.fsdp_soak --steps 10000 --stops 20 --device cuda --ranks 4
 
 Prints a line; the exit code is 1 if a loss differs from stock FSDP2's.
 """
@@ -63,9 +64,10 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two stops")
     parser.add_argument("--limit", type=float, default=7200, help="the most seconds that all steps may take")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     options = parser.parse_args()
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, Ranks(Path(folder), options.ranks) as ranks:
+    with tempfile.TemporaryDirectory() as folder, Ranks(Path(folder), options.ranks, device=options.device) as ranks:
         db = str(Path(folder) / "soak.db")
         Store.open(db).close()
         worst = soaked(
