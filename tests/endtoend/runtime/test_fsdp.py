@@ -98,6 +98,10 @@ def test_a_second_handle(ranks: Ranks, db: str) -> None:
         assert (first, second) == ("Sharded(closed)", "Sharded(closed)")
 
 
+def test_prefetching_that_the_program_sets_later_stays(ranks: Ranks, db: str) -> None:
+    assert ranks.run(CHECKS, "prefetched", db) == [[[1, 1, 1, 0], [0, 0, 2, 0]]] * 2
+
+
 def test_a_rank_that_lacks_a_kernel_or_memory_in_a_search(ranks: Ranks, db: str) -> None:
     """The candidate runs on no rank; the search goes on, and all ranks choose the same."""
     answers = ranks.run(CHECKS, "hindered", db)
@@ -147,9 +151,9 @@ def test_a_rank_that_is_stopped_and_goes_on(tmp_path: Path, db: str) -> None:
         assert soaked(two, db, steps=150, stops=2, stopped_s=1.5) < 1e-5
 
 
-@pytest.mark.parametrize("first", [1, 93], ids=["in the search", "after it"])
-def test_settings_that_change_between_steps(ranks: Ranks, db: str, tmp_path: Path, first: int) -> None:
-    for losses, engines in ranks.run(CHECKS, "changed", db, str(tmp_path), first):
+@pytest.mark.parametrize(("steps", "first"), [(90, 1), (24, 27)], ids=["in the search", "after it"])
+def test_settings_that_change_between_steps(ranks: Ranks, db: str, tmp_path: Path, steps: int, first: int) -> None:
+    for losses, engines in ranks.run(CHECKS, "changed", db, str(tmp_path), steps, first):
         assert [change for change, ours, stock in losses if ours != pytest.approx(stock, rel=1e-4)] == []
         assert len(losses) >= 20
         assert engines == ["copy"]

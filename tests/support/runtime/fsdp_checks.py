@@ -322,6 +322,21 @@ def repeated(rank: int, db: str) -> list[str]:
         return [said, kept, repr(first), repr(second)]
 
 
+def prefetched(rank: int, db: str) -> list[list[int]]:
+    """Modules that are gathered ahead: while the handle prefetches, and after it is closed; one was the program's."""
+    with fresh():
+        model = made()
+        handle = autotune.fsdp(model, db=db)
+        train(rank, model, handle, 2)
+        handle._prefetch(True)
+        every = [model, *model.blocks]
+        ahead = [len(api._prefetched(module)) for module in every]
+        model.blocks[1].set_modules_to_forward_prefetch([model.blocks[2], model.blocks[0]])
+        handle._prefetch(True)
+        handle.close()
+        return [ahead, [len(api._prefetched(module)) for module in every]]
+
+
 def hindered(rank: int, db: str) -> dict[str, Any]:
     """A search in which rank 1 compiles no kernel, and runs out of memory at the end of its first engine."""
     from autotune.domains.c3 import task
@@ -392,16 +407,17 @@ def outlived(rank: int, db: str, rendezvous: str) -> list[Any]:
         return [engines, repr(handle), repr(second), near]
 
 
-def changed(rank: int, db: str, folder: str, first: int) -> list[Any]:
+def changed(rank: int, db: str, folder: str, steps: int, first: int) -> list[Any]:
     """Losses while a program changes its settings, by change: ours, and those of stock FSDP2.
 
     Args:
+        steps: steps of the search.
         first: steps before the first change: within the search, or after it.
     """
     clock = Clock(0.1)
     with fresh(), mock.patch.object(api, "time", clock):
         model, plainly = made("deep"), made("deep")
-        handle = clock.handle = autotune.fsdp(model, steps=90, db=db)
+        handle = clock.handle = autotune.fsdp(model, steps=steps, db=db)
         train(rank, model, handle, first)
         train(rank, plainly, None, first)
         losses = []
@@ -418,13 +434,13 @@ def _changes(rank: int, model: Any, folder: str) -> Iterator[tuple[str, list[flo
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    generator = torch.Generator().manual_seed(rank)
+    generator, device = torch.Generator().manual_seed(rank), next(model.parameters()).device
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
     def step(rows: int = 4, parts: int = 1, clip: float = 0.0) -> float:
         for part in range(parts):
             model.set_is_last_backward(part == parts - 1)
-            loss = model(torch.randn(rows, 24, generator=generator)).float().pow(2).mean()
+            loss = model(torch.randn(rows, 24, generator=generator).to(device)).float().pow(2).mean()
             loss.backward()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -473,11 +489,11 @@ def _changes(rank: int, model: Any, folder: str) -> Iterator[tuple[str, list[flo
     model.set_force_sum_reduction_for_comms(True)
     yield "sums in place of means", steps()
     model.set_force_sum_reduction_for_comms(False)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(device.type, dtype=torch.bfloat16):
         losses = steps()
     yield "autocast", losses
     with torch.inference_mode():
-        model(torch.ones(2, 24))
+        model(torch.ones(2, 24, device=device))
     yield "after inference", steps()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     yield "another optimizer", steps()
