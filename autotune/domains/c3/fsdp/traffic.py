@@ -112,11 +112,12 @@ class _Ring:
         if tensor.device.type == "cuda":
             torch.cuda.synchronize(tensor.device)
         tensor.data = copy
-        deployment().warn_once(
-            "fsdp buffers",
-            "autotune: FSDP2 uses more buffers than in the first step with autotune.fsdp, and the program waits while "
-            "they are copied: call autotune.fsdp after all settings of prefetching",
-        )
+        if dist.get_rank() == 0:
+            deployment().warn_once(
+                "fsdp buffers",
+                "autotune: FSDP2 uses more buffers than in the first step with autotune.fsdp, and the program waits "
+                "while they are copied: call autotune.fsdp after all settings of prefetching",
+            )
 
 
 class Traffic:
