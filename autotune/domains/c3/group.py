@@ -91,6 +91,15 @@ class Group:
         dist.all_reduce(data, op=dist.ReduceOp.MAX, group=self.control)
         return [float(v) for v in data]
 
+    def beat(self) -> None:
+        """Enqueue a collective of a few bytes in the data group. On CPUs and in a capture nothing.
+
+        Engines wait for peers without NCCL, whose watchdog aborts a program that waits for a dead peer.
+        """
+        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            word = self.keep("beat", lambda: torch.zeros(1, device=self.device))
+            dist.all_reduce(word, group=self.data, async_op=True)
+
     def settle(self) -> None:
         """Wait for this rank's device, then for all ranks."""
         if self.device.type == "cuda":
@@ -190,6 +199,12 @@ def deploy_group(group: dist.ProcessGroup | None, device: torch.device) -> Group
                 atexit.register(_let_go)
             known = _deployed[key] = (process_group, made)
         return known[1]
+
+
+def exists(group: dist.ProcessGroup) -> bool:
+    """False for a destroyed process group, whose name may be another's."""
+    known: Any = dist.distributed_c10d
+    return group in known._world.pg_map
 
 
 def _let_go() -> None:

@@ -35,7 +35,9 @@ def stored(db: str) -> list[Schedule]:
         return list(store.schedules())
 
 
-@pytest.mark.parametrize("way", ["", "accumulated", "evaluated", "mixed", "kept", "checkpointed", "compiled"])
+@pytest.mark.parametrize(
+    "way", ["", "accumulated", "evaluated", "eval mode", "mixed", "kept", "checkpointed", "compiled"]
+)
 def test_engines_that_win_are_stored_and_train_as_stock_does(ranks: Ranks, db: str, way: str) -> None:
     for answer in ranks.run(CHECKS, "searched", db, 0.1, way):
         assert answer["ours"] == pytest.approx(answer["stock"], rel=2e-2 if way == "mixed" else 1e-5)
@@ -96,6 +98,10 @@ def test_a_second_handle(ranks: Ranks, db: str) -> None:
         assert (first, second) == ("Sharded(closed)", "Sharded(closed)")
 
 
+def test_prefetching_that_the_program_sets_later_stays(ranks: Ranks, db: str) -> None:
+    assert ranks.run(CHECKS, "prefetched", db) == [[[1, 1, 1, 0], [0, 0, 2, 0]]] * 2
+
+
 def test_a_rank_that_lacks_a_kernel_or_memory_in_a_search(ranks: Ranks, db: str) -> None:
     """The candidate runs on no rank; the search goes on, and all ranks choose the same."""
     answers = ranks.run(CHECKS, "hindered", db)
@@ -136,12 +142,21 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path, db: str, when: str, wo
 
 def test_a_handle_that_outlives_its_group(tmp_path: Path, db: str) -> None:
     with Ranks(tmp_path) as two:
-        assert two.run(CHECKS, "outlived", db) == ["{'copy'} Sharded(closed)"] * 2
+        answers = two.run(CHECKS, "outlived", db, str(tmp_path / "again"))
+    assert answers == [[[["copy"]] * 3, "Sharded(closed)", "Sharded(closed)", True]] * 2
 
 
 def test_a_rank_that_is_stopped_and_goes_on(tmp_path: Path, db: str) -> None:
     with Ranks(tmp_path) as two:
         assert soaked(two, db, steps=150, stops=2, stopped_s=1.5) < 1e-5
+
+
+@pytest.mark.parametrize(("steps", "first"), [(90, 1), (24, 27)], ids=["in the search", "after it"])
+def test_settings_that_change_between_steps(ranks: Ranks, db: str, tmp_path: Path, steps: int, first: int) -> None:
+    for losses, engines in ranks.run(CHECKS, "changed", db, str(tmp_path), steps, first):
+        assert [change for change, ours, stock in losses if ours != pytest.approx(stock, rel=1e-4)] == []
+        assert len(losses) >= 20
+        assert engines == ["copy"]
 
 
 @pytest.mark.parametrize("way", ["hybrid", "halved"])

@@ -46,6 +46,10 @@ def test_inputs_without_a_gradient_are_not_exchanged(ranks: Ranks) -> None:
     assert ranks.run(CHECKS, "frozen") == [[True] * 3] * 2
 
 
+def test_an_exception_between_the_two_calls_of_a_scatter(ranks: Ranks) -> None:
+    assert ranks.run(CHECKS, "abandoned") == [[True] * 3] * 2
+
+
 def test_engines_that_win_are_stored_and_train_as_the_sequence_does(ranks: Ranks, db: str) -> None:
     for answer in ranks.run(CHECKS, "searched", db, 0.1):
         assert answer["ours"] == pytest.approx(answer["stock"], rel=1e-5)

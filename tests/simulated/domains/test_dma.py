@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from autotune.domains.c3.collectives import symmetric
 from autotune.domains.c3.collectives.dma import _CHUNKS, _DONE
@@ -26,6 +28,7 @@ from tests.support.c3.fake_calls import (
 )
 from tests.support.c3.fake_device import BIASES, QUEUES, Fault, World
 from tests.support.c3.fake_driver import Device
+from tests.support.c3.fake_streams import Graph
 
 RANKS = (2, 3, 4, 5, 8)
 
@@ -115,6 +118,31 @@ def test_flags_run_out(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match="more than 16 flags in use"):
         Party(world, "reduce_scatter", 64, engine="copy", chunks=4)
     play(world, first)
+
+
+def test_symmetric_memory_of_another_backend_is_not_taken(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program has set NCCL's or NVSHMEM's for the process, as FSDP2's ``set_symm_mem_for_comm`` does."""
+    world = device.open(2, 0)
+    group = world.on(0)
+    group.device = torch.device("cuda", 0)
+    monkeypatch.setattr(symmetric.symmetric, "get_backend", lambda device: "NCCL")
+    with pytest.raises(Unsupported, match="its backend is NCCL, and peers cannot read such memory"):
+        symmetric.take(group, 1 << 10)
+
+
+def test_no_beat_in_a_capture(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collective whose end nothing waits for would make the program's capture fail."""
+    world = device.open(2, 0)
+    group, beats = world.on(0), list[object]()
+    monkeypatch.setattr(dist, "all_reduce", lambda word, **given: beats.append(word))
+    group.kept["beat"] = word = torch.zeros(1)
+    group.beat()
+    assert beats == []
+    group.device = torch.device("cuda", 0)
+    group.beat()
+    with world.capture(Graph(world)):
+        group.beat()
+    assert [beat is word for beat in beats] == [True]
 
 
 # ---- meetings -------------------------------------------------------------------------------------------------------

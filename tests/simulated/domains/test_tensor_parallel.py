@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -215,6 +216,43 @@ def watch(monkeypatch: pytest.MonkeyPatch, line: Line) -> list[Graph | None]:
 
     monkeypatch.setattr(graphs, "get", get)
     return found
+
+
+def test_memory_of_parts_that_an_exception_frees_is_not_written(
+    device: Device, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two calls of a scatter: later work of the stream gets the memory."""
+
+    def attempt(seed: int) -> None:
+        world = device.open(3, seed, bias=BIASES[seed % len(BIASES)])
+        lines, given = made(world), [world.allocate(1, 3 * ROWS, INNER).zero_() for _ in range(3)]
+        weight = world.allocate(INNER, WIDTH).zero_()
+        memory = [world.allocate(3, 1, ROWS, WIDTH) for _ in range(3)]
+
+        def borrowed(like: torch.Tensor, *shape: int) -> torch.Tensor:
+            own = memory[world.rank]
+            block = (ctypes.c_uint8 * own.nbytes).from_address(own.data_ptr())
+            return torch.frombuffer(block, dtype=own.dtype).view(shape)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(products, "_empty", borrowed)
+            for name in ("_add", "_copy"):  # the test's keep the memory until they run
+                patch.setattr(products, name, lambda *given: None)
+            for rank, line in enumerate(lines):
+                world.on(rank)
+                line.begin_scatter([given[rank]], [weight], 3, "copy", 1 + seed % 2)
+                world.current().add("call", lambda own=memory[rank]: own.fill_(7))
+                assert not line._begun
+        for rank, line in enumerate(lines):
+            world.on(rank)
+            line.exchange.close()
+        world.run()
+        if not all((own == 7).all() for own in memory):
+            raise Wrong("a copy into memory that was freed")
+
+    assert not fault(attempt, 8)
+    monkeypatch.setattr(Line, "_drop", lambda self, at, main: self._begun.pop(at))
+    assert fault(attempt)
 
 
 @pytest.mark.parametrize("step", ["open", "publish", "arrival", "release"])

@@ -27,10 +27,12 @@ from autotune.runtime.deployment import Deployment, deployment, use
 
 
 class Model(nn.Module):
-    def __init__(self, checkpointed: bool = False) -> None:
+    def __init__(self, checkpointed: bool = False, blocks: int = 3) -> None:
         super().__init__()
         self.checkpointed = checkpointed
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24)) for _ in range(3))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(24, 40), nn.GELU(), nn.Linear(40, 24)) for _ in range(blocks)
+        )
         self.head = nn.Linear(24, 24)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -62,7 +64,7 @@ class Compiled(Model):
 def made(way: str = "") -> Any:
     """A model of the same weights each time, sharded in one of several ways."""
     torch.manual_seed(0)
-    model = Compiled() if way == "compiled" else Model(way == "checkpointed")
+    model = Compiled() if way == "compiled" else Model(way == "checkpointed", 6 if way == "deep" else 3)
     options: dict[str, Any] = {}
     if way == "mixed":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -96,17 +98,19 @@ class Clock:
 def train(rank: int, model: Any, handle: Any, steps: int, way: str = "") -> list[float]:
     """Losses of steps on data that depend on the rank."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    generator = torch.Generator().manual_seed(rank)
+    generator, device = torch.Generator().manual_seed(rank), next(model.parameters()).device
     losses = []
+    if way == "eval mode":
+        model.eval()
     for step in range(steps):
         for part in range(2 if way == "accumulated" else 1):
             if way == "accumulated":
                 model.set_requires_gradient_sync(part == 1)
-            loss = model(torch.randn(4, 24, generator=generator)).float().pow(2).mean()
+            loss = model(torch.randn(4, 24, generator=generator).to(device)).float().pow(2).mean()
             loss.backward()
         if way == "evaluated" and step % 3 == 0:
             with torch.no_grad():
-                model.eval()(torch.ones(4, 24))
+                model.eval()(torch.ones(4, 24, device=device))
             model.train()
         optimizer.step()
         optimizer.zero_grad()
@@ -318,6 +322,21 @@ def repeated(rank: int, db: str) -> list[str]:
         return [said, kept, repr(first), repr(second)]
 
 
+def prefetched(rank: int, db: str) -> list[list[int]]:
+    """Modules that are gathered ahead: while the handle prefetches, and after it is closed; one was the program's."""
+    with fresh():
+        model = made()
+        handle = autotune.fsdp(model, db=db)
+        train(rank, model, handle, 2)
+        handle._prefetch(True)
+        every = [model, *model.blocks]
+        ahead = [len(api._prefetched(module)) for module in every]
+        model.blocks[1].set_modules_to_forward_prefetch([model.blocks[2], model.blocks[0]])
+        handle._prefetch(True)
+        handle.close()
+        return [ahead, [len(api._prefetched(module)) for module in every]]
+
+
 def hindered(rank: int, db: str) -> dict[str, Any]:
     """A search in which rank 1 compiles no kernel, and runs out of memory at the end of its first engine."""
     from autotune.domains.c3 import task
@@ -366,14 +385,144 @@ def unallocated(rank: int, db: str) -> list[Any]:
         return [handle._device.type, losses[-1] == losses[-1]]
 
 
-def outlived(rank: int, db: str) -> str:
-    """A handle that is closed after its process group. This rank has no process group afterwards."""
+def outlived(rank: int, db: str, rendezvous: str) -> list[Any]:
+    """A handle that is closed after its process group, before another group is made or after it; and a new handle."""
     clock = Clock(0.1)
     with fresh(), mock.patch.object(api, "time", clock):
-        model = made()
-        handle = clock.handle = autotune.fsdp(model, steps=24, db=db)
-        train(rank, model, handle, 26)
-        engines = {engine for _, engine in plain(handle.chosen)}
+        models = [made(), made()]
+        handle = clock.handle = autotune.fsdp(models[0], steps=24, db=db)
+        train(rank, models[0], handle, 26)
+        second = autotune.fsdp(models[1], db=db)
+        train(rank, models[1], second, 3)
+        engines = [sorted({str(engine) for _, engine in plain(h.chosen)}) for h in (handle, second)]
         dist.destroy_process_group()
         handle.close()
-        return f"{engines} {handle!r}"
+        dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+        second.close()
+        model, stock = made(), made()
+        again = autotune.fsdp(model, db=db)
+        near = train(rank, model, again, 3) == train(rank, stock, None, 3)
+        engines.append(sorted({str(engine) for _, engine in plain(again.chosen)}))
+        again.close()
+        return [engines, repr(handle), repr(second), near]
+
+
+def changed(rank: int, db: str, folder: str, steps: int, first: int) -> list[Any]:
+    """Losses while a program changes its settings, by change: ours, and those of stock FSDP2.
+
+    Args:
+        steps: steps of the search.
+        first: steps before the first change: within the search, or after it.
+    """
+    clock = Clock(0.1)
+    with fresh(), mock.patch.object(api, "time", clock):
+        model, plainly = made("deep"), made("deep")
+        handle = clock.handle = autotune.fsdp(model, steps=steps, db=db)
+        train(rank, model, handle, first)
+        train(rank, plainly, None, first)
+        losses = []
+        for ours, stock in zip(_changes(rank, model, folder), _changes(rank, plainly, folder), strict=True):
+            losses.append([*ours, stock[1]])
+        engines = {engine for _, engine in plain(handle.chosen)}
+        handle.close()
+        return [losses, sorted(map(str, engines))]
+
+
+def _changes(rank: int, model: Any, folder: str) -> Iterator[tuple[str, list[float]]]:
+    """Each change of settings that a program may make between steps, and the losses after it."""
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    generator, device = torch.Generator().manual_seed(rank), next(model.parameters()).device
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(rows: int = 4, parts: int = 1, clip: float = 0.0) -> float:
+        for part in range(parts):
+            model.set_is_last_backward(part == parts - 1)
+            loss = model(torch.randn(rows, 24, generator=generator).to(device)).float().pow(2).mean()
+            loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    def steps(**options: Any) -> list[float]:
+        return [step(**options) for _ in range(3)]
+
+    yield "as it was", steps()
+    for ahead in (4, 6):
+        for k, module in enumerate(model.blocks):
+            module.set_modules_to_forward_prefetch(list(model.blocks)[k + 1 : k + 1 + ahead])
+        model.set_modules_to_forward_prefetch(list(model.blocks)[:ahead])
+        yield f"{ahead} gathers ahead", steps()
+    for k, module in enumerate(model.blocks):
+        module.set_modules_to_backward_prefetch(list(model.blocks)[max(0, k - 5) : k][::-1])
+    yield "5 gathers ahead, backwards", steps()
+    for module in model.blocks:
+        module.unshard(async_op=True)
+    yield "unsharded before the forward pass", steps()
+    model.set_reshard_after_forward(False)
+    yield "kept after the forward pass", steps()
+    model.set_reshard_after_forward(True)
+    yield "resharded again", steps()
+    if hasattr(model, "set_reduce_scatter_max_input_buffers"):
+        model.set_reduce_scatter_max_input_buffers(5)
+        yield "5 gradients at the same time", steps()
+    model.blocks[0].requires_grad_(False)
+    yield "a frozen block", steps()
+    model.blocks[1][0].bias.requires_grad_(False)
+    yield "a frozen bias", steps()
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    yield "nothing frozen", steps()
+    yield "larger batches", steps(rows=9)
+    yield "clipped gradients", steps(clip=0.1)
+    yield "two backward passes a step", steps(parts=2)
+    model.set_requires_gradient_sync(False)
+    model.set_reshard_after_backward(False)
+    yield "gradients that are not reduced", [step()]
+    model.set_requires_gradient_sync(True)
+    model.set_reshard_after_backward(True)
+    yield "gradients that are reduced again", steps()
+    model.set_force_sum_reduction_for_comms(True)
+    yield "sums in place of means", steps()
+    model.set_force_sum_reduction_for_comms(False)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        losses = steps()
+    yield "autocast", losses
+    with torch.inference_mode():
+        model(torch.ones(2, 24, device=device))
+    yield "after inference", steps()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    yield "another optimizer", steps()
+    for number, options in enumerate((StateDictOptions(), StateDictOptions(full_state_dict=True))):
+        own = _agreed(f"{folder}/{number}-{id(model)}")
+        weights, moments = get_state_dict(model, optimizer, options=options)
+        save({"model": weights, "optimizer": moments}, checkpoint_id=own)
+        steps()
+        state = {"model": weights, "optimizer": moments}
+        load(state, checkpoint_id=own)
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments, options=options)
+        yield "a loaded checkpoint", steps()
+
+    def fail(*given: Any) -> None:
+        raise MemoryError("a program that goes on after it")
+
+    if hasattr(model, "reset_iter_state"):
+        for place in ("forward", "full_backward"):
+            hook = getattr(model.blocks[2], f"register_{place}_hook")(fail)
+            with contextlib.suppress(MemoryError):
+                step()
+            hook.remove()
+            model.reset_iter_state()
+            optimizer.zero_grad()
+            yield f"after an exception in a {place} hook", steps()
+
+
+def _agreed(word: str) -> str:
+    """Rank 0's word."""
+    words: list[Any] = [word]
+    dist.broadcast_object_list(words)
+    return str(words[0])

@@ -1,8 +1,11 @@
-"""Thousands of steps of ``autotune.fsdp`` on gloo ranks, of which one is stopped now and then and goes on.
+"""Thousands of steps of ``autotune.fsdp``, on gloo ranks or on GPUs, of which one is stopped now and then and goes on.
 
     python -m tests.support.runtime.fsdp_soak --steps 10000 --stops 20
+    python -m tests.support.runtime.fsdp_soak --steps 10000 --stops 20 --device cuda --ranks 4
+    python -m tests.support.runtime.fsdp_soak --changes --device cuda --ranks 4
 
-Prints a line; the exit code is 1 if a loss differs from stock FSDP2's.
+Prints a line; the exit code is 1 if a loss differs from stock FSDP2's. With ``--changes`` the program changes its
+settings between steps.
 """
 
 from __future__ import annotations
@@ -16,8 +19,12 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from autotune.store import Store
 from tests.support.runtime.ranks import Ranks
+
+CHECKS = "tests.support.runtime.fsdp_checks"
 
 
 def soaked(
@@ -46,7 +53,7 @@ def soaked(
     stopper = threading.Thread(target=stop)
     stopper.start()
     try:
-        answers = ranks.run("tests.support.runtime.fsdp_checks", "soak", db, steps, timeout_s=limit_s)
+        answers = ranks.run(CHECKS, "soak", db, steps, timeout_s=limit_s)
     finally:
         over.set()
         stopper.join()
@@ -63,11 +70,18 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two stops")
     parser.add_argument("--limit", type=float, default=7200, help="the most seconds that all steps may take")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--changes", action="store_true")
     options = parser.parse_args()
     begin = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, Ranks(Path(folder), options.ranks) as ranks:
+    with tempfile.TemporaryDirectory() as folder, Ranks(Path(folder), options.ranks, device=options.device) as ranks:
         db = str(Path(folder) / "soak.db")
         Store.open(db).close()
+        if options.changes:
+            (losses, engines), *_ = ranks.run(CHECKS, "changed", db, folder, 24, 27, timeout_s=options.limit)
+            off = [change for change, ours, stock in losses if ours != pytest.approx(stock, rel=1e-3)]
+            print(f"{len(losses)} changes with {engines}, {time.monotonic() - begin:.0f} s: off after {off or 'none'}")
+            return int(bool(off))
         worst = soaked(
             ranks, db, steps=options.steps, stops=options.stops,
             stopped_s=options.seconds, every_s=options.every, limit_s=options.limit,

@@ -1,6 +1,6 @@
 """Two processes joined by gloo, which run functions of a test module together: one group serves a module's tests.
 
-``python -m tests.support.runtime.ranks ADDRESS RANK RANKS RENDEZVOUS`` is one of them.
+``python -m tests.support.runtime.ranks ADDRESS RANK RANKS RENDEZVOUS DEVICE`` is one of them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ class Ranks:
 
     Args:
         first_imports: whether rank 0 is a new interpreter, for functions that look at what it has imported.
+        device: "cpu", or "cuda" for a GPU for each rank, which NCCL joins.
     """
 
-    def __init__(self, folder: Path, ranks: int = 2, *, first_imports: bool = False) -> None:
+    def __init__(self, folder: Path, ranks: int = 2, *, first_imports: bool = False, device: str = "cpu") -> None:
         self._pipes: list[Connection] = []
         self._processes = []
         with tempfile.TemporaryDirectory(dir=SOCKETS) as sockets, Listener(f"{sockets}/ranks") as listener:
             for rank in range(ranks):
-                words = [str(listener.address), str(rank), str(ranks), str(folder / "rendezvous")]
+                words = [str(listener.address), str(rank), str(ranks), str(folder / "rendezvous"), device]
                 with forks.new_interpreters() if first_imports and rank == 0 else contextlib.nullcontext():
                     self._processes.append(subprocess.Popen([sys.executable, "-m", __name__, *words], cwd=ROOT))
                 self._pipes.append(listener.accept())
@@ -74,7 +75,7 @@ class Ranks:
                 process.wait()
 
 
-def main(address: str, rank: int, ranks: int, rendezvous: str) -> None:
+def main(address: str, rank: int, ranks: int, rendezvous: str, device: str) -> None:
     """A rank's life."""
     import torch
     import torch.distributed as dist
@@ -82,7 +83,10 @@ def main(address: str, rank: int, ranks: int, rendezvous: str) -> None:
     pipe = Client(address)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=ranks)
     while True:
         try:
             module, function, args = pipe.recv()
@@ -95,4 +99,4 @@ def main(address: str, rank: int, ranks: int, rendezvous: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

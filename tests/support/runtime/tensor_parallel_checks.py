@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import autotune
 from autotune.domains.c3.tensor_parallel import api
@@ -84,6 +85,37 @@ def frozen(rank: int) -> list[bool]:
     layer(torch.ones(ROWS, WIDTH)).sum().backward()
     scattered = [site for site in sites.seen if site.op == "reduce_scatter"]
     return [layer.up.grad is None, layer.gate.grad is not None, len(scattered) == 1]
+
+
+class Fails(TorchDispatchMode):
+    """The first product after the begin of a scatter raises."""
+
+    begun = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.begun and func is torch.ops.aten.mm.default:
+            raise MemoryError("no memory for a weight's gradient")
+        self.begun |= func is torch.ops.autotune.begin_matmul_scatter.default
+        return func(*args, **(kwargs or {}))
+
+
+def abandoned(rank: int) -> list[bool]:
+    """A backward pass that raises between the two calls of a scatter, and the next step."""
+    _reset()
+    layer = Layer(rank, dist.get_world_size())
+    x = torch.ones(ROWS, WIDTH, requires_grad=True)
+    loss = layer(x).sum()
+    raised = False
+    try:
+        with Fails():
+            loss.backward()
+    except MemoryError:
+        raised = True
+    lines = [line for _, line in sites._lines.values()]
+    left = any(line._begun for line in lines)
+    again = layer(torch.ones(ROWS, WIDTH))
+    reference = layer.reference(torch.ones(2 * ROWS, WIDTH))[rank * ROWS : (rank + 1) * ROWS]
+    return [raised, bool(lines) and not left, bool(torch.allclose(again, reference, rtol=1e-4, atol=1e-4))]
 
 
 class Clock:

@@ -188,7 +188,10 @@ def take(group: Group, nbytes: int) -> Buffer:
     if sum(b.nbytes for b in free) + size > KEPT_BYTES:
         drop_free(group)  # sizes are the same on all ranks, so all ranks reach this
     why = ""
+    backend = symmetric.get_backend(group.device) if group.device.type == "cuda" else "CUDA"
     try:
+        if backend != "CUDA":  # the program's choice for the whole process
+            raise RuntimeError(f"its backend is {backend}, and peers cannot read such memory")
         memory = symmetric.empty(size, dtype=torch.uint8, device=group.device)
     except RuntimeError as error:
         why = first_line(error)

@@ -15,7 +15,7 @@ from torch import nn
 from autotune.domains.c3.collectives.symmetric import drop_free
 from autotune.domains.c3.fsdp.steps import FAILED, LEAST, TIMED, WARM, Found, Plan, candidates, keep, kernels_of, search
 from autotune.domains.c3.fsdp.traffic import Gather, Kind, Scatter, Traffic
-from autotune.domains.c3.group import deploy_group
+from autotune.domains.c3.group import deploy_group, exists
 from autotune.domains.c3.match import C3Level
 from autotune.domains.c3.ready import decide
 from autotune.domains.c3.scenario import Program, Scenario
@@ -89,7 +89,6 @@ class Sharded:
         self._name = ""
         self._states = self._run()
         self._started = False
-        self._beat = torch.zeros(1, device=device) if device.type == "cuda" else None
         self._inputs: list[Any] = []
         for module in modules:
             module.set_custom_all_gather(Gather(self._traffic, module, _group(module)))
@@ -106,7 +105,7 @@ class Sharded:
 
     def _forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Before the model's forward pass: a training step starts after one with a backward pass has ended."""
-        if not (module.training and torch.is_grad_enabled()):
+        if not torch.is_grad_enabled():
             return
         if not self._inputs:
             leaves = [*args, *kwargs.values()]
@@ -118,9 +117,8 @@ class Sharded:
             self._traffic.counting = False
             if not self._traffic.changed:
                 self._withdraw()
-        if self._beat is not None and self._traffic.engines:
-            # Engines wait for peers without NCCL, whose watchdog aborts a program that waits for a dead peer.
-            dist.all_reduce(self._beat, group=self._everyone.data, async_op=True)
+        if self._traffic.engines:
+            self._everyone.beat()
 
     def _withdraw(self) -> None:
         """Give modules that still have this handle's collectives torch's own back, which cost the host less time."""
@@ -207,14 +205,19 @@ class Sharded:
             drop_free(deploy_group(seen.group, self._device))
 
     def _prefetch(self, wanted: bool) -> None:
-        """Set whether each module's all-gather is issued before the computation of the preceding module."""
+        """Set whether each module's all-gather is issued before the computation of the preceding module.
+
+        Modules for which the program has configured prefetching itself stay as they are; all do if one was configured
+        first.
+        """
         order = self._traffic.order
-        if any(getattr(m._get_fsdp_state(), "_states_to_forward_prefetch", ()) for m in order) and not self._started:
-            return  # the program has configured prefetching itself
+        if any(_prefetched(module) for module in order) and not self._started:
+            return
         self._started = self._started or wanted
         if self._started:
             for module, after in itertools.pairwise(order):
-                module.set_modules_to_forward_prefetch([after] if wanted else [])
+                if _prefetched(module) == ([] if wanted else [after._get_fsdp_state()]):
+                    module.set_modules_to_forward_prefetch([after] if wanted else [])
 
     # ---- the search ------------------------------------------------------------------------------------------------
 
@@ -248,10 +251,11 @@ class Sharded:
         """Restore FSDP2's own collectives and free the buffers. A collective call, between two steps."""
         if self._hook is None:
             return
-        if dist.is_initialized():
+        if exists(self._everyone.data):
             for kind in list(self.chosen):
                 self._traffic.release(kind)
             self._free()
+        self._prefetch(False)
         self._withdraw()
         self._hook = None
         self.chosen.clear()
@@ -284,6 +288,11 @@ def _stock(module: nn.Module) -> bool:
         return False
     own = (type(group._all_gather_comm), type(group._reduce_scatter_comm))
     return own == (torchs.DefaultAllGather, torchs.DefaultReduceScatter)
+
+
+def _prefetched(module: Any) -> list[Any]:
+    """The FSDP states of the modules whose all-gathers are issued with a module's forward pass."""
+    return list(getattr(module._get_fsdp_state(), "_states_to_forward_prefetch", ()))
 
 
 def _bucket(tensor: torch.Tensor) -> list[Any]:

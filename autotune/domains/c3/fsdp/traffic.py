@@ -28,6 +28,7 @@ from autotune.domains.c3.group import Group
 from autotune.domains.c3.scenario import ITEMSIZE
 from autotune.domains.c3.strategy import kernel_of
 from autotune.errors import Unsupported, first_line
+from autotune.runtime.deployment import deployment
 from autotune.task import Artifact, Config
 
 
@@ -79,24 +80,44 @@ class _Ring:
     The rotation depends only on the number of calls: all ranks must use the same collective, and ranks release memory
     at different times.
 
+    Attributes:
+        collectives: each with its larger buffer.
+        handed: the tensor over that buffer that FSDP2 has, by the collective's place in the rotation.
     """
 
-    collectives: list[Collective]
+    collectives: list[tuple[Collective, Tensor]]
     turn: int = 0
     handed: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
 
-    def next(self, buffer: str) -> Tensor:
-        """The next collective's ``buffer``: "input" or "output"."""
-        out: Tensor = getattr(self.collectives[self.turn], buffer).view(-1)
-        self.turn = (self.turn + 1) % len(self.collectives)
-        before = self.handed.get(out.data_ptr())
-        if before is not None and before() is not None:
-            raise RuntimeError(
-                f"autotune.fsdp: more than {len(self.collectives)} buffers of one size are in use, which the first "
-                "step did not need: call autotune.fsdp after all settings of prefetching"
-            )
-        self.handed[out.data_ptr()] = weakref.ref(out)
+    def buffer(self, shape: Sequence[int]) -> Tensor:
+        """The buffer of the collective whose turn it is, which belongs to FSDP2 until it frees this tensor."""
+        self.save(self.turn)
+        out = self.collectives[self.turn][1].view(shape)
+        self.handed[self.turn] = weakref.ref(out)
         return out
+
+    def save(self, turn: int) -> None:
+        """Give FSDP2 a copy of a buffer that it still has, since the next collective overwrites the buffer.
+
+        That happens if the program prefetches more modules than in its first step. The host waits for the copy, since
+        FSDP2 may have recorded the event behind which it reads the buffer.
+        """
+        handed = self.handed.pop(turn, None)
+        tensor = handed() if handed is not None else None
+        if tensor is None:
+            return
+        if tensor.device.type == "cuda":
+            torch.cuda.synchronize(tensor.device)
+        copy = tensor.clone()
+        if tensor.device.type == "cuda":
+            torch.cuda.synchronize(tensor.device)
+        tensor.data = copy
+        if dist.get_rank() == 0:
+            deployment().warn_once(
+                "fsdp buffers",
+                "autotune: FSDP2 uses more buffers than in the first step with autotune.fsdp, and the program waits "
+                "while they are copied: call autotune.fsdp after all settings of prefetching",
+            )
 
 
 class Traffic:
@@ -116,7 +137,7 @@ class Traffic:
         self.counting = True
         self._rings: dict[Kind, _Ring] = {}
         self._limited: dict[Kind, dist.ProcessGroup] = {}
-        self._by_address: dict[int, Collective] = {}
+        self._by_address: dict[int, tuple[_Ring, Collective]] = {}
         self._live: dict[Kind, list[weakref.ref[Tensor]]] = {}
         self._counts: Counter[Kind] = Counter()
 
@@ -139,7 +160,7 @@ class Traffic:
         """
         shape = torch.Size([int(extent) for extent in size])
         if self._rings and group is not None and (kind := _kind(op, shape.numel(), dtype, group)) in self._rings:
-            return self._rings[kind].next("output" if op == "all_gather" else "input").view(shape)
+            return self._rings[kind].buffer(shape)
         return torch.empty(shape, dtype=dtype, device=device)
 
     def note(self, op: str, larger: Tensor, group: dist.ProcessGroup, mean: bool = False) -> Kind | None:
@@ -155,8 +176,11 @@ class Traffic:
         return kind
 
     def engine(self, larger: Tensor) -> Collective | None:
-        """The collective that owns this buffer."""
-        return self._by_address.get(larger.data_ptr())
+        """The collective that owns this buffer, for one call; the next buffer is that of the next collective."""
+        ring, collective = self._by_address.get(larger.data_ptr(), (None, None))
+        if ring is not None:
+            ring.turn = (ring.turn + 1) % len(ring.collectives)
+        return collective
 
     def group(self, kind: Kind | None, group: dist.ProcessGroup) -> dist.ProcessGroup:
         """The group that runs collectives of this kind without an engine."""
@@ -212,12 +236,12 @@ class Traffic:
             for collective in opened[:complete]:
                 collective.close()
             return why
-        self._rings[kind] = _Ring(opened)
-        for collective in opened:
-            larger = collective.output if kind.op == "all_gather" else collective.input
-            self._by_address[larger.data_ptr()] = collective
+        larger = [collective.output if kind.op == "all_gather" else collective.input for collective in opened]
+        ring = self._rings[kind] = _Ring(list(zip(opened, larger, strict=True)))
+        for collective, buffer in ring.collectives:
+            self._by_address[buffer.data_ptr()] = ring, collective
             if kind.op == "reduce_scatter":
-                collective.output = larger.new_empty(0)  # each call has FSDP2's tensor
+                collective.output = buffer.new_empty(0)  # each call has FSDP2's tensor
         return ""
 
     def release(self, kind: Kind) -> None:
@@ -226,9 +250,9 @@ class Traffic:
         ring = self._rings.pop(kind, None)
         if ring is None:
             return
-        for collective in ring.collectives:
-            larger = collective.output if kind.op == "all_gather" else collective.input
-            del self._by_address[larger.data_ptr()]
+        for turn, (collective, buffer) in enumerate(ring.collectives):
+            ring.save(turn)
+            del self._by_address[buffer.data_ptr()]
             collective.close()
 
 
@@ -281,21 +305,26 @@ class Scatter(ReduceScatter):
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
         self._group: dist.ProcessGroup | None = None
-        self._inputs = True
+        self._filled: weakref.ref[Tensor] | None = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Allocate the buffer of the gradients, then that of the sums: FSDP2 requests them in this order."""
-        asked, self._inputs = self._inputs, not self._inputs
-        if not asked:
+        """Allocate the buffer of the gradients, then that of the sums: FSDP2 requests them in this order.
+
+        It has freed the first one if an exception ended the program's last backward pass between the two.
+        """
+        if self._filled is not None and self._filled() is not None:
+            self._filled = None
             return torch.empty([int(extent) for extent in size], dtype=dtype, device=device)
-        return self.traffic.buffer("reduce_scatter", size, dtype, device, self._group)
+        buffer = self.traffic.buffer("reduce_scatter", size, dtype, device, self._group)
+        self._filled = weakref.ref(buffer)
+        return buffer
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
     ) -> Any:
         """Enqueue the reduce-scatter on the current stream."""
         traffic, self._group = self.traffic, group
-        self._inputs = True
+        self._filled = None
         traffic.scattered += 1
         mean = op == dist.ReduceOp.AVG
         collective: Any = traffic.engine(input_tensor)

@@ -76,7 +76,6 @@ class Joined:
         self._device, self._steps, self._db = device, steps, db
         self.found: Found | None = None
         self._states = self._run()
-        self._beat = torch.zeros(1, device=device) if device.type == "cuda" else None
         sites.db, sites.searching = db, steps > 0
         sites.seen.clear()
         untraced: Any = torch.compiler.disable
@@ -98,20 +97,19 @@ class Joined:
             return
         next(self._states, None)
         sites.seen.clear()
-        if self._beat is not None and any(sites.chosen.values()) and not torch.cuda.is_current_stream_capturing():
-            # Engines wait for peers without NCCL, whose watchdog aborts a program that waits for a dead peer.
-            dist.all_reduce(self._beat, group=self._everyone.data, async_op=True)
+        if any(sites.chosen.values()):
+            self._everyone.beat()
 
     def _run(self) -> Generator[None, None, None]:
         """The search as a generator, resumed at the start of each step except the first."""
         found = dict(sites.seen)
+        sites.searching = False  # the graphs are compiled
         every = self._everyone.gather([_words(site) for site in sorted(found)])
         if any(other != every[0] for other in every):
             text = "autotune: tensor-parallel products are not searched: ranks run other products than rank 0"
             if self._everyone.rank == 0:
                 deployment().warn_once("tensor parallel ranks", text)
             return
-        sites.searching = False  # the graphs are compiled
         missing = any(self._everyone.gather(any(site not in sites.stored for site in found)))
         if not missing or not self._steps:
             return

@@ -174,11 +174,14 @@ class _GatherProducts(torch.autograd.Function):
         gathered, *weights = ctx.saved_tensors
         _, _, for_x, *for_weights = ctx.needs_input_grad
         parts = _operators.begin_matmul_scatter(list(grads), weights, ctx.ranks, ctx.group) if for_x else None
-        rows = gathered.flatten(0, -2)
-        moved = [
-            grad.flatten(0, -2).t() @ rows if needed else None for grad, needed in zip(grads, for_weights, strict=True)
-        ]
-        given = _operators.end_matmul_scatter(parts, ctx.group) if for_x else None
+        try:
+            rows = gathered.flatten(0, -2)
+            moved = [
+                grad.flatten(0, -2).t() @ rows if needed else None
+                for grad, needed in zip(grads, for_weights, strict=True)
+            ]
+        finally:  # the program may go on after an exception
+            given = _operators.end_matmul_scatter(parts, ctx.group) if for_x else None
         return None, None, given, *moved
 
 

@@ -7,6 +7,7 @@ contiguous, except the second factors, which may be transposed.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -40,7 +41,7 @@ class Line:
         self.group, self.exchange = group, exchange
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.kernels: dict[torch.dtype, Kernel] = {}
-        self._begun: dict[int, tuple[Any, Any]] = {}
+        self._begun: dict[int, tuple[Any, Any, Any]] = {}
         self._moved: list[Any] = []
 
     def take(self, artifact: Artifact | None, dtype: str) -> None:
@@ -152,7 +153,8 @@ class Line:
             lanes: as for :meth:`gather_products`.
 
         Returns:
-            the parts of the sum [W, B, s, N], for :meth:`end_scatter`. They may still be in motion.
+            the parts of the sum [W, B, s, N], for :meth:`end_scatter`. They may still be in motion. If an exception
+            frees them before that, the current stream waits for the copies.
         """
         batches, total, _ = left[0].shape
         rows, width = total // self.ranks, factors[0].shape[1]
@@ -177,7 +179,9 @@ class Line:
             torch.cuda.set_stream(main)
         moved = self._moved.pop() if self._moved else new_event()  # other calls may come before end_scatter
         moved.record(copying)
-        self._begun[parts.data_ptr()] = (None, moved)
+        at = parts.data_ptr()
+        freed = weakref.ref(parts.untyped_storage(), lambda _: self._drop(at, main))
+        self._begun[at] = (None, moved, freed)
         return parts
 
     def _scatter_by_panels(
@@ -220,11 +224,11 @@ class Line:
             parts.copy_(whole.view(batches, self.ranks, rows, width).transpose(0, 1).clone())
         out = _empty(parts, batches, rows, width)
         work = reduce_scatter(out.view(-1), parts.view(-1), group=self.group, async_op=True)
-        self._begun[parts.data_ptr()] = (work, out)
+        self._begun[parts.data_ptr()] = (work, out, None)
 
     def end_scatter(self, parts: Tensor) -> Tensor:
         """End :meth:`begin_scatter`: this rank's rows of the sum, [B, s, N]."""
-        begun, found = self._begun.pop(parts.data_ptr())
+        begun, found, _ = self._begun.pop(parts.data_ptr())
         if begun is not None:
             begun.wait()
             stock: Tensor = found
@@ -240,6 +244,15 @@ class Line:
         pointers = [*(begin + out.nbytes * rank for rank in range(self.ranks)), out.data_ptr()]
         launch(kernel, out.device.index or 0, _BLOCKS, pointers, out.numel(), main.cuda_stream)
         return out
+
+    def _drop(self, at: int, main: Any) -> None:
+        """Forget the parts at an address, which were freed without :meth:`end_scatter`.
+
+        torch gives their memory to later work on ``main``, which waits for the copies into it.
+        """
+        _, moved, _ = self._begun.pop(at)
+        main.wait_event(moved)
+        self._moved.append(moved)
 
 
 def _pull(

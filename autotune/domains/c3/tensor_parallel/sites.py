@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from autotune.domains.c3.fsdp.steps import Plan, Tried
-from autotune.domains.c3.group import deploy_group
+from autotune.domains.c3.group import deploy_group, exists
 from autotune.domains.c3.match import C3Level
 from autotune.domains.c3.ready import decide, look_up
 from autotune.domains.c3.scenario import ITEMSIZE, Program, Scenario
@@ -124,7 +124,7 @@ class Sites:
     def forget(self) -> None:
         """Forget the strategies, and free the buffers. A collective call, between two steps."""
         for name, (group, line) in list(self._lines.items()):
-            if not _exists(group):
+            if not exists(group):
                 del self._lines[name]
             elif line.exchange is not None:
                 line.exchange.close()
@@ -151,12 +151,6 @@ def resolve(name: str) -> dist.ProcessGroup:
     found: Any = dist.distributed_c10d
     group: dist.ProcessGroup = found._resolve_process_group(name)
     return group
-
-
-def _exists(group: dist.ProcessGroup) -> bool:
-    """False for a destroyed group, whose name may be another's."""
-    known: Any = dist.distributed_c10d
-    return group in known._world.pg_map
 
 
 sites = Sites()
