@@ -158,6 +158,15 @@ class Builder:
             return self.pointwise("ne", [arg, self.const(0, v.dtype)])
         return self.emit(Value("cast", (arg,), v.axes, dtype))
 
+    def unless_nan(self, number: int, whole: int) -> int:
+        """``whole``, an integer made of the float ``number``, or 0 where that is NaN."""
+        test = self.pointwise("isnan", [number])
+        return self.pointwise("where", [test, self.const(0, self.values[whole].dtype), whole])
+
+    def bits_of(self, i: int) -> int:
+        """A value with the low bits of ``i``, without the select of :meth:`unless_nan`: NaN as int32 has none set."""
+        return self.values[i].args[2] if _spares_nan(self.values, i) and self.values[i].dtype == "int32" else i
+
     def pointwise(self, op: str, args: Sequence[int]) -> int:
         """Any operator except ``cast``. Raises Unsupported if the arguments' types differ."""
         spec = POINTWISE[op]
@@ -300,11 +309,32 @@ def _span(values: Sequence[Value], i: int, depth: int) -> Span:
         choose = max if v.op == "maximum" else min
         a, b = (_span(values, k, depth - 1) for k in v.args)
         return choose(a[0], b[0]), choose(a[1], b[1])
+    if _spares_nan(values, i):
+        least, most = _rounded(_span(values, values[v.args[2]].args[0], depth - 1))
+        return min(least, 0.0), max(most, 0.0)
     if v.op == "where":
         a, b = (_span(values, k, depth - 1) for k in v.args[1:])
         return min(a[0], b[0]), max(a[1], b[1])
+    if v.op == "cast" and v.dtype in _WRAP:
+        least, most = _rounded(_span(values, v.args[0], depth - 1))
+        beyond = least < -_WRAP[v.dtype] or most >= _WRAP[v.dtype]
+        # NaN, and a number that the type does not hold, may become its smallest number.
+        if beyond or values[v.args[0]].dtype == "float32":
+            return float(-_WRAP[v.dtype]), (_WRAP[v.dtype] - 1.0 if beyond else most)
+        return least, most
     if v.op in _ROUNDED:
-        least, most = _span(values, v.args[0], depth - 1)
-        least = math.floor(least) if math.isfinite(least) else least
-        return least, (math.ceil(most) if math.isfinite(most) else most)
+        return _rounded(_span(values, v.args[0], depth - 1))
     return _ANYTHING
+
+
+def _rounded(span: Span) -> Span:
+    least, most = span
+    return math.floor(least) if math.isfinite(least) else least, math.ceil(most) if math.isfinite(most) else most
+
+
+def _spares_nan(values: Sequence[Value], i: int) -> bool:
+    """True for the value of :meth:`Builder.unless_nan`."""
+    if values[i].op != "where":
+        return False
+    test, other, whole = (values[a] for a in values[i].args)
+    return test.op == "isnan" and other.is_zero and whole.op == "cast" and whole.args == test.args

@@ -40,7 +40,7 @@ from autotune.workload import Workload, digest
 
 ONE_NUMBER = "a kernel is compiled for one number of rows"
 
-AUDIT = 1
+AUDIT = 2
 """Version of the audit, to be incremented when an audit refuses kernels that it accepted before."""
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import autotune
 from autotune.runtime.backend import deploy_backend
-from tests.endtoend.runtime.test_conversions import as_integers, clamped, special
+from tests.endtoend.runtime.test_conversions import as_integers, clamped, read_again, special
 from tests.gpu import command
 from tests.gpu.index_check import stored
 
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AUTOTUNE_DB"] = f"{folder}/tuned.db"
-        for fn in (as_integers, clamped):
+        for fn in (as_integers, clamped, read_again):
             for dtype in (torch.float32, torch.float16, torch.bfloat16):
                 for length in (1, 7, 33, 4096):
                     x = special(length, dtype, first=22).to(device)

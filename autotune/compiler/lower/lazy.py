@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 
@@ -283,6 +284,7 @@ class Lazy:
 
 Number = int | float | bool
 Operand = Lazy | Number
+Given = TypeVar("Given", bound=Operand)
 
 
 def source(region: Region, slot: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> Lazy:
@@ -319,6 +321,16 @@ def fitting(number: Number, dtype: torch.dtype) -> None:
         raise Unsupported(f"the constant {number} does not fit {storage_name(dtype)}")
 
 
+def held(operand: Given, dtype: torch.dtype) -> Given | float:
+    """A number as ``dtype`` holds it, for operators before which torch converts it: 0.1 is 0.09998 as float16.
+
+    A tensor does not change. Sums and products take numbers in float32, in eager mode and in graphs.
+    """
+    if not isinstance(operand, float) or not dtype.is_floating_point or dtype.itemsize > 2:
+        return operand
+    return float(torch.tensor(operand, dtype=dtype, device="cpu"))
+
+
 def iota(region: Region, extent: int, dtype: torch.dtype, step: int = 1, start: int = 0) -> Lazy:
     """``start + step * i`` as a tensor [extent]. Raises Unsupported if a number does not fit a narrow ``dtype``."""
     for number in (start, start + step * (extent - 1)):
@@ -337,6 +349,9 @@ def iota(region: Region, extent: int, dtype: torch.dtype, step: int = 1, start: 
 def cast(x: Lazy, dtype: torch.dtype) -> Lazy:
     """``x`` stored as ``dtype``.
 
+    NaN as a narrow integer is 0. Arithmetic of narrow integers has 32 bits, and NaN as int32 may be the smallest
+    number, whose low bits alone are 0.
+
     Raises Unsupported if torch might wrap into a narrow integer type. Also raises it for an 8-bit float that is not
     read from memory: a value in a register would not have been rounded to 8 bits.
     """
@@ -354,7 +369,8 @@ def cast(x: Lazy, dtype: torch.dtype) -> Lazy:
             raise Unsupported(f"conversion from {storage_name(x.dtype)} to {storage_name(dtype)} (it may wrap)")
         if storage_name(x.dtype) in EIGHT_BIT_FLOATS and not in_memory(x.region.build.values, value):
             raise Unsupported("a float of eight bits that is read again where it is made")
-        return x.region.build.cast(value, target)
+        whole = x.region.build.cast(value, target)
+        return x.region.build.unless_nan(value, whole) if narrow and x.kind == "float32" else whole
 
     return Lazy(x.region, x.shape, dtype, x.names, at)
 

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from autotune.compiler.lower.facts import GraphFacts, NodeFacts
-from autotune.compiler.lower.lazy import Index, Lazy, Region, cast, source, storage_name
+from autotune.compiler.lower.lazy import NARROW, Index, Lazy, Region, cast, source, storage_name
 from autotune.compiler.lower.rules import RULES
 from autotune.compiler.lower.rules.reductions import check_work
 from autotune.errors import Unsupported
@@ -131,6 +131,8 @@ def _outputs(region: Region, facts: GraphFacts, results: Any, env: dict[fx.Node,
         used: set[int] = set()
         index = tuple([region.run_over(n, used) if e > 1 else Index() for n, e in zip(x.names, x.shape, strict=True)])
         value = _blamed(node, lambda x=x, index=index: x.at(index))
+        if like.dtype in NARROW:
+            value = region.build.bits_of(value)
         strides: dict[int, int] = {}
         for i, s in zip(index, like.stride(), strict=True):
             for axis, c in i.terms:

@@ -19,6 +19,7 @@ from autotune.compiler.lower.lazy import (
     broadcast_names,
     cast,
     fitting,
+    held,
     kind,
 )
 from autotune.errors import Unsupported
@@ -41,6 +42,7 @@ def numbers(value: Any) -> list[int]:
 def full(region: Region, shape: Sequence[int], number: Number, dtype: torch.dtype) -> Lazy:
     """A tensor filled with ``number``."""
     fitting(number, dtype)
+    number = held(number, dtype)
     names = [region.names.new(e) for e in shape]
     return Lazy(region, shape, dtype, names, lambda _i, _g: region.build.const(number, kind(dtype)))
 

@@ -238,7 +238,8 @@ def overwritable(graph: Graph) -> tuple[tuple[int, int], ...]:
 
     Every load of the slot reads the address that the output writes at the same index, and the output needs all of these
     loads. So a thread that computes an element of the output has read that of the slot, in any instruction order. The
-    kernel's scheme must guarantee that no other thread needs it.
+    output varies over every axis: without one of them, each thread along it reads the slot and writes the output. The
+    kernel's scheme must guarantee that no other thread needs the element.
     """
     reads: dict[int, list[int]] = {}
     for i in graph.live:
@@ -246,6 +247,8 @@ def overwritable(graph: Graph) -> tuple[tuple[int, int], ...]:
             reads.setdefault(graph.values[i].slot, []).append(i)
     places = [_address(graph, o) for o in graph.outputs]
     needed = [set(graph.making([o.value])) for o in graph.outputs]
+    # The extent of axis 0 may vary.
+    walked = {a for a, extent in enumerate(graph.extents) if a == 0 or extent > 1}
 
     def reads_at(i: int, place: _Address) -> bool:
         v = graph.values[i]
@@ -255,7 +258,7 @@ def overwritable(graph: Graph) -> tuple[tuple[int, int], ...]:
         (slot, k)
         for slot, loads in sorted(reads.items())
         for k, output in enumerate(graph.outputs)
-        if output.dtype == graph.inputs[slot] and needed[k].issuperset(loads)
+        if output.dtype == graph.inputs[slot] and needed[k].issuperset(loads) and walked.issubset(output.axes)
         if all(reads_at(i, places[k]) for i in loads)
     )
 

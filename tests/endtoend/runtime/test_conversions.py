@@ -39,6 +39,12 @@ def clamped(x: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+def read_again(x: Tensor) -> tuple[Tensor, ...]:
+    """Narrow integers that later operators read: the number itself, not its low bits, is what they see."""
+    a, b, c = clamped(x)
+    return b.float(), b.to(torch.int32), b > 3, a.to(torch.int64), a.bool(), c.float(), torch.where(x > 0, c, 1), b
+
+
 def summed(x: Tensor) -> tuple[Tensor, ...]:
     """Inside of a reduction, where a kernel's loops are others."""
     whole = x.to(torch.int64)
@@ -46,7 +52,7 @@ def summed(x: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("source", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("fn", [as_integers, clamped], ids=["wide", "narrow"])
+@pytest.mark.parametrize("fn", [as_integers, clamped, read_again], ids=["wide", "narrow", "read_again"])
 def test_special_values_are_converted_as_eager_mode_converts_them(
     tune: Tune, fn: Callable[[Tensor], tuple[Tensor, ...]], source: torch.dtype
 ) -> None:
@@ -80,7 +86,7 @@ def test_conversions_inside_of_a_reduction(tune: Tune) -> None:
 
 def test_the_oracle_agrees_with_the_kernels(tune: Tune) -> None:
     """A kernel that is checked at every call is not taken for a wrong one."""
-    for fn in (as_integers, clamped):
+    for fn in (as_integers, clamped, read_again):
         x = special(257, torch.float32)
         assert tune(fn, (x,))
         assert all(map(torch.equal, fn(x), autotune.compile(fn, verify="always")(x)))

@@ -107,6 +107,10 @@ def twice(x: Tensor) -> tuple[Tensor, Tensor]:
     return x * 2, x.float() + 1
 
 
+def broadcast(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x * y
+
+
 def turned(x: Tensor) -> Tensor:
     return (x + 1).t().contiguous()
 
@@ -122,6 +126,7 @@ def doubled(x: Tensor) -> Tensor:
         (independent, [(8, 64), (8, 64)], {(0, 0), (1, 0), (1, 1)}),
         (shifted, [(8, 64)], set()),
         (twice, [(8, 64)], {(0, 0)}),  # the other output has other elements
+        (broadcast, [(64,), (8, 64)], {(1, 0)}),  # every row reads the vector and writes its double
         (turned, [(8, 64)], set()),
         (doubled, [(8, 64)], set()),
     ],

@@ -100,6 +100,24 @@ def test_over_an_input_as_apart_from_it(
         check_inputs(graph, made, inputs, over=[(0, 1), (2, 0)])
 
 
+def spread(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Each number of x is read for four of y, and the first result has no dimension for these."""
+    z = y * x[:, :, None]
+    total = z.sum((1, 2), keepdim=True)
+    return x + total[:, :, 0], z - total
+
+
+def test_an_input_that_several_threads_read_is_not_overwritten() -> None:
+    graph = group_of(spread, torch.randn(6, 24), torch.randn(6, 24, 4))
+    made, inputs = emitted(graph, threads_per_row=32, rows_per_block=1, vector_bytes=4), make_inputs(graph, seed=3)
+    short = next(k for k, o in enumerate(graph.outputs) if len(o.axes) == 2)
+    slot = next(v.slot for v in graph.values if v.op == "load" and len(v.axes) == 2)
+    check_inputs(graph, made, inputs)
+    with pytest.raises(KernelError):
+        check_inputs(graph, made, inputs, over=[(slot, short)])
+    assert made.sources[0].launch[OVERWRITES] == [[1 - slot, len(inputs) + 1 - short]]
+
+
 def read_once_more(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * x.sum(-1, keepdim=True)
     return y, x + y.amax(-1, keepdim=True)

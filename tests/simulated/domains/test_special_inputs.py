@@ -91,6 +91,17 @@ def test_remainders_of_large_numbers_as_cuda_text() -> None:
     assert task.build(task.default()).kernels
 
 
+def test_nan_as_a_narrow_integer_as_cuda_text() -> None:
+    """The conversion of NaN to int32 depends on the device, its value as a narrow integer does not."""
+    fn = lambda x: x.clamp(0, 255).to(torch.uint8).float() + 1  # noqa: E731
+    ((work, _),) = workloads_of(fn, (torch.randn(8, 32),))
+    task = FusionTask(work, "cuda:0", target="sm_90", sms=3)
+    (group,), (own,) = task.plan_of(task.default()).groups, group_configs(task.plan, task.default())
+    x = torch.linspace(-300, 300, 8 * 32)
+    x[::7] = math.nan
+    check_inputs(group.graph, scheme_of(group.graph).emit(group.graph, own, 3), [x])
+
+
 # ---- what a wrong kernel may not do
 
 

@@ -321,7 +321,10 @@ def norm(m: Maker) -> None:
     elif kind == "group":
         if v.ndim < 2 or v.ndim > 4 or 0 in v.shape:
             raise Skip
-        groups = m.rng.choice([g for g in (1, 2, 3, 4, 5, 8) if v.shape[1] % g == 0])
+        possible = [g for g in (1, 2, 3, 4, 5, 8) if v.shape[1] % g == 0 and math.prod(v.shape) > g]
+        if not possible:
+            raise Skip
+        groups = m.rng.choice(possible)
         scale, shift = (m.input([v.shape[1]], v.dtype, plain=True) for _ in range(2))
         m.add(f"F.group_norm({x}, {groups}, {scale.name}, {shift.name}, 0.25)", 256, centred=True)
     else:

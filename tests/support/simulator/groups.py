@@ -38,7 +38,11 @@ def run_group(
     Raises:
         KernelError: see the machine.
     """
-    outputs = [Pointer.poisoned(o.dtype, graph.output_numel(k), once=True) for k, o in enumerate(graph.outputs)]
+    walked = {a for a, extent in enumerate(graph.extents) if extent > 1}
+    outputs = [  # the threads along an axis that an output does not vary over all write it
+        Pointer.poisoned(o.dtype, graph.output_numel(k), once=True, again=not walked.issubset(o.axes))
+        for k, o in enumerate(graph.outputs)
+    ]
     reading = [Pointer.reading(t, graph.inputs[k]) for k, t in enumerate(inputs)]
     for slot, k in over:
         reading[slot] = outputs[k] = Pointer(reading[slot].short, reading[slot].data, once=True)

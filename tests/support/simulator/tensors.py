@@ -34,10 +34,15 @@ Function = Callable[..., Any]
 
 
 class Pointer:
-    """A tensor in global memory: bounds and alignment are checked, and so is that it is read, or written once."""
+    """A tensor in global memory: bounds and alignment are checked, and so is that it is read, or written once.
 
-    def __init__(self, short: str, data: np.ndarray[Any, Any], once: bool = False, readonly: bool = False) -> None:
-        self.short, self.data, self.readonly, self.once = short, data, readonly, once
+    With ``again``, several threads may write the same bits to an element.
+    """
+
+    def __init__(
+        self, short: str, data: np.ndarray[Any, Any], once: bool = False, readonly: bool = False, again: bool = False
+    ) -> None:
+        self.short, self.data, self.readonly, self.once, self.again = short, data, readonly, once, again
         self.is_fresh, self.is_written = bytearray(len(data)), bytearray(len(data))
         self.fresh = np.frombuffer(self.is_fresh, bool)  # written by the current launch
         self.written = np.frombuffer(self.is_written, bool) if once else None
@@ -54,10 +59,10 @@ class Pointer:
         return cls(short, flat.numpy().view(STORAGE[short]).copy(), readonly=True)
 
     @classmethod
-    def poisoned(cls, storage: str, n: int, once: bool = False) -> Pointer:
+    def poisoned(cls, storage: str, n: int, once: bool = False, again: bool = False) -> Pointer:
         short = SHORT[storage]
         size = np.dtype(STORAGE[short]).itemsize
-        return cls(short, np.full(n * size, 0xC7, np.uint8).view(STORAGE[short]), once)
+        return cls(short, np.full(n * size, 0xC7, np.uint8).view(STORAGE[short]), once, again=again)
 
     @classmethod
     def zeros(cls, storage: str, n: int) -> Pointer:
@@ -217,12 +222,15 @@ def store(storage: str, n: int, guarded: bool) -> Function:
         end = at + n
         if p.readonly:
             raise KernelError("a kernel writes to an input")
+        data = values if short == "f32" else encode(short, [values] if n == 1 else values)
         if p.once:
             if p.is_written.find(1, at, end) >= 0:
-                raise KernelError(f"element {at} is written twice")
+                same = p.data[at:end].tobytes() == np.asarray(data, p.data.dtype).tobytes()
+                if not (p.again and same):
+                    raise KernelError(f"element {at} is written twice")
             p.is_written[at:end] = ones
         p.is_fresh[at:end] = ones
-        p.data[at:end] = values if short == "f32" else encode(short, [values] if n == 1 else values)
+        p.data[at:end] = data
 
     def where(p: Pointer, at: int, values: Any, test: bool) -> None:
         if test:

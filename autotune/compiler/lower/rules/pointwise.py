@@ -8,7 +8,19 @@ from typing import Any
 import torch
 
 from autotune.compiler.lower import views
-from autotune.compiler.lower.lazy import NARROW, Lazy, Number, Operand, Region, cast, fitting, kind, pointwise, scalar
+from autotune.compiler.lower.lazy import (
+    NARROW,
+    Lazy,
+    Number,
+    Operand,
+    Region,
+    cast,
+    fitting,
+    held,
+    kind,
+    pointwise,
+    scalar,
+)
 from autotune.compiler.lower.rules.table import alike, rule, rules
 from autotune.errors import Unsupported
 from autotune.ir.nodes import LIBRARY
@@ -87,7 +99,7 @@ def _div(region: Region, self: Lazy, other: Operand, *, rounding_mode: str | Non
 def _remainder(region: Region, self: Lazy, other: Operand) -> Lazy:
     if kind(promote(self, other)) != "float32" and (isinstance(other, Lazy) or other == 0):
         raise Unsupported("an integer remainder by other than a whole number")
-    return arithmetic("mod", self, other)
+    return arithmetic("mod", self, held(other, promote(self, other)))
 
 
 @rule("fmod")
@@ -117,7 +129,7 @@ def compare(op: str, a: Operand, b: Operand) -> Lazy:
         dtype = torch.int32 if op not in ("eq", "ne") else dtype
     elif dtype in NARROW:
         dtype = torch.int32
-    return pointwise(op, *same(a, b, dtype=dtype), dtype=torch.bool)
+    return pointwise(op, *same(held(a, dtype), held(b, dtype), dtype=dtype), dtype=torch.bool)
 
 
 @rule("logical_not", "bitwise_not")

@@ -25,6 +25,7 @@ from autotune.compiler.lower.lazy import (
     broadcast_index,
     broadcast_names,
     cast,
+    held,
     iota,
     pointwise,
     scalar,
@@ -256,7 +257,7 @@ def _scatter(region: Region, self: Lazy, dim: int, index: Lazy, src: Lazy | Numb
     lines = [e for k, e in enumerate(self.shape) if k != d]
     if kwargs or self.ndim == 0 or index.shape[d] != 1 or [e for k, e in enumerate(index.shape) if k != d] != lines:
         raise Unsupported("a scatter of more than one element per line")
-    written = src if isinstance(src, Lazy) else scalar(region, src, self.dtype)
+    written = src if isinstance(src, Lazy) else scalar(region, held(src, self.dtype), self.dtype)
     if isinstance(src, Lazy):
         written = views.narrow(cast(src, self.dtype), d, 0, 1)
         if [e for k, e in enumerate(written.shape) if k != d] != lines:

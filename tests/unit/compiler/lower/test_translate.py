@@ -451,6 +451,64 @@ def test_positions_that_wrap_around_in_a_narrow_type_are_outside() -> None:
     check(only_region(lambda x: torch.arange(200, dtype=torch.uint8).float() * x, t(200)))
 
 
+def test_nan_as_a_narrow_integer_is_selected_where_it_is_read_and_not_where_it_is_stored() -> None:
+    """The low bits of NaN as int32 are 0 on every device, so a store needs no select."""
+
+    def graph_of(fn: Callable[[Tensor], Any]) -> Graph:
+        return check(only_region(fn, t(300)), special=True)
+
+    def whole(x: Tensor) -> Tensor:
+        return (x * 3).clamp(0, 255).to(torch.uint8)
+
+    assert "isnan" not in [v.op for v in graph_of(whole).values]
+    for fn in (lambda x: whole(x).float(), lambda x: (whole(x), whole(x) > 3), lambda x: whole(x).amax().long()):
+        assert [v.op for v in graph_of(fn).values].count("isnan") == 1
+    both = graph_of(lambda x: (whole(x), whole(x).float()))
+    assert sorted(both.values[o.value].op for o in both.outputs) == ["cast", "cast"]
+
+
+@pytest.mark.parametrize(
+    ("wide", "inside"),
+    [
+        (lambda x: x.clamp(min=0).to(torch.int32).clamp(max=255), False),  # NaN and 3e9 are the smallest number
+        (lambda x: x.to(torch.int32).clamp(0, 255), True),
+        (lambda x: x.to(torch.int64).clamp(min=0).to(torch.int32).clamp(max=255), False),
+        (lambda x: x.to(torch.int64).clamp(0, 1000).to(torch.int32).clamp(max=255), True),
+        (lambda x: x.clamp(0, 100).to(torch.int8), True),
+    ],
+)
+def test_a_bound_on_one_side_of_an_integer_that_may_wrap_is_none(
+    wide: Callable[[Tensor], Tensor], inside: bool
+) -> None:
+    def fn(x: Tensor) -> Tensor:
+        return wide(x).to(torch.uint8).float() + 0.5
+
+    x = torch.tensor([math.nan, 3e9, -3e9, 5e9, math.inf, -math.inf, 7.5, -7.5, 300.0] * 3)
+    regions = regions_of(fn, x)
+    assert (len(regions) == 1 and regions[0].workload is not None and len(regions[0].inputs) == 1) == inside
+    if inside:
+        graph = Graph.from_json(regions[0].workload.spec)  # type: ignore[union-attr]
+        assert torch.equal(interpret(graph, [x])[0].float(), fn(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_numbers_of_16_bits_are_rounded_where_torch_rounds_them(dtype: torch.dtype) -> None:
+    """Comparisons, fills and remainders take 0.3 as the tensor's type holds it; sums and products take it in fp32."""
+    x = torch.tensor([0.1, 0.3, 0.7, 1.1, 3.3, -0.1], dtype=dtype).repeat(8)
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        filled = x.masked_fill(x > 1, 0.3) == 0.3, torch.full_like(x, 1.1) == x, F.pad(x, (1, 1), value=0.1) == 0.1
+        return *filled, x == 0.3, x > 0.3, x.remainder(0.3) == 0, torch.where(x > 1, x, 0.1) == x
+
+    region = only_region(fn, x)
+    graph = Graph.from_json(region.workload.spec)  # type: ignore[union-attr]
+    want = fn(x)
+    for k, got in enumerate(interpret(graph, [x])):
+        assert torch.equal(got, want[region.binding.outputs[k]]), f"result {region.binding.outputs[k]}"
+    (scaled,) = interpret(Graph.from_json(only_region(lambda x: x * 0.3, x).workload.spec), [x])  # type: ignore[union-attr]
+    torch.testing.assert_close(scaled, x.double() * 0.3, rtol=1e-12, atol=0)
+
+
 def test_integer_pooling_is_outside() -> None:
     """Its mean is a quotient of integers."""
     fn = lambda x: F.avg_pool2d(x, 2) + 1  # noqa: E731
