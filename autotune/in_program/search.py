@@ -249,7 +249,8 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
     for device, regions in left.items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
     won = any(result.winner == "autotune" for result in found)
-    searched_s = budget_s if found or not missed else 0.0  # the next process searches a graph without any result
+    decided = any(result.winner for result in found)  # otherwise the next process searches the graph
+    searched_s = budget_s if decided or not missed else 0.0
     record = {"budget_s": searched_s, "tries": 0, "cut": True, "command": COMMAND}
     note_verdicts([one], record, after=won or not turn.alone)
     return won

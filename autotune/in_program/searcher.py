@@ -121,7 +121,7 @@ class Searcher:
                         message, _ = self._child.receive(min(last, time.monotonic() + _LOOK_S))
                     except ChildSilent:
                         if time.monotonic() >= last:
-                            first = {w.fingerprint for w, _ in counted} - {result.workload for result in results}
+                            first = {w.fingerprint for w, _ in counted} - {r.workload for r in results if r.winner}
                             notify(_LATE if first else _LATE_AGAIN)
                             break
                         continue
