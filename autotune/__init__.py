@@ -6,6 +6,7 @@ The public API is imported lazily, so that ``import autotune`` costs nothing and
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 __version__ = "0.3.0"
@@ -41,3 +42,26 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_FILES = ("AUTOTUNE_DB", "AUTOTUNE_DB_READ", "AUTOTUNE_KEY", "AUTOTUNE_CACHE_DIR")
+"""Environment variables that name a file or a folder."""
+
+
+def _make_paths_absolute() -> None:
+    """Make relative paths in the environment absolute: the program may change its working directory after the import.
+
+    Processes that it starts then inherit the absolute paths.
+    """
+    for name in _FILES:
+        text = os.environ.get(name, "")
+        scheme = "sqlite:///" if text.startswith("sqlite:///") else ""
+        path = text.removeprefix(scheme)
+        if path.strip() and ":" not in path and not path.startswith(("/", "~")):
+            try:
+                os.environ[name] = scheme + os.path.abspath(path)
+            except OSError:  # the working directory was removed
+                return
+
+
+_make_paths_absolute()

@@ -32,9 +32,6 @@ def main(words: Sequence[str]) -> None:
     if wrong:
         print(f"autotune: {wrong}", file=sys.stderr)
         sys.exit(2)
-    for name in ("AUTOTUNE_DB", "AUTOTUNE_DB_READ"):  # the script may change its working directory
-        if (file := os.environ.get(name)) and ":" not in file:
-            os.environ[name] = os.path.abspath(os.path.expanduser(file))
     replace_inductor()
     replace_in_children()
     sys.argv = list(named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
@@ -61,6 +62,7 @@ def _verifying(verify: Verify) -> Compiled:
     def backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options: Any) -> Compiled:
         return _compiled(gm, example_inputs, options, verify)
 
+    vars(backend)["reset"] = _reset
     return backend
 
 
@@ -73,6 +75,16 @@ def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options:
         options: ``mode`` and ``options`` as the user gave them to ``torch.compile``.
     """
     return _compiled(gm, example_inputs, options, "")
+
+
+def _reset() -> None:
+    """Release the state of compiled code; ``torch._dynamo.reset()`` calls this, and resets CUDA graph trees itself."""
+    search = sys.modules.get("autotune.in_program.search")  # without a search there is nothing to release
+    if search is not None:
+        search.reset()
+
+
+vars(dynamo_backend)["reset"] = _reset
 
 
 def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, Any], verify: str) -> Compiled:

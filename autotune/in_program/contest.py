@@ -237,6 +237,16 @@ class Contest:
         self._steps.clear()
         self.ended(outcome)
 
+    def cancel(self) -> None:
+        """End the comparison without an outcome: each frame keeps the code after the search and releases the other."""
+        with self._lock:
+            if self._hook is not None:
+                self._hook.remove()
+            for frame in self.frames:
+                frame.settle(kept=True)
+            self.frames.clear()
+            self._restart()
+
     @property
     def running(self) -> bool:
         """False once every frame has one code."""

@@ -249,7 +249,8 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
     for device, regions in left.items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
     won = any(result.winner == "autotune" for result in found)
-    searched_s = budget_s if granted or not missed else 0.0
+    decided = any(result.winner for result in found)  # otherwise the next process searches the graph
+    searched_s = budget_s if decided or not missed else 0.0
     record = {"budget_s": searched_s, "tries": 0, "cut": True, "command": COMMAND}
     note_verdicts([one], record, after=won or not turn.alone)
     return won
@@ -261,7 +262,8 @@ def can_store() -> bool:
     if store is not None and store.readonly:
         deployment().warn_once(
             "search needs a database",
-            "autotune: no search: deployment reads a snapshot or a replica, which a search cannot write",
+            f"autotune: no search: {store.name} cannot be written: it is a snapshot or a replica, or a file without"
+            " permission or space",
         )
         return False
     return store is not None or not deployment().is_shut()  # the look-up has warned of a database that is unusable
@@ -309,6 +311,14 @@ def join_contest(one: First, record: Mapping[str, Any]) -> Contest:
     assert isinstance(ended, _Decided)
     ended.compiled.append(one)
     return _contest
+
+
+def reset() -> None:
+    """Cancel the running contest, whose code ``torch._dynamo.reset()`` has dropped."""
+    global _contest
+    contest, _contest = _contest, None
+    if contest is not None:
+        contest.cancel()
 
 
 class _Decided:

@@ -31,6 +31,8 @@ _LOOK_S = 0.2  # between checks for an interrupt
 _STOP_S = 10.0
 """Seconds for the current region after Ctrl-C."""
 MODULE = "autotune.in_program.searching"
+_LATE = "the last region did not end in time, and is left to Inductor"
+_LATE_AGAIN = "the second search of a region did not end in time, and its first result stays"
 
 
 class Searcher:
@@ -119,7 +121,8 @@ class Searcher:
                         message, _ = self._child.receive(min(last, time.monotonic() + _LOOK_S))
                     except ChildSilent:
                         if time.monotonic() >= last:
-                            notify("the last region did not end in time, and is left to Inductor")
+                            first = {w.fingerprint for w, _ in counted} - {r.workload for r in results if r.winner}
+                            notify(_LATE if first else _LATE_AGAIN)
                             break
                         continue
                     if "progress" in message:

@@ -219,9 +219,10 @@ def interpreter() -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a Python process that imports what this process does.
 
     ``-P`` keeps the working directory out of its path: a ``queue.py`` of the user's there would replace Python's. A
-    process of autotune compiles by Inductor, whatever ``AUTOTUNE_RUN`` is for the user's program.
+    process of autotune compiles by Inductor, whatever ``AUTOTUNE_RUN`` is for the user's program, and inherits no
+    variables that debug it.
     """
-    environ = {k: v for k, v in os.environ.items() if k != "AUTOTUNE_RUN"}
+    environ = {k: v for k, v in os.environ.items() if k not in {"AUTOTUNE_RUN", *_QUIET}}
     paths = [path or os.getcwd() for path in sys.path if isinstance(path, str)]  # Python ignores a pathlib.Path there
     environ["PYTHONPATH"] = os.pathsep.join(paths)
     return [sys.executable, "-P"], environ
@@ -239,7 +240,6 @@ class Child:
     def __init__(self, module: str, env: Mapping[str, str] | None = None, *, log: bool = True) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
         words, environ = interpreter()
-        environ = {k: v for k, v in environ.items() if k not in _QUIET}
         environ["AUTOTUNE_PARENT"] = str(os.getpid())
         environ.update(env or {})
         self.started = time.monotonic()

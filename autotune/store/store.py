@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from autotune.errors import UserError
 from autotune.store.connection.engine import create_engine, patient, revision
-from autotune.store.connection.faults import OUTAGE_S, LostConnection, Patience
+from autotune.store.connection.faults import OUTAGE_S, LostConnection, Patience, disk_is_full
 from autotune.store.connection.sqlite import new_file
 from autotune.store.connection.urls import (
     REPLICA_VARIABLE,
@@ -138,8 +138,8 @@ class Store(Measurements, Schedules, Savings, Overviews):
     ) -> Store | None:
         """Open a database for deployment.
 
-        It is never created or upgraded, is read-only if it cannot be written, and has a time limit of
-        :data:`DEPLOY_S` seconds per operation.
+        It is never created or upgraded, and has a time limit of :data:`DEPLOY_S` seconds per operation. It is read-only
+        if it cannot be written, or if its disk is full.
 
         Args:
             replica: a copy of it, such as a server's standby, for all reads, however old. None for $AUTOTUNE_DB_READ if
@@ -163,7 +163,14 @@ class Store(Measurements, Schedules, Savings, Overviews):
             if is_missing(parsed):
                 return None
             readonly = not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK))
-        store = cls.open(url, migrate=False, readonly=readonly, timeout_s=timeout_s, limit_s=DEPLOY_S, patience_s=0.0)
+        try:
+            store = cls.open(
+                url, migrate=False, readonly=readonly, timeout_s=timeout_s, limit_s=DEPLOY_S, patience_s=0.0
+            )
+        except UserError:
+            if readonly or not disk_is_full(parsed):
+                raise
+            store = cls.open(url, migrate=False, readonly=True, timeout_s=timeout_s, limit_s=DEPLOY_S)
         if not store.readonly and not store.may_note():
             store.readonly = True
         return store

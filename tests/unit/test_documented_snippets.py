@@ -25,8 +25,6 @@ HOW_TO = [p for p in PAGES if p.parent.name == "how-to" and p.name not in ("exte
 _BLOCK = re.compile(r"^( *)```python[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 OPTIONAL = {"transformers", "diffusers", "lightning"}
 """Libraries that the environment of these tests may lack."""
-READERS = {"Classifier"}
-"""Classes of the reader's own in how-to guides."""
 
 
 def _trees(text: str) -> Iterator[ast.Module]:
@@ -82,7 +80,7 @@ def _bound(tree: ast.AST) -> set[str]:
 
 def _unbound(trees: list[ast.Module]) -> list[str]:
     """Modules and classes that a page uses without an import. A block of one line is not a script."""
-    bound: set[str] = {*vars(builtins), *READERS}
+    bound: set[str] = {*vars(builtins)}
     wrong: list[str] = []
     for tree in trees:
         bound |= _bound(tree)

@@ -164,6 +164,20 @@ def first_line(error: BaseException | None, url: sa.URL) -> str:
     return without_secrets(lines[0] if lines else type(error).__name__, url)
 
 
+_LEAST_FREE = 1 << 20
+"""Bytes; SQLite needs some for the log of a file that it opens."""
+
+
+def disk_is_full(url: sa.URL) -> bool:
+    """True if a database is a file, on a disk with less free space than :data:`_LEAST_FREE`."""
+    if url.get_backend_name() != "sqlite":
+        return False
+    with suppress(OSError):
+        found = os.statvfs(os.path.dirname(str(url.database)))
+        return found.f_bavail * found.f_frsize < _LEAST_FREE
+    return False
+
+
 def reason(url: sa.URL, error: BaseException | None) -> str:
     """A driver's error as a line that names the database and, if known, the remedy."""
     where, first = show_url(url), first_line(error, url)
@@ -173,6 +187,8 @@ def reason(url: sa.URL, error: BaseException | None) -> str:
         return f"the database {where} is locked by another process ({first}): try again when that has finished"
     if "readonly" in first or "read-only" in first:
         return f"the database {where} cannot be written ({first}): name another by --db or AUTOTUNE_DB"
+    if "disk I/O error" in first and disk_is_full(url):
+        return f"the disk of the database {where} is full ({first}): free some space, or name another by AUTOTUNE_DB"
     if "permission denied" in first:
         return f"the database {where} does not let its user do this ({first}): rights to grant: docs/how-to/fleet.md"
     if "no such table" in first or ("relation" in first and "does not exist" in first):

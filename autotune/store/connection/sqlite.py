@@ -25,6 +25,8 @@ from autotune.store.snapshot_form import is_snapshot
 from autotune.workload import canonical_json
 
 log = logging.getLogger(__name__)
+_ANOTHER = "name another by --db or AUTOTUNE_DB"
+
 _warned: set[Path] = set()
 _headers: dict[tuple[int, int], int] = {}
 """Descriptors of databases on shared file systems, by device and inode."""
@@ -150,7 +152,7 @@ def new_file(path: Path) -> Iterator[Path]:
                 with suppress(FileExistsError):
                     os.link(made, path)
     except OSError as e:
-        raise UserError(f"cannot create the database {path}: {e.strerror or e}") from None
+        raise UserError(f"cannot create the database {path} ({e.strerror or e}): {_ANOTHER}") from None
 
 
 def _can_link(folder: Path) -> bool:
@@ -168,14 +170,11 @@ def _check_writable(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise UserError(f"cannot create the folder {path.parent} for the database: {e.strerror}") from None
+        raise UserError(f"cannot create the folder {path.parent} for the database ({e.strerror}): {_ANOTHER}") from None
     if path.is_dir():
         raise UserError(f"{path} is a folder: name a file in it, such as {path / 'autotune.db'}")
     if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise UserError(
-            f"cannot write the database {path} (SQLite needs the file and its folder writable):"
-            " name another by --db or AUTOTUNE_DB"
-        )
+        raise UserError(f"cannot write the database {path} (SQLite needs the file and its folder writable): {_ANOTHER}")
 
 
 def _prepare_sqlite_file(path: Path, timeout_s: float, shared: str | None) -> None:

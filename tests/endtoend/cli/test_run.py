@@ -74,6 +74,19 @@ def test_a_script_that_changes_its_folder_keeps_the_database(tune: Tune, db: str
     assert list((tmp_path / "run 1").iterdir()) == []
 
 
+@pytest.mark.usefixtures("new_interpreters")
+def test_a_relative_path_is_that_of_the_folder_in_which_autotune_was_imported(tmp_path: Path) -> None:
+    (tmp_path / "run 1").mkdir()
+    program = (
+        "import autotune, os, subprocess, sys; os.chdir('run 1'); subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    )
+    command = [sys.executable, "-c", program, "from autotune.store import Store; Store.open().close()"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "AUTOTUNE_DB": "tuned.db"}
+    subprocess.run(command, cwd=tmp_path, env=env, check=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run 1", "tuned.db"]
+    assert list((tmp_path / "run 1").iterdir()) == []
+
+
 def test_another_backend_stays(db: str, tmp_path: Path) -> None:
     (tmp_path / "eager.py").write_text(SCRIPT.replace("compile(softmax)", "compile(softmax, backend='eager')"))
     done = run("eager.py", "0", cwd=tmp_path)
@@ -145,11 +158,12 @@ def test_inductor_alone_is_replaced(
     assert used == [dynamo_backend if expected == "autotune" else expected]
 
 
-def test_autotunes_own_processes_compile_by_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTOTUNE_RUN", "1")
+@pytest.mark.parametrize("name", ["AUTOTUNE_RUN", "TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE", "TORCH_COMPILE_DEBUG"])
+def test_autotunes_own_processes_compile_by_inductor_without_logs(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
     _, environ = interpreter()
-    assert "AUTOTUNE_RUN" not in environ
-    assert os.environ["AUTOTUNE_RUN"] == "1"
+    assert name not in environ
+    assert os.environ[name] == "1"
 
 
 def test_a_path_that_python_does_not_import_from_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +131,16 @@ def test_a_larger_budget_searches_the_rest(
         assert ("1 not reached: give more seconds" in capsys.readouterr().err) == (seconds == 100)
 
 
+def test_a_search_that_reached_no_region_is_repeated_by_the_next_process(searches: Searches) -> None:
+    searches.most = 0
+    losses, _ = train(2, search=100)
+    assert losses == pytest.approx(eager(2), rel=1e-4)
+    torch._dynamo.reset()
+    searches.most = 1000
+    train(1, search=100)
+    assert [len(labels) for labels in searches.labels] == [0, 2]
+
+
 def test_a_slower_step_leaves_everything_to_inductor(
     searches: Searches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,7 +169,7 @@ def test_the_variable_asks_for_it_too(searches: Searches, monkeypatch: pytest.Mo
     assert 50.0 <= searches.seconds[0] <= 90.0
 
 
-def test_a_context_compiles_again_what_was_compiled(searches: Searches) -> None:
+def test_a_context_compiles_earlier_graphs_again(searches: Searches) -> None:
     model, x = Model(), torch.randn(64, 48)
     run = torch.compile(model, backend=dynamo_backend)
     run(x)
@@ -291,7 +303,7 @@ def test_a_snapshot_is_deployed_from_and_nothing_is_searched(
         torch.randn(8, 64)
     )
     assert len(searches.labels) == 1
-    assert any("no search: deployment reads" in r.getMessage() for r in caplog.records)
+    assert any(f"no search: {tmp_path / 'schedules.atdb'} cannot be written" in r.getMessage() for r in caplog.records)
 
 
 def test_an_option_that_is_no_number_of_seconds_is_named(searches: Searches) -> None:
@@ -338,6 +350,38 @@ def test_two_models_share_one_contest(searches: Searches, monkeypatch: pytest.Mo
     assert not search._contest.running
     torch.testing.assert_close(got[0], first(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(got[1], second(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("verify", [None, "never"])
+def test_a_reset_of_dynamo_cancels_the_comparison(searches: Searches, verify: Any, db: str) -> None:
+    model, x = Model(), torch.randn(64, 48)
+    compiled = autotune.compile(model, verify=verify, options={"search": 100})
+    compiled(x).backward()
+    running = search._contest
+    assert running is not None
+    (frame,) = running.frames
+    codes = weakref.ref(frame.before), weakref.ref(frame.after)
+    assert codes[0]() is not codes[1]()
+    del frame, running
+    torch._dynamo.reset()
+    gc.collect()
+    assert [code() for code in codes] == [None, None]
+    assert search._contest is None
+    compiled(x).backward()  # the schedules are stored, and nothing is searched or compared
+    assert search._contest is None
+    assert len(searches.labels) == 1
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_a_reset_of_dynamo_resets_cuda_graphs(monkeypatch: pytest.MonkeyPatch, mode: str | None) -> None:
+    from torch._inductor import cudagraph_trees
+
+    resets: list[str] = []
+    torch.compile(torch.nn.Identity(), backend="autotune", mode=mode)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cudagraph_trees, "reset_cudagraph_trees", lambda: resets.append("trees"))
+    torch._dynamo.reset()
+    assert resets == ["trees"], "torch resets the trees of every backend"
 
 
 def test_parameters_are_shared_by_both_codes(searches: Searches) -> None:

@@ -16,6 +16,7 @@ import pytest
 from autotune.errors import UserError
 from autotune.files import default_database
 from autotune.store import Key, Measurement, Store
+from autotune.store.connection.faults import reason
 from autotune.store.connection.urls import parse_url
 from autotune.task import Status
 from tests.process.store.test_schedules import schedule
@@ -164,6 +165,34 @@ def test_a_file_that_cannot_be_written(readonly_file: Path, spawn: Callable[...,
     assert opened.startswith(f"open: cannot write the database {readonly_file}")
     assert attached == "True 10.0 False"
     assert new.startswith("new: cannot write the database")
+
+
+@pytest.mark.parametrize("free", [0, 1 << 30])
+def test_deployment_reads_a_database_on_a_full_disk(
+    sqlite_file: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    with Store.open(sqlite_file) as store:
+        key = put_key(store)
+    real = os.statvfs(sqlite_file.parent)
+    state = os.statvfs_result((real.f_bsize, 1, real.f_blocks, free, free, *real[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda path: state)
+
+    def no_log(path: Path, *_: object) -> None:
+        raise UserError(reason(parse_url(path), sqlite3.OperationalError("disk I/O error")))
+
+    monkeypatch.setattr("autotune.store.connection.sqlite._prepare_sqlite_file", no_log)
+    with pytest.raises(UserError, match="is full .*: free some space" if free == 0 else ": disk I/O error$") as e:
+        Store.open(sqlite_file)
+    one_line(e)
+    if free:
+        with pytest.raises(UserError, match="disk I/O error"):
+            Store.attach(sqlite_file)
+        return
+    store = Store.attach(sqlite_file)
+    assert store is not None
+    with store:
+        assert store.readonly
+        assert store.get_workload(key.workload) == workload()
 
 
 def test_a_locked_database_is_an_error_in_time_and_deployment_goes_on(sqlite_file: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -226,6 +227,25 @@ def test_the_other_code_is_released() -> None:
     for _ in range(STEPS + 1):
         frame()
     assert frame.before is frame.after
+
+
+def test_a_cancelled_contest_releases_its_code_and_its_hook() -> None:
+    contest, frame, _, ended = made(100e3, 200e3)
+    for _ in range(STEPS // 2):
+        frame()
+    hook, before = contest._hook, weakref.ref(frame.before)
+    contest.cancel()
+    assert before() is None
+    assert hook.id not in hook.hooks_dict_ref()
+    assert frame() == "after"
+    assert ended == []
+
+
+def test_a_contest_that_has_not_begun_is_cancelled_too() -> None:
+    contest, frame, _, ended = made(100e3, 200e3)
+    contest.cancel()
+    assert frame() == "after"
+    assert ended == []
 
 
 def test_one_slow_block_decides_nothing() -> None:

@@ -91,13 +91,17 @@ def test_results_and_progress_are_passed_on(process: Process) -> None:
     assert end == {"workloads": [(WORKLOAD.to_json(), 3)], "end": 40.0}
 
 
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [("a", "the last region did not end in time"), (WORKLOAD.fingerprint, "its first result stays")],
+)
 def test_a_search_never_takes_longer_than_its_time_and_a_grace(
-    process: Process, clock: Clock, capsys: pytest.CaptureFixture[str]
+    process: Process, clock: Clock, capsys: pytest.CaptureFixture[str], workload: str, says: str
 ) -> None:
-    process.answers = [WON]
+    process.answers = [{"result": {**WON["result"], "workload": workload}}]
     assert [r.winner for r in ended(40.0)] == ["autotune"], "what has ended in time is kept"
     assert clock.ns / 1e9 == pytest.approx(40.0 + GRACE_S)
-    assert "the last region did not end in time" in capsys.readouterr().err
+    assert says in capsys.readouterr().err
 
 
 def test_a_search_that_ends_early_takes_no_more_time(process: Process, clock: Clock) -> None:
@@ -134,7 +138,7 @@ def test_ctrl_c_ends_the_region_in_an_orderly_way(process: Process, clock: Clock
     assert clock.ns / 1e9 == pytest.approx(3.0)
 
 
-def test_the_programs_own_handler_decides_what_ctrl_c_does(process: Process) -> None:
+def test_the_programs_own_handler_decides_the_effect_of_ctrl_c(process: Process) -> None:
     process.answers = [WON, lambda: os.kill(os.getpid(), signal.SIGINT), {"done": ""}]
     handled: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: handled.append(number))
