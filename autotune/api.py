@@ -180,7 +180,6 @@ def tune_workloads(
     store: Store,
     *,
     plans: str = "measured",
-    ablation: str = "full",
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
     notes: Mapping[str, Any] | None = None,
@@ -206,7 +205,6 @@ def tune_workloads(
         device: as for :func:`search`. At most one device is used per workload.
         plans: the ways to cut a region into kernels that are searched: "measured" (the most promising, chosen by
             measured time), "model" (the cost model's best) or "greedy" (the largest groups).
-        ablation: a search without one of its parts, for comparison; see :mod:`autotune.compiler.planner.beam`.
         progress: called after every candidate and at each change of phase.
         command: stored with the run in the database; ``notes``, as JSON, in its summary.
         measurer: the measuring worker, which stays open; it must measure by ``policy``. None starts one for this call.
@@ -241,7 +239,7 @@ def tune_workloads(
 
     if not workloads:
         raise UserError("nothing to search: the list of workloads is empty")
-    chosen = SearchOptions(**{**options, **_method(plans, ablation)})  # raises UserError before anything is started
+    chosen = SearchOptions(**{**options, **_method(plans)})  # raises UserError before anything is started
     if cluster is not None:
         device = [cluster.device]
     devices = resolve_devices(device) if isinstance(device, str) else list(device)
@@ -306,15 +304,14 @@ def _check_several(workloads: Sequence[Workload], devices: Sequence[str]) -> Non
     check_equal(devices)
 
 
-def _method(plans: str, ablation: str) -> dict[str, Any]:
-    """Options for ``plans`` and ``ablation``: the domain's method, and the sampler if they determine it."""
-    if (plans, ablation) == ("measured", "full"):
+def _method(plans: str) -> dict[str, Any]:
+    """The option for ``plans``, the domain's method; none for the whole search."""
+    if plans == "measured":
         return {}
-    from autotune.compiler.planner.beam import choose
-    from autotune.tuner.samplers import NONE
+    from autotune.compiler.planner.beam import check_plans
 
-    method, searched = choose(plans, ablation)
-    return {"method": method} if searched else {"method": method, "sampler": NONE}
+    check_plans(plans)
+    return {"method": plans}
 
 
 def _command(workloads: Sequence[Workload], devices: Sequence[str]) -> str:

@@ -54,16 +54,16 @@ def closest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {found[0]!r}?" if found else ""
 
 
-def wrapped_table(head: Sequence[str], rows: Sequence[Sequence[str]], width: int = NARROW) -> Iterator[str]:
-    """A table of at most ``width`` columns, whose last column wraps; numbers are in the middle columns.
+def wrapped_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A table of at most :data:`NARROW` columns, whose last column wraps; numbers are in the middle columns.
 
     Args:
         head, rows: four cells each.
     """
-    most = width // 2 - 4
+    most = NARROW // 2 - 4
     names, counts, moved = (min(max(len(row[k]) for row in (head, *rows)), most) for k in range(3))
     for name, count, much, reason in (head, *rows):
         name = name if len(name) <= most else name[: most - 3] + "..."
         begin = f"{name:{names}}  {count:>{counts}}  {much:>{moved}}  "
-        lines = textwrap.wrap(reason, width, initial_indent=begin, subsequent_indent=" " * len(begin))
+        lines = textwrap.wrap(reason, NARROW, initial_indent=begin, subsequent_indent=" " * len(begin))
         yield from lines or [begin.rstrip()]

@@ -68,8 +68,8 @@ class Proposal:
     """A candidate and its origin.
 
     Attributes:
-        origin: "default", "model", "neighbour" (the same family at other rows), "elsewhere" (the same workload on
-            another device or with other software) or "packaged" (shipped with autotune).
+        origin: "default", "model", "heuristic", "neighbour" (the same family at other rows), "elsewhere" (the same
+            workload on another device or with other software) or "packaged" (shipped with autotune).
         expected_us: by the cost model; None without a model.
     """
 
@@ -131,10 +131,14 @@ def gain(task: Task, proposed: Sequence[Proposal]) -> float | None:
 
 
 def _modelled(task: Task) -> Iterator[tuple[str, Config]]:
-    """The best configurations by the cost models, with their origin: of the whole region, or composed of parts."""
+    """The best configurations by the cost models, with their origin: of the whole region, or composed of parts.
+
+    Without a model, those of heuristics.
+    """
     compositions = task.compositions(_PLANS)
     if not compositions:
-        yield from (("model", config) for config in picks(task, task.space(), _SEED, _OF_EACH))
+        liked = picks(task, task.space(), _SEED, _OF_EACH)
+        yield from (("model", config) for config in liked) if liked else (("heuristic", c) for c in task.seeds())
         return
     for made in compositions:
         choices = []

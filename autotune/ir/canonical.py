@@ -397,7 +397,6 @@ def _axis_order(graph: Graph, colour: Sequence[Colour], outputs: Iterable[int], 
 
 
 def _order(graph: Graph, colours: _Colours) -> tuple[list[int], list[int], list[int]]:
-    """Values, outputs and axes, each ordered by unique colours."""
     order = _topological(graph, colours.value)
     where = {old: new for new, old in enumerate(order)}
     outputs = sorted(range(len(graph.outputs)), key=lambda k: (where[graph.outputs[k].value], colours.output[k]))

@@ -193,7 +193,6 @@ def _never_floats(graph: Graph) -> set[int]:
 
 
 def _places(graph: Graph) -> set[int]:
-    """The slots of the indices of a ``sum_at``."""
     made = graph.making(v.args[1] for v in graph.values if v.op == "sum_at")
     values = (graph.values[i] for i in made)
     return {v.slot for v in values if v.op == "load" and v.dtype in ("int32", "int64")}

@@ -171,7 +171,6 @@ def _clocks(family: bool = False) -> tuple[float, float, float]:
 
 
 def _processor_time() -> float:
-    """Return the processor time of all processes since boot, in seconds."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
     # "guest" is part of "user". "steal" counts as others' time, since it is taken from this machine.

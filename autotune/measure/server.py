@@ -117,7 +117,6 @@ class Server:
             return {"ok": False, "reason": explain(culprit), "fault": str(fault)}
 
     def _measure(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
-        """Load, verify and time one candidate."""
         run, failure = self._prepare("", message["config"], message["artifact"], blob, message["seed"], phase)
         if run is None:
             assert failure is not None
@@ -142,7 +141,6 @@ class Server:
 
     @property
     def _figure(self) -> Callable[[Runnable], float] | None:
-        """The bench's figure that replaces time, if any."""
         return self.bench.figure() if self.bench is not None else None
 
     def _quiet(self, share: float) -> None:
@@ -215,7 +213,6 @@ class Server:
         return run, {"error": verdict.error}
 
     def _compare(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
-        """Time candidates and baselines, interleaved; return one outcome for each name."""
         from autotune.measure.quiet import Meter
 
         assert self.bench is not None

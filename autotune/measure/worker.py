@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from autotune import numerics
 from autotune import task as tasks
@@ -151,53 +151,33 @@ def without_failing(
     raise WorkerFault("the final comparison failed again and again")
 
 
-class Worker:
-    """One spawned process that owns a device. A context manager.
-
-    A job that exceeds its deadline, crashes, runs out of memory or leaves the device in an error state returns the
-    matching status. The process and its descendants are then replaced.
-
-    Args:
-        workload: the first workload, or None; :meth:`open` switches to another without a new process.
-        device: "cpu" or "cuda:N".
-        policy: the measurement policy; its deadlines apply to each step of a job.
-        without: baselines that no comparison needs.
+class Supervisor:
+    """Base of workers whose processes are replaced after a failure. A context manager.
 
     Attributes:
-        restarts: number of replaced processes so far.
+        restarts: number of times that the processes were replaced.
         restart_s: seconds spent waiting for processes to start.
         baseline_s: seconds spent preparing baselines, mostly compilation by torch.
         others: processors that other processes kept busy during the last comparison; None before one, and on a GPU.
         bytes_moved: bytes that a perfect implementation of the open workload moves; 0 until the first job.
     """
 
-    def __init__(self, workload: Workload | None, device: str, policy: Policy, *, without: Sequence[str] = ()) -> None:
+    def __init__(self, workload: Workload | None, device: str, policy: Policy) -> None:
         self._workload = workload
         self._device = device
         self._policy = policy
-        self._without = tuple(without)
-        self._child: Child | None = None
-        self._opened = False
-        self._opening: dict[str, Any] | None = None
-        self._unborn = ""
         self._oracle_s: float | None = None
         self.restarts = 0
         self.restart_s = 0.0
         self.baseline_s = 0.0
         self.bytes_moved = 0
         self.others: float | None = None
-        self._spawn()
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def open(self, workload: Workload) -> None:
-        """Switch to another workload, with effect from the next job."""
-        if workload != self._workload:
-            self._workload, self._opened, self._oracle_s = workload, False, None
 
     def measure(
         self, config: Config, artifact: Artifact, *, stage: str, seed: int, limit_us: float | None = None
@@ -210,18 +190,74 @@ class Worker:
             limit_us: for "screen": candidates slower than this get three samples only.
 
         Raises:
-            WorkerFault: the worker cannot be started, or cannot open the workload.
+            WorkerFault: the processes cannot be started, or cannot open the workload.
         """
         message, blob = measure_message(config, artifact, stage, seed, limit_us)
+        self._ready()
         begin = time.monotonic()
         answer, failure, _ = self._call(message, blob)
         seconds = time.monotonic() - begin
         if failure is not None:
             return replace(failure, seconds=seconds)
         assert answer is not None
-        if answer.get("restart"):
-            self._restart()
         return Outcome.from_json(answer, seconds)
+
+    def close(self) -> None:
+        """End the processes and their descendants."""
+        raise NotImplementedError
+
+    def _comparison(self, left: Sequence[Contender], without: Sequence[str], seed: int) -> Attempt:
+        answer, failure, who = self._call(*compare_message(left, without, seed))
+        if answer is None:
+            return {}, failure, who
+        if "failed" in answer:
+            fault = Blame(answer["fault"])
+            return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"], fault=fault), answer.get("who", "")
+        return answer, None, ""
+
+    def _call(self, message: dict[str, Any], blob: bytes) -> tuple[dict[str, Any] | None, Outcome | None, str]:
+        """Run one job; return its answer, or the failure and the contender to blame."""
+        raise NotImplementedError
+
+    def _restart(self) -> None:
+        self.close()
+        self.restarts += 1
+        self._spawn()
+
+    def _spawn(self) -> None:
+        raise NotImplementedError
+
+    def _ready(self) -> object:
+        """Start the processes and open the workload if necessary, outside any candidate's time."""
+        raise NotImplementedError
+
+
+class Worker(Supervisor):
+    """One spawned process that owns a device. A context manager.
+
+    A job that exceeds its deadline, crashes, runs out of memory or leaves the device in an error state returns the
+    matching status. The process and its descendants are then replaced.
+
+    Args:
+        workload: the first workload, or None; :meth:`open` switches to another without a new process.
+        device: "cpu" or "cuda:N".
+        policy: the measurement policy; its deadlines apply to each step of a job.
+        without: baselines that no comparison needs.
+    """
+
+    def __init__(self, workload: Workload | None, device: str, policy: Policy, *, without: Sequence[str] = ()) -> None:
+        super().__init__(workload, device, policy)
+        self._without = tuple(without)
+        self._child: Child | None = None
+        self._opened = False
+        self._opening: dict[str, Any] | None = None
+        self._unborn = ""
+        self._spawn()
+
+    def open(self, workload: Workload) -> None:
+        """Switch to another workload, with effect from the next job."""
+        if workload != self._workload:
+            self._workload, self._opened, self._oracle_s = workload, False, None
 
     def compare(self, contenders: Sequence[Contender], *, seed: int, without: Sequence[str] = ()) -> dict[str, Outcome]:
         """Time candidates and baselines against each other, interleaved round by round.
@@ -233,7 +269,7 @@ class Worker:
             without: baselines to leave out.
 
         Raises:
-            WorkerFault: see :meth:`measure`; or no comparison succeeded without the failing contenders.
+            WorkerFault: see :meth:`Supervisor.measure`; or no comparison succeeded without the failing contenders.
         """
         answer, outcomes = without_failing(
             contenders, lambda left, failed: self._comparison(left, [*self._without, *without, *failed], seed), 6
@@ -242,25 +278,11 @@ class Worker:
         return outcomes
 
     def close(self) -> None:
-        """End the process and its descendants."""
         if self._child is not None:
             self._child.kill()
             self._child = None
 
-    def _comparison(self, left: Sequence[Contender], without: Sequence[str], seed: int) -> Attempt:
-        answer, failure, who = self._call(*compare_message(left, without, seed))
-        if failure is not None:
-            return {}, failure, who
-        assert answer is not None
-        if answer["restart"]:
-            self._restart()
-        if "failed" in answer:
-            fault = Blame(answer["fault"])
-            return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"], fault=fault), answer.get("who", "")
-        return answer, None, ""
-
     def _call(self, message: dict[str, Any], blob: bytes) -> tuple[dict[str, Any] | None, Outcome | None, str]:
-        """Run one job; return its answer, or the failure and the contender to blame."""
         child = self._ready()
         phase, who, begin = "start", "", time.monotonic()
         try:
@@ -273,6 +295,8 @@ class Worker:
                 if phase == "baseline":
                     self.baseline_s += time.monotonic() - begin
                 if "result" in frame:
+                    if frame["result"].get("restart"):
+                        self._restart()
                     return frame["result"], None, ""
                 phase, who, begin = frame["phase"], frame["who"], time.monotonic()
         except ChildSilent:
@@ -303,13 +327,7 @@ class Worker:
             with contextlib.suppress(ChildDied, ChildSilent):  # the next job reports it
                 self._begin_open(self._child, self._workload)
 
-    def _restart(self) -> None:
-        self.close()
-        self.restarts += 1
-        self._spawn()
-
     def _ready(self) -> Child:
-        """Return a child with the workload open; start it if necessary, outside any candidate's time."""
         problem = ""
         for _ in range(3):
             changed = self._opening is not None and self._opening["numerics"] != numerics.read()

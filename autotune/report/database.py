@@ -145,7 +145,6 @@ def _own(
 
 
 def _config(schedule: Schedule | None, measured: Sequence[Measurement]) -> Mapping[str, Any] | None:
-    """Return the winning configuration, else the fastest one."""
     if schedule and schedule.config:
         return schedule.config
     works = [m for m in measured if m.latency_us is not None]

@@ -265,8 +265,6 @@ def _ascii(value: object) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table of the overview."""
-
     kind: str
     heads: Sequence[str]
     pages: Sequence[Page]

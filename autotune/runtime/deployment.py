@@ -388,9 +388,7 @@ class Deployment:
             self._warn_of("misses", url, f"misses are not recorded: {e}")
         return written
 
-    def record_failure(
-        self, schedule: Schedule, device: str, status: Status, reason: str, url: str | None = None
-    ) -> bool:
+    def record_failure(self, schedule: Schedule, device: str, status: Status, reason: str) -> bool:
         """Record in the database that a stored kernel failed, so that look-ups under these conditions skip its
         schedule. Never raises. ``autotune db forget`` removes the record.
 
@@ -403,7 +401,7 @@ class Deployment:
         """
         try:
             with self._lock:
-                store = cast("Store | None", None if self._unrecorded else self.store(url))
+                store = cast("Store | None", None if self._unrecorded else self.store())
                 if store is None or store.readonly:
                     return False
             env = environment(device)
@@ -411,7 +409,7 @@ class Deployment:
             key = replace(schedule.key, environment=env.strict)
             return store.put_failure(key, schedule.config or {}, status, reason)
         except Exception as e:
-            self._warn_of("failure", url, f"what failed is not recorded: {e}")
+            self._warn_of("failure", None, f"what failed is not recorded: {e}")
             return False
 
     def record_savings(self, counted: Mapping[str, Sequence[Saving]]) -> bool:

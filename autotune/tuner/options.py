@@ -10,7 +10,7 @@ from autotune import numerics
 from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.space import Config
-from autotune.tuner.samplers import DEFAULT, check_sampler
+from autotune.tuner.samplers import DEFAULT, make_sampler
 
 FINAL_SHARE = 0.25
 """Share of a search's time reserved for the final comparison."""
@@ -30,7 +30,7 @@ class SearchOptions:
         timeout: seconds for all workloads together. Each workload gets a share of the remaining time by its weight, so
             unused time goes to later workloads.
         patience: candidates measured without a gain of 1% before a workload's search ends; see :class:`Budget`.
-        sampler: of :data:`autotune.tuner.samplers.SAMPLERS`, or ``NONE`` for the domain's cost model alone.
+        sampler: of :data:`autotune.tuner.samplers.SAMPLERS`.
         seed: of the sampler and of the random inputs for verification.
         space_file: a user's narrowed copy of the domain's search space. The default and stored candidates outside it
             are compared, but never deployed.
@@ -61,7 +61,7 @@ class SearchOptions:
 
     def __post_init__(self) -> None:
         self.budget(self.timeout)
-        check_sampler(self.sampler)
+        make_sampler(self.sampler, 0)  # raises UserError
         if min(self.weights.values(), default=1.0) <= 0:
             raise UserError("weights must be above 0")
 

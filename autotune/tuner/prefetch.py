@@ -17,7 +17,6 @@ from autotune.task import Config, Task, config_key
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget
 from autotune.tuner.phases import compose
-from autotune.tuner.samplers import NONE
 from autotune.tuner.seeds import planned, remembered, winners
 from autotune.workload import Workload
 
@@ -54,8 +53,7 @@ class Prefetcher:
         active: bool | None = None,
     ) -> None:
         self._context, self._workloads, self._budget, self._most = context, workloads, budget, most
-        wanted = _overlaps(context.device) if active is None else active
-        self._active = wanted and context.options.sampler != NONE
+        self._active = _overlaps(context.device) if active is None else active
         self._put = self._done = 0
         self._met: set[int] = set()
         self._wanted: set[int] = set()

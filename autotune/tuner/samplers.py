@@ -58,13 +58,11 @@ SAMPLERS: Mapping[str, Sampler] = {
     "brute": Sampler(_brute),
 }
 DEFAULT = next(iter(SAMPLERS))
-NONE = "model"
-"""Value in place of a sampler: the domain's cost model alone decides, and nothing is searched."""
 
 
 def is_guided(name: str) -> bool:
     """True if the sampler is guided; see :class:`Sampler`."""
-    return name in SAMPLERS and SAMPLERS[name].guided
+    return SAMPLERS[name].guided
 
 
 def make_sampler(name: str, seed: int | None) -> BaseSampler:
@@ -80,9 +78,3 @@ def make_sampler(name: str, seed: int | None) -> BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ExperimentalWarning)
         return SAMPLERS[name].make(seed)
-
-
-def check_sampler(name: str) -> None:
-    """Raise UserError for an unknown sampler name. :data:`NONE` is valid."""
-    if name != NONE:
-        make_sampler(name, 0)

@@ -37,10 +37,8 @@ class Ablation:
 
 ABLATIONS: Mapping[str, Ablation] = {
     FULL: Ablation("everything"),
-    "greedy": Ablation("the largest groups that are legal, their schedules searched", {"ablation": "greedy"}),
-    "model": Ablation("plans and schedules by the cost models alone, nothing searched", {"ablation": "model"}),
-    "no-model": Ablation("plans and schedules searched without the cost models", {"ablation": "no-model"}),
-    "no-pack": Ablation("no unrelated computations in one launch", {"ablation": "no-pack"}),
+    "greedy": Ablation("the largest groups that are legal, their schedules searched", {"plans": "greedy"}),
+    "model-plan": Ablation("the plan that the cost model ranks first, its schedules searched", {"plans": "model"}),
 }
 
 

@@ -198,7 +198,6 @@ def _arguments(args: argparse.Namespace, device: str) -> list[str]:
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """Interrupt a search, and kill it if it does not end in time."""
     if child.poll() is not None:
         return
     child.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""``autotune calibrate``: measure the parameters of the cost models on a device, and report the models' accuracy."""
+"""``autotune calibrate``: measure the parameters of the cost models on a device."""
 
 from __future__ import annotations
 
@@ -16,22 +16,18 @@ def add_parser(subparsers: Any) -> None:
         command="calibrate",
         help="measure a device for the cost models",
         description="Measure the bandwidths, launch times and arithmetic rates of a device for the cost models, in "
-        "under a minute, and store them for later searches. With --report, measure nothing, and compare the models' "
-        "ranking with the stored measurements of the device.",
+        "under a minute, and store them for later searches.",
     )
     able = ", ".join(domains_with("calibrate"))
     parser.add_argument("domain", metavar="DOMAIN", choices=list(every_domain()), help=able)
     add_device(parser)
     add_db(parser)
-    parser.add_argument(
-        "--report", action="store_true", help="print the rank correlation of the models with the measurements"
-    )
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Calibrate or report; returns 0, or 1 if nothing could be measured."""
+    """Calibrate; returns 0, or 1 if nothing could be measured."""
     own = command_of(args.domain, "calibrate")
     if own is None:
         takes = ", ".join(domains_with("calibrate"))

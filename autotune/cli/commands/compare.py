@@ -192,7 +192,6 @@ def _totals(kernels: Sequence[Mapping[str, Any] | None]) -> list[str]:
 
 
 def _kinds(kernels: Sequence[Mapping[str, Any] | None], kind: str) -> list[str]:
-    """Number of kernels of a kind, and their total time."""
     cells = [(str(found[kind]), microseconds(found[f"{kind}_us"])) if found else ("", "–") for found in kernels]
     wide = max(len(us) for _, us in cells)
     return [f"{count}  {us.rjust(wide)}" for count, us in cells]

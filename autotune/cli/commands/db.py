@@ -317,7 +317,6 @@ def export(args: argparse.Namespace) -> int:
 
 
 def _wanted(text: str, store: Store) -> Callable[[DeviceIdentity], bool]:
-    """A predicate for the devices of ``--device``."""
     from autotune.device import identify
 
     if text in ("cpu", "cuda"):

@@ -66,7 +66,6 @@ def show(args: argparse.Namespace) -> int:
 
 
 def _show_saved(args: argparse.Namespace) -> int:
-    """Print the saved time, the newest week first."""
     from autotune.runtime.savings import saved
     from autotune.store import Store
 
@@ -211,7 +210,6 @@ def _show(
 
 
 def _db_words(args: argparse.Namespace) -> list[str]:
-    """``--db`` for a command for the user to paste."""
     from autotune.store.connection.urls import for_command
 
     return ["--db", for_command(args.db)] if args.db else []
@@ -226,7 +224,6 @@ def _to_json(row: Overview, unit: Figure | None) -> dict[str, Any]:
 
 
 def _notes(row: Overview) -> list[str]:
-    """Notes on the best latency: the baseline that won, and a busy machine."""
     return [*([row.winner] if row.winner and row.winner != "autotune" else []), *(["busy"] if row.busy else [])]
 
 

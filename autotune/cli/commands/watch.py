@@ -193,7 +193,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _looks(store: Store, interval: float, *, once: bool) -> Iterator[Sequence[Activity]]:
-    """Poll the running searches, also through a temporary loss of the server."""
     yield store.activity()  # an error in the first read is raised
     while not once:
         time.sleep(interval)
@@ -204,7 +203,6 @@ def _looks(store: Store, interval: float, *, once: bool) -> Iterator[Sequence[Ac
 
 
 def _print(name: str, looks: Iterator[Sequence[Activity]]) -> None:
-    """Print the runs as text at every change."""
     before: object = None
     for runs in looks:
         now = [(r.run, r.state, r.measured, len(r.workloads)) for r in runs]

@@ -8,20 +8,16 @@ beam keeps the three best sets by the delta-evaluator. The search then measures:
 - Variants whose launches are packed or unpacked.
 - A variant that first stores an output computed from a tensor whose unit stride is across the rows.
 
-The methods of a fusion search (:class:`Method`) are the full search, and the search without one of its parts. Their
-names are defined only here: ``autotune search --plans`` and ``--ablation``, ``autotune.search`` and the ablation table
-use them.
+``autotune search --plans`` and ``autotune.search(plans=...)`` take the names of :data:`PLANS`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from autotune.compiler.planner.cost import Costs, Figures, plan_us
-from autotune.compiler.planner.groups import Root, Roots, Shape, groups_of, pack, unpack
+from autotune.compiler.planner.groups import Root, Roots, Shape, groups_of, pack
 from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates, union
 from autotune.compiler.planner.plan import build_plan, by_rows, can_be_read_back, cone, homes, make_plan
 from autotune.errors import Unsupported, UserError
@@ -29,63 +25,18 @@ from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.ir.nodes import LIGHT, POINTWISE
 from autotune.words import closest
 
-
-@dataclass(frozen=True)
-class Method:
-    """A way to search a region.
-
-    Attributes:
-        about: a description of one line.
-        plans: "measured" tunes the groups of the most promising plans and chooses by measured time. "model" takes the
-            plan that the cost model ranks first, "greedy" the plan with the largest groups. "any" draws plans without
-            a model.
-        search: True to search schedules; if False, the latency model chooses them.
-        model: True if the latency model suggests schedules and excludes hopeless ones from measurement.
-        packing: True if independent groups may share a launch.
-    """
-
-    about: str
-    plans: str = "measured"
-    search: bool = True
-    model: bool = True
-    packing: bool = True
+MEASURED = "measured"
+PLANS = (MEASURED, "model", "greedy")
+"""The plans that a search tunes: the most promising ones, chosen by measured time, the plan that the cost model ranks
+first, or the plan with the largest groups."""
 
 
-FULL = "full"
-METHODS: Mapping[str, Method] = {
-    FULL: Method("everything"),
-    "greedy": Method("the largest groups only, their schedules searched", plans="greedy"),
-    "model-plan": Method("the plan the cost model likes best, its schedules searched", plans="model"),
-    "model": Method("plan and schedules by the cost models, nothing searched", plans="model", search=False),
-    "no-model": Method("plans and schedules searched without the cost models", plans="any", model=False),
-    "no-pack": Method("without packing of independent groups", packing=False),
-}
-ABLATIONS = (FULL, "greedy", "model", "no-model", "no-pack")
-"""The methods of the ablation table."""
-PLANS: Mapping[str, str] = {"measured": FULL, "model": "model-plan", "greedy": "greedy"}
-"""The method for each choice of ``plans``."""
-
-
-def method(name: str) -> Method:
-    """The method of a name; "" is the whole. Raises UserError where there is none."""
-    return METHODS[_known(name or FULL, METHODS, "method")]
-
-
-def choose(plans: str, ablation: str) -> tuple[str, bool]:
-    """The method of a search, and whether schedules are searched. Raises UserError where a name is unknown, or both
-    take something away."""
-    _known(plans, PLANS, "way to choose plans")
-    _known(ablation, ABLATIONS, "ablation")
-    if ablation != FULL and plans != "measured":
-        raise UserError(f"plans={plans!r} and ablation={ablation!r} exclude each other: use one of them")
-    name = ablation if ablation != FULL else PLANS[plans]
-    return ("" if name == FULL else name), METHODS[name].search
-
-
-def _known(name: str, names: Iterable[str], what: str) -> str:
-    if name in names:
-        return name
-    raise UserError(f"unknown {what} {name!r}; {closest(name, names) or 'there are ' + ', '.join(names)}")
+def check_plans(plans: str) -> None:
+    """Raise UserError for a name that is not in :data:`PLANS`."""
+    if plans not in PLANS:
+        raise UserError(
+            f"unknown way to choose plans {plans!r}; {closest(plans, PLANS) or 'there are ' + ', '.join(PLANS)}"
+        )
 
 
 WIDTH = 3
@@ -95,41 +46,27 @@ MOST_VERTICES = 48
 _CUT_GAIN, _TIE = 0.03, 0.01
 
 
-def confined(shape: Shape, method: Method) -> Shape:
-    """``shape``, with each group in a separate launch if the method has no packing."""
-    return shape if method.packing else unpack(shape)
+def shapes(graph: Graph, side: str, plans: str, figures: Figures, limit: int) -> list[Shape]:
+    """The shapes of plans worth tuning, the most promising first; ``plans`` is one of :data:`PLANS`.
 
-
-def shapes(graph: Graph, side: str, method: Method, figures: Figures, limit: int) -> list[Shape]:
-    """The shapes of plans worth tuning, the most promising first.
-
-    The greedy plan is always included, except by methods that leave it out. A kernel can run each group of each shape;
-    ``build_plan`` checks a plan as a whole.
+    With measured plans, the greedy one is always included. A kernel can run each group of each shape; ``build_plan``
+    checks a plan as a whole.
     """
-    default = confined(make_plan(graph, side).shape, method)
-    if method.plans == "greedy":
+    default = make_plan(graph, side).shape
+    if plans == "greedy":
         return [default]
     found = [default]
     vertices = Vertices(graph, side, figures)
     if len(vertices) <= MOST_VERTICES:
-        if method.plans == "any":
-            rng = random.Random(len(graph.values))
-            drafts = [_drawn(vertices, rng) for _ in range(2 * limit)]
-        else:
-            drafts = beam(vertices)
-        bare = [tuple((v,) for v in groups) for groups in drafts if groups]
+        bare = [tuple((v,) for v in groups) for groups in beam(vertices) if groups]
         found += bare
-        if method.plans != "any":
-            found += [cut for shape in (default, *bare[:1]) for cut in _cuts(graph, vertices.costs, shape)]
+        found += [cut for shape in (default, *bare[:1]) for cut in _cuts(graph, vertices.costs, shape)]
     if side == "cuda":
-        found = [variant for shape in found for variant in _launched(graph, shape, method)]
-    found = list(dict.fromkeys(found))
-    if method.plans == "any":
-        return found[:limit]
-    ranked = _different(graph, vertices.costs, found)
+        found = [variant for shape in found for variant in _launched(graph, shape)]
+    ranked = _different(graph, vertices.costs, list(dict.fromkeys(found)))
     if side == "cuda" and len(vertices) <= MOST_VERTICES:
         ranked = [*_read_back_first(graph, vertices.costs, ranked[0]), *ranked]
-    if method.plans == "model":
+    if plans == "model":
         return ranked[:1]
     chosen = ranked[:limit]
     if default not in chosen:
@@ -184,7 +121,6 @@ def _complete(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
 
 
 def _merged(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
-    """Join pairs of groups while that gains time."""
     groups = list(masks)
     while True:
         best = (1e-9, 0, 0)
@@ -200,7 +136,6 @@ def _merged(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
 
 
 def _together(groups: Sequence[Mask], a: int, b: int) -> list[Mask]:
-    """``groups`` with the groups numbered ``a`` and ``b`` joined."""
     return [*(m for n, m in enumerate(groups) if n not in (a, b)), groups[a] | groups[b]]
 
 
@@ -224,23 +159,7 @@ def _by_axes(v: Vertices) -> list[Mask]:
     return groups
 
 
-def _drawn(v: Vertices, rng: random.Random) -> list[Roots]:
-    """A random legal partition, made by a random number of joins of random pairs of groups."""
-    groups = [1 << k for k in range(len(v))]
-    for _ in range(rng.randrange(3 * len(v) + 1)):
-        if len(groups) < 2:
-            break
-        a, b = rng.sample(range(len(groups)), 2)
-        joined = _together(groups, a, b)
-        if v.us(joined[-1]) is not None and _acyclic(v, joined):
-            groups = joined
-    if any(v.us(m) is None for m in groups):
-        return []
-    return [v.names(m) for m in _ordered(v, groups)]
-
-
 def _acyclic(v: Vertices, masks: Sequence[Mask]) -> bool:
-    """True if the groups, and a group for each other vertex, can run one after the other."""
     try:
         _ordered(v, _complete(v, masks))
     except Unsupported:
@@ -379,9 +298,8 @@ def _crosswise(graph: Graph, axes: Sequence[int], values: Iterable[int], outputs
     return min(along, across)
 
 
-def _launched(graph: Graph, shape: Shape, method: Method) -> list[Shape]:
-    """A shape as it is and, if legal, with packed launches."""
-    if len(shape) > 1 and method.packing:
+def _launched(graph: Graph, shape: Shape) -> list[Shape]:
+    if len(shape) > 1:
         with contextlib.suppress(Unsupported):
             return [shape, pack(build_plan(graph, shape))]
     return [shape]

@@ -202,11 +202,6 @@ def pack(plan: Plan) -> Shape:
     return tuple(tuple(group for n in launches for group in shape[n]) for launches in joined)
 
 
-def unpack(shape: Shape) -> Shape:
-    """The inverse of :func:`pack`: a launch for each group."""
-    return tuple((group,) for launch in shape for group in launch)
-
-
 def _levels(plan: Plan) -> list[int]:
     """For each launch, the number of launches in the longest chain that must run before it."""
     made = {s: n for n, launch in enumerate(plan.launches) for k in launch for s in plan.groups[k].outputs}

@@ -260,14 +260,3 @@ def _costs(graph: Graph, figures: Figures) -> tuple[float, float, float, float]:
     moved = sum(costs.size[i] for i in graph.live if graph.values[i].op in ("load", "gather"))
     moved += sum(float(graph.size(o.axes)) for o in graph.outputs)
     return cost.bytes, read, cost.light + 1.5 * moved, cost.heavy
-
-
-def predict_cpu(graph: Graph, config: Schedule, figures: Figures) -> float | None:
-    """:func:`predict_cuda` for the CPU's parameters; a coarse model of bytes, operations and threads."""
-    total, _, light, heavy = _costs(graph, figures)
-    threads = max(1.0, float(config["threads"]))
-    share = min(1.0, threads / figures.units)
-    memory = total / figures.copy_gbs / 1e3 / min(1.0, 0.35 + 0.65 * share)
-    compute = (light / figures.ops_gs + heavy / figures.heavy_gs) / 1e3 / share
-    longest, second = max(memory, compute), min(memory, compute)
-    return figures.first_us * (1.0 if threads > 1 else 0.3) + longest + _OVERLAP * second

@@ -263,7 +263,6 @@ def _dense(graph: Graph, axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _strides(out: Output, axes: Iterable[int]) -> tuple[int, ...]:
-    """The strides of an output, in the order of ``axes``."""
     at = dict(zip(out.axes, out.strides, strict=True))
     return tuple(at[a] for a in axes)
 

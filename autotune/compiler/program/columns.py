@@ -67,7 +67,6 @@ class Split:
 
 
 def _unit_axis(graph: Graph) -> int:
-    """The axis of unit stride in the largest tensor."""
     best, found = 0, -1
     for axes, strides, _ in graph.walks:
         n = graph.size(axes)

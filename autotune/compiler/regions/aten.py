@@ -142,7 +142,6 @@ def _from_json(data: Mapping[str, Any], device: str | None) -> fx.GraphModule:
 
 
 def _check_length(data: Mapping[str, Any]) -> None:
-    """Raise ValueError for a program that is too long to be translated in seconds."""
     if len(data["inputs"]) + len(data["calls"]) > MOST_TENSORS:
         raise ValueError(f"a program of aten calls has more than {MOST_TENSORS} inputs and calls")
     items, rest = 0, [data["inputs"], data["calls"], data["result"]]

@@ -333,7 +333,6 @@ def _rest(
 
 
 def _ancestors(nodes: Sequence[fx.Node], ends: Container[fx.Node]) -> set[fx.Node]:
-    """Nodes and their ancestors, without the ancestors of ``ends``."""
     found, stack = set(nodes), [*nodes]
     while stack:
         for n in stack.pop().all_input_nodes:

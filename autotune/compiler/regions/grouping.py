@@ -166,7 +166,6 @@ def merge_groups(flow: Flow[N], late: Mapping[N, int] | None = None) -> list[lis
 
 
 def _by_level(flow: Flow[N], level: Mapping[N, int]) -> dict[N, N]:
-    """Union adjacent members of one level, and return the representative of each node."""
     sets: Sets[N] = Sets()
     for n in flow.order:
         if n in flow.members:

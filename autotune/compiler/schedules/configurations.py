@@ -70,6 +70,8 @@ Range = tuple[int, int] | tuple[str, ...] | None
 """Smallest and largest number, or the permitted strings; None for a boolean."""
 EARLIER: Mapping[str, Mapping[str, Range]] = {"cuda": {"finish": ("kernel",)}, "cpu": cpu.EARLIER}
 """For each side, parameters that only configurations of earlier versions have: all that they may be happens anyway."""
+REMOVED: Mapping[str, Range] = {"by_row": None}
+"""Parameters of earlier CUDA configurations whose kernels this version no longer makes (``Superseded``)."""
 _PLAN = "plan"
 _LONGEST_PLAN = 1 << 20
 _BLOCK = 1024
@@ -164,7 +166,7 @@ def having(space: Space, schedule: type[Any]) -> Space:
 @cache
 def ranges(side: str) -> dict[str, Range]:
     """The values of each parameter of a stored configuration on "cuda" or "cpu"; from ``search_spaces/fusion.toml``."""
-    found: dict[str, Range] = dict(EARLIER[side])
+    found: dict[str, Range] = {**EARLIER[side], **(REMOVED if side == "cuda" else {})}
     for p in load_space("fusion", side):
         words = tuple(str(c) for c in p.choices if isinstance(c, str))
         found[p.name] = None if isinstance(p.choices[0], bool) else words or (p.bounds[0], p.bounds[1])

@@ -16,7 +16,7 @@ from autotune.cli.commands.search import Search, SearchHooks
 from autotune.cli.commands.search import search as search_with
 from autotune.cli.options import check_modes, command_line, positive_int
 from autotune.cli.output import BOTH_WAYS, TUNABLE, machine_output, microseconds
-from autotune.compiler.planner.beam import ABLATIONS, PLANS
+from autotune.compiler.planner.beam import PLANS
 from autotune.errors import UserError, quoted_command
 from autotune.ir.nodes import PRECISIONS, asking
 from autotune.measure.policy import CACHES, default_policy
@@ -76,8 +76,6 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         " the last search"
     )
     parser.add_argument("--caches", choices=CACHES, default="cold", help=about)
-    about = "disable a part of the search, for experiments: %(choices)s"
-    parser.add_argument("--ablation", choices=ABLATIONS, default="full", metavar="NAME", help=about)
     step_verdicts.add_step(parser)
 
 
@@ -108,7 +106,7 @@ class FusionHooks(SearchHooks):
             args.precision = args.precision or os.environ.get("AUTOTUNE_PRECISION") or None
 
     def confines(self, args: argparse.Namespace) -> bool:
-        return bool(args.space or args.plans != "measured" or args.ablation != "full" or args.caches != "cold")
+        return bool(args.space or args.plans != "measured" or args.caches != "cold")
 
     def capture(
         self, args: argparse.Namespace, device: str, store: Store
@@ -124,7 +122,7 @@ class FusionHooks(SearchHooks):
 
     def options(self, args: argparse.Namespace, device: str) -> Mapping[str, Any]:
         policy = default_policy(device, args.caches) if args.caches != "cold" else None
-        return {"plans": args.plans, "ablation": args.ablation, "policy": policy}
+        return {"plans": args.plans, "policy": policy}
 
     def reserved_s(self, args: argparse.Namespace) -> float:
         return step_verdicts.reserved_s(args) if _has_step(args) else 0.0
@@ -166,8 +164,7 @@ class FusionHooks(SearchHooks):
         words += ["--precision", args.precision] if args.precision else []
         words += ["--matmul-precision", args.matmul_precision] if args.matmul_precision else []
         words += ["--plans", args.plans] if args.plans != "measured" else []
-        words += ["--caches", args.caches] if args.caches != "cold" else []
-        return words + (["--ablation", args.ablation] if args.ablation != "full" else [])
+        return words + (["--caches", args.caches] if args.caches != "cold" else [])
 
 
 def _has_step(args: argparse.Namespace) -> bool:
@@ -257,29 +254,24 @@ def lookup(args: argparse.Namespace) -> int:
 
 
 def calibrate(args: argparse.Namespace) -> int:
-    """Measure a device for the cost models, or report how well the models order measurements.
+    """Measure a device for the cost models.
 
     Returns:
         0, or 1 if nothing could be measured.
     """
     with machine_output(args.json) as emit:
         from autotune.device import identify, resolve_device
-        from autotune.domains.fusion.calibrate import report
         from autotune.store import Store
 
         device = resolve_device(args.device)
         with Store.open(args.db) as store:
-            fingerprint = store.put_device(identify(device))
-            if args.report:
-                answer = report(store, fingerprint)
-                if not answer["workloads"] and not answer["workloads_compared"]:
-                    raise UserError(f"{store.name} has no fusion measurements of this device: run a search first")
-            else:
-                answer = {"device": identify(device).label, "figures": _measure(store, device, fingerprint)}
-            emit(answer)
+            figures = _measure(store, device, store.put_device(identify(device)))
+        label = identify(device).label
+        emit({"device": label, "figures": figures})
     if not args.json:
-        print("\n".join(_lines(answer)))
-    return 0 if args.report or answer["figures"] else 1
+        missing = [f"{_ABOUT[n]}: not measured, so the built-in figure is used" for n in _ABOUT if n not in figures]
+        print("\n".join([label, *(f"{_ABOUT[n]}: {value:.4g}" for n, value in figures.items()), *missing]))
+    return 0 if figures else 1
 
 
 def _measure(store: Any, device: str, fingerprint: str) -> Mapping[str, float]:
@@ -318,27 +310,3 @@ _ABOUT = {
     "ops_gs": "light operators, 10^9 a second",
     "heavy_gs": "special functions, 10^9 a second in the cost of light ones",
 }
-
-
-def _lines(answer: Mapping[str, Any]) -> list[str]:
-    if "figures" in answer:
-        figures = answer["figures"]
-        missing = [
-            f"{about}: not measured, so the built-in figure is used" for n, about in _ABOUT.items() if n not in figures
-        ]
-        return [answer["device"], *(f"{_ABOUT[n]}: {value:.4g}" for n, value in figures.items()), *missing]
-    state = "calibrated" if answer["calibrated"] else "not calibrated: built-in figures, `autotune calibrate fusion`"
-    lines = [f"cost models are {state}"]
-    latency, delta = answer["latency_spearman"], answer["delta_spearman"]
-    ranking = (
-        "too few schedules measured" if latency is None else f"{latency:.2f}, the median of {len(answer['workloads'])}"
-    )
-    lines.append(
-        f"latency-evaluator, schedules of a workload: Spearman {ranking}{'' if latency is None else ' workloads'}"
-    )
-    lines += [f"  {w['spearman']:5.2f}  {w['label']} ({w['schedules']} schedules)" for w in answer["workloads"]]
-    ranking = "too few workloads measured" if delta is None else f"{delta:.2f}"
-    lines.append(f"delta-evaluator, best of {answer['workloads_compared']} workloads: Spearman {ranking}")
-    if answer["plan_pairs"]:
-        lines.append(f"  plans of one region: {answer['plan_pairs_right']} of {answer['plan_pairs']} pairs in order")
-    return lines

@@ -115,7 +115,6 @@ def draw(title: str, drawings: Sequence[Drawing]) -> str:
 
 
 def _n(value: float) -> str:
-    """Format a number with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")
 
 

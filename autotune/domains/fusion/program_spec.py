@@ -379,7 +379,6 @@ def _is_name(node: ast.expr) -> bool:
 
 
 def _made(factory: Any, call: Call, spec: str, **more: Any) -> Any:
-    """Call the factory that ``spec`` names with its arguments."""
     if not callable(factory):
         raise UserError(f"{spec}: a {type(factory).__name__} cannot be called: leave out the parentheses")
     args, kwargs = call

@@ -173,7 +173,8 @@ def _launch(number: int, groups: Sequence[GroupAnatomy], made: dict[str, Box], e
 
 def _group(group: GroupAnatomy, many: int, made: dict[str, Box], edges: list[Edge]) -> Box:
     times = f"{many} x " if many > 1 else ""
-    outer = Box("group", (f"{times}{group.scheme}: {group.shape}", _roots(group.roots)))
+    more = f",... ({len(group.roots)} roots)" if len(group.roots) > 8 else ""
+    outer = Box("group", (f"{times}{group.scheme}: {group.shape}", ",".join(group.roots[:8]) + more))
     lines = _Lines(group)
     lines.arrange(outer)
     for (_, name), (_, box) in zip(group.stores, lines.results, strict=True):
@@ -185,11 +186,6 @@ def _group(group: GroupAnatomy, many: int, made: dict[str, Box], edges: list[Edg
             edges.append(Edge(made[source], lines.boxes[o.value], "grid"))
     edges.extend(lines.edges())
     return outer
-
-
-def _roots(roots: Sequence[str], most: int = 8) -> str:
-    shown = ",".join(roots[:most])
-    return shown + (f",... ({len(roots)} roots)" if len(roots) > most else "")
 
 
 def _depths(ops: Sequence[Operator]) -> dict[int, int]:
@@ -276,7 +272,6 @@ class _Lines:
         outer.fit()
 
     def _items(self, n: int) -> list[Box]:
-        """The boxes of row ``n``, from left to right."""
         found = []
         for value, line in self.line.items():
             if line == n:

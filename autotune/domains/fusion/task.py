@@ -16,11 +16,10 @@ from typing import TypeVar
 
 from autotune.compiler.assemble import graph_ops
 from autotune.compiler.lower.op_names import form
-from autotune.compiler.planner import beam as ablation
-from autotune.compiler.planner.beam import FULL, METHODS, Method
+from autotune.compiler.planner.beam import MEASURED, check_plans, shapes
 from autotune.compiler.planner.cost import Costs, Figures, GroupCost, plan_us
 from autotune.compiler.planner.groups import Group, Plan, agree, group_configs
-from autotune.compiler.planner.latency import predict_cpu, predict_cuda
+from autotune.compiler.planner.latency import predict_cuda
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.configurations import Choices, improper, join_configs, join_spaces
@@ -59,61 +58,49 @@ class FusionTask(Task):
         self.workload, self.device = workload, device
         self.graph = shared(Graph.from_json(workload.spec))
         self._target, self._sms = target, sms
-        self.method: Method = METHODS[FULL]
+        self.plans = MEASURED
         self.figures: Mapping[str, float] = {}
         self.plan: Plan = make_plan(self.graph, self.side)
         self._rejected: dict[str, str | None] = {}
         self._costs: dict[str, tuple[GroupCost, ...]] = {}
 
     def under(self, method: str, figures: Mapping[str, float]) -> FusionTask:
-        """Return a copy of this task, restricted to a method of :mod:`autotune.compiler.planner.beam`."""
-        from autotune.compiler.planner.beam import confined
-
+        """Return a copy of this task with a choice of :data:`autotune.compiler.planner.beam.PLANS`."""
+        check_plans(method or MEASURED)
         made = copy.copy(self)
         for name in ("estimates", "_seeds"):
             made.__dict__.pop(name, None)
-        made.method, made.figures, made._costs = ablation.method(method), dict(figures), {}
-        shape = confined(self.plan.shape, made.method)
-        if shape != self.plan.shape:
-            made.plan = make_plan(self.graph, self.side, shape)
+        made.plans, made.figures, made._costs = method or MEASURED, dict(figures), {}
         return made
 
     def compositions(self, limit: int) -> Sequence[Composition]:
-        """Plans under the task's method as compositions of their groups' workloads, most promising first.
+        """Plans as compositions of their groups' workloads, most promising first.
 
         Empty if the only plan is a single group, which is the region itself.
         """
-        from autotune.compiler.planner.beam import shapes
-
         figures = self.estimates
         out = []
-        for shape in shapes(self.graph, self.side, self.method, figures, limit):
+        for shape in shapes(self.graph, self.side, self.plans, figures, limit):
             try:
                 plan = make_plan(self.graph, self.side, shape)
             except Unsupported:
                 continue
             if all(_alone(g, self.side) for g in plan.groups):
-                made = composition(self, plan, figures)
-                if not self.method.model:  # without the model, measure every plan and weight all parts equally
-                    made = replace(made, weights=(1.0,) * len(made.parts), expected_us=0.0)
-                out.append(made)
+                out.append(composition(self, plan, figures))
         if len(out) == 1 and len(out[0].parts) == 1 and out[0].parts[0] == self.workload:
             return []
         return out
 
     def predict(self, config: Config) -> float | None:
-        """Microseconds by the latency-evaluator; None if a group's scheme or the task's method has no model."""
-        if not self.method.model:
+        """Microseconds by the latency-evaluator; None on a CPU, or if a group's scheme has no model."""
+        if self.side == "cpu":
             return None
         figures = self.estimates
         try:
             plan = self.plan_of(config)
+            target = self.target()[0]
             parts = group_configs(plan, config)
-            if self.side == "cpu":
-                times = each(plan, parts, lambda g, part: predict_cpu(g.graph, part, figures))
-            else:
-                target = self.target()[0]
-                times = each(plan, parts, lambda g, part: predict_cuda(g.graph, part, figures, target))
+            times = each(plan, parts, lambda g, part: predict_cuda(g.graph, part, figures, target))
         except (Unsupported, KeyError):
             return None
         known = [us for us in times if us is not None]
@@ -211,7 +198,6 @@ class FusionTask(Task):
         return [self._planned(self.plan, [c or b for c, b in zip(row, base, strict=True)]) for row in rows]
 
     def _planned(self, plan: Plan, parts: Sequence[Config]) -> Config:
-        """The region's configuration under ``plan``, not normalised."""
         return self._joined(plan, parts) | self._named(plan)
 
     def normalize(self, config: Config) -> Config:
@@ -228,7 +214,6 @@ class FusionTask(Task):
         return scheme_of(group.graph) if self.side == "cuda" else target_cpu
 
     def _normalized(self, plan: Plan, parts: Sequence[Config]) -> list[Config]:
-        """Configurations of a plan's groups in normal form."""
         return each(plan, parts, lambda g, part: self._choices(g).normalize(g.graph, part))
 
     def _joined(self, plan: Plan, parts: Sequence[Config]) -> Config:

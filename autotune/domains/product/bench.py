@@ -240,8 +240,6 @@ class _Candidate:
 
 
 class _Program:
-    """A baseline program on the bench's inputs."""
-
     def __init__(self, function: Callable[..., Any], bench: ProductBench) -> None:
         self.function, self.bench = function, bench
 

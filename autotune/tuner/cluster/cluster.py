@@ -217,7 +217,6 @@ class Run:
         return [lane for own in self._lanes.values() for lane in own if not lane.over]
 
     def _starting(self) -> list[NodeLane]:
-        """Return the lanes that have their resources and belong to no group yet."""
         return [lane for lane in self._alive() if not lane.owner and lane.remote.placed]
 
     def _over(self) -> bool:
@@ -241,12 +240,10 @@ class Run:
         return not wanting or time.monotonic() - self._heard_of_any > _AWAIT_S
 
     def _open_nodes(self) -> list[Node]:
-        """Return the nodes that have the device and have not failed too often."""
         fit = [node for node in self._engine.nodes() if self._cluster._slots(node, self._devices)]
         return [node for node in fit if self._faults[node.id] < _TRIES]
 
     def _recruit(self) -> None:
-        """Start lanes on nodes with free devices while workloads are waiting."""
         if self._stopped or time.monotonic() - self._looked < _LOOK_S:
             return
         self._looked = time.monotonic()
@@ -317,7 +314,6 @@ class Run:
             yield from self._begun(lane, message)
 
     def _begun(self, lane: NodeLane, message: dict[str, Any]) -> Iterator[Result]:
-        """Assign a lane to the group of its device."""
         lane.owner, lane.heard = message["owner"], time.monotonic()
         stored = {workload: (device, software) for workload, (device, software) in message["places"].items()}
         kind = digest({"places": {workload: list(place) for workload, place in stored.items()}})

@@ -33,7 +33,7 @@ from autotune.tuner.phases.explore import (
     settled,
 )
 from autotune.tuner.phases.finals import is_at_floor, is_baseline_at_floor, may_be_at_floor
-from autotune.tuner.samplers import NONE, is_guided
+from autotune.tuner.samplers import is_guided
 from autotune.tuner.seeds import Seed, winners
 from autotune.workload import Workload
 
@@ -94,9 +94,8 @@ def search(s: Session, compositions: Sequence[Composition], granted: float | Non
     s.context.pool.forget(parts.found.keys() - {s.key.workload})
     s.worker.open(s.task.workload)
     seeds = [Seed(config, "composed") for config in _wholes(s, compositions, parts)]
-    if s.context.options.sampler != NONE or not seeds:  # with NONE, the model alone decides
-        seeds.insert(0, Seed(s.default, "default"))
-        seeds += [Seed(config, "elsewhere") for config in _elsewhere(s)]
+    seeds.insert(0, Seed(s.default, "default"))
+    seeds += [Seed(config, "elsewhere") for config in _elsewhere(s)]
     space = s.task.space(s.context.options.space_file)
     least = s.measured + 2  # the default, and the best composition
     Explorer(s, space, None, seeds, until_s=s.budget.until_s, patience=0, least=least).run()

@@ -19,7 +19,7 @@ from autotune.tuner.context import Session
 from autotune.tuner.history import History
 from autotune.tuner.options import Budget
 from autotune.tuner.phases.finals import is_at_floor
-from autotune.tuner.samplers import NONE, is_guided
+from autotune.tuner.samplers import is_guided
 from autotune.tuner.seeds import Pruning, Seed
 from autotune.tuner.threads import LEASE_S
 
@@ -386,20 +386,15 @@ def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
         WorkerFault: the machine failed.
     """
     options, workload = s.context.options, s.task.workload
-    history: History | None = None
     space = s.task.space(options.space_file)
     stored = learn_stored(s)
-    if options.sampler == NONE:
-        chosen = seeds.picks(s.task, space, options.seed, 1) or [s.task.default()]
-        begin = iter([seeds.Seed(s.task.normalize(c), "model") for c in chosen])
-    else:
-        history = History(sampler=options.sampler, seed=options.seed, space=space, known=stored)
-        store, asked = s.context.store, options.seeds.get(workload.fingerprint, ())
-        near = store.neighbours(workload.family, s.key.device, workload.fingerprint, extent=workload.extent)
-        before = seeds.winners(store, s.key)
-        liked = seeds.remembered(s.context, s.task, space)
-        configs = [m.config for _, m in near]
-        begin = seeds.planned(s.task, space, configs, options.seed, asked=asked, elsewhere=before, liked=liked)
+    history = History(sampler=options.sampler, seed=options.seed, space=space, known=stored)
+    store, asked = s.context.store, options.seeds.get(workload.fingerprint, ())
+    near = store.neighbours(workload.family, s.key.device, workload.fingerprint, extent=workload.extent)
+    before = seeds.winners(store, s.key)
+    liked = seeds.remembered(s.context, s.task, space)
+    configs = [m.config for _, m in near]
+    begin = seeds.planned(s.task, space, configs, options.seed, asked=asked, elsewhere=before, liked=liked)
     guided = is_guided(options.sampler)
     explorer = Explorer(
         s, space, history, begin, until_s=until_s, patience=budget.patience_now, polish=guided, prune=guided

@@ -126,7 +126,6 @@ def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
             ["--missed", "--precision", "strict"],
             "leave out TARGET, --inputs, --train, --precision and --matmul-precision",
         ),
-        (["--missed", "--plans", "greedy", "--ablation", "no-pack"], "exclude each other"),
     ],
 )
 def test_conflicting_options_are_reported(

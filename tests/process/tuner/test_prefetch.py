@@ -257,14 +257,6 @@ def test_a_run_does_not_wait_for_what_is_thought_of_ahead(context: Context, monk
     ended.set()  # not before
 
 
-def test_nothing_is_built_ahead_where_the_model_alone_decides(context: Context) -> None:
-    context = with_options(context, sampler="model")
-    with ahead_of(context, [toy(rows=2)]) as waiting:
-        waiting.advance(0)
-        settle(waiting)
-    assert noted(context) == []
-
-
 @pytest.mark.parametrize("active", [False, True])
 def test_a_search_takes_builds_ahead(
     active: bool, store: Store, policy: Policy, monkeypatch: pytest.MonkeyPatch

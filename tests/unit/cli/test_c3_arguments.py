@@ -81,7 +81,7 @@ def test_the_number_of_ranks_is_torchruns(monkeypatch: pytest.MonkeyPatch) -> No
         (["search", "c3", "--missed", "--device", "cpu"], "no missed c3 scenario"),
         (["search", "c3", "ag-equal-proj", "--device", "cpu", "--space", "no/such.toml"], "no/such.toml"),
         (["lookup", "fusion"], "required: TARGET"),
-        (["calibrate", "c3", "--report"], "c3 has no cost model to calibrate; `autotune calibrate` takes fusion"),
+        (["calibrate", "c3"], "c3 has no cost model to calibrate; `autotune calibrate` takes fusion"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(

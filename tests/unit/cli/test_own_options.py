@@ -8,7 +8,7 @@ from autotune.cli.app import build_parser, main
 from autotune.cli.options import every_domain
 
 OWN = {
-    "fusion": ("--train", "--rows", "--plans", "--ablation", "--caches", "--precision", "--no-step"),
+    "fusion": ("--train", "--rows", "--plans", "--caches", "--precision", "--no-step"),
     "c3": ("--gemm", "--collective", "--ranks"),
     "kernel": ("--shapes",),
 }

@@ -12,7 +12,6 @@ from autotune.errors import UserError
 from autotune.measure.policy import Policy
 from autotune.tuner import turns as module
 from autotune.tuner.options import Budget, SearchOptions
-from autotune.tuner.samplers import NONE
 from autotune.tuner.turns import Clock
 
 
@@ -112,7 +111,6 @@ def test_a_mistake_in_an_option_is_reported_when_the_options_are_made() -> None:
     ):
         with pytest.raises(UserError, match=said):
             SearchOptions(**wrong)  # type: ignore[arg-type]
-    assert SearchOptions(sampler=NONE).sampler == "model"
     with pytest.raises(TypeError):
         SearchOptions(trails=3)  # type: ignore[call-arg]
 

@@ -88,7 +88,6 @@ def _overlapped(program: Program, vec: int) -> list[Config]:
 
 @lru_cache(maxsize=512)
 def _main(graph: Graph) -> Program:
-    """The program for which choices are made."""
     return main_program(_split(graph))
 
 
@@ -244,7 +243,6 @@ class ColumnsScheme(Scheme):
 
 
 def _kernels(split: Split, source: CudaSource, blocks: int) -> GroupKernels:
-    """A main kernel with ``blocks`` blocks for each tile of columns, and its finish."""
     main = replace(source, launch={**source.launch, "grid": blocks * int(source.launch["tiles"])})
     private = split.planes(blocks)
     args: list[Ref] = [("input", k) for k in range(len(split.whole.inputs))]

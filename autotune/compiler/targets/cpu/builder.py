@@ -149,7 +149,6 @@ class Builder:
         return [cleared] if outside else [cleared, when(conjunction(*guards), [fetched])]
 
     def _index(self, i: int) -> Expr:
-        """Index of a load or gather in its slot: the row's offset plus that of the columns."""
         v = self.values[i]
         terms = self.column_terms(v.axes, v.strides)
         if v.op == "gather":

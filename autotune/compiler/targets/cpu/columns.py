@@ -149,7 +149,6 @@ class ColumnBuilder(RowBuilder):
         return [*out, loop(ROW, high, row, low)]
 
     def _begin(self, n: int) -> list[Stmt]:
-        """Neutral elements into the part's accumulators of number ``n``."""
         c, j = self.program.columns[n], index("j")
         spans = bool(self.split.spans(c))
         at = _place(n) + j if spans else _place(n)
@@ -166,7 +165,6 @@ class ColumnBuilder(RowBuilder):
         return [*super().columns(pas, position, partial), *accumulated]
 
     def _accumulate(self, n: int, at: Expr) -> list[Stmt]:
-        """One more element into the accumulator at ``at``."""
         c, first = self.program.columns[n], self.first[n]
         storage = self.planes[first]
         x = cast(self.value(c.value), compute_type(storage))
@@ -187,7 +185,6 @@ class ColumnBuilder(RowBuilder):
 
 
 def _place(n: int) -> Var:
-    """The start of the part's accumulator ``n`` in its planes."""
     return index(f"b{n}")
 
 

@@ -214,7 +214,6 @@ class RowBuilder(Builder):
         return [loop(stretch, last, [Assign(after, call("min", stretch + length, last)), *out], first, length)]
 
     def _ask(self, pas: Pass, loads: Sequence[int], first: Expr, last: Expr, count: Expr) -> list[Stmt]:
-        """Prefetch this pass's share of the next row: its columns from ``first`` to ``last``."""
         if not loads:
             return []
         out: list[Stmt] = []
@@ -231,7 +230,6 @@ class RowBuilder(Builder):
         return [when(MORE, out)]
 
     def _from(self, first: Expr, *terms: Term) -> Expr:
-        """A sum of terms with the innermost column at ``first``."""
         placed = [(first if t == self.column else t, s) for t, s in terms]
         return sum_of([(t, s) for t, s in placed if t != ORIGIN])
 

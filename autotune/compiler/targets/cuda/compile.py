@@ -154,7 +154,6 @@ def taken(cubin: bytes, entry: str, target: str) -> dict[str, int]:
 
 
 def _namespace(code: CodeType) -> dict[str, Any]:
-    """The globals of a kernel's module."""
     import numpy as np
     from numba import cuda, types
     from numba.cuda import libdevice
@@ -169,7 +168,6 @@ def _namespace(code: CodeType) -> dict[str, Any]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Every name that code refers to, inner functions included."""
     inner = [_names(c) for c in code.co_consts if isinstance(c, CodeType)]
     return set(code.co_names).union(*inner)
 

@@ -76,7 +76,6 @@ def _memory(hint: str, text: str) -> str:
 
 
 def _at(b: Any, pointer: Any, done: int) -> Any:
-    """``pointer``, ``done`` bytes on."""
     return pointer if not done else b.gep(b.bitcast(pointer, I8.as_pointer()), [I64(done)])
 
 

@@ -63,13 +63,6 @@ class CudaSchedule:
 
 
 @dataclass(frozen=True)
-class FlatSchedule(CudaSchedule):
-    """``by_row``: each block has a part of one row, and values of the row are computed once a thread."""
-
-    by_row: bool = False
-
-
-@dataclass(frozen=True)
 class OuterSchedule(CudaSchedule):
     """``held``: indices of a strip that a thread holds in registers, while the others are copied to shared memory."""
 

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from autotune.domains.c3.measuring.agents import Agents, torchrun_agents
 from autotune.domains.c3.measuring.crew import Crew, Lost
 from autotune.errors import UserError
-from autotune.measure.outcome import Blame, Outcome
+from autotune.measure.outcome import Outcome
 from autotune.measure.policy import Policy
-from autotune.measure.worker import (
-    Attempt,
-    Contender,
-    WorkerFault,
-    compare_message,
-    measure_message,
-    step_limit_s,
-    without_failing,
-)
-from autotune.task import REFERENCE, Artifact, Config, Status
+from autotune.measure.worker import Contender, Supervisor, WorkerFault, step_limit_s, without_failing
+from autotune.task import REFERENCE, Status
 from autotune.workload import Workload
 
 BENCH = "autotune.domains.c3.measuring.bench"
 _CALL_S = 600.0  # timeout of collective calls among ranks, longer than every other deadline here
 
 
-class Ranks:
+class Ranks(Supervisor):
     """One process per rank, each with its own device; implements :class:`autotune.measure.worker.Measurer`.
 
     A failure of any rank, including a crash or a hang, is the candidate's; all processes are then killed and restarted.
@@ -43,11 +34,6 @@ class Ranks:
 
     Attributes:
         ranks: number of processes.
-        restarts: number of times the processes were replaced.
-        restart_s: seconds spent waiting for processes to start.
-        baseline_s: 0, since torch compiles no baseline.
-        others: processors used by other processes during the last comparison; None before one, and on GPUs.
-        bytes_moved: bytes that a perfect implementation of the open scenario moves; 0 until the first job.
         references: isolated times of the last comparison in microseconds, which cannot be deployed.
 
     Raises:
@@ -61,27 +47,13 @@ class Ranks:
             if workload is None:
                 raise ValueError("a number of ranks is needed where there is no workload")
             ranks = int(workload.spec["ranks"])
-        self._workload = workload
-        self._device = device
-        self._policy = policy
+        super().__init__(workload, device, policy)
         self._bench = bench
         self._agents: Agents | None = torchrun_agents()
         self.ranks = self._admit(ranks)
         self._crew: Crew | None = None
-        self._oracle_s: float | None = None
-        self.restarts = 0
-        self.restart_s = 0.0
-        self.baseline_s = 0.0
-        self.bytes_moved = 0
-        self.others: float | None = None
         self.references: dict[str, float] = {}
         self._spawn()  # the processes import modules while the caller compiles
-
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def open(self, workload: Workload) -> None:
         """Switch to another scenario, with new processes if its number of ranks differs. Takes effect at the next
@@ -96,28 +68,6 @@ class Ranks:
             self.close()
             self.ranks = ranks
 
-    def measure(
-        self, config: Config, artifact: Artifact, *, stage: str, seed: int, limit_us: float | None = None
-    ) -> Outcome:
-        """Load, verify and time one strategy on all ranks.
-
-        Args:
-            stage: "screen" (cheap) or "repeat" (more samples).
-            seed: seed of the random inputs for verification.
-            limit_us: for "screen": slower strategies get only three samples.
-
-        Raises:
-            WorkerFault: the ranks cannot start, or cannot open the scenario.
-        """
-        message, blob = measure_message(config, artifact, stage, seed, limit_us)
-        self._ready()
-        begin = time.monotonic()
-        try:
-            answer = self._ask(message, blob)[0]
-        except Lost as lost:
-            return replace(lost.outcome, seconds=time.monotonic() - begin)
-        return Outcome.from_json(answer, time.monotonic() - begin)
-
     def compare(self, contenders: Sequence[Contender], *, seed: int) -> dict[str, Outcome]:
         """Time strategies, baselines and references, interleaved in rounds.
 
@@ -125,7 +75,7 @@ class Ranks:
         it. Names of references start with :data:`autotune.task.REFERENCE`.
 
         Raises:
-            WorkerFault: as :meth:`measure`; or no comparison succeeded after all failing contenders were left out.
+            WorkerFault: as :meth:`Supervisor.measure`; or no comparison succeeded without the failing contenders.
         """
         answer, outcomes = without_failing(contenders, lambda left, without: self._comparison(left, without, seed), 9)
         self.others = answer["others"]
@@ -153,20 +103,15 @@ class Ranks:
         return [answer["answer"] for answer in answers]
 
     def close(self) -> None:
-        """Kill the processes and their descendants."""
         if self._crew is not None:
             self._crew.kill()
             self._crew = None
 
-    def _comparison(self, left: Sequence[Contender], without: Sequence[str], seed: int) -> Attempt:
+    def _call(self, message: dict[str, Any], blob: bytes) -> tuple[dict[str, Any] | None, Outcome | None, str]:
         try:
-            answer = self._ask(*compare_message(left, without, seed))[0]
+            return self._ask(message, blob)[0], None, ""
         except Lost as lost:
-            return {}, lost.outcome, lost.who
-        if "failed" in answer:
-            fault = Blame(answer["fault"])
-            return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"], fault=fault), answer["who"]
-        return answer, None, ""
+            return None, lost.outcome, lost.who
 
     def _ask(
         self,
@@ -211,11 +156,6 @@ class Ranks:
 
     def _spawn(self) -> None:
         self._crew = Crew(self.ranks, self._device, self._agents, 2 * self._policy.lock_s + _CALL_S)
-
-    def _restart(self) -> None:
-        self.close()
-        self.restarts += 1
-        self._spawn()
 
     def _ready(self) -> Crew:
         """Return ranks with the scenario open, started if necessary; no candidate is charged for the start."""

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from autotune.compiler.planner.beam import METHODS, beam, choose, confined, method, shape_us, shapes
+from autotune.compiler.planner.beam import MEASURED, beam, check_plans, shape_us, shapes
 from autotune.compiler.planner.cost import Costs, Figures
 from autotune.compiler.planner.groups import read_text, write_text
 from autotune.compiler.planner.patterns import Vertices, bits, candidates
@@ -24,18 +24,16 @@ from tests.support.many_parts import task_of
 from tests.support.zoo import ZOO
 from tests.unit.compiler.planner.test_plan import graph_of, normalized_by_columns_then_rows, run_groups
 
-FULL = METHODS["full"]
 F = Figures()
 SEVERAL = ["mean_cross_entropy", "relu_statistics", "expanded", "layer_norm_backward", "integers", "minmax_prod"]
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-@pytest.mark.parametrize("how", ["full", "no-model", "no-pack"])
-def test_every_plan_computes_the_region(name: str, how: str) -> None:
+def test_every_plan_computes_the_region(name: str) -> None:
     graph = graph_of(name)
     inputs = make_inputs(graph, seed=3)
     want = interpret(graph, inputs)
-    found = shapes(graph, "cuda", METHODS[how], F, 6)
+    found = shapes(graph, "cuda", MEASURED, F, 6)
     assert found
     for shape in found:
         plan = build_plan(graph, shape)
@@ -55,7 +53,7 @@ def test_statistics_of_many_rows_are_a_kernel_of_their_own(rows: int, schemes: l
     given = (torch.empty(rows, 64, dtype=torch.bfloat16), torch.empty(64))
     ((work, _),) = workloads_of(batch_norm, given, None, "batch_norm", train=False)
     graph = Graph.from_json(work.spec)
-    plan = build_plan(graph, shapes(graph, "cuda", FULL, F, 6)[0])
+    plan = build_plan(graph, shapes(graph, "cuda", MEASURED, F, 6)[0])
     assert [scheme_of(g.graph).name for g in plan.groups] == schemes
 
 
@@ -63,7 +61,7 @@ def test_statistics_of_many_rows_are_a_kernel_of_their_own(rows: int, schemes: l
 def test_the_greedy_plan_is_always_among_them(case) -> None:
     for k, side in itertools.product(range(len(case.groups)), ("cuda", "cpu")):
         graph = graph_of(case.name, k)
-        texts = [write_text(s) for s in shapes(graph, side, FULL, Figures.of(side, {}), 4)]
+        texts = [write_text(s) for s in shapes(graph, side, MEASURED, Figures.of(side, {}), 4)]
         assert make_plan(graph, side).text in texts
         assert len(set(texts)) == len(texts) <= 4
 
@@ -87,7 +85,7 @@ def test_one_read_of_large_inputs_is_worth_more_than_separate_kernels() -> None:
     v = Vertices(graph, "cuda", F)
     best = beam(v)[0]
     assert len(best) == 1
-    separate = next(s for s in shapes(graph, "cuda", FULL, F, 6) if len(s) > 1)
+    separate = next(s for s in shapes(graph, "cuda", MEASURED, F, 6) if len(s) > 1)
     joint = make_plan(graph).text
     costs = Costs(graph, F)
     assert shape_us(graph, costs, read_text(joint)) < 0.7 * shape_us(graph, costs, separate)
@@ -116,7 +114,7 @@ def shared_and_expensive(rows: int = 4096, cols: int = 4096) -> Graph:
 
 def test_an_expensive_value_may_be_kept_in_memory() -> None:
     graph = shared_and_expensive()
-    found = shapes(graph, "cuda", FULL, F, 6)
+    found = shapes(graph, "cuda", MEASURED, F, 6)
     cut = [s for s in found if "v" in write_text(s)]
     assert cut
     costs = Costs(graph, F)
@@ -142,22 +140,17 @@ def test_many_values_take_seconds_at_most() -> None:
     assert len(graph.values) > 60
     make_plan(graph)
     begin = time.process_time()
-    assert shapes(graph, "cuda", FULL, F, 4)
+    assert shapes(graph, "cuda", MEASURED, F, 4)
     assert time.process_time() - begin < 30  # 2 on a machine of now; what grows without bounds takes minutes
 
 
-def test_methods_take_away_what_they_say() -> None:
-    packed = read_text("r1,o0 + r2,o1 / r3 / o2")
-    assert confined(packed, FULL) == packed
-    assert write_text(confined(packed, METHODS["no-pack"])) == "r1,o0 / r2,o1 / r3 / o2"
+def test_the_cost_model_or_the_largest_groups_alone_give_one_plan() -> None:
     graph = graph_of("relu_statistics")
-    assert len(shapes(graph, "cuda", METHODS["greedy"], F, 6)) == 1
-    assert len(shapes(graph, "cuda", METHODS["model-plan"], F, 6)) == 1
-    assert choose("measured", "full") == ("", True)
-    assert choose("measured", "model") == ("model", False)
-    assert choose("greedy", "full") == ("greedy", True)
-    with pytest.raises(UserError, match="unknown method 'gredy'; did you mean 'greedy'"):
-        method("gredy")
+    assert len(shapes(graph, "cuda", MEASURED, F, 6)) > 1
+    assert shapes(graph, "cuda", "greedy", F, 6) == [make_plan(graph).shape]
+    assert shapes(graph, "cuda", "model", F, 6) == shapes(graph, "cuda", MEASURED, F, 6)[:1]
+    with pytest.raises(UserError, match="unknown way to choose plans 'gredy'; did you mean 'greedy'"):
+        check_plans("gredy")
 
 
 def test_bits() -> None:
@@ -170,6 +163,6 @@ def test_a_softmax_of_everything_is_taken_apart() -> None:
     costs = Costs(graph, F)
     whole, apart = "r1,r4,o0", "r1 / r4 / o0"
     assert shape_us(graph, costs, read_text(apart)) < 0.5 * shape_us(graph, costs, read_text(whole))
-    assert write_text(shapes(graph, "cuda", FULL, F, 8)[0]) == apart
+    assert write_text(shapes(graph, "cuda", MEASURED, F, 8)[0]) == apart
     small = task_of(softmax_of_everything(16, 32)).graph  # one block is as fast
     assert shape_us(small, Costs(small, F), read_text(apart)) > shape_us(small, Costs(small, F), read_text(whole))

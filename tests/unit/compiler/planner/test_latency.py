@@ -23,8 +23,8 @@ from tests.support.cpu_graphs import Build
 from tests.support.zoo import ZOO, workloads
 
 
-def task(work: Workload, device: str = "cuda:0", method: str = "") -> FusionTask:
-    return FusionTask(work, device, target="sm_90", sms=132).under(method, {})
+def task(work: Workload, device: str = "cuda:0") -> FusionTask:
+    return FusionTask(work, device, target="sm_90", sms=132)
 
 
 def softmax(rows: int, cols: int) -> Workload:
@@ -44,8 +44,8 @@ def scaled(rows: int) -> Workload:
 @pytest.mark.parametrize("case", ZOO, ids=lambda c: c.name)
 def test_every_schedule_has_a_finite_time(case) -> None:
     rng = random.Random(zlib.crc32(case.name.encode()))
-    for work, device in itertools.product(workloads(case.name), ("cuda:0", "cpu")):
-        t = task(work, device)
+    for work in workloads(case.name):
+        t = task(work)
         space = t.space()
         for config in (t.default(), *(t.normalize(space.sample(rng)) for _ in range(6))):
             if t.reject(config) is None:
@@ -139,8 +139,8 @@ def test_a_slower_device_takes_longer() -> None:
     assert Figures.of("cuda", {"copy_gbs": 1.0, "unknown": 3.0}).calibrated
 
 
-def test_without_models_nothing_is_predicted() -> None:
-    t = task(softmax(8192, 4096), method="no-model")
+def test_a_cpu_has_no_model() -> None:
+    t = task(softmax(8192, 4096), device="cpu")
     assert t.predict(t.default()) is None
     assert seeds.picks(t, t.space(), 0) == []
 

@@ -206,7 +206,6 @@ def _mark(b: Builder, access: Ir, space: str, spaces: Sequence[str]) -> None:
 
 
 def _widen(b: Builder, x: Ir, storage: str) -> Ir:
-    """A stored element as its compute type."""
     if storage == "bfloat16":
         return b.bitcast(b.shl(b.zext(x, I32), I32(16)), F32)
     if storage == "float16":
@@ -273,7 +272,6 @@ _FORMS = {"float8_e4m3fn": _Form(3, 7, 0x7E, _NAN), "float8_e5m2": _Form(2, 15, 
 
 
 def _widen_float8(b: Builder, x: Ir, storage: str) -> Ir:
-    """A stored byte as float32."""
     f = _FORMS[storage]
     byte = b.zext(x, I32)
     size = b.and_(byte, I32(0x7F))

@@ -167,7 +167,6 @@ def _truncated(b: Builder, x: Ir, target: Ir) -> Ir:
 
 
 def _convert(b: Builder, x: Ir, to: str) -> Ir:
-    """``x`` as another compute type."""
     if to == "bool":
         if x.type == _I1:
             return x

@@ -127,7 +127,6 @@ class Lanes(Tensors):
         return [OnlineSoftmax(self._variable(pair.peak, lane), self._variable(pair.total, lane)) for lane in lanes]
 
     def _variable(self, i: int, lane: int) -> Var:
-        """The variable that a reduction is carried in."""
         name = f"a{i}_{lane}" if self.varies(i) else f"a{i}"
         return Var(name, lower.accumulator(self.graph.values[i].dtype))
 
@@ -162,7 +161,6 @@ class Lanes(Tensors):
         return computed(v, [self.name(a, lane) for a in v.args])
 
     def _terms(self, v: Value) -> list[Expr]:
-        """The argument of a reduction in each of its lanes, in the type that the reduction is carried in."""
         (arg,) = v.args
         return [lower.term(self.name(arg, lane), v.dtype) for lane in range(self.lanes(arg))]
 

@@ -115,7 +115,6 @@ class Accumulators:
         return Var(f"g{q}_{pack}")
 
     def _numbers(self, n: int) -> list[Var]:
-        """The variables of an accumulator of one number a row."""
         return [Var(f"k{n}{part}", lower.accumulator(self.columns[n].dtype)) for part in parts_of(self.columns[n])]
 
     # ---- after the row loop -----------------------------------------------------------------------------------------
@@ -166,7 +165,6 @@ class Accumulators:
         return out
 
     def _gather(self, unit: Unit) -> list[Stmt]:
-        """Brings a unit of the block to the threads of row group 0."""
         out: list[Stmt] = []
         if unit.pack is not None:
             order, held = self.emitter.column_lanes(unit.number), self._held(unit.number, unit.pack)
@@ -175,7 +173,6 @@ class Accumulators:
         return out + (self._reduce(unit) if self.threads.rows_per_block > 1 else [])
 
     def _reduce(self, unit: Unit) -> list[Stmt]:
-        """Merges the parts of a block's row groups in the threads of group 0."""
         threads, row_group, group = self.threads.threads_per_row, self.threads.row_group, Var("j")
         firsts = {x: n * self.span for n, x in enumerate(unit.variables)}
 
@@ -211,7 +208,6 @@ class Accumulators:
         return [*out, Assign(merged, together)]
 
     def _store(self, unit: Unit) -> list[Stmt]:
-        """Stores a unit in this block's row of partials."""
         threads, column = self.threads, Var("cp")
         if unit.pack is None:
             return [

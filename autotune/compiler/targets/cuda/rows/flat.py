@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from autotune.compiler.kernel.nodes import (
     Assign,
-    Const,
     Do,
     Expr,
     Function,
@@ -23,12 +22,9 @@ from autotune.compiler.program.vectors import narrowest, open_row
 from autotune.compiler.targets.cuda.device import BLOCK, BLOCKS, EXTENT, THREAD, Counts, ThreadIndex, Units
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
 from autotune.compiler.targets.cuda.rows.packs import RowOptions
-from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, FlatSchedule, overwrite_launch
+from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, overwrite_launch
 from autotune.compiler.targets.cuda.threads import each_unit
 from autotune.errors import Unsupported
-
-_MOST_PLACES = 1.125
-"""Most slots for packs in the parts of a row, relative to the row's packs."""
 
 
 class FlatKernel:
@@ -44,8 +40,7 @@ class FlatKernel:
         dynamic: True if the number of rows is open.
         row_packs: packs of a row.
         step: packs that a block takes at a time.
-        tiles: blocks that share a row, if each has a part of one row; else 0.
-        inner: packs, or tiles, for each index of the outermost axis.
+        inner: packs for each index of the outermost axis.
     """
 
     number, total = Var("pack"), Var("total")
@@ -63,18 +58,14 @@ class FlatKernel:
         self.dynamic, self.open_cols = program.dynamic == 0, open_row(program)
         self.row_packs = program.n_cols // e.vec
         self.step = e.schedule.block * e.schedule.unroll
-        by_row = isinstance(e.schedule, FlatSchedule) and e.schedule.by_row
-        self.tiles = parts_of_a_row(program, e.vec, self.step) if by_row else 0
-        self.inner = e.inner_rows() * (1 if self.open_cols else self.tiles or self.row_packs)
+        self.inner = e.inner_rows() * (1 if self.open_cols else self.row_packs)
         self.count = Counts(self.open_cols or e.count.wide)
 
     def place(self, number: Expr) -> list[Stmt]:
         """The column and row of a pack by its number."""
         e, count = self.e, self.count
         out: list[Stmt] = [Assign(self.number, number)]
-        if self.tiles:
-            out.append(Assign(e.column, count.number(self.number * e.vec)))
-        elif self.open_cols:
+        if self.open_cols:
             out.append(Assign(e.column, self.number * e.vec))
         else:
             in_row: Expr = self.number
@@ -90,8 +81,7 @@ class FlatKernel:
 
     def pack(self, number: Expr, done: Function | None = None) -> list[Stmt]:
         """All of a pack; ``done`` is the pass, where it is another than all of it."""
-        own = [] if self.tiles else self.of_row()
-        return [*self.place(number), *own, Do((done or self.function)())]
+        return [*self.place(number), *self.of_row(), Do((done or self.function)())]
 
     def packs(self, numbers: Sequence[Expr]) -> list[Stmt]:
         """Packs of which none is beyond the last."""
@@ -104,47 +94,33 @@ class FlatKernel:
         words = [Var(f"x_{u}") for u in range(len(numbers))]
         out: list[Stmt] = []
         for number, x in zip(numbers, words, strict=True):
-            own = [] if self.tiles else e.bases(loads, ())
-            out += [*self.place(number), *own, Assign(x, load())]
+            out += [*self.place(number), *e.bases(loads, ()), Assign(x, load())]
         for number, x in zip(numbers, words, strict=True):
             out += [Assign(e.prefetched, x), *self.pack(number, stored)]
         return out
 
     def work(self, group: Expr) -> list[Stmt]:
-        """One group of packs, or one part of a row."""
+        """One group of packs."""
         e, count, step = self.e, self.count, self.step
         unroll, block = e.schedule.unroll, e.schedule.block
-        first, u, tile = Var("first"), Var("u"), group
+        first, u = Var("first"), Var("u")
         numbers = [count.number(first + k * block) for k in range(unroll)]
         checked = [
             Assign(self.number, count.number(first + u * block)),
             when(self.number < self.total, self.pack(self.number)),
         ]
         full = self.packs(numbers)
-        row: list[Stmt] = []
-        if self.tiles:
-            tile = Var("tile")
-            row = [
-                Assign(e.row, count.quotient(group, self.tiles)),
-                Assign(tile, count.number(group - e.row * self.tiles)),
-                *e.row_indices(),
-                *self.of_row(),
-            ]
         return [
-            *row,
-            Assign(first, count.number(tile * step + THREAD)),
-            when((tile + 1) * step <= self.total, full, [loop(u, unroll, checked)]),
+            Assign(first, count.number(group * step + THREAD)),
+            when((group + 1) * step <= self.total, full, [loop(u, unroll, checked)]),
         ]
 
     def source(self) -> CudaSource:
         e, count, step, graph = self.e, self.count, self.step, self.e.program.graph
-        per_block = 1 if self.tiles else step * (e.vec if self.open_cols else 1)
+        per_block = step * (e.vec if self.open_cols else 1)
         units = Units(1 if self.open_cols else self.inner, per_block, self.dynamic)
         packs = EXTENT // e.vec if self.open_cols else units.total(count)
-        groups: Expr = (packs + (step - 1)) // step
-        if self.tiles:
-            groups, packs = packs, count.number(Const(self.row_packs))
-        group = Var("group")
+        group, groups = Var("group"), (packs + (step - 1)) // step
         body: list[Stmt] = [Assign(THREAD, ThreadIndex()), Assign(self.total, packs)]
         body += each_unit(group, groups, self.work(group), bool(e.schedule.blocks_per_sm), count.number(BLOCK))
         if self.open_cols and e.vec > 1:
@@ -170,19 +146,3 @@ class FlatKernel:
             Assign(inside, Intrinsic("least64", (e.column, EXTENT - 1), "int64")),
             when(conjunction(BLOCK.equals(BLOCKS - 1), e.column < EXTENT), work),
         ]
-
-
-def has_row_values(program: Program) -> bool:
-    """True if all elements of a row take a value that belongs to the row."""
-    return bool(program.rows and program.passes[0].row_values)
-
-
-def parts_of_a_row(program: Program, vec: int, step: int) -> int:
-    """Blocks that share a row if each has ``step`` packs of ``vec`` elements of one row alone.
-
-    0 if the packs are better distributed over all rows, because there are no values per row, or because the last part
-    of a row leaves threads idle.
-    """
-    packs = program.n_cols // vec
-    parts = -(-packs // step)
-    return parts if has_row_values(program) and parts * step <= _MOST_PLACES * packs else 0

@@ -1,4 +1,4 @@
-"""Pointwise kernels whose blocks have a part of one row each: what a row has in common is computed once a thread."""
+"""Pointwise kernels whose rows have values in common."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from autotune.compiler.schedules.configurations import improper
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
+from autotune.errors import Superseded
 from autotune.ir.graph import Graph
 from autotune.ir.inputs import make_inputs
 from tests.support.simulator.groups import check_group, run_group
@@ -39,13 +41,9 @@ def loss(*rows: int, classes: int = CLASSES, apart: int = 0) -> tuple[Tensor, ..
 
 def emitted(graph: Graph, **config: Any) -> Any:
     scheme = scheme_of(graph)
-    whole = scheme.normalize(graph, scheme.default(graph) | {"by_row": True} | config)
+    whole = scheme.normalize(graph, scheme.default(graph) | config)
     assert not scheme.reject(graph, whole)
     return scheme.emit(graph, whole, 3)
-
-
-def shares_rows(made: Any) -> bool:
-    return "tile = " in made.sources[0].text
 
 
 @pytest.mark.parametrize("unroll", [1, 2])
@@ -55,14 +53,12 @@ def test_results(args: tuple[Tensor, ...], unroll: int, blocks: int) -> None:
     graph = group_of(gradient, *args)
     vector = 16 if args[0].shape[-1] % 8 == 0 else 2
     made = emitted(graph, threads_per_row=64, unroll=unroll, blocks_per_sm=blocks, vector_bytes=vector)
-    assert shares_rows(made) == (vector == 2)
     check_group(graph, made, seed=1)
 
 
 def test_any_number_of_rows() -> None:
     graph, longer = group_of(gradient, *loss(5)), group_of(gradient, *loss(8))
     made = emitted(graph, threads_per_row=64, unroll=1)
-    assert shares_rows(made)
     assert made.sources[0].launch["dynamic"]
     assert made.sources[0].text == emitted(longer, threads_per_row=64, unroll=1).sources[0].text
 
@@ -70,26 +66,17 @@ def test_any_number_of_rows() -> None:
 def test_over_its_input() -> None:
     graph = group_of(gradient, *loss(5))
     made, inputs = emitted(graph, threads_per_row=64, unroll=2), make_inputs(graph, seed=3)
-    assert shares_rows(made)
     slot = graph.inputs.index("bfloat16")
     (apart,), (over,) = run_group(graph, made, inputs), run_group(graph, made, inputs, over=[(slot, 0)])
     assert torch.equal(apart.view(torch.uint8), over.view(torch.uint8))
 
 
-@pytest.mark.parametrize("args", [
-    (lambda x: x.float() * 2, torch.randn(5, CLASSES)),  # nothing in common
-    (gradient, *loss(5, classes=150)),  # a last part of a third leaves too many threads without work
-], ids=["no row", "short rows"])  # fmt: skip
-def test_packs_of_other_rows_are_dealt_over_all_threads(args: tuple[Any, ...]) -> None:
-    fn, *inputs = args
-    assert not shares_rows(
-        emitted(group_of(fn, *inputs), threads_per_row=64, unroll=1, vector_bytes=2 if fn is gradient else 4)
-    )
-
-
-def test_a_configuration_of_an_earlier_version_is_the_kernel_that_it_was() -> None:
+def test_blocks_with_a_part_of_one_row_each_are_no_choice_any_more() -> None:
     graph = group_of(gradient, *loss(5))
-    config = {n: v for n, v in scheme_of(graph).default(graph).items() if n != "by_row"}
-    earlier = scheme_of(graph).emit(graph, config, 3)
-    assert not shares_rows(earlier)
-    assert earlier.sources[0].launch["per_block"] == int(config["threads_per_row"]) * int(config["unroll"])
+    scheme, config = scheme_of(graph), scheme_of(graph).default(graph)
+    earlier = config | {"by_row": True}
+    assert improper(earlier, "cuda") == improper(config | {"by_row": False}, "cuda") == ""
+    assert scheme.normalize(graph, earlier) == config
+    assert scheme.emit(graph, config | {"by_row": False}, 3).sources[0].text == emitted(graph).sources[0].text
+    with pytest.raises(Superseded, match="which this autotune lacks"):
+        scheme.emit(graph, earlier, 3)
