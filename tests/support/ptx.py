@@ -20,9 +20,9 @@ MAKERS = tuple(f"compiler/targets/cuda/{name}.py" for name in ("compile", "opera
 
 @functools.cache
 def _makers() -> str:
-    """A digest of the code that makes PTX: Numba's version, and autotune's part."""
+    """A digest of the code that makes PTX: the versions of Numba and NVVM, and autotune's part."""
     package = Path(autotune.__file__).parent
-    found = hashlib.sha256(repr([version(p) for p in ("numba", "numba-cuda", "llvmlite")]).encode())
+    found = hashlib.sha256(repr([version(p) for p in ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm")]).encode())
     for maker in MAKERS:
         found.update((package / maker).read_bytes())
     return found.hexdigest()

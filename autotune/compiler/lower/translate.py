@@ -8,6 +8,7 @@ The submodule of a region is an fx graph of aten calls over fake tensors. The ru
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from autotune.ir.nodes import asked
 from autotune.ir.simplify import drop_slots, simplify
 
 _DEPTH = 100_000
+_lock = threading.Lock()
+_limits: list[int] = []
+"""The limits of recursion that running translations found; the first one is the program's."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +150,18 @@ def _outputs(region: Region, facts: GraphFacts, results: Any, env: dict[fx.Node,
 
 @contextmanager
 def _deep_recursion() -> Iterator[None]:
-    """Lazy tensors recurse once per operator in a chain; regions can be longer than Python's default limit."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, _DEPTH))
+    """Lazy tensors recurse once per operator in a chain; regions can be longer than Python's default limit.
+
+    The limit is the process's: the last of several threads restores it.
+    """
+    with _lock:
+        _limits.append(sys.getrecursionlimit())
+        sys.setrecursionlimit(max(_limits[-1], _DEPTH))
     try:
         yield
     finally:
-        sys.setrecursionlimit(before)
+        with _lock:
+            first = _limits[0]
+            _limits.pop()
+            if not _limits:
+                sys.setrecursionlimit(first)
