@@ -450,7 +450,8 @@ def _gains(cases: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def show(case: Mapping[str, Any]) -> None:
     def words(name: str) -> str:
-        return f"{name} " + "/".join(f"{us:.0f}" for us in case["medians"][name].values())
+        times = case["medians"][name]
+        return f"{name} " + "/".join(f"{times[way]:.0f}" if way in times else "-" for way in ("launched", "graph"))
 
     fine = case["agree"] and case["repeats"]
     print(
