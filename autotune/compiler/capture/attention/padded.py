@@ -198,7 +198,7 @@ def _backward_fake(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     if kernel != BY_LENGTHS:
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    dq, dk, dv = (_as_rows(torch.empty_like(_flat(x)), len(q)) for x in (q, k, v))
+    dq, dk, dv = (_as_rows(torch.empty_like(_flat(x)), q.shape[0]) for x in (q, k, v))
     return dq, dk, dv
 
 

@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.registry import lookup_backend
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
 from autotune.compiler.capture.attention import masks, rewrite_attention
 from autotune.compiler.capture.attention.kernels import kernel_of
-from autotune.compiler.capture.attention.padded import _bounds
+from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH, _bounds
+from autotune.compiler.capture.attention.sizes import same_shape
 from tests.support.compiler.padded_attention import REFERENCE
 
 B, H, S, D = 3, 4, 9, 8
@@ -281,6 +284,22 @@ def test_a_window_and_lengths_that_are_symbols() -> None:
     # A graph of sequences shorter than the window holds for those alone.
     torch._dynamo.reset()
     agree_at_sizes(attention(windowed), [1, 1], [(3, 3), (2, 4), (3, 17), (2, 2)])
+
+
+@pytest.mark.parametrize("kernel", [BY_LENGTHS, CUDNN, FLASH])
+def test_shapes_of_a_gpu_s_kernels_keep_their_symbols(kernel: str) -> None:
+    """A graph was compiled for one batch, since the gradients of attention by lengths were shaped by a number."""
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    q = mode.from_tensor(torch.empty(5, 40, H, D), static_shapes=False).transpose(1, 2)
+    batch, _, length, _ = q.shape
+    valid, how = q.new_empty((batch, length), dtype=torch.bool), (False, 0, 0.0, 0.5, kernel)
+    with mode:
+        given = q, q, q, valid, *torch.ops.autotune.mask_bounds(valid, length, False)
+        out, lse, own, seed, offset = torch.ops.autotune.padded_attention_forward(*given, *how)
+        grads = torch.ops.autotune.padded_attention_backward(out, *given, out, lse, own, seed, offset, *how)
+    assert all(same_shape(x.shape, q.shape) for x in (out, *grads))
+    symbols = mode.shape_env.var_to_range  # type: ignore[union-attr]
+    assert not any(known.is_singleton() for known in symbols.values())
 
 
 def test_masks_of_another_form_and_of_any_length_stay() -> None:
