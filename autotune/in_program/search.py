@@ -249,11 +249,15 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
     for device, regions in left.items():
         deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
     won = any(result.winner == "autotune" for result in found)
-    decided = any(result.winner for result in found)  # otherwise the next process searches the graph
-    searched_s = budget_s if decided or not missed else 0.0
+    searched_s = budget_s if not missed or any(map(is_decided, found)) else 0.0  # else the next process searches
     record = {"budget_s": searched_s, "tries": 0, "cut": True, "command": COMMAND}
     note_verdicts([one], record, after=won or not turn.alone)
     return won
+
+
+def is_decided(result: Result) -> bool:
+    """True if a search would not find more in another process: it has a winner, or none of its candidates works."""
+    return bool(result.winner) or (result.measured > 0 and result.best is None)
 
 
 def can_store() -> bool:

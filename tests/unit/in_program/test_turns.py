@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.in_program import searching
+from autotune.in_program.search import is_decided
 from autotune.in_program.searching import RegionQueue
 from autotune.tuner.result import Result
 from autotune.workload import Workload
@@ -83,6 +84,19 @@ def test_a_region_that_takes_long_does_not_keep_the_others_waiting(clock: Clock)
     assert (last.budget.timeout, last.budget.baselines) == (80.0, None)
     turns.done(result(slow, best={"tile": 4}))
     assert label(turns) == ""
+
+
+@pytest.mark.parametrize(
+    ("more", "decided"),
+    [
+        ({"winner": "inductor", "best": {}}, True),
+        ({"measured": 4}, True),  # none works: the next process would try them for nothing
+        ({"measured": 4, "best": {"tile": 4}}, False),  # the final comparison is missing
+        ({}, False),
+    ],
+)
+def test_a_graph_is_searched_again_only_if_that_may_help(more: dict[str, Any], decided: bool) -> None:
+    assert is_decided(result(region("a"), **more)) is decided
 
 
 def test_long_turns_are_no_exception_where_all_are_long(clock: Clock) -> None:
