@@ -13,7 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch._inductor.debug import DebugContext
-from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.virtualized import V
@@ -46,22 +45,20 @@ def hopper() -> Iterator[None]:
         yield
 
 
-def kernels(compute: Callable[[Tensor], Any], like: Tensor, *, symbolic: bool = False) -> list[str]:
+def kernels(compute: Callable[[Tensor], Any], like: Tensor) -> list[str]:
     """Print the Triton kernels of a function.
 
     Args:
         compute: a function of one tensor.
         like: a tensor of its shape and type, on a CPU.
-        symbolic: its sizes are symbols.
 
     Returns:
         The kernels' bodies in their order.
     """
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    shape = mode.from_tensor(like, static_shapes=not symbolic).shape
     with mode:
-        given = torch.empty(shape, dtype=like.dtype, device="cuda:0")
-        graph = make_fx(compute, decomposition_table=select_decomp_table())(given)
+        given = torch.empty(like.shape, dtype=like.dtype, device="cuda:0")
+        graph = make_fx(compute)(given)
     lowering = GraphLowering(graph, shape_env=mode.shape_env, example_inputs=[given])
     with V.set_graph_handler(lowering), V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
         lowering.run(given)

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo.backends.registry import lookup_backend
 from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
+import autotune.compiler.capture.attention.spanned  # noqa: F401 - defines operators
 from autotune.compiler.capture.attention import masks, rewrite_attention
 from autotune.compiler.capture.attention.kernels import kernel_of
 from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH, _bounds
@@ -300,6 +302,27 @@ def test_shapes_of_a_gpu_s_kernels_keep_their_symbols(kernel: str) -> None:
     assert all(same_shape(x.shape, q.shape) for x in (out, *grads))
     symbols = mode.shape_env.var_to_range  # type: ignore[union-attr]
     assert not any(known.is_singleton() for known in symbols.values())
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        pytest.param(lambda x: torch.ops.autotune.mask_bounds(x[0], x.shape[2], True), id="causal"),
+        pytest.param(lambda x: torch.ops.autotune.mask_bounds(x[0], x.shape[2], False), id="encoder"),
+        pytest.param(torch.ops.autotune.mask_spans, id="spans"),
+    ],
+)
+def test_places_are_reduced_in_one_type(compute: Callable[[Tensor], Any]) -> None:
+    """Triton rejects Inductor's loop whose variable begins as int32 and becomes the int64 of a symbolic size."""
+    gm = make_fx(compute, tracing_mode="symbolic")(torch.ones(3, 20, 30, dtype=torch.bool))
+    aten = torch.ops.aten
+    reduced = [n.args[0] for target in (aten.amin.default, aten.amax.default) for n in named(gm, target)]
+    assert reduced
+    for node in reduced:
+        assert isinstance(node, fx.Node)
+        for chosen in node.all_input_nodes:
+            if chosen.target is aten.scalar_tensor.default:
+                assert type(chosen.args[0]) is int
 
 
 def test_masks_of_another_form_and_of_any_length_stay() -> None:
