@@ -6,16 +6,17 @@ import functools
 import logging
 import math
 import os
+import sqlite3
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from autotune.errors import UserError, safe_line
 from autotune.store.connection.faults import LostConnection, Patience, first_line, user_errors, within
@@ -247,8 +248,26 @@ class Database:
 
     def close(self) -> None:
         """Close the connections. The store must not be used afterwards."""
+        if not self.readonly and self._pid == os.getpid():
+            self._empty_log()
         for engine in self._engines():
             engine.dispose(close=self._pid == os.getpid())
+
+    def _empty_log(self) -> None:
+        """Copy SQLite's write-ahead log into the file, as far as readers allow. Never waits.
+
+        SQLite does so when the last connection closes. A deployment in the same process may read the file until the
+        process ends, and users copy the file without its log.
+        """
+        pool = self._engine.pool
+        if self._engine.dialect.name != "sqlite" or not isinstance(pool, sa.QueuePool) or not pool.checkedin():
+            return
+        with suppress(SQLAlchemyError, sqlite3.Error):
+            connection = self._engine.raw_connection()
+            try:
+                connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            finally:
+                connection.close()
 
     def _engines(self) -> list[sa.Engine]:
         return [self._engine] if self._replica is None else [self._engine, self._replica[1]]

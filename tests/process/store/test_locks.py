@@ -72,3 +72,18 @@ def test_other_files_are_unchanged(tmp_path: Path, content: bytes | None, kind: 
     assert kind_of(path) == kind
     assert kind_of(tmp_path) == "unreadable"
     assert kind_of("a\0b") == "unreadable"
+
+
+def test_a_closed_store_is_whole_without_its_log(tmp_path: Path) -> None:
+    """A search in a process whose deployment reads the file until the end: users copy the file alone."""
+    path, copy = tmp_path / "own.db", tmp_path / "copy.db"
+    with Store.open(str(path)):
+        pass
+    reader = Store.open(str(path), readonly=True)
+    assert reader.runs() == []
+    with Store.open(str(path)) as writer:
+        run = writer.start_run("a search", owner="test")
+    copy.write_bytes(path.read_bytes())
+    with Store.open(str(copy), readonly=True) as alone:
+        assert [found.id for found in alone.runs()] == [run.id]
+    reader.close()
