@@ -16,9 +16,8 @@ COPIES = "cpu-copies"
 
 _OPERATIONAL = ("startup_s", "build_s", "load_s", "baseline_s", "lock_s", "quiet_s")
 """Time limits for the machine; they do not affect the meaning of a latency."""
-
-
 _QUIET_SHARE = 0.05
+"""Largest share of a workload's time for which its final comparison waits for a quiet CPU."""
 
 
 @dataclass(frozen=True)

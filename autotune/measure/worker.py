@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -151,7 +152,7 @@ def without_failing(
     raise WorkerFault("the final comparison failed again and again")
 
 
-class Supervisor:
+class Supervisor(ABC):
     """Base of workers whose processes are replaced after a failure. A context manager.
 
     Attributes:
@@ -202,9 +203,9 @@ class Supervisor:
         assert answer is not None
         return Outcome.from_json(answer, seconds)
 
+    @abstractmethod
     def close(self) -> None:
         """End the processes and their descendants."""
-        raise NotImplementedError
 
     def _comparison(self, left: Sequence[Contender], without: Sequence[str], seed: int) -> Attempt:
         answer, failure, who = self._call(*compare_message(left, without, seed))
@@ -215,21 +216,22 @@ class Supervisor:
             return {}, Outcome(Status.LAUNCH_ERROR, reason=answer["failed"], fault=fault), answer.get("who", "")
         return answer, None, ""
 
+    @abstractmethod
     def _call(self, message: dict[str, Any], blob: bytes) -> tuple[dict[str, Any] | None, Outcome | None, str]:
         """Run one job; return its answer, or the failure and the contender to blame."""
-        raise NotImplementedError
 
     def _restart(self) -> None:
         self.close()
         self.restarts += 1
         self._spawn()
 
+    @abstractmethod
     def _spawn(self) -> None:
-        raise NotImplementedError
+        """Start the processes. A failure is reported by the next job, which needs them."""
 
+    @abstractmethod
     def _ready(self) -> object:
         """Start the processes and open the workload if necessary, outside any candidate's time."""
-        raise NotImplementedError
 
 
 class Worker(Supervisor):
