@@ -77,7 +77,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--budget", type=seconds, metavar="S", help="for the whole command")
     about = "contenders start side by side, then the second processes; their first steps share the host"
     parser.add_argument("--together", action="store_true", help=about)
-    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the contenders' standard error")
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="keep the contenders' standard error and databases")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.contenders if name not in CONTENDERS]:
         parser.error(f"unknown contender {', '.join(unknown)}; there are {', '.join(CONTENDERS)}")
@@ -162,9 +162,9 @@ def measure_all(args: argparse.Namespace, command: str) -> int:
                     failed[name] = "; ".join(f"{who}: {why}" for who, why in measured.case["missing"].items())
                     write()
             if args.logs:
-                for log in Path(folder).glob("*/*.log"):
-                    (args.logs / name).mkdir(parents=True, exist_ok=True)
-                    shutil.copy(log, args.logs / name)
+                for found in (*Path(folder).glob("*/*.log"), *Path(folder).glob("*/schedules.db*")):
+                    (args.logs / name / found.parent.name).mkdir(parents=True, exist_ok=True)
+                    shutil.copy(found, args.logs / name / found.parent.name)
         longest = max(longest if name in failed else 0.0, time.monotonic() - started)
         _say(f"{name}: {time.monotonic() - started:.0f} s")
 
