@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotune")
 
-_SHARE = 0.9
-"""Share of the remaining budget for one graph, since others may follow."""
+_SHARE, _SHARE_OF_SEVERAL = 0.9, 0.5
+"""Share of the remaining budget for one graph: less if more graphs of the same function follow."""
 LEAST_S = 5.0
 """Minimum seconds for a search after the first compilation."""
-_LEAST_SHARE = 0.5
-"""Share of the remaining budget that a search gets even if the second compilation then ends after the budget. Its time
-during the first compilation counts."""
+_LEAST = 5 / 9
+"""Part of its share that a search gets even if the second compilation then ends after the budget: half of the budget,
+if no other graph follows. Its time during the first compilation counts."""
 _AGAIN = 0.7
 """The second compilation's share of the first one's time without tracing: it finds most kernels in caches."""
 _ONCE = 0.6
@@ -59,6 +59,8 @@ Compile = Callable[..., Any]
 """Compiles a graph for inputs; ``bare`` and ``code`` as of :func:`autotune.runtime.backend.compile_graph`."""
 
 _contest: Contest | None = None
+_unfinished = 0
+"""Functions that Dynamo has divided at a graph break, and whose last graph has not been compiled."""
 
 
 def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: str, compile_once: Compile) -> Any:
@@ -80,7 +82,8 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     name = name_of(gm, device)
     if _was_searched(name, device, mode, seconds):
         return compile_once(gm, inputs)
-    with Searcher(device, _SHARE * left_s(seconds)) as searcher, rank_turn(name) as turn:
+    share = share_of(gm)
+    with Searcher(device, share * left_s(seconds)) as searcher, rank_turn(name) as turn:
         if not turn.searches:
             turn.wait()
             return compile_once(gm, inputs)
@@ -92,7 +95,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
         take = _ignore if spent else searcher.add
         one = compile_surveyed(gm, inputs, compile_once, take, traced, name, device, mode, alone=turn.alone)
         again_s = _AGAIN * max(0.0, one.compile_s - traced.seconds)
-        granted = 0.0 if spent else granted_s(left_s(seconds), again_s, searcher.searched_s)
+        granted = 0.0 if spent else granted_s(left_s(seconds), again_s, searcher.searched_s, share)
         with spending():
             try:
                 found = _searched(one, granted, again_s, seconds, turn, searcher)
@@ -205,15 +208,27 @@ def _ignore(graph: Surveyed) -> None:
     """Take a graph that is not searched."""
 
 
-def granted_s(left: float, again_s: float, searched_s: float = 0.0) -> float:
+def share_of(gm: fx.GraphModule) -> float:
+    """The share of the remaining budget for a Dynamo graph. Call it once for each graph, in their order.
+
+    At a graph break Dynamo ends a graph, and compiles the rest of the function as further graphs.
+    """
+    global _unfinished
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    _unfinished = max(0, _unfinished + (1 if getattr(reason, "graph_break", False) else -1))
+    return _SHARE_OF_SEVERAL if _unfinished else _SHARE
+
+
+def granted_s(left: float, again_s: float, searched_s: float = 0.0, share: float = _SHARE) -> float:
     """The seconds of a graph's search after its first compilation.
 
     Args:
         left: seconds of the budget.
         again_s: estimate for the second compilation, which is a part of the budget.
         searched_s: seconds of the search during the first compilation.
+        share: of :func:`share_of`.
     """
-    return max(_SHARE * left - again_s, _LEAST_SHARE * left - searched_s, LEAST_S)
+    return max(share * left - again_s, _LEAST * share * left - searched_s, LEAST_S)
 
 
 def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
@@ -319,7 +334,8 @@ def join_contest(one: First, record: Mapping[str, Any]) -> Contest:
 
 def reset() -> None:
     """Cancel the running contest, whose code ``torch._dynamo.reset()`` has dropped."""
-    global _contest
+    global _contest, _unfinished
+    _unfinished = 0
     contest, _contest = _contest, None
     if contest is not None:
         contest.cancel()

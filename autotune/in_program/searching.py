@@ -46,6 +46,9 @@ _TURN_S = 6.0
 compile for 10 to 30 s, and so do some baselines. A region without a decision has another turn after all others."""
 _REGION_S = 4.0
 """Minimum seconds of a region's second turn."""
+_HOPELESS = 1.25
+"""A region whose best candidate takes this multiple of the deployed code's time has no second turn. Five programs had 36
+second turns: 30 of the 31 that began below it won, and none of the others, which began at 1.37 to 3.0 and took 54 s."""
 _PREFETCHED = 10
 """Regions whose candidates are compiled while one is measured. Some regions' take eight seconds, the others' one."""
 _WITHOUT = ("eager",)
@@ -391,19 +394,20 @@ def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result
     """The workloads that may still gain, with the possible gain in microseconds of a step, the largest first.
 
     The possible gain is the time beyond moving the workload's bytes at the best rate of all results. Products compute
-    for longer than that, and the first turns have timed their few candidates.
+    for longer than that, and the first turns have timed their few candidates. Where Inductor is much faster than all
+    candidates, more of them will not win.
 
     Args:
         counted: workloads with their numbers of occurrences.
         results: of their searches.
     """
-    memory_bound = [r for r in results if r.kind != PRODUCT]
-    timed = {r.workload: (r.best_us, r.bytes_moved) for r in memory_bound if r.best_us and r.bytes_moved}
-    best = max((moved / us for us, moved in timed.values()), default=1.0)
+    timed = {r.workload: r for r in results if r.kind != PRODUCT and r.best_us and r.bytes_moved}
+    best = max((r.bytes_moved / r.best_us for r in timed.values() if r.best_us), default=1.0)
     gains = [
-        (workload, count * (us - moved / best))
+        (workload, count * (r.best_us - r.bytes_moved / best))
         for workload, count in counted
-        for us, moved in [timed.get(workload.fingerprint, (0.0, 0))]
+        if (r := timed.get(workload.fingerprint)) is not None and r.best_us
+        if r.best_us < _HOPELESS * (r.deployed_us or r.best_us)
     ]
     return sorted((found for found in gains if found[1] > 0), key=lambda found: -found[1])
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from autotune.domain import domain_of
-from autotune.in_program.search import LEAST_S, granted_s
+from autotune.in_program import search
+from autotune.in_program.search import LEAST_S, granted_s, share_of
 from autotune.in_program.searching import first_candidates, gains_left, shares
 from autotune.tuner.result import Result
 from autotune.workload import PRODUCT, Workload
@@ -19,8 +20,9 @@ def workload(name: str) -> Workload:
     return Workload("toy", {"name": name}, label=name)
 
 
-def result(of: Workload, best_us: float | None, moved: int) -> Result:
-    return Result(of.fingerprint, of.label, of.kind, "cuda:0", "policy", best_us=best_us, bytes_moved=moved)
+def result(of: Workload, best_us: float | None, moved: int, deployed_us: float | None = None) -> Result:
+    named = of.fingerprint, of.label, of.kind, "cuda:0", "policy"
+    return Result(*named, best_us=best_us, bytes_moved=moved, deployed_us=deployed_us)
 
 
 def test_the_region_goes_first_that_a_step_may_gain_most_of() -> None:
@@ -31,6 +33,12 @@ def test_the_region_goes_first_that_a_step_may_gain_most_of() -> None:
     counted = [(fast, 3), (slow, 1), (often, 6), (failed, 1), (unknown, 1), (product, 1)]
     found = [(w.label, round(gain)) for w, gain in gains_left(counted, results)]
     assert found == [("often", 60), ("slow", 50)], "the fastest moves 100 bytes a microsecond, and has nothing to gain"
+
+
+def test_a_region_that_inductor_computes_much_faster_has_no_second_turn() -> None:
+    near, far, fastest = (workload(name) for name in ("near", "far", "fastest"))
+    results = [result(fastest, 10.0, 1000), result(near, 60.0, 1000, 50.0), result(far, 89.0, 1000, 35.0)]
+    assert [w.label for w, _ in gains_left([(near, 1), (far, 9), (fastest, 1)], results)] == ["near"]
 
 
 def test_nothing_may_be_gained_where_nothing_was_timed() -> None:
@@ -79,3 +87,28 @@ def test_a_search_gets_half_of_the_budget_however_long_compiling_takes(
 ) -> None:
     """Its time during the first compilation counts."""
     assert granted_s(left, again_s, before) == pytest.approx(granted)
+
+
+def test_graphs_of_a_function_with_breaks_share_the_budget() -> None:
+    """Dynamo's reasons are the real ones: a break in the function, one in a function that it calls, and the ends."""
+    shares: list[float] = []
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y + 1
+
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return inner(x.cos()) * 2
+
+    def backend(gm: torch.fx.GraphModule, inputs: object) -> object:
+        shares.append(share_of(gm))
+        return gm.forward
+
+    torch._dynamo.reset()
+    search.reset()
+    torch.compile(outer, backend=backend)(torch.ones(3))
+    assert shares == [0.5, 0.5, 0.5, 0.9], "the first part of outer, both parts of inner, the rest of outer"
+    torch.compile(lambda x: x.tan(), backend=backend)(torch.ones(3))
+    assert shares[4:] == [0.9]
+    assert granted_s(80.0, 10.0, 0.0, 0.5) == 30.0
