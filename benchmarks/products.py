@@ -81,7 +81,7 @@ def measured(name: str, args: argparse.Namespace) -> dict[str, Any]:
     from autotune import numerics
     from autotune.api import tune_workloads
     from autotune.errors import UserError
-    from autotune.in_program.searching import shares
+    from autotune.in_program.turns import shares
     from autotune.measure.quiet import device_lock
     from autotune.runtime.deployment import deployment
     from autotune.runtime.inductor.verdict import Surveyed, surveying

@@ -21,6 +21,7 @@ from torch import fx
 from autotune import numerics
 from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
+from autotune.in_program import searcher
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
 from autotune.in_program.options import is_enough, left_s, spending
 from autotune.in_program.ranks import RankTurn, rank_turn
@@ -83,7 +84,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     if _was_searched(name, device, mode, seconds):
         return compile_once(gm, inputs)
     share = share_of(gm)
-    with Searcher(device, share * left_s(seconds)) as searcher, rank_turn(name) as turn:
+    with Searcher(device, share * left_s(seconds), more=_unfinished > 0) as searcher, rank_turn(name) as turn:
         if not turn.searches:
             turn.wait()
             return compile_once(gm, inputs)
@@ -336,6 +337,7 @@ def reset() -> None:
     """Cancel the running contest, whose code ``torch._dynamo.reset()`` has dropped."""
     global _contest, _unfinished
     _unfinished = 0
+    searcher.reset()
     contest, _contest = _contest, None
     if contest is not None:
         contest.cancel()

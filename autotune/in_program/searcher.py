@@ -31,8 +31,42 @@ _LOOK_S = 0.2  # between checks for an interrupt
 _STOP_S = 10.0
 """Seconds for the current region after Ctrl-C."""
 MODULE = "autotune.in_program.searching"
+_FREE = 0.5
+"""Share of a GPU's memory that must be free while the process waits for another graph, since the program runs."""
 _LATE = "the last region did not end in time, and is left to Inductor"
 _LATE_AGAIN = "the second search of a region did not end in time, and its first result stays"
+
+
+_resting: tuple[str, Child] | None = None
+"""The process that waits for the next graph of a function, and its device."""
+
+
+def reset() -> None:
+    """End the process that waits for another graph."""
+    global _resting
+    resting, _resting = _resting, None
+    if resting is not None:
+        resting[1].kill()
+
+
+def _taken(device: str) -> Child | None:
+    """The process that waits for a graph on this device, if it still runs."""
+    global _resting
+    if _resting is None or _resting[0] != device or not _resting[1].alive:
+        reset()
+        return None
+    (_, child), _resting = _resting, None
+    return child
+
+
+def _may_rest(device: str) -> bool:
+    """True if the program can run its first graphs while the process keeps its memory."""
+    import torch
+
+    if not device.startswith("cuda"):
+        return False  # its pools have ended
+    free, every = torch.cuda.mem_get_info(device)
+    return free >= _FREE * every
 
 
 class Searcher:
@@ -41,14 +75,17 @@ class Searcher:
     Args:
         device: "cpu" or "cuda:N".
         seconds: that the search will probably have after Inductor has finished.
+        more: another graph of the same function follows. Its search takes over the processes of this one on a GPU: a
+            worker and the first build take 18 s.
     """
 
-    def __init__(self, device: str, seconds: float) -> None:
+    def __init__(self, device: str, seconds: float, *, more: bool = False) -> None:
         self.device = device
-        self._seconds = seconds
+        self._seconds, self._more = seconds, more
         self._child: Child | None = None
         self._error = ""
         self._begun: float | None = None
+        self._done = False
 
     @property
     def searched_s(self) -> float:
@@ -61,14 +98,23 @@ class Searcher:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._child is not None:
-            self._child.kill()
+        global _resting
+        if not self._more:
+            reset()
+        if self._child is None:
+            return
+        if self._more and self._done and kind is None and _may_rest(self.device):
+            with contextlib.suppress(ChildDied, ChildSilent):
+                self._child.send({"rest": True})
+                _resting = self.device, self._child
+                return
+        self._child.kill()
 
     def start(self) -> None:
         """Start the process, which starts others. Never raises. Linux ends it with the calling thread."""
         if self._child is None:
             try:
-                self._child = Child(MODULE)
+                self._child = _taken(self.device) or Child(MODULE)
                 self._send({"device": self.device, "numerics": numerics.read(), "seconds": self._seconds})
             except Exception as error:
                 self._error = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
@@ -131,6 +177,7 @@ class Searcher:
                         results.append(Result(**message["result"]))
                     else:
                         error = message["done"]
+                        self._done = not (error or interrupt.requested)
                         break
             except (ChildDied, ValueError) as death:
                 error = f"its process ended: {death}"

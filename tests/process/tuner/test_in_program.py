@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autotune.domain import domain_of
-from autotune.in_program import searching
+from autotune.in_program import searching, turns
 from autotune.measure.outcome import Outcome
 from autotune.measure.pool import BaselinePool, CompilePool
 from autotune.measure.worker import Worker
@@ -99,7 +99,7 @@ def test_nothing_is_reported_or_stored_before_inductor_has_finished(
     monkeypatch.setattr(searching, "_overlaps", lambda device: True)
     monkeypatch.setattr("autotune.tuner.context.Context.baselines", lambda self, workload: None)
     program.tell(workloads=listed(A))
-    program.wait(lambda: len(search._queue.results) > 0)
+    program.wait(lambda: len(search.graph.queue.results) > 0)
     assert program.answers == []
     assert stored(db) == 0
     with Store.open(db) as store:
@@ -116,10 +116,36 @@ def test_nothing_is_reported_or_stored_before_inductor_has_finished(
         assert store.stats()["claims"] == 0
 
 
+def test_the_processes_serve_the_next_graph_too(
+    program: Program, search: searching.Search, monkeypatch: pytest.MonkeyPatch, db: str
+) -> None:
+    """Its schedules are held back until it has been compiled, and its results are its own."""
+    workers: list[object] = []
+    begin = Worker.__enter__
+    monkeypatch.setattr(Worker, "__enter__", lambda self: (workers.append(self), begin(self))[1])
+    monkeypatch.setattr(searching, "_overlaps", lambda device: True)
+    monkeypatch.setattr("autotune.tuner.context.Context.baselines", lambda self, workload: None)
+    program.tell(workloads=listed(A), end=500.0)
+    program.wait(lambda: program.done)
+    program.tell(rest=True)
+    program.answers.clear()
+    program.tell(device="cpu", numerics={}, seconds=600.0)
+    program.tell(workloads=listed(B))
+    program.wait(lambda: search.graph is not None and len(search.graph.queue.results) > 0)
+    assert (program.answers, stored(db)) == ([], 1)
+    program.tell(workloads=listed(B), end=500.0)
+    program.wait(lambda: program.done)
+    assert {r.workload for r in program.results} == {B.fingerprint}
+    assert (stored(db), len(workers)) == (2, 1)
+    with Store.open(db) as store:
+        assert [run.state for run in store.runs()] == ["done", "done"]
+    assert not search._rest.is_alive(), "another graph has come"
+
+
 def test_a_cpu_measures_nothing_before_inductor_has_finished(program: Program, search: searching.Search) -> None:
     program.tell(workloads=listed(A))
-    program.wait(lambda: search._context is not None)
-    assert not search._queue.results
+    program.wait(lambda: search.graph._context is not None)
+    assert not search.graph.queue.results
     program.tell(workloads=listed(A), end=500.0)
     program.wait(lambda: program.done)
     assert program.results[0].ok
@@ -131,17 +157,18 @@ def test_a_cpu_compiles_regions_while_inductor_compiles_and_no_longer(
     """Baselines and candidates of the regions that the search can reach."""
     begun: list[str] = []
     monkeypatch.setattr(BaselinePool, "begin", lambda self, workload, device: begun.append(workload.fingerprint))
-    monkeypatch.setattr(searching, "_REGION_S", 600.0)
+    for module in (searching, turns):
+        monkeypatch.setattr(module, "REGION_S", 600.0)
     program.tell(workloads=listed(A, B))
-    program.wait(lambda: search._context is not None and bool(search._context.pool._prefetched))
-    assert search._context is not None
-    ahead = [workload for workload, *_ in search._context.pool._prefetched]
+    program.wait(lambda: search.graph._context is not None and bool(search.graph._context.pool._prefetched))
+    assert search.graph._context is not None
+    ahead = [workload for workload, *_ in search.graph._context.pool._prefetched]
     assert set(ahead) == set(begun)
     assert len(set(ahead)) == 1
-    pool = search._baselines
+    pool = search.graph._baselines
     assert pool is not None
     program.tell(workloads=listed(A, B), end=500.0)
-    assert search._baselines is None
+    assert search.graph._baselines is None
     assert not pool._children
     program.wait(lambda: program.done)
     assert all(r.ok for r in program.results)

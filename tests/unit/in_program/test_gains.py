@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from autotune.domain import domain_of
 from autotune.in_program import search
 from autotune.in_program.search import LEAST_S, granted_s, share_of
-from autotune.in_program.searching import first_candidates, gains_left, shares
+from autotune.in_program.turns import first_candidates, gains_left, shares
 from autotune.tuner.result import Result
 from autotune.workload import PRODUCT, Workload
 from tests.support import zoo

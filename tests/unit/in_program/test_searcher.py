@@ -37,6 +37,7 @@ class Process:
         self.answers: list[dict[str, Any] | Callable[[], Any]] = []
         self.sent: list[dict[str, Any]] = []
         self.kills = 0
+        self.alive = True
         self._clock = clock
 
     def __call__(self, module: str) -> Process:
@@ -59,6 +60,7 @@ class Process:
 
     def kill(self) -> None:
         self.kills += 1
+        self.alive = False
 
 
 @pytest.fixture
@@ -209,3 +211,63 @@ def test_a_failed_look_up_does_not_fail_the_compilation(process: Process, monkey
         found.add(Surveyed("", "default", (), frozenset()))
         with pytest.raises(UserError, match="the database is locked"):
             found.end([(WORKLOAD, 1)], 10.0, lambda progress: None)
+
+
+@pytest.fixture
+def half_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (50, 100))
+
+
+def of_graph(process: Process, device: str = "cuda:0", *, more: bool, answers: list[Any] | None = None) -> None:
+    """Search a graph of a function; ``more`` graphs follow."""
+    process.answers = [WON, {"done": ""}] if answers is None else answers
+    with Searcher(device, 80.0, more=more) as found:
+        found.end([(WORKLOAD, 3)], 40.0, lambda progress: None)
+
+
+def test_the_graphs_of_a_function_have_one_process(process: Process, half_free: None) -> None:
+    made: list[str] = []
+    of_graph(process, more=True)
+    assert (process.kills, process.sent[-1]) == (0, {"rest": True})
+    begin = process.sent[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(searcher, "Child", made.append)
+        of_graph(process, more=True)
+        of_graph(process, more=False)
+    assert made == []
+    assert [frame for frame in process.sent if "device" in frame] == [begin] * 3
+
+
+def test_a_process_that_waits_ends_with_the_last_graph_though_nothing_is_searched(
+    process: Process, half_free: None
+) -> None:
+    of_graph(process, more=True)
+    with Searcher("cuda:0", 80.0):
+        assert process.kills == 0
+
+
+def test_a_process_that_has_ended_or_is_of_another_device_is_not_used(process: Process, half_free: None) -> None:
+    for device, alive in (("cuda:1", True), ("cuda:0", False)):
+        of_graph(process, more=True)
+        process.alive = alive
+        made: list[str] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(searcher, "Child", lambda module: (made.append(module), process)[1])  # noqa: B023
+            of_graph(process, device, more=False)
+        assert len(made) == 1
+        assert process.kills == 2, "the one that waited, and the one of the last graph"
+        process.kills, process.alive = 0, True
+    process.kills = 1
+
+
+@pytest.mark.parametrize(
+    ("device", "free", "answers"),
+    [("cpu", 50, None), ("cuda:0", 49, None), ("cuda:0", 50, [WON, {"done": "no space left"}]), ("cuda:0", 50, [WON])],
+)
+def test_a_process_does_not_wait_where_it_could_not_serve_or_would_disturb(
+    process: Process, monkeypatch: pytest.MonkeyPatch, device: str, free: int, answers: list[Any] | None
+) -> None:
+    """On a CPU its pools have ended, a full GPU is the program's, and a search that failed or is silent may again."""
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free, 100))
+    of_graph(process, device, more=True, answers=answers)
+    assert process.kills == 1

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from autotune.in_program import searching
+from autotune.in_program import turns
 from autotune.in_program.search import is_decided
-from autotune.in_program.searching import RegionQueue
+from autotune.in_program.turns import RegionQueue
 from autotune.tuner.result import Result
 from autotune.workload import Workload
 from tests.support.clock import Clock
@@ -17,8 +17,8 @@ from tests.support.clock import Clock
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(searching, "time", made)
-    monkeypatch.setattr(searching, "shares", lambda counted: {w.fingerprint: n * w.spec["mib"] for w, n in counted})
+    monkeypatch.setattr(turns, "time", made)
+    monkeypatch.setattr(turns, "shares", lambda counted: {w.fingerprint: n * w.spec["mib"] for w, n in counted})
     return made
 
 

@@ -95,8 +95,10 @@ def _fused(
     """The output [B, H, S, D], the logsumexp, and the seed and offset of dropout from a fused kernel."""
     queries, keys = q.shape[2], k.shape[2]
     if kernel == BY_LENGTHS:
+        # For sequences of one query, torch moves the heads that share a key into the queries, and takes no empty ones.
+        longest = max(queries, 2)
         out, lse, seed, offset, _ = aten._flash_attention_forward.default(
-            _flat(q), _flat(k), _flat(v), *cums, queries, keys, p, False, False, scale=scale
+            _flat(q), _flat(k), _flat(v), *cums, longest, keys, p, False, False, scale=scale
         )
         return _as_rows(out, q.shape[0]), lse, seed, offset
     if kernel == CUDNN:

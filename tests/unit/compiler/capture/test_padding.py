@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
 import autotune.compiler.capture.attention.spanned  # noqa: F401 - defines operators
-from autotune.compiler.capture.attention import masks, rewrite_attention
+from autotune.compiler.capture.attention import masks, padded, rewrite_attention
 from autotune.compiler.capture.attention.kernels import kernel_of
 from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH, _bounds
 from autotune.compiler.capture.attention.sizes import same_shape
@@ -390,6 +390,22 @@ def test_sequences_by_lengths_hold_each_key_and_each_query_once(queries: int) ->
             if one_side:
                 first, end = (int(cum_key[i]) - b * S for i in (which, which + 1))
                 assert list(range(first, end)) == places, name
+
+
+def test_sequences_of_one_query_keep_their_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch moves the heads of a longest sequence of one query into the queries, and counts empty sequences too."""
+    longest: list[int] = []
+
+    def forward(*given: object, scale: float) -> tuple[Tensor, ...]:
+        longest.append(given[5])  # type: ignore[arg-type]
+        return (given[0], *torch.zeros(4))  # type: ignore[return-value]
+
+    monkeypatch.setattr(padded.aten._flash_attention_forward, "default", forward)
+    for queries in (1, 5):
+        q, k = torch.randn(B, 8, queries, D), torch.randn(B, 2, S, D)
+        out = padded._fused(q, k, k, (torch.zeros(7), torch.zeros(7)), False, 0, 0.0, 1.0, BY_LENGTHS)[0]
+        assert torch.equal(out, q)
+    assert longest == [2, 5]
 
 
 def test_rows_behind_a_hidden_key_are_those_that_a_triangle_gets_wrong() -> None:

@@ -1,0 +1,170 @@
+"""The order in which a search in the program visits regions, and the time of each visit."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from autotune.workload import PRODUCT, Workload
+
+if TYPE_CHECKING:
+    from autotune.tuner.options import Budget
+    from autotune.tuner.result import Result
+
+_FIRST, _FEWEST = 8, 4
+"""Most and fewest candidates of every region before any of them gets more. In recordings the best of five is 6%
+slower than the best of ten (benchmarks/notes/search-quality.md); a region that is not reached is 10 to 40% slower."""
+_CANDIDATE_S, _FIXED_S = 0.12, 0.6
+"""Seconds of a candidate, and of the rest of a region: its inputs, its oracle and the final comparison."""
+_TURN_S = 6.0
+"""Most seconds of a first turn, unless turns usually take a quarter of that. Most take 0.5 to 2 s; single candidates
+compile for 10 to 30 s, and so do some baselines. A region without a decision has another turn after all others."""
+REGION_S = 4.0
+"""Minimum seconds of a region's second turn."""
+_HOPELESS = 1.25
+"""A region whose best candidate takes this multiple of the deployed code's time has no second turn. In five programs 30
+of 31 second turns that began below it won, and none of five that began at 1.37 to 3.0 and took 54 s."""
+
+
+class RegionTurn(NamedTuple):
+    """A turn of a region.
+
+    Attributes:
+        number: of the region, in the order of arrival.
+        granted: seconds, for comparison with other searches; 0 for a few candidates.
+    """
+
+    number: int
+    budget: Budget
+    granted: float
+
+
+class RegionQueue:
+    """The regions of a program, and which of them is searched next.
+
+    The first turn of a region measures a few candidates, which bring most of the gain. When all regions have had it,
+    those that it left undecided have one without a limit, and then those with the most to gain a second one.
+
+    Args:
+        seconds: expected time of the search, until :attr:`end` is set.
+
+    Attributes:
+        workloads: in the order of their arrival.
+        end: time by ``time.monotonic()`` at which the search ends; None while Inductor compiles.
+        results: of the turns that have ended.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.workloads: list[Workload] = []
+        self.end: float | None = None
+        self._seconds = seconds
+        self._counts: dict[str, int] = {}
+        self._shares: dict[str, float] = {}
+        self._begun: set[str] = set()
+        self._late: set[str] = set()
+        self._again: set[str] = set()
+        self.results: list[Result] = []
+
+    def add(self, counted: Sequence[tuple[Workload, int]], *, whole: bool = False) -> None:
+        """Add regions, or occurrences of known ones; with ``whole``, these are the occurrences in all graphs."""
+        new = [workload for workload, _ in counted if workload.fingerprint not in self._counts]
+        if whole:
+            self._counts = dict.fromkeys(self._counts, 0)
+        for workload, count in counted:
+            self._counts[workload.fingerprint] = self._counts.get(workload.fingerprint, 0) + count
+        self._shares = shares([(w, self._counts[w.fingerprint]) for w in (*self.workloads, *new)])
+        self.workloads.extend(new)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, or that are expected to be."""
+        return self._seconds if self.end is None else max(0.0, self.end - time.monotonic())
+
+    def waiting(self) -> list[int]:
+        """Numbers of the regions without a turn, the most promising first, and then of the undecided ones."""
+        prints = [w.fingerprint for w in self.workloads]
+        left = [i for i, key in enumerate(prints) if key not in self._begun]
+        return sorted(left, key=lambda i: (prints[i] in self._late, -self._shares[prints[i]]))
+
+    @property
+    def trials(self) -> int:
+        """Candidates of the next region's first turn."""
+        return first_candidates(self.left_s, len(self.waiting()))
+
+    def next(self) -> RegionTurn | None:
+        """The next turn; None if none is left that fits the time."""
+        from autotune.tuner.options import Budget
+
+        if waiting := self.waiting():
+            if (left := self.left_s) <= self._usual_s():
+                return None
+            trials = self.trials
+            self._begun.add(key := self.workloads[waiting[0]].fingerprint)
+            if key in self._late:
+                return RegionTurn(waiting[0], Budget(trials, left), 0.0)
+            most = max(_TURN_S, 4 * self._usual_s())
+            return RegionTurn(waiting[0], Budget(trials, min(left, most), baselines=most / 2), 0.0)
+        counted = [(w, self._counts[w.fingerprint]) for w in self.workloads if w.fingerprint not in self._again]
+        most = max(1, int(self.left_s / REGION_S))
+        gains = gains_left(counted, self.results)[:most]
+        if not gains or self.left_s < REGION_S:
+            return None
+        (workload, gain), every = gains[0], sum(gain for _, gain in gains)
+        self._again.add(workload.fingerprint)
+        seconds = REGION_S if self.end is None else max(REGION_S, self.left_s * gain / every)
+        return RegionTurn(self.workloads.index(workload), Budget(timeout=seconds), seconds)
+
+    def done(self, result: Result) -> None:
+        """Record the result of a turn."""
+        self.results.append(result)
+        if result.best is not None and not result.winner and result.workload not in self._late:
+            self._late.add(result.workload)
+            self._begun.discard(result.workload)
+
+    def _usual_s(self) -> float:
+        """Seconds of a first turn, by those that have ended; the first one waits for the processes' start."""
+        ended = [r.seconds for r in self.results[1:]]
+        return statistics.median(ended) if ended else 0.0
+
+
+def first_candidates(seconds: float, regions: int) -> int:
+    """Candidates that each region gets in the first pass, so that the pass reaches all regions if it can."""
+    each = seconds / max(regions, 1) - _FIXED_S
+    return max(_FEWEST, min(_FIRST, int(each / _CANDIDATE_S)))
+
+
+def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result]) -> list[tuple[Workload, float]]:
+    """The workloads that may still gain, with the possible gain in microseconds of a step, the largest first.
+
+    The possible gain is the time beyond moving the workload's bytes at the best rate of all results. Products compute
+    for longer than that, and the first turns have timed their few candidates. Where Inductor is much faster than all
+    candidates, more of them will not win.
+
+    Args:
+        counted: workloads with their numbers of occurrences.
+        results: of their searches.
+    """
+    timed = {r.workload: r for r in results if r.kind != PRODUCT and r.best_us and r.bytes_moved}
+    best = max((r.bytes_moved / r.best_us for r in timed.values() if r.best_us), default=1.0)
+    gains = [
+        (workload, count * (r.best_us - r.bytes_moved / best))
+        for workload, count in counted
+        if (r := timed.get(workload.fingerprint)) is not None and r.best_us
+        if r.best_us < _HOPELESS * (r.deployed_us or r.best_us)
+    ]
+    return sorted((found for found in gains if found[1] > 0), key=lambda found: -found[1])
+
+
+def shares(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:
+    """Each workload's weight in a step by fingerprint: the mebibytes whose time it may save, times its occurrences.
+
+    The first turns measure a fixed number of candidates of each, so the weight determines their order, not their time.
+    """
+    from autotune.domain import domain_of
+
+    def saved(workload: Workload) -> float:
+        return max(0.1, domain_of(workload.kind).bytes_saved(workload) / 2**20)
+
+    return {workload.fingerprint: count * saved(workload) for workload, count in counted}
