@@ -171,6 +171,27 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
     return tuple((tuple(groups[k]),) for k in order)
 
 
+def small_apart(graph: Graph, shape: Shape) -> Shape:
+    """The shape with a first launch for the outputs that are small, and that no reduction goes into.
+
+    A broadcast weight is one, such as instance norm's. With it in a group of large sums over outer axes, no kernel can
+    divide these sums among all multiprocessors. Returns ``shape`` itself if there is no such output.
+    """
+    home = homes(graph, groups_of(shape))
+    largest = max(graph.size(graph.values[i].axes) for i in graph.live)
+
+    def is_small(root: Root) -> bool:
+        if root.kind != "o" or graph.size(graph.values[root.value(graph)].axes) == largest:
+            return False
+        made = cone(graph, [root], {}, 0)
+        return not any(graph.values[i].op in REDUCTIONS or i in home for i in made)
+
+    small = tuple(root for group in groups_of(shape) for root in group if is_small(root))
+    rest = tuple(tuple(tuple(r for r in group if r not in small) for group in launch) for launch in shape)
+    rest = tuple(tuple(group for group in launch if group) for launch in rest)
+    return ((small,), *(launch for launch in rest if launch)) if small else shape
+
+
 def _parts(graph: Graph) -> dict[Root, int]:
     found: dict[Root, int] = {}
     for n, outputs in enumerate(components(graph)):

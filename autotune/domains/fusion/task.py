@@ -7,6 +7,7 @@ combine to a configuration of the region.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,9 @@ from autotune.compiler.assemble import graph_ops
 from autotune.compiler.lower.op_names import form
 from autotune.compiler.planner.beam import MEASURED, check_plans, shapes
 from autotune.compiler.planner.cost import Costs, Figures, GroupCost, plan_us
-from autotune.compiler.planner.groups import Group, Plan, agree, group_configs
+from autotune.compiler.planner.groups import Group, Plan, Shape, agree, group_configs
 from autotune.compiler.planner.latency import predict_cuda
-from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.planner.plan import make_plan, small_apart
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.configurations import Choices, improper, join_configs, join_spaces
 from autotune.compiler.schedules.cuda import scheme_of
@@ -81,15 +82,27 @@ class FusionTask(Task):
         figures = self.estimates
         out = []
         for shape in shapes(self.graph, self.side, self.plans, figures, limit):
-            try:
-                plan = make_plan(self.graph, self.side, shape)
-            except Unsupported:
-                continue
-            if all(_alone(g, self.side) for g in plan.groups):
+            if plan := self._composable(shape):
                 out.append(composition(self, plan, figures))
         if len(out) == 1 and len(out[0].parts) == 1 and out[0].parts[0] == self.workload:
             return []
         return out
+
+    def _composable(self, shape: Shape) -> Plan | None:
+        """The plan of a shape whose groups can be tuned separately; None if there is none.
+
+        On a GPU small outputs are apart if more groups then have the scheme columns, which divides few sums among all
+        multiprocessors.
+        """
+        plans = []
+        for own in dict.fromkeys((shape, small_apart(self.graph, shape))):
+            with contextlib.suppress(Unsupported):
+                plan = make_plan(self.graph, self.side, own)
+                if all(_alone(g, self.side) for g in plan.groups):
+                    plans.append(plan)
+        if self.side == "cpu":
+            return plans[0] if plans else None
+        return max(plans, key=lambda p: [scheme_of(g.graph).name for g in p.groups].count("columns"), default=None)
 
     def predict(self, config: Config) -> float | None:
         """Microseconds by the latency-evaluator; None on a CPU, or if a group's scheme has no model."""
