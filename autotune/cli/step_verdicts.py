@@ -181,7 +181,7 @@ def lines(verdict: Verdict, most: int = 8) -> list[str]:
 
 
 def table(verdicts: Sequence[Verdict]) -> Table:
-    """A table of steps with a verdict, one per line."""
+    """A table of steps with a verdict, one per line; a search in a program has no target, and lists no families."""
     from rich.markup import escape
 
     made = ruled_table("steps")
@@ -193,10 +193,12 @@ def table(verdicts: Sequence[Verdict]) -> Table:
         kept = sum(bool(f.get("kept")) for f in every)
         theirs, ours = record.get("compile_us"), record.get("autotune_us")
         speedup = ratio(theirs / ours) if is_number(theirs) and is_number(ours) and ours else "–"
-        target = str(record.get("target", "")) + (" (training)" if record.get("train") else "")
+        target = str(record.get("target") or record.get("command", ""))
+        target += " (training)" if record.get("train") else ""
         target += f" ({text(under)})" if (under := numerics_of(record)) else ""
         target += " (busy)" if v.busy else ""
-        cells = (_us(theirs), _us(ours), speedup, str(kept), str(len(every) - kept))
+        counts = (str(kept), str(len(every) - kept)) if every or "target" in record else ("–", "–")
+        cells = (_us(theirs), _us(ours), speedup, *counts)
         made.add_row(escape(printable(target)), escape(printable(v.mode)), *cells)
     return made
 

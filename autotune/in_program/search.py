@@ -355,7 +355,9 @@ class _Decided:
         what = "they are used" if outcome.kept else "they are not used"
         if outcome.kept and outcome.ratio < 1.0:
             what = "they are used, since the difference is within the noise"
-        notify(f"the step takes {after} with the new kernels, {before} without ({outcome.ratio:.3f}x): {what}")
+        notify(
+            f"the step takes {after} with the new kernels, {before} without (median ratio {outcome.ratio:.3f}x): {what}"
+        )
         record = {
             **self._record,
             "compile_us": round(outcome.before_us, 3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -234,10 +235,11 @@ def _roofline(
 def steps(store: Store, known: Mapping[tuple[str, str], Overview]) -> Iterator[Page]:
     """Yield a page for each decided step, newest first."""
     found: dict[tuple[Any, ...], Verdict] = {}
-    verdicts = store.verdicts()
+    verdicts = [v for v in store.verdicts() if v.timed]
     for v in verdicts:
         r = v.record
-        found.setdefault((str(r.get("target")), r.get("train"), v.mode, v.device, v.environment), v)
+        target = str(r.get("target") or json.dumps(r, sort_keys=True, default=str))  # a search in a program has none
+        found.setdefault((target, r.get("train"), v.mode, v.device, v.environment), v)
     devices = store.get_devices({v.device for v in verdicts})
     for verdict in found.values():
         if verdict.device in devices:

@@ -155,6 +155,11 @@ class Verdict:
     when: float = 0.0
 
     @property
+    def timed(self) -> bool:
+        """False for a search in a program whose kernels were not compared in the program's steps."""
+        return "target" in self.record or is_number(self.record.get("compile_us"))
+
+    @property
     def busy(self) -> bool:
         """As :attr:`Schedule.busy`."""
         others = self.record.get("others_busy")

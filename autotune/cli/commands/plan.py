@@ -120,7 +120,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         print("\n".join(text(args.target, side, regions, found, why=args.why)))
         if any(region.schedule == "default" for region in regions):
-            print(f"\n`{command_line('search', args)}` searches faster schedules")
+            from autotune.domains.fusion.inspection import here
+
+            where = "" if here(args.device) else f", on a machine with a device {args.device}"
+            print(f"\n`{command_line('search', args)}` searches faster schedules{where}")
         if file:
             print(f"\ndrawing written to {file}")
     return 0

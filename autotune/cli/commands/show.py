@@ -163,7 +163,8 @@ def _show(
     out = console()
     if not rows:
         first = quoted_command("autotune", "search", "fusion", "layer_norm", *_db_words(args))
-        out.print(f"{name} has no schedules yet: `{first}` makes one.", markup=False, highlight=False, soft_wrap=True)
+        hint = "" if misses else f": `{first}` makes one"  # a line below has the command for misses
+        out.print(f"{name} has no schedules yet{hint}.", markup=False, highlight=False, soft_wrap=True)
     else:
         table = ruled_table(name)
         table.add_column("workload", overflow="fold", min_width=12)
@@ -196,9 +197,9 @@ def _show(
             out.print(more, highlight=False, soft_wrap=True)
         if any(r.busy for r in rows):
             out.print(BUSY_NOTE, highlight=False)
-    if verdicts:
-        out.print(table_of_steps(verdicts))
-        if any(v.busy for v in verdicts):
+    if timed := [v for v in verdicts if v.timed]:
+        out.print(table_of_steps(timed))
+        if any(v.busy for v in timed):
             out.print(STEP_BUSY_NOTE, highlight=False)
     kinds = Counter(known.get(m.workload, ("", "fusion"))[1] for m in misses)
     for kind, count in sorted(kinds.items()):

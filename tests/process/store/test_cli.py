@@ -12,7 +12,7 @@ import pytest
 from autotune.cli.commands import db, show
 from autotune.domains.fusion.domain import Fusion
 from autotune.errors import UserError
-from autotune.store import Measurement, Store
+from autotune.store import Measurement, Store, Verdict
 from autotune.store.models import SCHEMA_REVISION
 from autotune.task import Status
 from autotune.workload import Workload
@@ -158,3 +158,24 @@ def test_show_of_an_empty_database_and_of_none(sqlite_file: Path, capsys: pytest
     Store.open(sqlite_file).close()
     assert run("show", "--db", sqlite_file) == 0
     assert "has no schedules yet" in capsys.readouterr().out
+
+
+def test_show_names_searches_in_programs_and_leaves_out_untimed_ones(
+    sqlite_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    searched = {"command": "search in the program", "budget_s": 30.0}
+    timed = {**searched, "compile_us": 3000.0, "autotune_us": 2000.0}
+    with Store.open(sqlite_file) as store:
+        key = put_key(store)
+        store.put_verdicts([Verdict("graph", key.device, key.environment, "default", record=searched)])
+        store.add_miss(workload(99), GPU.fingerprint, "no schedule")
+    assert run("show", "--db", sqlite_file) == 0
+    text = capsys.readouterr().out
+    assert "steps" not in text
+    assert "has no schedules yet.\n" in text, "the line on misses has the command"
+    assert "`autotune search --missed" in text
+    with Store.open(sqlite_file) as store:
+        store.put_verdicts([Verdict("graph", key.device, key.environment, "default", record=timed)])
+    assert run("show", "--db", sqlite_file) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "1.50x" in line)
+    assert line.split() == ["search", "in", "the", "program", "default", "3", "ms", "2", "ms", "1.50x", "–", "–"]

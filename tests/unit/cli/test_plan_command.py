@@ -198,6 +198,18 @@ def test_a_library_call_separates_regions_and_text_fits_80_columns(capsys: pytes
     assert advice.startswith("`autotune search fusion"), "a command stays on one line"
 
 
+@pytest.mark.parametrize(("device", "exists"), [("cpu", True), ("cuda", False)])
+def test_the_last_line_names_a_device_that_this_machine_lacks(
+    device: str, exists: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["plan", "fusion", "layer_norm", "--device", device]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("`autotune search fusion layer_norm")
+    assert last.endswith("searches faster schedules") is exists
+    assert last.endswith(", on a machine with a device cuda") is not exists
+
+
 def test_inputs_that_need_data_are_made_for_real() -> None:
     (region,) = regions(f"{HERE}:looks_at_data", f"{HERE}:data_inputs")
     assert region.label == "relu f32 32"

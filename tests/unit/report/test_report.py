@@ -18,7 +18,7 @@ from autotune.cli.app import main
 from autotune.domains.c3.scenario import Gemm, Scenario
 from autotune.report.database import pages as database_pages
 from autotune.report.site import Page, page_id
-from autotune.store import Saving, Store
+from autotune.store import Saving, Store, Verdict
 from autotune.store.records import Key, Measurement
 from autotune.task import Status
 from autotune.tuner.studies import importances
@@ -81,6 +81,16 @@ def test_a_step_links_to_a_scenario_where_its_page_is(tmp_path: Path) -> None:
     (page,) = (out / "models").glob("*.html")
     (link,) = re.findall(r'href="(\.\./[a-z]+/[^"#]+)"', page.read_text().partition("<main")[2])
     assert (out / "models" / link).resolve().is_file()
+
+
+def test_each_search_in_a_program_has_a_page_if_its_step_was_timed(tmp_path: Path) -> None:
+    took = {"first": {"compile_us": 3000.0}, "second": {"compile_us": 2000.0}, "untimed": {}}
+    with Store.open(tmp_path / "t.db") as store:
+        on = (store.put_device(stored.CPU), store.put_environment(ENVIRONMENT), "default", ())
+        for graph, times in took.items():
+            store.put_verdicts([Verdict(graph, *on, {"command": "search in the program", **times})])
+        titles = [page.title for page in database_pages(store)]
+    assert sorted(titles) == ["first, mode default", "second, mode default"]
 
 
 def test_a_workload_of_which_every_candidate_failed_has_a_page(tmp_path: Path) -> None:
