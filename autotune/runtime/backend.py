@@ -1,16 +1,9 @@
-"""Compilation with stored kernels: the backend of ``torch.compile``, and AOTInductor's packages.
+"""Compilation with stored kernels: the backend of ``torch.compile``.
 
 Dynamo, AOTAutograd, the joint-graph and post-grad passes, code generation, caches and CUDA graphs are Inductor's, with
 all of the user's options. autotune rewrites Dynamo's graph (:mod:`autotune.compiler.capture.attention`), and adds
 passes for the joint graph (:mod:`autotune.compiler.capture.hooks`) and the post-grad graph
 (:mod:`autotune.runtime.inductor.region_pass`).
-
-AOTInductor's packages contain the kernels, so that running them needs no compilation and no look-up::
-
-    autotune.load("schedules.atdb")
-    autotune.aoti_compile_and_package(torch.export.export(model, inputs), package_path="model.pt2")
-    # later, in another process
-    run = autotune.aoti_load_package("model.pt2")
 """
 
 from __future__ import annotations
@@ -18,10 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +22,6 @@ from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
 
 if TYPE_CHECKING:
-    from torch.export import ExportedProgram
-
     from autotune.runtime.inductor.verdict import Trial
 
 Compiled = Callable[..., Any]
@@ -219,135 +207,3 @@ def _tensor_parallel() -> Any:
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     return importlib.import_module("autotune.domains.c3.tensor_parallel.rewriting")
-
-
-def aoti_compile_and_package(
-    exported: ExportedProgram | Any, *, package_path: Any = None, inductor_configs: Mapping[str, Any] | None = None
-) -> str:
-    """``torch._inductor.aoti_compile_and_package`` with the kernels of the database or the loaded snapshot.
-
-    The package contains the kernels. :func:`aoti_load_package`, torch's function of that name or a C++ program runs it.
-    CPU regions, regions of dynamic sizes and results to be verified are left to Inductor, with a warning.
-
-    Args:
-        exported: result of ``torch.export.export``, on the device that the package is for.
-        package_path, inductor_configs: as for torch's function.
-
-    Returns:
-        The path of the package. ``autotune.counters()["hits"]`` counts the regions that run stored kernels.
-
-    Raises:
-        UserError: ``exported`` is not an exported program.
-    """
-    from torch._inductor import aoti_compile_and_package as torch_s
-    from torch.export import ExportedProgram
-
-    if not isinstance(exported, ExportedProgram):
-        kind = type(exported).__name__
-        raise UserError(f"aoti_compile_and_package takes what torch.export.export returns, not {kind}")
-    patches = dict(inductor_configs or {})
-    # AOTInductor's code does not check its inputs: with other types or sizes it would read out of bounds.
-    patches["aot_inductor.metadata"] = {**patches.get("aot_inductor.metadata", {}), _INPUTS: _described(exported)}
-    if takes_kernels(patches):
-        patches |= passes(patches, "default", cpp=True)
-    made: str = torch_s(exported, package_path=package_path, inductor_configs=patches)
-    return made
-
-
-_INPUTS = "autotune.inputs"
-
-
-def _described(exported: Any) -> str:
-    """The input tensors of a call as JSON: type, device, sizes and strides, with null for any number."""
-    names = set(exported.graph_signature.user_inputs)
-    values = [n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder" and n.name in names]
-    return json.dumps([_layout(value) for value in values if isinstance(value, torch.Tensor)])
-
-
-def _layout(tensor: Any) -> list[Any]:
-    """A tensor's layout. Unused strides and those derived from symbolic sizes are None, for any."""
-    sizes = [n if isinstance(n, int) else None for n in tensor.shape]
-    strides = [s if isinstance(s, int) and n != 1 else None for n, s in zip(sizes, tensor.stride(), strict=True)]
-    return [str(tensor.dtype), tensor.device.type, sizes, strides]
-
-
-def _differ(expected: Sequence[Any], tensor: Any) -> bool:
-    dtype, device, sizes, strides = expected
-    return (
-        str(tensor.dtype) != dtype
-        or tensor.device.type != device
-        or len(tensor.shape) != len(sizes)
-        or any(n is not None and n != m for n, m in zip(sizes, tensor.shape, strict=True))
-        or any(s is not None and s != t for s, t in zip(strides, tensor.stride(), strict=True))
-    )
-
-
-def aoti_load_package(
-    path: str | os.PathLike[str], *, run_single_threaded: bool = False, device_index: int = -1, num_runners: int = 1
-) -> PackagedModel:
-    """Load an AOTInductor package, with or without autotune's kernels, as a callable.
-
-    ``torch._inductor.aoti_load_package`` does the same, but first imports Dynamo and sympy, which takes two seconds.
-
-    Args:
-        path: of a ``.pt2`` file with one model.
-        run_single_threaded: only one thread calls it at a time. A CUDA graph can only capture such calls, after a first
-            one.
-        device_index: index of the GPU; -1 for the one that the package was compiled on.
-        num_runners: number of calls that may run concurrently.
-
-    Raises:
-        UserError: the file does not exist, or torch cannot load it.
-    """
-    if not Path(path).is_file():
-        raise UserError(f"no such package {path}: make one with autotune.aoti_compile_and_package")
-    try:
-        loader = torch._C._aoti.AOTIModelPackageLoader(
-            os.fspath(path), "model", run_single_threaded, num_runners, device_index
-        )
-    except RuntimeError as e:
-        raise UserError(f"torch cannot load the package {path}: {str(e).splitlines()[0]}") from e
-    return PackagedModel(loader)
-
-
-def _describe(layout: Sequence[Any]) -> str:
-    dtype, device, sizes, strides = layout
-    shape, steps = ("x".join("any" if n is None else str(n) for n in numbers) for numbers in (sizes, strides))
-    return f"{dtype.removeprefix('torch.')} {shape or 'scalar'} (strides {steps or 'none'}) on {device}"
-
-
-class PackagedModel:
-    """A model compiled by AOTInductor, called like the exported model."""
-
-    def __init__(self, loader: Any) -> None:
-        from torch.utils import _pytree as pytree
-
-        self._loader, self._pytree = loader, pytree
-        self._takes, self._gives = (pytree.treespec_loads(spec) for spec in loader.get_call_spec())
-        self._inputs: list[Any] | None = json.loads(loader.get_metadata().get(_INPUTS, "null"))
-        _, keywords = self._takes.children()
-        self._keywords = list(keywords.context)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model.
-
-        Raises:
-            UserError: the arguments differ from the exported model's in number, type, size or stride. Types, sizes and
-                strides are not checked in packages from torch's own function.
-            RuntimeError: the device failed.
-        """
-        if kwargs.keys() != set(self._keywords):
-            raise UserError(f"the package takes the keyword arguments {self._keywords}, not {sorted(kwargs)}")
-        given = (args, {name: kwargs[name] for name in self._keywords})
-        flat, structure = self._pytree.tree_flatten(given)
-        if structure != self._takes:
-            took = " ".join(str(self._takes).split())
-            raise UserError(f"the package takes arguments {took}, not {' '.join(str(structure).split())}")
-        tensors = [x for x in flat if isinstance(x, torch.Tensor)]
-        for k, (expected, x) in enumerate(zip(self._inputs or (), tensors, strict=False)):
-            if _differ(expected, x):
-                raise UserError(
-                    f"tensor {k} must be {_describe(expected)} for this package, not {_describe(_layout(x))}"
-                )
-        made = self._loader.boxed_run(tensors)
-        return self._pytree.tree_unflatten(made, self._gives)

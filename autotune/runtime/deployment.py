@@ -63,15 +63,14 @@ class Deployment:
     """
 
     def __init__(self) -> None:
+        self.forget_threads()
         self.background = Background()
         self.changes = 0
         self.calls: dict[str, Callable[..., None]] = {}
-        self.loading = threading.RLock()
         self.prepared: dict[Any, Prepared] = {}
         self.misfits: dict[Any, str] = {}
         self.packaged = PackagedSnapshots(self.warn_once)
         self.savings = Savings(self.record_savings)
-        self._lock = threading.RLock()
         self._given: dict[str, Any] = {}
         self._settings: Settings | None = None
         self._sources: list[Snapshot | None] = [None]
@@ -81,13 +80,16 @@ class Deployment:
         self._warned: set[str] = set()
         self._unrecorded: list[dict[str, tuple[str, Workload]]] = []  # misses in each open :meth:`unrecorded`
         self._failed: dict[tuple[str, str], str] = {}  # the reason, by workload and configuration
-        self._counting = threading.Lock()
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._covered: list[Row] = []
         self._state = b""
         self._kept: dict[tuple[str, str], Match] = {}
         self._found: dict[tuple[str, str, bool], Match] = {}
         self._found_at = -1
+
+    def forget_threads(self) -> None:
+        """Make new locks: in the child of a fork, the threads that hold the old ones do not run."""
+        self.loading, self._lock, self._counting = threading.RLock(), threading.RLock(), threading.Lock()
 
     def close(self) -> None:
         """Close every database."""
@@ -523,3 +525,7 @@ def use(new: Deployment) -> None:
     before, _current = _current, new
     if before is not new:
         before.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _current.forget_threads())

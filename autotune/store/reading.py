@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from autotune.device import DeviceIdentity, Environment
+from autotune.store.connection.forks import FORKS
 from autotune.store.records import Schedule, Verdict
 from autotune.workload import Workload
 
@@ -51,7 +52,8 @@ def state_of_file(path: Path, scope: Scope) -> str:
         sqlite3.Error: the file cannot be read.
     """
     names, graphs = (",".join("?" * len(part)) for part in scope)
-    with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=1.0)) as connection:
+    uri = f"{path.as_uri()}?mode=ro"
+    with FORKS.transaction(), contextlib.closing(sqlite3.connect(uri, uri=True, timeout=1.0)) as connection:
         query = f"SELECT * FROM autotune_schedules WHERE family IN ({names}) OR workload IN ({names})"
         found = sorted(map(repr, connection.execute(query, (*scope.names, *scope.names))))
         query = f"SELECT * FROM autotune_verdicts WHERE graph IN ({graphs})"

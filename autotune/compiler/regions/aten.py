@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
@@ -266,9 +265,9 @@ def expression_of(size: Any) -> Any:
     Raises Unsupported for an expression with an unsupported function.
     """
     expression = size.node.expr if isinstance(size, torch.SymInt) else size
-    if isinstance(expression, (int, sympy.Integer)):
+    if isinstance(expression, int) or expression.is_Integer:
         return int(expression)
-    if isinstance(expression, sympy.Symbol):
+    if expression.is_Symbol:
         return str(expression)
     name = type(expression).__name__
     if name == "Pow" and expression.args[1].is_Integer and expression.args[1] > 0:

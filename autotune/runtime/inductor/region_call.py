@@ -36,7 +36,7 @@ from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
-WRITTEN = b"region 5"
+WRITTEN = b"region 6"
 """Version of the code that :mod:`autotune.runtime.inductor.region_op` and ``region_cpp`` write into Inductor's.
 Inductor's caches outlive an upgrade. So this changes with the code, and older code is not loaded."""
 

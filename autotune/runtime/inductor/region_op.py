@@ -31,12 +31,20 @@ _library.define("region(str name, Tensor[] inputs) -> Tensor[]")
 
 @dataclass(frozen=True)
 class Pending:
-    """A region whose node is in a graph: its call's text, a label for generated names, its results, and the inputs that
-    may be overwritten."""
+    """A region whose node is in a graph.
+
+    Attributes:
+        text: of its call.
+        label: part of generated names.
+        inputs, outputs: fake tensors with the graph's symbolic extents. Later passes of Inductor may change the strides
+            of a node that the region reads, so these are the strides that its kernels expect.
+        overwrites: inputs and outputs that may be one tensor.
+    """
 
     text: str
     label: str
-    outputs: Sequence[torch.Tensor]  # fake, with the graph's symbolic extents
+    inputs: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
     overwrites: Pairs
 
 
@@ -69,14 +77,14 @@ def region_node(
     Args:
         text: of a :class:`autotune.runtime.inductor.region_call.RegionCall`.
         label: part of names in the generated code.
-        inputs: the nodes that it reads, each in the strides of its ``meta["val"]``.
+        inputs: the nodes that it reads, each in the present strides of its ``meta["val"]``.
         outputs: the nodes whose values it computes.
         overwrites: inputs and outputs that may be one tensor.
     """
     values = [n.meta["val"] for n in outputs]
     with _lock:
         name = f"{label}_{len(_pending)}"
-        _pending[name] = Pending(text, label, values, overwrites)
+        _pending[name] = Pending(text, label, [n.meta["val"] for n in inputs], values, overwrites)
     node = graph.call_function(torch.ops.autotune.region.default, (name, list(inputs)))
     node.meta["val"] = values
     register_lowering()
@@ -127,11 +135,9 @@ def register_lowering() -> None:
     @lowering.register_lowering(torch.ops.autotune.region.default, type_promotion_kind=None)
     def lower(name: str, inputs: Sequence[Any]) -> list[Any]:
         region = pending(name)
-        reads: Any = V.graph.current_node.args[1]
-        given = [n.meta["val"] for n in reads]
         read = [
             ir.ExternKernel.require_exact_strides(x, convert_shape_to_inductor(value.stride()))
-            for x, value in zip(inputs, given, strict=True)
+            for x, value in zip(inputs, region.inputs, strict=True)
         ]
         made: list[Any] = [None] * len(region.outputs)
         overwritten = set[int]()

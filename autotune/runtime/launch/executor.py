@@ -177,37 +177,38 @@ class Executor:
         work += [] if self._is_cuda else ["on = 0"]
         work += self._allocations("z", self._scratch, names)
         work += self._launches(names)
-        body = [f"if given_up: return given_up({takes})", "try:", *(f"    {line}" for line in work)]
-        body += ["except no_memory: raise", f"except Exception as error: give_up(error)({takes})"]
-        made = _function(f"call({takes}{', on' if self._is_cuda else ''})", body, names)
+        body = ["try:", *(f"    {line}" for line in work)]
+        body += ["except no_memory: raise", f"except Exception as error: give_up(error)({takes}); return True"]
+        signature = f"call({takes}{', on' if self._is_cuda else ''})"
         if check is not None:
-            names["given_up"] = self._checked(made, names, instead, check)
-        return made
+            names["given_up"] = self._checked(_function(signature, body, names), names, instead, check)
+        return _function(signature, [f"if other := given_up: return other({takes})", *body], names)
 
     def _checked(
         self,
-        made: Callable[..., None],
+        made: Callable[..., bool | None],
         names: dict[str, Any],
         instead: Callable[[Exception], Callable[..., None]],
         check: Check,
     ) -> Callable[..., None]:
-        """Wrap a writer until its results are compared."""
+        """The function that a writer calls until its results are compared, possibly in several threads.
+
+        Args:
+            made: the writer without that call. It returns True if the launch failed and ``instead`` did the work.
+        """
 
         def run(*tensors: torch.Tensor) -> None:
             inputs, outputs = tensors[: self._takes], tensors[self._takes :]
             expected = check.expected(inputs)
             inputs = inputs if expected is None else copies_of_overwritten(inputs, outputs)
-            names["given_up"] = None
-            made(*tensors, *([self._stream(self._index)] if self._is_cuda else []))
-            if names["given_up"] is not None:
-                return  # the launch failed and ``instead`` did the work
-            wrong = "" if expected is None else check.wrong(inputs, outputs, expected)
-            if wrong and expected is not None:
+            if made(*tensors, *([self._stream(self._index)] if self._is_cuda else [])) or expected is None:
+                return
+            if wrong := check.wrong(inputs, outputs, expected):
                 names["given_up"] = instead(WrongResult(wrong))
                 for out, want in zip(outputs, expected, strict=True):
                     out.copy_(want)
-            elif expected is None or check.always:
-                names["given_up"] = run
+            elif not check.always and names["given_up"] is run:
+                names["given_up"] = None
 
         return run
 

@@ -10,7 +10,7 @@ import sqlite3
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -20,6 +20,7 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQL
 
 from autotune.errors import UserError, safe_line
 from autotune.store.connection.faults import LostConnection, Patience, first_line, user_errors, within
+from autotune.store.connection.forks import FORKS
 from autotune.store.connection.sqlite import sqlite_engine
 from autotune.store.connection.urls import server_options, show_url
 from autotune.store.damage import BROKEN, from_json_text, why
@@ -53,7 +54,8 @@ def create_engine(
         UserError: not a database, unreachable, or not writable (unless ``readonly``).
     """
     if url.get_backend_name() == "sqlite":
-        return sqlite_engine(url, readonly, timeout_s)
+        with unforked(url):
+            return sqlite_engine(url, readonly, timeout_s)
     given = {"connect_timeout": CONNECT_S if limit_s is None else math.ceil(limit_s), "application_name": "autotune"}
     url = server_options(url, {**given, **_DEAD_PEER})
     options = "-c default_transaction_read_only=on" if readonly else f"-c lock_timeout={int(timeout_s * 1000)}"
@@ -87,7 +89,7 @@ def _end_when_idle(connection: Any, record: object) -> None:
 
 def revision(engine: sa.Engine, url: sa.URL, *, limit_s: float | None = None) -> str | None:
     """The revision in our own version table, or None without one."""
-    with user_errors(url), engine.connect() as connection, within(connection, limit_s):
+    with unforked(url), user_errors(url), engine.connect() as connection, within(connection, limit_s):
         if not sa.inspect(connection).has_table(VERSION_TABLE):
             return None
         row = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).first()
@@ -164,7 +166,7 @@ class Database:
         self._check_fork()
         url, engine = self._replica or (self._url, self._engine)
         try:
-            with user_errors(url), engine.connect() as c, within(c, self._limit_s):
+            with unforked(url), user_errors(url), engine.connect() as c, within(c, self._limit_s):
                 yield c
         except LostConnection as e:
             e.replica = self._replica is not None
@@ -177,7 +179,8 @@ class Database:
             raise UserError(f"the database {self.name} is open for reading only")
         self._check_fork()
         # The limit covers the commit too, which may also hang.
-        with user_errors(self._url), self._writer.connect() as c, within(c, self._limit_s), c.begin():
+        connect = self._writer.connect
+        with unforked(self._url), user_errors(self._url), connect() as c, within(c, self._limit_s), c.begin():
             yield c
 
     def problem(self, text: str) -> None:
@@ -262,7 +265,7 @@ class Database:
         pool = self._engine.pool
         if self._engine.dialect.name != "sqlite" or not isinstance(pool, sa.QueuePool) or not pool.checkedin():
             return
-        with suppress(SQLAlchemyError, sqlite3.Error):
+        with unforked(self._url), suppress(SQLAlchemyError, sqlite3.Error):
             connection = self._engine.raw_connection()
             try:
                 connection.cursor().execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -278,9 +281,7 @@ class Database:
                 engine.dispose(close=False)
             self._pid = os.getpid()
 
-    def _before_fork(self) -> None:
-        """Close SQLite's idle connections before a fork. A child that inherits one appears to hold the parent's locks.
-        The parent would then remove the log that the child writes, when it closes its last connection."""
+    def _close_idle(self) -> None:
         if self._pid == os.getpid():
             for engine in self._engines():
                 if engine.dialect.name == "sqlite":
@@ -290,13 +291,17 @@ class Database:
 _opened: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
-def _before_fork() -> None:
+def _close_idle() -> None:
     for database in list(_opened):
-        database._before_fork()
+        database._close_idle()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork)
+FORKS.close_idle = _close_idle
+
+
+def unforked(url: sa.URL) -> AbstractContextManager[None]:
+    """Context manager of connections to a database, during which the process does not fork if it is SQLite's."""
+    return FORKS.transaction() if url.get_backend_name() == "sqlite" else nullcontext()
 
 
 def patient(cls: type[T]) -> type[T]:

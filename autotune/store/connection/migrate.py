@@ -18,7 +18,7 @@ from alembic.util import CommandError
 
 from autotune.errors import UserError
 from autotune.files import resource_dir
-from autotune.store.connection.engine import create_engine, revision
+from autotune.store.connection.engine import create_engine, revision, unforked
 from autotune.store.connection.faults import user_errors
 from autotune.store.connection.sqlite import new_file
 from autotune.store.connection.urls import parse_url, show_url
@@ -67,7 +67,8 @@ def _upgrade(url: sa.URL, shown: sa.URL, timeout_s: float) -> None:
 
 def upgrade_engine(engine: sa.Engine, url: sa.URL) -> None:
     """:func:`upgrade` with an open engine of :func:`autotune.store.connection.engine.create_engine`."""
-    with user_errors(url), engine.execution_options(autotune_write=True).begin() as connection:
+    writer = engine.execution_options(autotune_write=True)
+    with unforked(url), user_errors(url), writer.begin() as connection:
         if connection.dialect.name == "postgresql":
             # Released at the end of the transaction, also after an error.
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))

@@ -19,26 +19,28 @@ from torch.utils import _pytree as pytree
 
 import autotune
 from autotune.errors import UserError
-from autotune.runtime.backend import PackagedModel, takes_kernels
+from autotune.runtime.backend import takes_kernels
+from autotune.runtime.packages import PackagedModel
 from tests.support.deployment import Tune
 
 
 class Model(nn.Module):
-    """Keywords and nested results, as models of libraries have, and an input of any number of rows."""
+    """Keywords, a number, and nested results, as models of libraries have, and two inputs of any number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.short = nn.Linear(48, 48), nn.Linear(48, 8)
 
     def forward(
-        self, x: torch.Tensor, *, scale: torch.Tensor, bias: torch.Tensor, rows: torch.Tensor
+        self, x: torch.Tensor, *, scale: torch.Tensor, bias: torch.Tensor, rows: torch.Tensor, of: torch.Tensor, n: int
     ) -> dict[str, Any]:
         y = torch.softmax(self.linear(x) * scale + bias, -1)
-        return {"probabilities": y, "more": (y.sum(-1), x), "short": self.short(rows)}
+        return {"probabilities": y, "more": (y.sum(-1), x), "short": self.short(rows)[:, :n], "crossed": of.T @ rows}
 
 
-def arguments() -> tuple[tuple[torch.Tensor], dict[str, torch.Tensor]]:
-    return (torch.randn(32, 48),), {"scale": torch.randn(48), "bias": torch.randn(48), "rows": torch.randn(32, 48)}
+def arguments(rows: int = 32) -> tuple[tuple[torch.Tensor], dict[str, Any]]:
+    keywords = {"scale": torch.randn(48), "bias": torch.randn(48), "rows": torch.randn(rows, 48)}
+    return (torch.randn(32, 48),), {**keywords, "of": torch.randn(48, rows).T, "n": 3}
 
 
 class Made:
@@ -56,7 +58,7 @@ class Made:
         self.path = str(folder / "model.pt2")
         with torch.no_grad():
             rows = torch.export.Dim("rows", min=2, max=1024)
-            sizes = {"x": None, "scale": None, "bias": None, "rows": {0: rows}}
+            sizes = {"x": None, "scale": None, "bias": None, "rows": {0: rows}, "of": {0: rows}, "n": None}
             exported = torch.export.export(self.model, args, kwargs, dynamic_shapes=sizes)
             # No other test reads these headers.
             configs = {
@@ -77,6 +79,7 @@ def same(got: Any, want: Any) -> None:
     torch.testing.assert_close(got["more"][0], want["more"][0])
     assert torch.equal(got["more"][1], want["more"][1])
     torch.testing.assert_close(got["short"], want["short"])
+    torch.testing.assert_close(got["crossed"], want["crossed"])
 
 
 def test_a_package_is_the_model(tmp_path: Path, tune: Tune, caplog: pytest.LogCaptureFixture) -> None:
@@ -94,13 +97,13 @@ def test_a_package_is_the_model(tmp_path: Path, tune: Tune, caplog: pytest.LogCa
     same(run(x, **dict(reversed(kwargs.items()))), want)
     same(autotune.aoti_load_package(made.path, run_single_threaded=True)(x, **kwargs), want)
     same(torch._inductor.aoti_load_package(made.path)(x, **kwargs), want)
-    with pytest.raises(UserError, match=r"takes the keyword arguments \['scale', 'bias', 'rows'\], not \['scale'\]"):
+    with pytest.raises(UserError, match=r"takes the keyword arguments \['scale', .*, 'n'\], not \['scale'\]"):
         run(x, scale=kwargs["scale"])
     with pytest.raises(UserError, match="takes arguments") as told:
         run((x, x), **kwargs)
     assert "\n" not in str(told.value)
     for wrong, why in (
-        (x.double(), r"tensor 0 must be float32 32x48 \(strides 48x1\) on cpu for this package, not float64 32x48"),
+        (x.double(), r"argument x must be float32 32x48 \(strides 48x1\) on cpu for this package, not float64 32x48"),
         (torch.randn(33, 48), "not float32 33x48"),
         (torch.randn(48, 32).T, r"not float32 32x48 \(strides 1x32\)"),
         (torch.randn(48), "not float32 48 "),
@@ -108,16 +111,25 @@ def test_a_package_is_the_model(tmp_path: Path, tune: Tune, caplog: pytest.LogCa
     ):
         with pytest.raises(UserError, match=why):
             run(wrong, **kwargs)
-    with pytest.raises(UserError, match="tensor 2 must be"):
+    with pytest.raises(UserError, match="argument bias must be"):
         run(x, **{**kwargs, "bias": torch.randn(47)})
     for n in (2, 32, 77):
-        other = {**kwargs, "rows": torch.randn(n, 48)}
+        other = {**kwargs, **{name: arguments(n)[1][name] for name in ("rows", "of")}}
         with torch.no_grad():
             same(run(x, **other), made.model(x, **other))
-    with pytest.raises(
-        UserError, match=r"tensor 3 must be float32 anyx48 \(strides 48x1\) on cpu .*, not float32 2x47"
+    for changed, why in (
+        ({"rows": torch.randn(2, 47)}, r"rows must be float32 2x48 \(strides 48x1\) on cpu .*, not float32 2x47"),
+        ({"rows": torch.randn(77, 48)}, "of must be float32 77x48 .*, not float32 32x48"),
+        ({"of": torch.randn(32, 48)}, r"of must be float32 32x48 \(strides 1x32\) .* \(strides 48x1\)"),
+        ({"rows": 2.0}, r"rows must be float32 anyx48 \(strides 48x1\) on cpu for this package, not 2.0"),
+        ({"n": 4}, "n must be 3, as exported, not 4"),
+        ({"n": torch.tensor(3)}, "n must be 3, as exported, not int64 scalar"),
+        ({"n": x, "rows": 3}, "rows must be float32"),
     ):
-        run(x, **{**kwargs, "rows": torch.randn(2, 47)})
+        with pytest.raises(UserError, match=f"argument {why}"):
+            run(x, **{**kwargs, **changed})
+    with pytest.raises(UserError, match="size 0 of argument rows must be 2 to 1024, as exported, not 1"):
+        run(x, **arguments(1)[1])
     job = f"""
 import sys, json, torch, autotune
 x, kwargs = torch.load({str(tmp_path / "given.pt")!r})

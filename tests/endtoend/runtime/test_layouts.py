@@ -10,6 +10,7 @@ from torch._inductor import config
 import autotune
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.store import Store
+from tests.support.deployment import Tune
 from tests.support.runtime.models import assert_same_step, twin
 
 
@@ -41,3 +42,19 @@ def test_a_step_of_convolutions_has_the_regions_that_a_search_finds(db: str) -> 
         missed = {miss.workload for miss in store.misses()}
     assert missed == searched
     assert autotune.counters().misses >= len(searched)
+
+
+def test_strides_that_a_later_pass_changes(tune: Tune) -> None:
+    """The pass sees a written half with the strides of the whole. Inductor then makes it dense."""
+
+    def fn(x: Tensor) -> Tensor:
+        half = (x.tanh() * 2).chunk(2, 1)[1]
+        diagonal = torch.diagonal(half)
+        diagonal.copy_(torch.log_softmax(diagonal, 0))
+        return half
+
+    x = torch.randn(16, 16)
+    assert len(tune(fn, (x,))) == 2, "one before the write, and one that reads its result"
+    torch.testing.assert_close(torch.compile(fn, backend="autotune")(x), fn(x))
+    assert autotune.counters().hits == 2
+    assert autotune.counters().fallbacks == 0

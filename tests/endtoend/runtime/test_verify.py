@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,49 @@ def test_always_and_never(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
             close(run(X), softmax(X))
         assert len(checked) == times, how
         assert autotune.counters().wrong_results == 0
+
+
+def test_calls_of_other_threads_are_compared_until_one_is_right(
+    tune: Tune, wrong: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second thread calls the kernel while the results of the first call are compared."""
+    tune(softmax, (X,))
+    run = autotune.compile(softmax, verify="first")
+    seen: list[torch.Tensor] = []
+    real = Check.wrong
+
+    def during(self: Check, *tensors: Any) -> str:
+        if not seen:
+            seen.append(X)
+            thread = threading.Thread(target=lambda: seen.append(run(X)))
+            thread.start()
+            thread.join()
+        return real(self, *tensors)
+
+    monkeypatch.setattr(Check, "wrong", during)
+    close(run(X), softmax(X))
+    close(seen[1], softmax(X))
+    assert len(wrong) == 2
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no scratch"), KeyboardInterrupt()], ids=repr)
+def test_a_call_that_was_not_compared_does_not_count(
+    tune: Tune, wrong: list[int], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    tune(softmax, (X,))
+    run = autotune.compile(softmax, verify="first")
+    real = Check.wrong
+
+    def interrupted(*_: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(Check, "wrong", interrupted)
+    with pytest.raises(type(error)):
+        run(X)
+    monkeypatch.setattr(Check, "wrong", real)
+    for _ in range(2):
+        close(run(X), softmax(X))
+    assert len(wrong) == 2
 
 
 def test_other_rows_are_checked_by_default(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:

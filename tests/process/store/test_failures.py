@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -255,6 +256,34 @@ def test_a_forked_child_gets_separate_connections(store: Store, key: Key) -> Non
             os._exit(0)
         except BaseException:
             os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert store.add_measurement(Measurement(key, {"parent": 1}, Status.OK, latency_us=1.0))
+    assert len(store.measurements()) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_waits_for_transactions_of_other_threads(store: Store, key: Key) -> None:
+    """The child would inherit SQLite's record of their locks, and find the database locked for ever."""
+    begun = threading.Event()
+
+    def write() -> None:
+        with store.writing():
+            begun.set()
+            time.sleep(0.3)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    begun.wait()
+    child = os.fork()
+    if child == 0:
+        try:
+            with Store.open(store.url, timeout_s=3.0) as own:
+                own.add_measurement(Measurement(key, {"child": 1}, Status.OK, latency_us=1.0))
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    thread.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert store.add_measurement(Measurement(key, {"parent": 1}, Status.OK, latency_us=1.0))
     assert len(store.measurements()) == 2

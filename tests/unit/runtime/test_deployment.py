@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import autotune
+from autotune.compiler.targets.cpu import launcher
 from autotune.errors import UserError
 from autotune.runtime.control import unload
 from autotune.runtime.deployment import Deployment, deployment, use
@@ -229,6 +230,32 @@ def test_a_forked_process_has_its_own_copy(
     child.join()
     assert (own.counters().hits, own.settings.rows) == (1, 16.0)
     assert not caplog.records
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_threads_of_its_parent(own: Deployment, schedules: list[Schedule]) -> None:
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with own.loading, own._lock, own._counting, launcher._lock:
+            held.set()
+            over.wait()
+
+    def use_them() -> None:
+        own.count("graphs")
+        with own.loading, launcher._lock:
+            os._exit(0 if own.store() is None else 1)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = multiprocessing.get_context("fork").Process(target=use_them)
+    child.start()
+    child.join(20)
+    child.kill()
+    over.set()
+    thread.join()
+    assert child.exitcode == 0
 
 
 def test_unrecorded_misses_are_listed(own: Deployment) -> None:

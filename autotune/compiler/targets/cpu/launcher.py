@@ -114,11 +114,11 @@ _forked = False
 
 
 def _after_fork() -> None:
-    global _forked
-    _forked = True
+    global _forked, _lock
+    _forked, _lock = True, threading.Lock()
 
 
-# The OpenMP team of a forked process is gone, and waiting for it would hang: run serially there.
+# The threads of a forked process are gone. Waiting for its OpenMP team or for the lock would hang: run serially there.
 os.register_at_fork(after_in_child=_after_fork)
 
 
