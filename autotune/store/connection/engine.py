@@ -295,8 +295,7 @@ def _before_fork() -> None:
         database._before_fork()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork)
+os.register_at_fork(before=_before_fork)
 
 
 def patient(cls: type[T]) -> type[T]:
