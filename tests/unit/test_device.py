@@ -70,7 +70,7 @@ def test_the_cpu_is_identified_the_same_in_another_process() -> None:
     assert run_python(code) == [here.fingerprint, environment("cpu").strict]
 
 
-def test_the_cpu_is_what_the_process_may_use() -> None:
+def test_cpu_identity_counts_only_usable_processors() -> None:
     code = (
         "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])\n"
         "from autotune.device import identify; d = identify('cpu'); print(d.units, d.threads)"
