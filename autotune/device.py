@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -205,7 +204,7 @@ def environment(device: str) -> Environment:
 
 
 def usable_processors() -> int:
-    """Hardware threads in the calling thread's affinity; all of the machine's on systems without affinity.
+    """Hardware threads in the calling thread's affinity.
 
     The affinity includes a cgroup's cpuset, but not its limit on processor time (``cpu.max``). Every call queries the
     system, so pinning changes the result, unlike that of :func:`identify`.
@@ -288,7 +287,7 @@ def _environment(kind: str) -> Environment:
 
 
 def _cuda_count() -> int:
-    if "torch" not in sys.modules and sys.platform == "linux" and not _has_driver():
+    if "torch" not in sys.modules and not _has_driver():
         return 0  # avoids importing torch, which takes seconds
     import torch
 
@@ -337,9 +336,7 @@ def _driver_version() -> str:
 def _usable_cpus(thread: int | None = None) -> list[int]:
     """Processors in a thread's affinity: 0 for the calling thread, None for the main one, so that pinning other threads
     does not change the device's identity."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(os.getpid() if thread is None else thread))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(os.getpid() if thread is None else thread))
 
 
 def _physical_cores() -> int:
@@ -369,9 +366,6 @@ def _cpuinfo(key: str) -> str:
 
 def _cpu_name() -> str:
     name = _cpuinfo("model name")
-    if not name and sys.platform == "darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        name = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     if not name and _cpuinfo("CPU part"):  # Arm has no model name: implementer and part number identify it
         name = f"Arm {_cpuinfo('CPU implementer')} {_cpuinfo('CPU part')}"
     return name or platform.processor() or platform.machine() or "unknown CPU"

@@ -167,8 +167,6 @@ def make_own(folder: Path) -> None:
         OSError: the folder cannot be created.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not hasattr(os, "geteuid"):
-        return
     found = folder.stat()
     if found.st_uid != os.geteuid():
         raise PermissionError(f"{folder} belongs to another user (uid {found.st_uid}), whose code would run as you")

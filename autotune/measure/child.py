@@ -161,10 +161,9 @@ def prepare() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
         f.write("1000")  # if a candidate exhausts the memory, the kernel should kill this process
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != int(os.environ.get("AUTOTUNE_PARENT", os.getppid())):
-            os._exit(0)  # the parent died before the line above
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != int(os.environ.get("AUTOTUNE_PARENT", os.getppid())):
+        os._exit(0)  # the parent died before the line above
 
 
 def serve(handle: Callable[[Link, dict[str, Any], bytes], None]) -> None:

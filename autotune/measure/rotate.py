@@ -55,9 +55,8 @@ def input_sets(args: Inputs, moved: int, policy: Policy) -> list[Inputs]:
 
 def last_level_cache(root: Path = Path("/sys/devices/system/cpu")) -> int:
     """Return the bytes of the last-level caches of this process's usable processors; 0 if not reported."""
-    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     found: dict[int, dict[str, int]] = {}
-    for cpu in allowed:
+    for cpu in os.sched_getaffinity(0):
         for index in root.glob(f"cpu{cpu}/cache/index*"):
             try:
                 level, kind, size, shared = (

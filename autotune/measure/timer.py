@@ -90,7 +90,7 @@ def pin_cpu() -> int:
     machine with two hardware threads of one core), the process keeps all threads. The size of torch's thread pool is
     set to match.
     """
-    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    allowed = sorted(os.sched_getaffinity(0))
     cores: dict[str, int] = {}
     for cpu in allowed:
         try:
@@ -100,8 +100,7 @@ def pin_cpu() -> int:
             siblings = str(cpu)
         cores.setdefault(siblings, cpu)
     chosen = sorted(cores.values()) if len(cores) > 1 else allowed
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, chosen)
+    os.sched_setaffinity(0, chosen)
     torch.set_num_threads(len(chosen))
     return len(chosen)
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 from autotune import numerics
 from autotune import task as tasks
+from autotune.device import usable_processors
 from autotune.measure.child import Child, ChildDied, ChildSilent, artifact_to_wire
 from autotune.measure.outcome import Blame, Outcome
 from autotune.measure.policy import Policy
@@ -315,10 +316,8 @@ class Worker(Supervisor):
         return step_limit_s(self._policy, phase, self._oracle_s)
 
     def _spawn(self) -> None:
-        env = {}
-        if hasattr(os, "sched_getaffinity"):
-            # The worker pins itself to one thread per core, but a candidate may use all threads.
-            env["NUMBA_NUM_THREADS"] = os.environ.get("NUMBA_NUM_THREADS", str(len(os.sched_getaffinity(0))))
+        # The worker pins itself to one thread per core, but a candidate may use all threads.
+        env = {"NUMBA_NUM_THREADS": os.environ.get("NUMBA_NUM_THREADS", str(usable_processors()))}
         self._opened, self._opening = False, None
         try:
             self._child = Child("autotune.measure.server", env)

@@ -527,5 +527,4 @@ def use(new: Deployment) -> None:
         before.close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: _current.forget_threads())
+os.register_at_fork(after_in_child=lambda: _current.forget_threads())

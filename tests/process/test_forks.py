@@ -128,7 +128,7 @@ for _ in range(2):  # the server goes on
 
 
 @pytest.mark.usefixtures("new_interpreters")
-def test_what_is_compiled_before_forks_runs_no_autograd() -> None:
+def test_fork_server_compiles_without_autograd_before_forks() -> None:
     """A build of torch for GPUs starts threads with the first backward pass, after which it refuses to run in forks."""
     code = """
 from unittest import mock

@@ -44,7 +44,7 @@ def test_a_word_stays_one_word_or_is_left_out(word: str, tmp_path: Path) -> None
     assert run(line, tmp_path) in (["autotune", "search", kept, "--inputs", "m:f"] for kept in (word, "..."))
 
 
-def test_what_is_printed_is_not_changed_on_the_way(tmp_path: Path) -> None:
+def test_masked_commands_stay_quoted_for_a_shell(tmp_path: Path) -> None:
     chance = random.Random(0)
     alphabet = ["'", '"', "$(touch X)", ":", "@", "=", " ", "password", "token", "secret=", "\\", "`touch X`", ";", "&"]
     words = [["".join(chance.choices(alphabet, k=chance.randrange(1, 9))) for _ in "ab"] for _ in range(2000)]

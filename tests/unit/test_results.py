@@ -88,7 +88,7 @@ def test_no_field_of_a_case_may_be_missing(key: str) -> None:
     assert problems({**GOOD, "cases": [case]}) == [f"case 0: {key} is missing"]
 
 
-def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+def test_written_result_files_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "gpu" / "x.json"
     write(path, "a GPU", GOOD["cases"], {"cuda": "13.0"})
     data = read(path)

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import json
 import os
-import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -131,7 +130,7 @@ def take_share(rank: int, ranks: int) -> int:
     """
     cores = pin_cpu()
     share = max(1, cores // ranks)
-    if cores >= ranks and hasattr(os, "sched_setaffinity"):
+    if cores >= ranks:
         cpus = sorted(os.sched_getaffinity(0))[rank * share : (rank + 1) * share]
         os.sched_setaffinity(0, cpus)
     torch.set_num_threads(share)
@@ -148,8 +147,7 @@ def join(rank: int, ranks: int, device: str, init_method: str, timeout_s: float)
     """
     where = torch.device(device)
     timeout = timedelta(seconds=timeout_s)
-    if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve, or to a slower interface
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve, or to a slower interface
     if where.type == "cuda":
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")  # abort at once when a peer dies
         torch.cuda.set_device(where)

@@ -114,16 +114,13 @@ class _Expectation:
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (*self.inputs, *self.want))
 
-    def slack(self, graph: Graph) -> list[torch.Tensor | None]:
+    def slack(self, graph: Graph, k: int) -> torch.Tensor | None:
+        """The error of output ``k`` that rounding explains, as of :func:`autotune.ir.oracle.slack`."""
         if self._slack is None:
             device = self.inputs[0].device
             with _beside_others(graph, device):
                 self._slack = oracle.slack(graph, self.inputs, self.want, device)
-        return self._slack
-
-
-def _slack_of(expected: _Expectation, graph: Graph, k: int) -> torch.Tensor | None:
-    return expected.slack(graph)[k]
+        return self._slack[k]
 
 
 def _beside_others(graph: Graph, device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -242,7 +239,7 @@ class FusionBench(Bench):
                 lost = self._lost(expected)[k]
                 verdict = compare(got, want, o.dtype, self.reduction_length, lost=lost, size=size)
             if not verdict.ok and may_explain(o.dtype, verdict.error):
-                slack = expected.slack(self.graph)[k]
+                slack = expected.slack(self.graph, k)
                 verdict = compare(got, want, o.dtype, self.reduction_length, slack=slack, lost=lost, size=size)
             if not verdict.ok:
                 return Verdict(False, verdict.error, f"output {k} on {kind}: {verdict.detail}")
@@ -297,7 +294,7 @@ class FusionBench(Bench):
                     if exact[k]:
                         wrong = not torch.equal(seen.to(want.dtype), want)
                     else:
-                        slack = functools.partial(_slack_of, expected, self.graph, k)
+                        slack = functools.partial(expected.slack, self.graph, k)
                         rounded = not special and seen.dtype != torch.bool
                         size = expected.size(k)
                         wrong = rounded and is_other(seen, want, slack, size, overflows=overflows)

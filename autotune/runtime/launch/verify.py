@@ -86,11 +86,11 @@ class Check:
                 lost = None if lost is None else lost.as_strided(shape, out.strides, out.offset)
                 verdict = compare(stored, oracle.want[k], out.dtype, terms, off_by_one=off_by_one, lost=lost)
                 if not verdict.ok and may_explain(out.dtype, verdict.error):
-                    slack = oracle.slack[k]
+                    slack = oracle.slack(k)
                     verdict = compare(stored, oracle.want[k], out.dtype, terms, slack=slack, lost=lost)
                 if verdict.ok and out.dtype != "bool":
                     theirs = _laid_out(want, got).as_strided(shape, out.strides, out.offset)
-                    if is_other(theirs, oracle.want[k], partial(_slack_of, oracle, k), overflows=True):
+                    if is_other(theirs, oracle.want[k], partial(oracle.slack, k), overflows=True):
                         return f"output {i}: the region's graph does not compute what its operators compute"
             except (RuntimeError, MemoryError):  # not enough memory for the oracle: the operators decide
                 log.debug("the oracle could not be asked", exc_info=True)
@@ -119,14 +119,13 @@ class _Oracle:
         return interpret(self._graph, self._flat)
 
     @cached_property
-    def slack(self) -> list[torch.Tensor | None]:
+    def _slack(self) -> list[torch.Tensor | None]:
         from autotune.ir import oracle
 
         return oracle.slack(self._graph, self._flat, self.want, self._flat[0].device)
 
-
-def _slack_of(oracle: _Oracle, k: int) -> torch.Tensor | None:
-    return oracle.slack[k]
+    def slack(self, k: int) -> torch.Tensor | None:
+        return self._slack[k]
 
 
 def copies_of_overwritten(inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -27,8 +27,7 @@ class Forks:
         self._own = threading.local()
         self._changed = threading.Condition()
         self._transactions = self._forks = 0
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=self._reset)
+        os.register_at_fork(before=self._before, after_in_parent=self._after, after_in_child=self._reset)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

@@ -165,7 +165,7 @@ def test_one_number_made_of_everything(extents: tuple[int, ...], stored: bool) -
     check(graph)
 
 
-def test_what_depends_on_where_it_is_stays_one_axis() -> None:
+def test_column_split_refuses_indices_and_guards_of_rows() -> None:
     b = Build(1 << 16)
     i = b.point("cast", b.add("index", axes=(0,), dtype="int64"), dtype="float32")
     b.out(b.reduce("sum", b.mul(b.load("float32", 0), i), 0), "float32")
@@ -192,7 +192,7 @@ def test_several_row_and_column_axes() -> None:
     check(b.graph())
 
 
-def test_what_follows_from_the_columns_is_the_second_kernels() -> None:
+def test_second_kernel_computes_values_of_column_sums() -> None:
     b = Build(128, 40)
     x, w = b.load("float32", 0, 1), b.load("float32", 1)
     b.out(b.exp(x), "float32")

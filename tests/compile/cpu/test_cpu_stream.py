@@ -133,7 +133,7 @@ def test_several_outputs_of_different_types() -> None:
     check(b.graph(), outputs=3, exact=False)
 
 
-def test_a_pass_that_sums_what_it_stores() -> None:
+def test_stream_pass_sums_its_stored_values() -> None:
     """As a residual is stored in the pass that sums it up."""
     b = Build(3, 20000)
     s = b.add_(b.load("float32", 0, 1), b.load("float32", 0, 1))
@@ -312,7 +312,7 @@ def test_each_later_pass_asks_for_its_share() -> None:
     assert (places, sorted(found)) == (1, list(range(3000)))
 
 
-def test_what_cannot_be_streamed_is_stored() -> None:
+def test_stream_skips_strided_and_short_rows() -> None:
     """Columns apart in memory, rows of less than a few lines."""
 
     def program(cols: int, **out):
@@ -326,7 +326,7 @@ def test_what_cannot_be_streamed_is_stored() -> None:
     assert streamed(program(64, strides=(128, 2))) == ()
 
 
-def test_only_what_is_streamed_changes_the_source() -> None:
+def test_stream_changes_only_the_streamed_stores() -> None:
     program = build_program(layer_norm(64, 1024))
     plain, streaming = (emit_source(program, CpuSchedule(stream=s)) for s in (False, True))
     assert "stream" not in plain
@@ -337,7 +337,7 @@ def test_only_what_is_streamed_changes_the_source() -> None:
     assert streamed_bytes(program) == 64 * 1024 * 4
 
 
-def test_the_search_streams_what_is_large() -> None:
+def test_search_space_streams_large_tensors() -> None:
     """Default candidates with streaming, possible ones, and those without it."""
     space = load_space("fusion", "cpu")
     for rows, cols, choices, seeded in ((2048, 1024, 2, True), (128, 1024, 2, False), (32, 1024, 1, False)):

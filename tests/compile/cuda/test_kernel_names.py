@@ -112,7 +112,7 @@ def test_equal_kernels_have_one_name_and_are_one_cubin() -> None:
     assert len(artifact_blobs(artifact)) == 1
 
 
-def test_what_finishes_a_kernel_is_named_after_it() -> None:
+def test_finish_kernel_is_named_after_its_main_kernel() -> None:
     task = task_of(workload("layer_norm_backward"))
     artifact = task.build(task.default())
     assert [k.entry for k in artifact.kernels] == [
@@ -155,7 +155,7 @@ def test_names_are_short_identifiers(ops: list[str], name: str) -> None:
     assert len(f"{made}_99_finish99") <= LONGEST
 
 
-def test_a_program_that_is_not_ours_names_what_it_can() -> None:
+def test_kernel_names_use_the_known_operators_of_a_foreign_program() -> None:
     calls = [{"op": "getitem"}, {"op": "aten.view.default"}, {"op": "aten.add.Tensor"}, {"op": "prims.erf_inv.default"}]
     assert program_ops({"calls": calls}) == ["erf_inv"]
     assert program_ops({"calls": calls[:3]}) == ["add"]

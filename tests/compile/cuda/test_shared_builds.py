@@ -49,7 +49,7 @@ def test_a_text_is_compiled_once_under_any_name(
     ("changes", "target"),
     [({"block": 128}, "sm_90"), ({"fast": False}, "sm_90"), ({}, "sm_80"), ({"params": ("f16",)}, "sm_90")],
 )
-def test_what_the_code_depends_on_tells_builds_apart(
+def test_shared_builds_differ_by_all_inputs_of_the_code(
     changes: dict[str, Any], target: str, made: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SHARED_BUILDS, str(tmp_path))

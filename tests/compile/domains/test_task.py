@@ -196,7 +196,7 @@ def test_a_neighbours_configuration_is_fitted(name: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["ln_f32", "expanded"])
-def test_what_was_stored_before_there_was_a_choice_is_fitted(name: str) -> None:
+def test_adapt_fills_in_parameters_missing_in_earlier_configurations(name: str) -> None:
     task = FusionTask(workloads(name)[0], "cpu")
     default = {k: v for k, v in task.default().items() if k.rpartition(".")[2] != "wide"}
     old = {k: v for k, v in default.items() if k.rpartition(".")[2] not in ("stream", "prefetch")}

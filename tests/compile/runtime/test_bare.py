@@ -79,7 +79,7 @@ def test_nothing_forbidden_was_there(deployed: dict[str, Any]) -> None:
     assert deployed["imported"] == []
 
 
-def test_the_extra_is_a_part_of_what_is_installed_otherwise() -> None:
+def test_deploy_extra_is_a_subset_of_the_dependencies() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = project["optional-dependencies"]["deploy"]
     assert set(extra) <= {*project["dependencies"], *project["optional-dependencies"]["sign"]}

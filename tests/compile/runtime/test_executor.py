@@ -156,7 +156,7 @@ def test_misaligned_tensors_are_copied_for_a_writer() -> None:
     assert counters().misaligned == 1
 
 
-def test_what_takes_over_is_asked_for_once() -> None:
+def test_executor_asks_for_the_replacement_once() -> None:
     """The launch that failed is not tried again."""
     run, x = make(), torch.randn(ROWS, COLS)
     launches, told, instead = [], [], []

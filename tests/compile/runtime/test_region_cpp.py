@@ -204,7 +204,7 @@ def test_any_bytes_are_a_literal(tmp_path: Path) -> None:
     assert subprocess.run([binary], check=True, capture_output=True).stdout == data
 
 
-def test_what_only_python_does_is_refused() -> None:
+def test_region_cpp_refuses_features_of_the_python_call() -> None:
     call = call_of(built())
     prepared(call)
     for fields, why in (

@@ -43,7 +43,7 @@ def made_here(name: str) -> Any:
 # Models
 
 
-def test_what_is_measured_by_default() -> None:
+def test_default_models_cover_every_family() -> None:
     assert set(DEFAULT) <= set(NAMES)
     assert {name.rpartition("_")[0] for name in DEFAULT} == set(FAMILIES), "every family"
     assert sum(name.endswith("_train") for name in DEFAULT) >= 10
@@ -405,7 +405,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--search 0 deploys what --db holds, which is nothing" in capsys.readouterr().err
 
 
-def test_a_family_stands_for_what_is_measured_of_it() -> None:
+def test_models_option_expands_a_family() -> None:
     assert real_models.parse(["--models", "bert_large,vit_base_infer,bert_large_train"]).models == [
         "bert_large_train", "bert_large_infer", "vit_base_infer",
     ]  # fmt: skip

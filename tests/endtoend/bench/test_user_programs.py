@@ -433,7 +433,7 @@ def test_the_file_is_written_after_every_contender(
     assert "encoder_train failed: compile: no memory" in shown.out
 
 
-def test_what_no_longer_fits_is_listed(
+def test_user_programs_list_programs_beyond_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Known, "lacks", lambda known: "timm is not installed" if known.library == "timm" else "")

@@ -12,7 +12,7 @@ from autotune.store import Store
 
 
 @pytest.mark.slow
-def test_two_targets_and_what_both_have(
+def test_also_searches_shared_workloads_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AUTOTUNE_DOMAINS", "gelu=examples.blocked_gelu.domain")
@@ -38,7 +38,7 @@ def test_two_targets_and_what_both_have(
         (["--also", "softmax_mask", "a:b", "c:d"], "give one target and at most one SPEC"),
     ],
 )
-def test_what_is_no_other_target(
+def test_also_refuses_an_invalid_second_target(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["search", "fusion", "layer_norm", *words, "--device", "cpu", "--db", str(tmp_path / "x.db")]) == 2

@@ -209,7 +209,7 @@ def test_a_mistake_is_one_line(
     assert err.count("\n") == 1
 
 
-def test_what_cannot_be_trained(in_eager: None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_refuses_a_target_without_gradients(in_eager: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command("dropped", "numbers", "--train")) == 2
     assert "cannot be trained" in capsys.readouterr().err
 
@@ -396,7 +396,7 @@ def test_results_that_are_further_off_than_inductors() -> None:
     assert "random numbers" in notes(on_a_gpu(steps=none, random=True))
 
 
-def test_what_else_there_is_to_say() -> None:
+def test_compare_notes_captures_failures_and_busy_devices() -> None:
     loose = edited(edited(on_a_gpu(), EAGER, captured=False), AUTOTUNE, captured=False)
     assert "eager, autotune: the step cannot be captured in a CUDA graph" in notes(loose)
     assert "CUDA graph" not in notes(dataclasses.replace(loose, device="cpu"))
@@ -487,7 +487,7 @@ def test_a_stored_verdict_is_a_record_too(
 
 
 @pytest.mark.usefixtures("in_eager")
-def test_what_was_timed_without_a_lead_is_no_record_of_what_has_one(
+def test_compare_ignores_records_timed_without_a_lead(
     db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "record.json"

@@ -248,7 +248,7 @@ def test_where_inductor_stays_the_step_is_not_decided_again(
     assert decided == ["default"]
 
 
-def test_a_step_on_several_devices_leaves_what_others_have_to_a_later_search(
+def test_step_on_several_devices_records_other_devices_misses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decided = deciding(monkeypatch, {other().fingerprint: ("cpu:1", other())})

@@ -70,7 +70,7 @@ def test_no_password_is_ever_reported(
     assert list(tmp_path.iterdir()) == [], "no folder of that name was made"
 
 
-def test_what_is_shown_of_a_url() -> None:
+def test_show_url_hides_passwords_and_options() -> None:
     url = parse_url(
         f"postgresql://u:{SECRET}@h:1/db?host=/run&sslmode=require&password={SECRET}&options=-c%20x={SECRET}"
     )
@@ -290,7 +290,7 @@ def test_paths_that_are_not_utf8_are_paths_like_others(latin: Path, capsys: pyte
     frozen.close()
 
 
-def test_what_is_asked_of_a_database_may_be_no_utf8(latin: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_db_forget_refuses_a_name_that_is_no_utf8(latin: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["db", "forget", "--workload", NOT_UTF8, "--db", "t.db"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 

@@ -89,7 +89,7 @@ def test_missed_workloads_are_searched_stored_and_cleared(
     assert again.stdout == ""
 
 
-def test_what_was_not_begun_in_time_is_reported_and_gone_on_with(
+def test_search_reports_and_continues_workloads_not_begun_in_time(
     tmp_path: Path, command: list[str], environment: dict[str, str]
 ) -> None:
     db = tmp_path / "t.db"
@@ -107,7 +107,7 @@ def test_what_was_not_begun_in_time_is_reported_and_gone_on_with(
             assert len(store.misses()) == left
 
 
-def test_what_is_known_counts_as_not_begun_where_it_was_to_be_searched_further(
+def test_search_counts_known_workloads_with_more_budget_as_not_begun(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Unknown workloads count as undecided: of five workloads one was begun, and two are known."""

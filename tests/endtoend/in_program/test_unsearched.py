@@ -117,7 +117,7 @@ def test_the_next_process_tries_nothing(process: Process, monkeypatch: pytest.Mo
         assert store.state() == state, "torch's caches keep the code of the first process"
 
 
-def test_the_next_process_tries_what_there_was_no_time_for(
+def test_next_process_tries_the_remaining_predictions(
     process: Process, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faster(monkeypatch, kept=True)

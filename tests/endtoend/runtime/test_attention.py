@@ -150,7 +150,7 @@ def biased(x: Tensor, bias: Tensor) -> Tensor:
     return scaled_dot_product_attention(x, x, x, attn_mask=torch.where(seen, bias, -1e9)).transpose(1, 2)
 
 
-def test_what_is_looked_up_is_what_is_deployed(db: str) -> None:
+def test_lookup_and_deployment_rewrite_attention_alike(db: str) -> None:
     missed: dict[str, int] = {}
     for how in ("keep", "fuse"):
         autotune.configure(attention=how)  # type: ignore[arg-type]

@@ -208,7 +208,7 @@ BESIDE: dict[str, Callable[[torch.Tensor], Any]] = {
         *(pytest.param(BESIDE[name], False, id=f"{name}, inference") for name in ("input", "view", "written")),
     ],
 )
-def test_what_else_there_is_to_do_is_done(tune: Tune, fn: Any, train: bool) -> None:
+def test_compiled_step_computes_operators_outside_of_regions(tune: Tune, fn: Any, train: bool) -> None:
     def program(x: torch.Tensor) -> Any:
         return fn(x * 1.5)
 

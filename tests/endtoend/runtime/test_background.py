@@ -76,7 +76,7 @@ def missed(db: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_program_misses_and_takes_up_what_was_found_meanwhile(tmp_path: Path) -> None:
+def test_program_deploys_schedules_found_in_the_background(tmp_path: Path) -> None:
     options = "--always --timeout 3 --interval 0.5"
     env = environ(tmp_path, AUTOTUNE_BACKGROUND="1", AUTOTUNE_BACKGROUND_OPTIONS=options)
     share_headers(tmp_path)

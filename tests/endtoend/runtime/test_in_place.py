@@ -268,7 +268,7 @@ def test_a_loss_gradient_is_written_over_the_logits(tune: Tune, monkeypatch: pyt
     assert not any(asked)
 
 
-def test_what_is_kept_with_a_view_of_it_stays() -> None:
+def test_in_place_keeps_inputs_with_a_live_view() -> None:
     kept = torch.randn(4, 4)
     for values, apart in (((kept, kept.clone()), True), ((kept, kept[1:]), False)):
         graph = torch.fx.Graph()
@@ -281,7 +281,7 @@ def test_what_is_kept_with_a_view_of_it_stays() -> None:
 
 @pytest.mark.parametrize("trouble", ["checked", "fails", "stored anew"])
 @torch.no_grad()
-def test_what_has_to_read_its_inputs_once_more(tune: Tune, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
+def test_in_place_copies_inputs_that_are_read_again(tune: Tune, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     """A check of the results, operators after a failure, and kernels that may not overwrite anything."""
     asked, x = taken(monkeypatch), torch.randn(ROWS, WIDTH)
     store(tune, both_halves, x)

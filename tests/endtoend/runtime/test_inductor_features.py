@@ -170,7 +170,7 @@ def test_the_users_options_reach_inductor(
     assert autotune.counters().hits == len(stored)
 
 
-def test_what_inductor_has_no_such_option_of_is_refused(db: str) -> None:
+def test_unknown_inductor_option_is_refused(db: str) -> None:
     with pytest.raises(Exception, match="no_such_option"):
         compiled(mlp, options={"no_such_option": 1})(torch.randn(4, 4), torch.randn(4, 4))
 

@@ -73,9 +73,7 @@ class TwoTowers(nn.Module):
         return result
 
 
-def test_what_one_token_needs_runs_before_all_tokens_are_in_the_way(
-    tune: Tune, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_single_token_work_runs_before_all_tokens_allocate_memory(tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
     model = TwoTowers()
     inputs = torch.randn(16, 64, WIDTH), torch.randn(16, 64, WIDTH)
     orders: list[list[str]] = []

@@ -179,7 +179,7 @@ def other_software(store: Store, own: Schedule) -> None:
 
 
 @pytest.mark.parametrize("refused", [failed, other_software])
-def test_what_the_users_database_passes_over_is_not_replaced(
+def test_packaged_schedule_does_not_replace_one_refused_in_the_database(
     pack: Pack, tune: Tune, refused: Callable[[Store, Schedule], None]
 ) -> None:
     """That kernel may be the one that failed, and a search under other software may have another result."""

@@ -82,7 +82,7 @@ def tanh(tune: Tune) -> Workload:
     return found
 
 
-def test_a_verdict_is_obeyed_and_what_it_leaves_is_no_miss(tanh: Workload, db: str) -> None:
+def test_verdict_leaves_regions_without_recording_misses(tanh: Workload, db: str) -> None:
     assert deployed() == {"graphs": 1, "hits": 2}
     decided(db, [tanh])
     assert deployed() == {"graphs": 1, "hits": 1, "left": 1}
@@ -129,7 +129,7 @@ def test_code_in_the_cache_of_a_graph_is_of_one_setting() -> None:
     assert identity() != before
 
 
-def test_a_trial_leaves_the_given_families_whatever_is_stored(tanh: Workload, db: str) -> None:
+def test_trial_leaves_the_given_families_despite_stored_verdicts(tanh: Workload, db: str) -> None:
     decided(db, [tanh])
     trial = Trial()
     torch.compile(step, backend=trial_backend(trial))(X)

@@ -79,7 +79,7 @@ def test_later_processes_pass_it_over_until_it_is_forgotten(tune: Tune, wrong: l
     assert autotune.lookup(softmax, (X,)).level is Level.EXACT
 
 
-def test_a_new_search_may_replace_it_by_what_is_slower(tune: Tune, wrong: list[int]) -> None:
+def test_new_search_replaces_a_wrong_schedule_by_a_slower_one(tune: Tune, wrong: list[int]) -> None:
     import dataclasses
 
     (stored,) = tune(softmax, (X,))
@@ -246,7 +246,7 @@ def test_nothing_is_recorded_in_a_snapshot(tune: Tune, db: str, wrong: list[int]
         assert store.measurements() == []
 
 
-def test_what_verify_may_be(db: str) -> None:
+def test_settings_refuse_invalid_values_of_verify_and_rows(db: str) -> None:
     with pytest.raises(UserError, match="auto, first, always, never"):
         autotune.compile(softmax, verify="sometimes")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="auto, first, always, never"):

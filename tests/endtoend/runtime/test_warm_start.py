@@ -106,7 +106,7 @@ def test_a_schedule_more_or_less_is_noticed(warmed: Path, tune: Tune, db: str) -
     assert less["warnings"] == []
 
 
-def test_one_process_with_two_databases_runs_what_each_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_runs_the_schedules_of_each_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cached graph of one names its regions as that of the other does."""
 
     def program(x: torch.Tensor) -> torch.Tensor:

@@ -159,7 +159,7 @@ def test_tables_have_all_parts_and_the_missing_ones() -> None:
     assert len([c for c in made(Gpus())["cases"] if c["part"] == "partition"]) == len(PARTED)
 
 
-def test_ranks_that_die_cost_what_was_measured_and_at_the_third_time_the_rest() -> None:
+def test_dying_ranks_lose_one_case_and_after_three_times_the_rest() -> None:
     one = made(Gpus(dies="all_gather 16MiB"))
     names = {c["name"] for c in one["cases"]}
     assert "all_gather 16MiB" not in names

@@ -198,7 +198,7 @@ def test_a_case_is_compiled_out_of_turn_and_timed_in_turn(monkeypatch: pytest.Mo
     assert all(timing)
 
 
-def test_what_is_profiled_is_compiled_out_of_turn_and_traced_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lane_compiles_out_of_turn_and_profiles_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     compiling, timing = list[bool](), list[bool]()
 
     def compiled(fn: Any, args: Any, options: Any = None) -> Any:

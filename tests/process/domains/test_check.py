@@ -47,7 +47,7 @@ def test_everything_is_right_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixt
     assert data["commit"]
 
 
-def test_only_what_is_named() -> None:
+def test_check_script_runs_only_the_named_engines_collectives_and_checks() -> None:
     def left(*names: str) -> tuple[set[str], list[str]]:
         options = script.options_of(["--only", *names])
         todo, checks = script.chosen(2, "cuda:0", options)

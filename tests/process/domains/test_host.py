@@ -101,15 +101,6 @@ def test_too_little_memory_is_told_to_the_peers_and_not_a_signal_later(monkeypat
     assert "No space" in group.told[0]["problem"]
 
 
-def test_without_memfd_a_file_serves_and_is_unlinked(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.delattr(os, "memfd_create", raising=False)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    windows = host.share(Alone(), 4096)  # type: ignore[arg-type]
-    windows[0][5] = 77
-    assert windows[1][5] == 77  # the other rank's name was ours: it is the same memory
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_pieces_cover_all_and_differ_by_one() -> None:
     for numel in (0, 1, 5, 64, 1001):
         for chunks in (1, 3, 8):

@@ -105,7 +105,7 @@ def test_forgotten_candidates_are_not_built_and_not_kept(patience: Patience) -> 
         assert pool.submit(other, "cpu", rows(2)) is not built
 
 
-def test_what_is_given_back_is_kept_unless_it_has_not_begun(patience: Patience) -> None:
+def test_pool_keeps_returned_builds_that_have_begun(patience: Patience) -> None:
     bad = workload(bad=True)
     with patience.endless(), CompilePool(1, timeout_s=3.0) as pool:
         done = pool.submit(bad, "cpu", rows(2))
@@ -153,7 +153,7 @@ def test_nothing_is_built_ahead_once_it_is_closed(patience: Patience) -> None:
         (BaselinePool, "cpu", {}, 5),  # the program compiles meanwhile
     ],
 )
-def test_compilers_leave_the_processors_to_what_runs_beside_them(
+def test_compile_processes_have_a_lower_priority(
     kind: type[CompilePool], device: str, config: Config, nicer: int
 ) -> None:
     with kind(1, timeout_s=60) as pool:

@@ -75,7 +75,7 @@ def test_nothing_else_is_in_it(store: Store, file: Path) -> None:
     assert snapshot.about["generator"] == "cuda-test"
 
 
-def test_what_is_asked_for(store: Store, tmp_path: Path) -> None:
+def test_export_filters_by_device_domain_and_refusal(store: Store, tmp_path: Path) -> None:
     path = tmp_path / "part.atdb"
     assert export_snapshot(store, path, device=lambda d: d == OTHER_GPU).schedules == 1
     assert [d.name for d in Snapshot(path).devices] == ["NVIDIA Other"]

@@ -25,7 +25,7 @@ def failed(key: Key, config: Config, status: Status, stage: str = "screen") -> M
     return Measurement(key, config, status, stage, reason=f"because of {status}", when=1.5)
 
 
-def test_fingerprints_come_back_as_what_they_stood_for(store: Store) -> None:
+def test_store_returns_records_by_fingerprint(store: Store) -> None:
     w = workload()
     key = put_key(store, w)
     found = store.get_workload(key.workload)

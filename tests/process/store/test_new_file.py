@@ -54,7 +54,7 @@ def test_who_comes_first_stays(sqlite_file: Path, meanwhile: Callable[[Callable[
         assert store.get_workload(workload(3).fingerprint) is not None
 
 
-def test_what_fills_a_new_file_fills_the_one_that_came_first(sqlite_file: Path) -> None:
+def test_store_fill_repeats_into_a_file_created_meanwhile(sqlite_file: Path) -> None:
     filled = []
 
     def fill(store: Store) -> None:

@@ -180,7 +180,7 @@ def test_deployment_from_a_frozen_server_goes_on(own_server: PostgresServer, los
     assert len(losses) == 1
 
 
-def test_what_is_deployed_has_a_state_which_a_lost_server_has_not(
+def test_deployment_state_changes_with_schedules_and_without_a_server(
     own_server: PostgresServer, losses: list[str]
 ) -> None:
     url = own_server.database()

@@ -44,7 +44,7 @@ def as_earlier(data: dict[str, Any]) -> None:
     data["scratch"] = [[*described, False] for described in data["scratch"]]
 
 
-def test_a_finish_by_a_kernel_is_what_happens_anyway(db: Path) -> None:
+def test_stored_finish_by_a_kernel_equals_the_default(db: Path) -> None:
     config, artifact = built()
     earlier = config | {"finish": "kernel"}
     assert improper({f"g1.{name}": choice for name, choice in earlier.items()}, "cuda") == ""

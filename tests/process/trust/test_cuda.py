@@ -195,7 +195,7 @@ def test_another_workload_s_artifact_is_no_hit(db: Path) -> None:
     assert look_up(db, task.workload).level is Level.NONE
 
 
-def test_code_that_was_compiled_before_checks_what_it_finds(db: Path) -> None:
+def test_cached_code_refuses_a_changed_schedule(db: Path) -> None:
     """Inductor's caches keep the fingerprint only: what is stored under it may have been changed meanwhile."""
     task, config, artifact = built()
     stored(db, task.workload, config, artifact)
@@ -251,7 +251,7 @@ def _built_of(fn: Any, *inputs: Any) -> Any:
         (built, {"keep": "shared"}),
     ],
 )
-def test_what_this_version_makes_no_more_is_found_where_it_says_what_it_was_compiled_for(
+def test_removed_kernel_forms_are_deployed_only_with_the_record_of_their_configuration(
     made: Any, changes: dict[str, Any]
 ) -> None:
     """Strips copied ahead in a persistent grid (decision 016), values kept in shared memory word by word (017), a walk
@@ -270,7 +270,7 @@ def test_what_this_version_makes_no_more_is_found_where_it_says_what_it_was_comp
     [("block", 0), ("block", 2048), ("block", 1.5), ("shared", -1), ("shared", 1 << 30), ("grid", 0), ("grid", 1 << 31),
      ("cluster", 64), ("per_block", 0), ("args", 5)],
 )  # fmt: skip
-def test_no_device_launches_it_whatever_printed_it(name: str, value: Any) -> None:
+def test_damaged_launch_data_is_refused_for_every_generator(name: str, value: Any) -> None:
     task, config, artifact = built()
     kernel = replace(artifact.kernels[0], launch={**artifact.kernels[0].launch, name: value})
     with pytest.raises(LaunchError, match="damaged"):

@@ -19,7 +19,7 @@ def test_a_sample_of_mutated_files(tmp_path: Path) -> None:
     assert any(name.endswith("found") for name in tally.outcomes)
 
 
-def test_the_guard_sees_what_a_look_up_may_not_do(tmp_path: Path) -> None:
+def test_guard_detects_forbidden_actions_of_a_look_up(tmp_path: Path) -> None:
     """The check can fail: what a hostile file might bring about is seen."""
     import subprocess
 

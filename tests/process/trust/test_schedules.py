@@ -88,7 +88,7 @@ def test_it_is_reported_once(db: Path, caplog: pytest.LogCaptureFixture) -> None
 
 
 @pytest.mark.parametrize("name", sorted(ranges("cpu")))
-def test_whatever_is_let_in_at_boundaries_runs_and_is_right(name: str, db: Path) -> None:
+def test_accepted_boundary_values_give_right_results(name: str, db: Path) -> None:
     """Every boundary value is refused, or its kernel computes what it should."""
     workload, config = tuned(db, normalised, X)
     want, spec = normalised(X), TensorSpec.of(X)

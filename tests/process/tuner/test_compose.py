@@ -147,7 +147,7 @@ def test_a_short_search_follows_the_most_promising_up_and_a_longer_one_goes_on(t
 
 
 @pytest.mark.usefixtures("half_a_second_each")
-def test_what_is_left_goes_to_the_best_where_it_was_cut_short(
+def test_compose_gives_remaining_time_to_the_best_interrupted_part(
     tune: Tune, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched: list[tuple[str, float]] = []

@@ -120,7 +120,7 @@ def test_when_the_time_is_up_remaining_workloads_are_not_begun(store: Store) -> 
     assert store.runs()[0].state == "done"
 
 
-def test_a_lane_that_is_killed_costs_what_it_had_in_hand(store: Store, tmp_path: Path, log: Path) -> None:
+def test_killed_lane_loses_only_its_current_workload(store: Store, tmp_path: Path, log: Path) -> None:
     """The other one takes over what waited for it."""
     fatal = tmp_path / "fatal"
     fatal.touch()
@@ -268,7 +268,7 @@ def test_a_mistake_of_the_user_is_reported_once(store: Store, tmp_path: Path) ->
     assert store.runs()[0].state == "failed"
 
 
-def test_what_cannot_be_searched_side_by_side(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_refuses_devices_that_cannot_run_side_by_side(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse_to_start(monkeypatch)
     works = [toy(rows=64), toy(rows=65)]
     with pytest.raises(UserError, match="cuda:0 is named twice"):

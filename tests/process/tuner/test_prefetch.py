@@ -137,7 +137,7 @@ def test_a_few_workloads_ahead_and_none_that_is_known(context: Context, monkeypa
     assert [f for f, _ in noted(context)] == [names[0], names[3], names[4], names[5]]
 
 
-def test_what_comes_next_may_be_told(context: Context) -> None:
+def test_prefetch_follows_the_given_next_workloads(context: Context) -> None:
     works = [toy(rows=r) for r in (2, 3, 4, 5)]
     names = [w.fingerprint for w in works]
     with ahead_of(context, works) as waiting:
@@ -243,7 +243,7 @@ def test_only_builds_that_will_be_requested_are_handed_over(
     assert found == (default | {works[2].fingerprint} if how == "late" else default)
 
 
-def test_a_run_does_not_wait_for_what_is_thought_of_ahead(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_ends_without_waiting_for_an_endless_prefetch(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
 
     def endless(self: ToyTask) -> Iterator[Config]:

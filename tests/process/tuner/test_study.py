@@ -346,7 +346,7 @@ def test_a_winner_from_a_busy_machine_is_looked_for_again_after_those_that_have_
     assert searched() == ([], [])
 
 
-def test_a_search_goes_on_however_long_it_takes_to_see_what_is_known(store: Store, policy: Policy) -> None:
+def test_search_begins_a_workload_despite_slow_recall_of_known_ones(store: Store, policy: Policy) -> None:
     works = [workload(rows=16), workload(rows=32), workload(rows=48)]
     for n in range(1, 4):
         found = api.tune_workloads(works, "cpu", store, timeout=1e-9, policy=policy)
@@ -364,7 +364,7 @@ def test_known_results_are_reported_however_late(store: Store, policy: Policy) -
 
 
 @pytest.mark.parametrize("known", [{"trials": 2}, {"timeout": 1e-9}])
-def test_what_is_known_and_was_to_be_searched_further_was_not_begun(
+def test_known_workload_with_more_budget_counts_as_not_begun_after_the_time(
     store: Store, policy: Policy, known: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By an earlier search with as many candidates as are asked for again, or with much less time than now."""

@@ -242,7 +242,7 @@ def test_more_blocks_than_a_launch_has_are_refused() -> None:
         scheme.emit(graph, scheme.default(graph) | {"rows_per_block": 1, "threads_per_row": 32}, 132)
 
 
-def test_what_a_launch_can_count() -> None:
+def test_check_launch_refuses_counts_beyond_the_counters() -> None:
     rule = {"dynamic": True, "inner": 16, "per_block": 8, "blocks_per_sm": 0}
     device.check_launch(rule, (device.LIMIT - 1) // 16)
     with pytest.raises(Unsupported, match="32-bit counters"):

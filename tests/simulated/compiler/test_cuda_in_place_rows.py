@@ -145,7 +145,7 @@ def gated(x: Tensor, gate: Tensor) -> Tensor:
         (read_for_another, 2, {(0, 1), (1, 1)}, {(0, 1)}),
     ],
 )
-def test_only_what_every_load_goes_into(
+def test_in_place_rows_need_every_load_of_the_input(
     fn: Function, count: int, kept: set[tuple[int, int]], reloaded: set[tuple[int, int]]
 ) -> None:
     graph = Graph.from_json(task_of(fn, *(torch.randn(4, 64) for _ in range(count))).workload.spec)

@@ -122,7 +122,7 @@ def test_an_infinity_anywhere_in_a_row(shape: dict[str, object], vector: int) ->
     check_inputs(group.graph, scheme.emit(group.graph, config, 3), inputs)
 
 
-def test_what_an_infinity_costs() -> None:
+def test_one_pass_check_for_infinities_costs_one_instruction_a_row() -> None:
     """One instruction a row, which the compiler may not leave out; nothing where a pack has several elements."""
     (work,) = workloads("ln_f32")
     task = FusionTask(work, "cuda:0", target="sm_90", sms=132)

@@ -125,7 +125,7 @@ def test_the_machine_simulates_asynchronous_copies() -> None:
         run(one_kernel(shared, taken(THREAD * 2 + 1)), once=False)
 
 
-def test_exponentials_take_the_place_of_what_they_are_made_of() -> None:
+def test_exponentials_replace_their_inputs_in_shared_memory() -> None:
     """4096 rows of 64 bytes on four blocks: 64 KiB a block, whether or not there is a pass between."""
     for online in (False, True):
         shape = {"threads_per_row": 4, "rows_per_block": 64, "vector_bytes": 16, "cluster": 4}

@@ -193,7 +193,7 @@ def test_tables_share_a_launch() -> None:
     assert task.build(task.default()).kernels[0].code
 
 
-def test_sums_and_what_is_made_of_them() -> None:
+def test_scatter_sums_with_a_consumer_are_two_groups() -> None:
 
     def normed(g: Tensor, ids: Tensor) -> Tensor:
         return torch.softmax(torch.ops.aten.embedding_dense_backward(g, ids, 24, -1, False), -1)
@@ -249,7 +249,7 @@ def test_a_wrong_kernel_is_found() -> None:
             check_group(graph, replace(kernels, sources=(bad,)))
 
 
-def test_what_is_not_one_sum_with_pointwise_operators_is_cut() -> None:
+def test_plan_cuts_scatters_with_further_reductions() -> None:
     def loss(grad: Tensor, ids: Tensor, tied: Tensor) -> tuple[Tensor, Tensor]:
         d = torch.ops.aten.embedding_dense_backward(grad, ids, 30, -1, False) + tied
         return d, (d * d).sum()

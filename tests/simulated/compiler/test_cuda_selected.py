@@ -113,7 +113,7 @@ def stacked(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         (lambda x, y, z: BACK(x, [5, 3, 24], 1, 2) + BACK(y, [5, 3, 24], 1, 1), ["lg"]),
     ],
 )
-def test_what_is_joined(fn: Callable[..., Tensor], kinds: list[str]) -> None:
+def test_selected_loads_are_joined_by_kind(fn: Callable[..., Tensor], kinds: list[str]) -> None:
     task = task_of(fn, *(torch.randn(5, 24) for _ in range(3)))
     (group,) = task.plan.groups
     scheme = scheme_of(group.graph)

@@ -232,7 +232,7 @@ def test_tiles_share_a_launch_with_other_groups() -> None:
     assert grid >= 4
 
 
-def test_what_was_stored_without_tiles_is_made_no_more() -> None:
+def test_transpose_scheme_refuses_stored_configurations_without_tiles() -> None:
     g = graph("square")
     default = TRANSPOSE.default(g)
     for old in (default | {"tile": 0}, {k: v for k, v in default.items() if k != "tile"}):

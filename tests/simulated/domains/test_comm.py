@@ -215,6 +215,6 @@ def test_equal_kernels_are_equal_cubins() -> None:
 @pytest.mark.parametrize(
     ("ranks", "dtype", "words"), [(2, "i8", "i8"), (MOST + 1, "bf16", "17 parts"), (1, "bf16", "1 parts")]
 )
-def test_what_there_is_no_kernel_for(ranks: int, dtype: str, words: str) -> None:
+def test_emit_sum_refuses_unsupported_sums(ranks: int, dtype: str, words: str) -> None:
     with pytest.raises(Unsupported, match=words):
         emit_sum(ranks, dtype)

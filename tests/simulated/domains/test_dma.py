@@ -58,7 +58,7 @@ def test_means_over_ranks(device: Device, strategy: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("order", ["gemm_first", "comm_first"])
-def test_what_stays_on_the_device_goes_first_or_last(device: Device, order: str) -> None:
+def test_own_part_is_copied_first_or_last(device: Device, order: str) -> None:
     for seed in range(4):
         world = device.open(3, seed, bias="strict")
         party = Party(world, "all_to_all", 67, engine="copy")
@@ -262,7 +262,7 @@ def test_flags_that_two_share_are_found(device: Device) -> None:
     assert fault(attempt)
 
 
-def test_what_is_not_joined_is_not_captured(device: Device) -> None:
+def test_capture_detects_streams_that_are_not_joined(device: Device) -> None:
     world: World = device.open(2, 0)
     party = Party(world, "reduce_scatter", 67, engine="copy")
     for collective in party.collectives:

@@ -136,7 +136,7 @@ def test_families_are_distinguished_and_their_labels_mean_them(side: str, collec
         assert {c["engine"] for c in found["copy_engine"]} == {"copy"}
 
 
-def test_labels_of_earlier_versions_mean_what_they_would_run_as() -> None:
+def test_earlier_strategy_labels_map_to_current_strategies() -> None:
     label = "copy gemm_first launch=eager priority=comm chunks=4 panels=4 streams=2 direction=pull batch=True"
     assert families.from_label(label, "cuda") == Strategy("gemm_first", "copy", "comm", chunks=4).config()
     assert families.from_label("nccl comm_first priority=gemm", "cuda") == Strategy("comm_first").config()
@@ -223,7 +223,7 @@ def test_tables_have_the_figures() -> None:
     assert "The default: within 10% of tuned in 100% of 4 scenarios" in text
 
 
-def test_what_a_file_of_the_first_schema_lacks_is_no_column() -> None:
+def test_report_omits_columns_that_first_schema_files_lack() -> None:
     new = ("t_gemm_median_ms", "t_comm_median_by_engine_ms")
     cases = [{k: v for k, v in c.items() if k not in new} for c in copy.deepcopy(CASES)]
     for one in cases:

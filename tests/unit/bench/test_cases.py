@@ -35,7 +35,7 @@ LISTED = {
 }  # fmt: skip
 
 
-def test_the_suite_is_what_was_agreed_on() -> None:
+def test_case_suite_matches_its_list() -> None:
     assert {case.label("gpu") for case in CASES.values()} == LISTED
     assert len({case.label("cpu") for case in CASES.values()}) == len(CASES)
     assert len(ODD_SIZES) == len(set(ODD_SIZES)) == 37

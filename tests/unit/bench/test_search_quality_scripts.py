@@ -27,7 +27,7 @@ def every(when: dict[str, float], **us: float | None) -> dict[str, Any]:
     return {"latency_us": {names[n]: v for n, v in us.items()}, "when": {names[n]: when[n] for n in us}}
 
 
-def test_the_same_result_is_what_is_near_triton_s_choice() -> None:
+def test_search_quality_judges_results_near_tritons_choice() -> None:
     measured = every({"a": 103.0, "b": 108.0, "c": 130.0}, a=12.0, b=10.2, c=10.0)
     told = judged({"seconds": 20.0}, measured, C, 100.0)
     assert told == {"measured": 2, "best": B, "best_us": 10.2, "least_us": 10.0, "chosen_us": 10.0, "near_s": 8.0}
@@ -142,7 +142,7 @@ def test_the_plot_has_a_line_for_each_search() -> None:
     assert [(v["candidates"], round(v["regret"], 6)) for v in values] == [(5, 0.5), (10, 0.1)] * 3
 
 
-def test_a_changed_model_tells_what_it_expects_of_what_was_recorded(tmp_path: Path) -> None:
+def test_expect_recomputes_predictions_of_recordings(tmp_path: Path) -> None:
     path = tmp_path / f"softmax{SUFFIX}"
     before = Recording.load(ROOT / "benchmarks" / "recordings" / "h200" / path.name)
     replace(before, rows=tuple(replace(row, expected_us=1.0) for row in before.rows)).save(path)

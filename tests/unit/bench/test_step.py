@@ -71,7 +71,7 @@ def test_a_method_is_trained_by_its_modules_parameters() -> None:
     assert len(trainable(layer.forward, (X,), {})) == 2
 
 
-def test_what_cannot_be_trained_is_reported() -> None:
+def test_training_without_gradients_is_refused() -> None:
     with pytest.raises(UserError, match="require a gradient"):
         trainable(torch.relu, (X,), {})
     x = X.clone().requires_grad_()
@@ -108,7 +108,7 @@ def test_results_of_another_form_are_infinitely_apart(got: object, want: object)
     assert difference(got, want) == math.inf
 
 
-def test_what_is_no_difference() -> None:
+def test_difference_ignores_equal_special_values_and_absent_zeros() -> None:
     odd = torch.tensor([math.nan, math.inf, -math.inf, 2.0])
     assert difference(odd.clone(), odd) == 0.0
     assert difference(odd + torch.tensor([0.0, 0.0, 0.0, 1.0]), odd) == pytest.approx(0.5)

@@ -39,7 +39,7 @@ def test_latencies_are_weighted_by_count_and_counters_are_not() -> None:
     json.dumps(answer, allow_nan=False)
 
 
-def test_what_a_region_lacks_the_sum_lacks() -> None:
+def test_total_lacks_figures_that_one_region_lacks() -> None:
     answer = total("t", "cpu", [region("a", 1, 10.0, 30.0, None), region("b", 1, None, 2.0, 4.0)])
     assert answer["best"] is None
     assert answer["speedup"] is None

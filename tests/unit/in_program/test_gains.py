@@ -49,7 +49,7 @@ def test_the_first_pass_reaches_as_many_regions_as_it_can() -> None:
     assert [first_candidates(40.0, n) for n in (1, 20, 26, 41, 184)] == [8, 8, 7, 4, 4]
 
 
-def test_a_short_search_begins_with_what_usually_saves_most() -> None:
+def test_short_search_begins_with_the_largest_expected_savings() -> None:
     """For each byte, most is saved of sums over rows and columns, less of one reduction, least of a copy."""
     found = [zoo.workload(name) for name in ("layer_norm_backward", "rms_bf16", "rope")]
     domain = domain_of("fusion")
@@ -60,7 +60,7 @@ def test_a_short_search_begins_with_what_usually_saves_most() -> None:
     assert several == pytest.approx({name: 7 * share for name, share in one.items()})
 
 
-def test_an_epilogue_is_searched_before_what_it_replaces_and_a_product_alone_behind() -> None:
+def test_epilogue_is_searched_before_its_region_and_a_bare_product_last() -> None:
     product, fusion = domain_of("product"), domain_of("fusion")
     sizes = {"m": 16384, "n": 3072, "k": 768, "dtype": "bfloat16"}
     alone, trained, inferred = (

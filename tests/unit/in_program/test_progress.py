@@ -17,7 +17,7 @@ def moment(workload: str, phase: str, saved_us: float = 0.0) -> Progress:
     return Progress(workload, phase, 8, 8, 0, 0, 10.0, 1.0, 2.0, saved_us=saved_us)
 
 
-def test_what_is_won_counts_as_often_as_a_step_has_the_region(
+def test_progress_multiplies_savings_by_the_regions_count(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(searcher, "_PLAIN_S", 0.0)

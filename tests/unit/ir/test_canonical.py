@@ -270,7 +270,7 @@ def test_symmetric_graphs_have_one_form() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_colours_are_what_they_have_always_been(name: str) -> None:
+def test_canonical_colours_match_the_plain_refinement(name: str) -> None:
     """Other ones would be other fingerprints, and all that was ever stored would be lost."""
     graph = shuffled(graph_of(one_region(name)), 5)[0]
     for open_axis in (None, 0):

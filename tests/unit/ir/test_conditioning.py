@@ -67,7 +67,7 @@ def test_a_result_may_be_read_back_as_it_was_stored() -> None:
     assert not compare(exact.mul(1 + 2.0**-5).bfloat16(), exact, "bfloat16", 64, slack=more).ok
 
 
-def test_what_nothing_reads_back_is_held_to_its_own_rounding() -> None:
+def test_as_stored_ignores_results_that_nothing_reads_back() -> None:
     """Storing changes no bound of unused results, and of float32."""
     x = torch.randn(64, 32).bfloat16()
     for fn in (summed_and_normed, mean):

@@ -46,6 +46,6 @@ def test_a_large_oracle_shares_the_processors(monkeypatch: pytest.MonkeyPatch, r
     ((work, _),) = workloads_of(torch.tanh, (torch.ones(rows, 1024),))
     bench = FusionBench(work, "cpu")
     for special in (False, True):
-        bench._expectation(0, special).slack(bench.graph)
+        bench._expectation(0, special).slack(bench.graph, 0)
     assert seen == [threads, threads]
     assert torch.get_num_threads() == 4

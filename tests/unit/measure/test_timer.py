@@ -159,7 +159,7 @@ def test_pinning_keeps_to_the_processors_allowed() -> None:
     assert out.stdout.split() == ["True"] * 3
 
 
-def test_policy_key_depends_on_what_numbers_depend_on() -> None:
+def test_policy_key_covers_the_fields_that_change_measurements() -> None:
     cpu, cuda = default_policy("cpu"), default_policy("cuda:1")
     assert [cpu.within(seconds).quiet_s for seconds in (None, 1000.0, 30.0)] == [5.0, 5.0, 1.5]
     assert cpu.within(30.0).key == cpu.key

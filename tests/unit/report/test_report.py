@@ -146,7 +146,7 @@ def test_a_workload_shows_its_search(site: Path) -> None:
     assert best == sorted(best, reverse=True)
 
 
-def test_what_is_tuned_for_another_figure_shows_that_in_its_unit(tmp_path: Path) -> None:
+def test_report_shows_the_objective_of_a_kernel_in_its_unit(tmp_path: Path) -> None:
     objective = {"name": "rate", "unit": "rows/s", "direction": "max"}
     workload = Workload("kernel", {"kernel": "m:k", "source": "0" * 64, "key": {}, "objective": objective})
     with Store.open(tmp_path / "k.db") as store:
@@ -166,7 +166,7 @@ def test_what_is_tuned_for_another_figure_shows_that_in_its_unit(tmp_path: Path)
     assert (best, best[-1]) == (sorted(best), pytest.approx(max(rates), rel=1e-4))
 
 
-def test_a_step_and_a_scenario_show_what_was_stored(site: Path) -> None:
+def test_report_pages_of_a_step_and_a_scenario_show_stored_results(site: Path) -> None:
     every = pages_of(site)
     (step,) = [t for name, t in every.items() if name.startswith("models/")]
     assert "left to Inductor" in step
@@ -263,9 +263,7 @@ def test_a_workload_that_cannot_be_drawn_costs_its_picture_only(tmp_path: Path) 
     assert "It cannot be shown" in text
 
 
-def test_what_is_no_time_is_reported_in_its_unit_with_the_domains_own_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_shows_a_domains_own_figures_with_their_units(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(tmp_path / "t.db") as store:
         key = stored.searched(store, stored.region(64))
         (schedule,) = store.schedules(key.device)

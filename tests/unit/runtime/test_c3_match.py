@@ -97,7 +97,7 @@ def test_the_calibration_of_an_earlier_version_changes_nothing(store: Store) -> 
         (replace(SCENARIO, ranks=4), None),
     ],
 )
-def test_what_is_near(store: Store, other: Scenario, away: float | None) -> None:
+def test_match_scenario_finds_neighbours_within_the_limit(store: Store, other: Scenario, away: float | None) -> None:
     put(store, other, TUNED)
     found = find(store)
     assert found.distance == away

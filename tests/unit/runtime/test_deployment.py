@@ -133,9 +133,7 @@ def test_databases_that_the_environment_names_in_turn(
     assert own.store() is own.store(), "it is opened once"
 
 
-def test_what_was_found_holds_until_something_changes(
-    own: Deployment, schedules: list[Schedule], tmp_path: Path
-) -> None:
+def test_match_cache_holds_until_a_change(own: Deployment, schedules: list[Schedule], tmp_path: Path) -> None:
     found = Match(Level.NONE, reason="not tuned")
 
     def noted() -> bool:
@@ -162,7 +160,7 @@ def test_what_was_found_holds_until_something_changes(
     assert noted()
 
 
-def test_what_is_kept_for_code_holds_until_another_state(own: Deployment, schedules: list[Schedule]) -> None:
+def test_kept_matches_hold_until_another_state(own: Deployment, schedules: list[Schedule]) -> None:
     def match(k: int) -> Match:
         return Match(Level.EXACT, schedules[k], workload())
 

@@ -59,7 +59,7 @@ def test_a_part_gets_enough_to_tell_something(parts: float, chosen: list[str]) -
         assert names(Parts().affordable(ALL, means, first=True)) == chosen
 
 
-def test_what_is_known_takes_nothing() -> None:
+def test_compose_charges_no_time_for_known_parts() -> None:
     one = Means(seconds=LEAST_S)
     assert names(Parts().affordable(ALL[1:], one)) == []
     assert names(found(b=3.0).affordable(ALL[1:], one)) == ["bc", "cb"]
@@ -67,7 +67,7 @@ def test_what_is_known_takes_nothing() -> None:
     assert names(found(a=3.0, b=3.0).affordable(ALL, Means(seconds=0.0))) == ["a", "ab"]
 
 
-def test_what_is_expected_to_take_longer_is_not_promising() -> None:
+def test_compose_drops_compositions_expected_to_be_slower() -> None:
     two = [made("a", 10.0), made("b", 12.0), made("c", 14.0)]
     assert all(Parts().promising(c, two) for c in two)
     known = found(a=20.0)  # twice the model's prediction, as will be the others

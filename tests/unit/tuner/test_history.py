@@ -45,7 +45,7 @@ def test_of_many_the_fastest_are_reported(monkeypatch: pytest.MonkeyPatch) -> No
     assert [block for block, *_ in told(History(sampler="tpe", seed=0, space=SPACE, known=known))] == [2, 8]
 
 
-def test_a_search_that_goes_on_does_not_propose_what_it_proposed_before() -> None:
+def test_continued_search_proposes_other_candidates() -> None:
     def proposed(known: list[Measurement]) -> list[Config]:
         h = History(sampler="random", seed=3, space=SPACE, known=known)
         return [h.ask()[1] for _ in range(6)]

@@ -39,7 +39,7 @@ def test_time_is_kept_for_the_final_comparison() -> None:
     assert Budget(timeout=2.0, final=4.0).until_s == 0.0
 
 
-def test_what_every_workload_takes_is_kept_for_those_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_reserves_fixed_time_for_later_workloads(monkeypatch: pytest.MonkeyPatch) -> None:
     hand = Hand(monkeypatch)
     clock = Clock(100.0, [1.0, 1.0, 3.0, 5.0])
     assert [clock.granted(i) for i in range(4)] == [10.0, 10.0, 30.0, 50.0]
@@ -84,7 +84,7 @@ def test_several_devices_have_as_much_time_each(monkeypatch: pytest.MonkeyPatch)
     assert clock.budget(3, SearchOptions(), then=[]).timeout == 40.0
 
 
-def test_what_would_end_after_the_time_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_begins_no_workload_that_would_exceed_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     hand = Hand(monkeypatch)
     clock = Clock(100.0, [1.0, 1.0, 1.0])
     hand.now += 50.0

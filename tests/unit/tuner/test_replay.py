@@ -112,7 +112,7 @@ def test_a_search_ends_when_every_candidate_is_measured() -> None:
     assert trace.best_us[-1] == r.optimum_us
 
 
-def test_what_helps_is_left_out_on_request() -> None:
+def test_replay_omits_requested_search_aids() -> None:
     r = recording(model=3.0)
     default = r.row(r.default)
     assert default is not None

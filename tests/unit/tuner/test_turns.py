@@ -34,7 +34,7 @@ def names_in_turn(shares: dict[str, float], won: set[str], done: set[str], ended
     return "".join(workloads[i].label for i in found)
 
 
-def test_what_no_search_has_ended_goes_before_what_one_left_undecided() -> None:
+def test_workloads_without_an_ended_search_come_before_undecided_ones() -> None:
     """A loss of seconds a candidate took all of the time, in each search again, and the others never had a turn."""
     shares = {"l": 9.0, "a": 1.0, "b": 2.0, "w": 5.0, "d": 1.0}
     assert names_in_turn(shares, won=set(), done=set(), ended=set()) == "lwbad"

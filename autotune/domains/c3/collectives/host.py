@@ -13,7 +13,6 @@ import itertools
 import mmap
 import os
 import socket
-import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -198,28 +197,20 @@ class HostCopy:
 def share(group: Group, nbytes: int) -> list[mmap.mmap]:
     """Allocate ``nbytes`` of zeroed memory per rank and map all of it; in the order of ranks. A collective call.
 
-    It has no name in a file system after this returns (on Linux never), so that killed ranks leave nothing behind.
+    It has no name in a file system, so that killed ranks leave nothing behind.
 
     Raises:
         Unsupported: the ranks are on different hosts, or cannot open each other's memory, or there is too little.
     """
-    name, problem, fd, path = "", "", -1, ""
+    problem, fd = "", -1
     try:
-        if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("autotune-c3")
-            name = f"/proc/{os.getpid()}/fd/{fd}"
-        else:
-            fd, path = tempfile.mkstemp(prefix="autotune-c3-")
-            name = path
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, nbytes)  # a lack of memory is an error here instead of a signal later
-        else:
-            os.ftruncate(fd, nbytes)
+        fd = os.memfd_create("autotune-c3")
+        os.posix_fallocate(fd, 0, nbytes)  # a lack of memory is an error here instead of a signal later
     except OSError as error:
         problem = f"no {nbytes} bytes of shared memory: {error.strerror}"
     windows: list[mmap.mmap] = []
     try:
-        gathered = group.gather({"host": _host(), "name": name, "problem": problem})
+        gathered = group.gather({"host": _host(), "name": f"/proc/{os.getpid()}/fd/{fd}", "problem": problem})
         problem = next((t["problem"] for t in gathered if t["problem"]), "")
         if len({t["host"] for t in gathered}) > 1:
             problem = "the ranks are on different hosts, and share no memory"
@@ -231,9 +222,6 @@ def share(group: Group, nbytes: int) -> list[mmap.mmap]:
     finally:
         if fd >= 0:
             os.close(fd)
-        if path:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
     if problem:
         raise Unsupported(problem)
     return windows
@@ -258,11 +246,11 @@ def _pages(nbytes: int) -> int:
 
 
 def _ended(pid: int) -> bool:
-    """True if a process of this host has ended, also if its parent has not noticed; False without /proc."""
+    """True if a process of this host has ended, also if its parent has not noticed."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except FileNotFoundError:
-        return Path("/proc/self/stat").exists()
+        return True
 
 
 def _copy(target: Tensor, source: Tensor) -> None:

@@ -252,7 +252,7 @@ def test_queries_of_a_group_become_positions(repeat: Callable[[Tensor], Tensor])
     assert value(call.kwargs["attn_mask"]).shape == (B, 1, 2, S)
 
 
-def test_what_is_no_group_of_one_position_is_not_grouped() -> None:
+def test_attention_groups_only_repeated_heads_of_one_position() -> None:
     def by(repeat: Callable[..., Tensor], other: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
         return lambda q, k, v: joined(sdpa(q, repeat(k), other(v), **options))
 
@@ -299,7 +299,7 @@ def test_torch_is_asked_whether_a_kernel_takes_groups(
 
 
 @pytest.mark.parametrize("length", [1, 3])
-def test_what_a_kernel_takes_is_told_of_groups(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_call_with_groups_keeps_fewer_heads_of_keys(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "fused_takes", lambda call: True)
 
     def fn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -423,7 +423,7 @@ def test_a_rule_that_fails_leaves_the_calls(
     assert warned == "autotune: attention is left as it is: a rule failed"
 
 
-def test_modules_with_a_mask_of_what_comes_later() -> None:
+def test_attention_modules_with_a_causal_mask_stay() -> None:
     heads, layer = nn.MultiheadAttention(32, 4, batch_first=True), nn.TransformerEncoderLayer(32, 4, 64, 0.0)
 
     def attend(x: Tensor) -> Tensor:
@@ -455,7 +455,7 @@ INF, NAN = math.inf, math.nan
     ([True, True], "nothing"), ([True, False], None), ([[True, False]], None), ([[True], [True]], "nothing"),
     ([[[True, False], [True, True]], [[True, True], [True, True]]], None),
 ])  # fmt: skip
-def test_what_a_mask_hides(mask: list[Any], hides: str | None) -> None:
+def test_mask_pattern_names_the_keys_it_hides(mask: list[Any], hides: str | None) -> None:
     assert what_hides(torch.tensor(mask), True) == hides
     assert what_hides(torch.tensor(mask), False) == (hides if hides == "nothing" else None)
     half = torch.tensor(mask)

@@ -28,7 +28,7 @@ def names(captured: Any) -> list[str]:
     return [op_name(n) for g in captured for n in g.module.graph.nodes if n.op == "call_function"]
 
 
-def test_graphs_are_as_inductor_decomposes_them_and_named_by_what_they_were() -> None:
+def test_captured_graphs_are_decomposed_and_named_by_their_modules() -> None:
     def f(x: Tensor) -> Tensor:
         return F.gelu(F.layer_norm(torch.softmax(x, -1), (8,)))
 
@@ -51,7 +51,7 @@ def test_branches_are_graphs_too() -> None:
     ]  # fmt: skip
 
 
-def test_what_ran_while_capturing_is_what_eager_mode_gives() -> None:
+def test_capture_keeps_side_effects_equal_to_eager_mode() -> None:
     """The passes of Inductor that graphs go through rewrite copies: what a program prints or keeps stays right."""
     seen: list[Tensor] = []
 

@@ -111,7 +111,7 @@ def test_a_view_behind_a_copy_in_another_order() -> None:
     assert [n for n in complex_nodes(by_head, x, w) if "mul" in n] == []
 
 
-def test_what_is_used_as_complex_numbers_too_stays() -> None:
+def test_complex_product_with_another_complex_reader_stays() -> None:
     def both(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         z = pairs(x) * w
         return z, torch.view_as_real(z) * 2

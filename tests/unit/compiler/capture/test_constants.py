@@ -140,7 +140,7 @@ WRITES: dict[str, Write] = {
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
-def test_what_is_written_over_is_not_known(write: Write) -> None:
+def test_constants_exclude_overwritten_tensors(write: Write) -> None:
     def fn(x: Tensor) -> Tensor:
         places = torch.arange(-2, 3)
         mask = places[None, :] <= places[:, None]
@@ -169,7 +169,7 @@ def as_a_table_of_bounded_norm(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("write", [by_a_function_allowed, as_statistics, as_a_table_of_bounded_norm])
-def test_nor_what_is_written_without_saying_so(write: Callable[[Tensor], Tensor]) -> None:
+def test_constants_exclude_tensors_written_by_undeclared_mutation(write: Callable[[Tensor], Tensor]) -> None:
     gm = graph_of(write, X)
     assert constants_of(gm).of(masks(gm)[-1]) is None
 
@@ -227,7 +227,7 @@ def test_a_large_one_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (found.of(wanted) is first) is kept
 
 
-def test_what_writes_unseen_is_not_run() -> None:
+def test_constants_do_not_run_unseen_writes() -> None:
     gm = graph_of(lambda: later(5).logical_not_())
     assert Constants(gm.graph, Writes(graph_of(lambda: later(5)))).of(masks(gm)[-1]) is None
 

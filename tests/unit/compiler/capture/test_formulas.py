@@ -133,17 +133,17 @@ UNKNOWN: list[Made] = [
 
 
 @pytest.mark.parametrize("fn", EVERYTHING)
-def test_what_is_seen_everywhere(fn: Made) -> None:
+def test_mask_formula_recognizes_all_keys_seen(fn: Made) -> None:
     assert element(fn) is True
 
 
 @pytest.mark.parametrize("fn", LATER)
-def test_what_is_not_later(fn: Made) -> None:
+def test_mask_formula_recognizes_causal_masks(fn: Made) -> None:
     assert element(fn) == is_not_later()
 
 
 @pytest.mark.parametrize("fn", UNKNOWN)
-def test_what_is_something_else(fn: Made) -> None:
+def test_mask_formula_distinguishes_other_masks(fn: Made) -> None:
     found = element(fn)
     assert found is None or (isinstance(found, AtMost) and found != is_not_later())
 
@@ -158,7 +158,7 @@ def test_other_formulas_are_right() -> None:
     assert element(lambda x: (places(x)[:, None] - places(x))[1]) == 1 - axis(0)
 
 
-def test_what_is_written_over_has_none() -> None:
+def test_overwritten_mask_has_no_formula() -> None:
     def written(x: Tensor) -> Tensor:
         mask = columns(x) <= rows(x)
         mask[..., 0] = True

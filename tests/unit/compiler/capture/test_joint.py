@@ -141,7 +141,7 @@ def test_eager_random_numbers_on_request() -> None:
     assert torch.equal(got, F.dropout(x, 0.5))
 
 
-def test_what_is_not_uniform_stays_inductors() -> None:
+def test_non_uniform_random_numbers_stay_inductors() -> None:
     for draw in (torch.randn_like, lambda x: torch.randint(0, 9, x.shape)):
         (graph,) = capture(lambda x, draw=draw: x + draw(x), (t(4, 5),), grad=False)
         names = {op_name(n) for n in graph.module.graph.nodes}

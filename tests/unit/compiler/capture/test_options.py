@@ -53,7 +53,7 @@ def test_a_request_names_its_option() -> None:
 
 
 @pytest.mark.parametrize("name", ["eager_numerics.division_rounding", "eager_numerics.disable_ftz"])
-def test_strict_kernels_of_a_gpu_do_what_some_options_require(name: str) -> None:
+def test_strict_cuda_kernels_meet_options_of_eager_numerics(name: str) -> None:
     with config.patch({name: True}):
         assert len(requirements()) == len(requirements("cuda:0")) == 1
         assert requirements("cuda:0", "strict") == requirements("cpu") == ()

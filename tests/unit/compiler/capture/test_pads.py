@@ -115,7 +115,7 @@ def test_a_pad_of_other_numbers_or_in_front_stays() -> None:
     assert [p.args[0].target for p in found] == [aten.permute.default] * 2
 
 
-def test_what_is_cut_is_not_taken_for_padded() -> None:
+def test_negative_padding_is_not_shared_as_padding() -> None:
     def cut(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         z = x.relu()
         return F.pad(z, (0, -5)) @ y, z.sum(0)
@@ -176,7 +176,7 @@ def test_a_sum_of_several_rows_keeps_its_strides() -> None:
     got[1].view(-1)
 
 
-def test_what_is_cut_from_a_padded_product_may_be_viewed() -> None:
+def test_results_cut_from_padded_products_can_be_viewed() -> None:
     """A gradient that the captured program sees in other dimensions: eager mode cannot view what has gaps."""
 
     def reshaped(x: Tensor, w: Tensor) -> Tensor:

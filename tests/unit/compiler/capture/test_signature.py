@@ -66,7 +66,7 @@ def changed(change: Callable[[Block], object]) -> Block:
         lambda b: b.register_buffer("table", torch.zeros(3)),
     ],
 )
-def test_what_the_capture_depends_on_changes_it(change: Callable[[Block], object]) -> None:
+def test_signature_changes_with_every_input_of_the_capture(change: Callable[[Block], object]) -> None:
     found = signed(changed(change))
     assert found is not None
     assert found != signed(Block())
@@ -92,7 +92,7 @@ def test_inputs_and_how_count() -> None:
         assert len({signed(Block()), cast, base}) == 3
 
 
-def test_what_cannot_be_told_has_none() -> None:
+def test_signature_is_none_for_unknown_state() -> None:
     assert signature(lambda x: x, (X,), {}, train=False, device="cpu") is None
     closure = X
     assert signed(changed(lambda b: setattr(b, "act", lambda x: x + closure))) is None
@@ -159,7 +159,7 @@ def test_installed_packages_count_where_classes_are_theirs(tmp_path: Path, monke
     assert signed(nets.Net()) is None
 
 
-def test_what_pip_put_into_a_folder_of_the_path_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signature_takes_pip_target_folders_as_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a host without a network, with packages in a folder of PYTHONPATH."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "signed_package").mkdir()

@@ -51,6 +51,6 @@ def test_the_way_without_autograd_is_left_out() -> None:
     assert {w for w, _ in only} < {w for w, _ in both}
 
 
-def test_what_cannot_be_trained_is_reported() -> None:
+def test_training_without_gradients_is_refused() -> None:
     with pytest.raises(UserError, match="cannot be trained: neither parameters nor inputs"):
         workloads_of(lambda x: x + 1, (torch.zeros(4, dtype=torch.int64),), train=True)

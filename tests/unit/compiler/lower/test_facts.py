@@ -128,7 +128,7 @@ def test_a_rule_is_all_that_an_operator_needs(monkeypatch: pytest.MonkeyPatch) -
     check(region)
 
 
-def test_one_pass_asks_what_a_node_is() -> None:
+def test_node_meta_data_is_read_only_by_facts() -> None:
     """The functions that read a node's meta data are called where facts are made; all other passes read facts."""
     asking = re.compile(r"\b(value_of|origin_name|used_results|is_random)\(")
     found = {

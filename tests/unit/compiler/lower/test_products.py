@@ -78,7 +78,7 @@ def test_products_share_a_region_with_later_operators(
         (lambda x, w: torch.tanh(x @ w), [(1, 7), (7, 1)]),
     ],
 )
-def test_what_inductor_makes_sums_of_is_in_regions_on_any_device(
+def test_products_that_inductor_turns_into_sums_are_in_regions_on_any_device(
     fn: Callable[..., Any], shapes: list[tuple[int, ...]], dtype: torch.dtype
 ) -> None:
     for side in ("cpu", "cuda"):
@@ -112,7 +112,7 @@ def test_a_region_begins_with_its_products() -> None:
         check(r)
 
 
-def test_what_a_product_reads_does_not_wait_for_it() -> None:
+def test_cast_that_a_product_reads_stays_before_it() -> None:
     """A cast is free where it is used, but not in a product, which reads each element many times."""
 
     def f(x: Tensor, w: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def test_what_a_product_reads_does_not_wait_for_it() -> None:
     assert (names(before), names(product)) == ({"convert_element_type"}, {"mm", "tanh"})
 
 
-def test_what_a_product_reads_once_may_be_made_in_it() -> None:
+def test_product_region_computes_operands_that_are_read_once() -> None:
     """The weights of one vector may be dequantized where they are multiplied, of several vectors not; a bias may."""
 
     def vector(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
@@ -261,7 +261,7 @@ def test_without_a_side_the_device_of_the_tensors_decides() -> None:
     assert [names(r) for r in find_regions(graph.module)] == [{"tanh"}]
 
 
-def test_what_is_read_from_memory_only_is_of_no_common_group() -> None:
+def test_merge_groups_separates_groups_that_share_only_stored_values() -> None:
     for seed in range(80):
         rng = random.Random(seed)
         n = rng.randint(2, 24)

@@ -122,7 +122,7 @@ def test_quantisation_is_one_region_that_is_right(name: str) -> None:
         assert compare(want, laid.view(want.shape), want.dtype, 96, off_by_one=True).ok
 
 
-def test_what_is_rounded_to_float8_and_read_again_is_read_from_memory() -> None:
+def test_fake_quantized_values_are_read_from_memory() -> None:
     """Or the rounding, which is what quantisation-aware training is after, would be gone."""
 
     def fake_quantised(x: Tensor) -> Tensor:

@@ -248,7 +248,7 @@ def test_bytes_that_index_are_a_mask() -> None:
         lambda g, i, t: t[0].index_add(0, i, torch.ones_like(i, dtype=torch.float32)).exp(),  # how often each occurs
     ],
 )
-def test_what_has_no_kernel_in_any_part_is_left_out(fn: Callable[..., Tensor]) -> None:
+def test_scatter_without_any_kernel_is_left_out_of_regions(fn: Callable[..., Tensor]) -> None:
     found = regions_of(fn, torch.randn(40, 8), torch.randint(0, 8, (40,)), torch.randn(8, 8))
     assert any(r.workload for r in found)
     assert not any(names(r) & SCATTERS.keys() for r in found)
@@ -291,7 +291,7 @@ def test_rows_are_made_where_they_are_added_if_nothing_else_reads_them() -> None
     assert [names(r) for r in found if "tanh" in names(r)] == [{"tanh"}]
 
 
-def test_what_no_kernel_holds_is_cut_by_the_plan() -> None:
+def test_plan_cuts_a_scatter_region_that_no_kernel_holds() -> None:
     grad, ids, tied = arguments(64, 8, 100)
     (region,) = regions_of(lambda g, i, t: torch.softmax(backward(g, i, 64, -1, False) + t, -1), grad, ids, tied)
     graph = graph_of(region)

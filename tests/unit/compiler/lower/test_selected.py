@@ -57,7 +57,7 @@ def test_each_part_of_a_packed_gradient_is_read_at_its_own_place_alone(shape: tu
         (lambda x, y, z, b: torch.stack((x, y))[:1] * z, 0),
     ],
 )
-def test_what_is_guarded(fn: Callable[..., Tensor], guarded: int) -> None:
+def test_selected_loads_are_guarded_where_used(fn: Callable[..., Tensor], guarded: int) -> None:
     graph = checked(fn, *(torch.randn(12, 16) for _ in range(3)), torch.randn(16))
     assert sum(bool(v.guards) for v in loads(graph)) == guarded
 

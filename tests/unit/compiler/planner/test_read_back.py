@@ -112,7 +112,7 @@ def test_the_stored_type_is_read() -> None:
     assert rows.graph.inputs[rows.inputs.index(("output", 0))] == "bfloat16"
 
 
-def test_what_storing_rounds_is_not_read_back_where_nothing_may_be_rounded() -> None:
+def test_strict_precision_reads_back_only_exact_outputs() -> None:
     rounded, exact = (
         replace(graph_of(mixer_norm, 2, 24, 64, dtype), precision=STRICT) for dtype in (BF16, torch.float32)
     )

@@ -71,7 +71,7 @@ def test_a_few_operators_are_done_again_and_many_are_not() -> None:
             check(r)
 
 
-def test_what_is_no_wider_than_what_it_is_made_of_is_stored() -> None:
+def test_region_stores_a_tensor_no_wider_than_its_source() -> None:
     def f(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
         return around(x.float() + y.float(), w)
 
@@ -111,7 +111,7 @@ def test_rows_of_an_embedding_s_gradient_are_as_narrow_as_they_come() -> None:
         check(r)
 
 
-def test_what_another_region_cannot_do_is_stored_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_region_stores_a_tensor_that_its_reader_cannot_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     (graph,) = capture(lambda x, w: around(torch.relu(x).float(), w), halves())
     made = Finder.region
 
@@ -128,7 +128,7 @@ def test_what_another_region_cannot_do_is_stored_for_it(monkeypatch: pytest.Monk
     assert types(regions) == [([HALF], [torch.float32, HALF]), ([torch.float32, HALF], [HALF])]
 
 
-def test_what_only_copies_are_read_of_is_left_out_of_a_program() -> None:
+def test_program_omits_nodes_read_only_by_copies() -> None:
     """The second region makes the masked rows itself. Kept in the first one, where nobody reads them, they tied its
     rows to the mask's, and the stored program had another graph."""
 

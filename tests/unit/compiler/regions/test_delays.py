@@ -45,7 +45,7 @@ def test_a_cast_waits_for_its_reader_beyond_a_product() -> None:
         check(r)
 
 
-def test_what_reads_more_than_it_makes_does_not_wait() -> None:
+def test_node_that_reads_more_than_it_writes_is_not_delayed() -> None:
     def f(x: Tensor, w: Tensor) -> Tensor:
         y = torch.relu(x)
         return y.sum(1, keepdim=True) * (y @ w)
@@ -55,7 +55,7 @@ def test_what_reads_more_than_it_makes_does_not_wait() -> None:
     assert [op_name(n) for n in second.nodes] == ["mul"]
 
 
-def test_results_and_what_products_read_do_not_wait() -> None:
+def test_results_and_operands_of_products_are_not_delayed() -> None:
     def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         y = torch.relu(x)
         early = y * 2

@@ -103,7 +103,7 @@ def test_strict_precision_keeps_the_region(monkeypatch: pytest.MonkeyPatch) -> N
     assert found(TANH, *tensors()) == []
 
 
-def test_training_keeps_what_gelu_is_taken_of() -> None:
+def test_training_epilogue_stores_the_input_of_gelu() -> None:
     products = found(TANH, *tensors(grad=True))
     assert names(products)[0] == "gelu_aux"
     assert len(products[0].outputs) == 2

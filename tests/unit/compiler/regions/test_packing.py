@@ -84,7 +84,7 @@ def test_equal_updates_of_large_tensors_join_and_other_large_work_does_not() -> 
     assert [len(components(graph_of(r))) for r in regions] == [2, 1, 1]
 
 
-def test_small_work_at_one_place_joins_and_what_depends_does_not() -> None:
+def test_small_independent_regions_join_and_dependent_ones_do_not() -> None:
     def f(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, ...]:
         return torch.tanh(x) @ w, torch.softmax(y, 1), torch.relu(x @ w) * 2
 
@@ -273,7 +273,7 @@ def two_steps() -> Graph:
     return b.graph()
 
 
-def test_what_waits_is_not_packed_with_what_it_waits_for() -> None:
+def test_pack_separates_groups_from_their_producers() -> None:
     graph = canonical(beside(two_steps(), update(40), two_steps()))
     apart = greedy(graph, "cpu")
     assert len(apart) == 5

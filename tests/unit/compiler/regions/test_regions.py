@@ -324,7 +324,7 @@ def test_equal_layers_are_translated_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert [r.workload.source for r in plain if r.workload] == [r.workload.source for r in found if r.workload]
 
 
-def test_no_region_has_what_a_program_put_on_a_stream() -> None:
+def test_regions_exclude_nodes_on_a_stream() -> None:
     """Its kernels would run on the current stream, and later work on the other stream would not wait for them."""
 
     def f(x: Tensor) -> tuple[Tensor, Tensor]:

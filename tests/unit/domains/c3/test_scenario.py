@@ -82,7 +82,7 @@ def test_a_family_leaves_extents_and_bytes_open_and_nothing_else() -> None:
         ({"compute": Gemm(8, 8, 8, "i8")}, "dtype 'i8'"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(change: dict[str, object], words: str) -> None:
+def test_scenario_refuses_invalid_fields_in_one_line(change: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
         replace(Scenario(GEMM, "all_gather", 800, 4), **change)
     assert "\n" not in str(caught.value)

@@ -55,7 +55,7 @@ def same(changes: dict[str, object], op: str = "all_gather", side: str = "cuda",
     return normalize({**plain, **changes}, scenario(op), side) == normalize(plain, scenario(op), side)  # type: ignore[dict-item]
 
 
-def test_what_plays_no_part_makes_no_difference() -> None:
+def test_normalize_ignores_parameters_without_effect() -> None:
     assert same({"priority": "comm", "reserve": 16}, order="sequential")
     assert not same({"reserve": 16}, order="comm_first")
     assert same({"chunks": 4}, "all_reduce", engine="nccl")
@@ -108,7 +108,7 @@ def test_an_invalid_strategy_has_a_reason() -> None:
     assert reject(HostStrategy("gemm_first", "copy", 1, 4).config(), small, "cpu") is None
 
 
-def test_labels_name_what_differs() -> None:
+def test_strategy_labels_name_non_default_parameters() -> None:
     assert Strategy().label == "nccl sequential"
     assert Strategy("comm_first", "copy", reserve=8).label == "copy comm_first reserve=8"
     assert HostStrategy("gemm_first", copies=2).label == "gloo gemm_first copies=2"

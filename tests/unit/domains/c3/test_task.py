@@ -157,7 +157,7 @@ def test_policies_of_the_two_sides_do_not_mix() -> None:
     assert cuda.final_rounds >= 20
 
 
-def test_what_is_measured_holds_for_that_many_devices() -> None:
+def test_scenario_identity_has_the_number_of_devices() -> None:
     here = identity_of(BIG.workload(), "cpu")
     assert here.count == 4
     assert here.links == ""

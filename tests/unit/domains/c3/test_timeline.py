@@ -56,7 +56,7 @@ class Run:
         self.calls += 1
 
 
-def test_only_what_the_device_did_is_taken_of_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeline_takes_only_device_events(monkeypatch: pytest.MonkeyPatch) -> None:
     events = [
         {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1.0, "dur": 50.0},
         {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 10.0, "dur": 5.5, "args": {"stream": 7}},

@@ -41,7 +41,7 @@ def test_a_slightly_wrong_kernel_is_wrong() -> None:
     assert "output 0 on random inputs" in detail
 
 
-def test_an_integer_chosen_by_what_cancels_is_blurred() -> None:
+def test_verify_calls_an_integer_from_a_cancelling_comparison_blurred() -> None:
     bench, run = loaded(
         lambda x, y: torch.where(small_difference(x, y) > 0, 100, 0), torch.randn(900), torch.randn(900)
     )
@@ -49,7 +49,7 @@ def test_an_integer_chosen_by_what_cancels_is_blurred() -> None:
     assert jumps(bench, 1, special=False)
 
 
-def test_a_boolean_of_what_cancels_is_allowed_for() -> None:
+def test_verify_allows_for_a_boolean_from_a_cancelling_comparison() -> None:
     """Only where noise flips it in the oracle itself."""
 
     def positive(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,7 @@ def kernel(fn: Any, grid: Any = (1,)) -> Kernel:
 X = torch.zeros(64, dtype=torch.float16)
 
 
-def test_what_triton_compiles_for_is_written_down_and_stood_in_for(driver: Any) -> None:
+def test_triton_arguments_are_described_and_replaced_by_stand_ins(driver: Any) -> None:
     fn = Compiled()
     told = described(kernel(fn), (X,), {"n": 64})
     assert told == {
@@ -94,7 +94,7 @@ def test_an_unaligned_tensor_stays_one(driver: Any) -> None:
     assert told["args"][0]["off"] == (X.data_ptr() + 2) % 16
 
 
-def test_what_cannot_be_described_is_left_to_the_measuring_process(driver: Any) -> None:
+def test_described_returns_none_for_other_arguments_and_kernels(driver: Any) -> None:
     assert described(kernel(Compiled()), (object(),), {}) is None
     assert described(kernel(lambda x: x), (X,), {}) is None
     assert described(kernel(Compiled(), None), (X,), {}) is None
@@ -102,7 +102,7 @@ def test_what_cannot_be_described_is_left_to_the_measuring_process(driver: Any) 
     assert described(kernel(Compiled()), (X,), {}) is None
 
 
-def test_what_does_not_compile_is_told_by_the_measuring_process(driver: Any) -> None:
+def test_precompile_ignores_a_kernel_that_does_not_compile(driver: Any) -> None:
     fn = Compiled(fails=True)
     precompile(kernel(fn), {"target": ["cuda", 90, 32], "args": [], "kwargs": {}}, {"B": 1})
     assert len(fn.runs) == 1
@@ -129,7 +129,7 @@ print("ANSWERS", json.dumps([ahead, sorted(os.listdir(os.environ["TRITON_CACHE_D
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_triton_finds_what_was_compiled_for_stand_ins(tmp_path: Path) -> None:
+def test_triton_reuses_code_compiled_for_stand_ins(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "TRITON_CACHE_DIR": str(tmp_path)}
     env.pop("TRITON_INTERPRET", None)
     done = subprocess.run(

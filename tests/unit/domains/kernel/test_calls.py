@@ -32,7 +32,7 @@ def both(reader: KeyReader, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, A
     return reader.raw(args, kwargs), reader.read(args, kwargs)
 
 
-def test_a_key_names_what_was_asked_for() -> None:
+def test_key_reader_reads_the_named_parameters() -> None:
     x, y = np.zeros((4, 8), np.float32), torch.zeros(3, dtype=torch.bfloat16)
     reader = KeyReader(SIGNATURE, ["x", "n"], "k")
     assert reader.read((x, y), {}) == {"x": [4, 8], "x.dtype": "float32", "y.dtype": "bfloat16", "n": 3}
@@ -151,19 +151,19 @@ def test_the_users_distance_counts(db: Path) -> None:
 @pytest.mark.parametrize(
     "config", [{"block": 48}, {"block": 64, "more": 1}, {}, {"block": "64"}, {"__class__": "os.system"}]
 )
-def test_what_is_stored_is_checked_against_the_code(db: Path, config: Config) -> None:
+def test_tunable_refuses_a_stored_configuration_outside_its_space(db: Path, config: Config) -> None:
     tuned = declare(db)
     put(tuned, {"n": 64}, config)
     assert tuned([], 64) == 16
     assert "what is stored cannot be used: it is not in the space" in tuned.lookup([], 64).reason
 
 
-def test_a_constraint_of_the_code_binds_what_is_stored(db: Path) -> None:
+def test_tunable_refuses_a_stored_configuration_against_a_constraint(db: Path) -> None:
     put(declare(db), {"n": 64}, {"block": 64})
     assert declare(db, constraints=["block < n"])([], 64) == 16
 
 
-def test_the_default_that_won_stays_what_it_was(db: Path) -> None:
+def test_winning_default_keeps_its_stored_configuration(db: Path) -> None:
     put(declare(db), {"n": 64}, None, winner="default", default={"block": 16})
     later = declare(db, default={"block": 32})
     assert [later([], 64), later([], 2)] == [16, 32]
@@ -174,7 +174,7 @@ def test_the_default_that_won_stays_what_it_was(db: Path) -> None:
     assert "winner 'eager' is not known" in declare(db, within=0.0).lookup([], 65).reason
 
 
-def test_the_default_that_won_stays_what_it_was_in_a_snapshot(db: Path, tmp_path: Path) -> None:
+def test_winning_default_keeps_its_configuration_in_a_snapshot(db: Path, tmp_path: Path) -> None:
     put(
         declare(db),
         {"n": 64},

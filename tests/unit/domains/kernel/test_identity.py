@@ -66,7 +66,7 @@ def _load(path: Path) -> ModuleType:
         ("helper(x) + math.sqrt(block)", "(helper(x)\n            + math.sqrt(block))"),
     ],
 )
-def test_what_changes_nothing(tmp_path: Path, old: str, new: str) -> None:
+def test_source_fingerprint_ignores_equivalent_source(tmp_path: Path, old: str, new: str) -> None:
     assert old in SOURCE
     assert fingerprint(tmp_path, SOURCE.replace(old, new)) == fingerprint(tmp_path, SOURCE)
 
@@ -82,12 +82,12 @@ def test_what_changes_nothing(tmp_path: Path, old: str, new: str) -> None:
         ("def kernel", "@functools.cache\ndef kernel"),
     ],
 )
-def test_what_changes_it(tmp_path: Path, old: str, new: str) -> None:
+def test_source_fingerprint_changes_with_the_source(tmp_path: Path, old: str, new: str) -> None:
     assert old in SOURCE
     assert fingerprint(tmp_path, SOURCE.replace(old, new)) != fingerprint(tmp_path, SOURCE)
 
 
-def test_what_declares_the_tuning_is_no_part_of_it(tmp_path: Path) -> None:
+def test_source_fingerprint_ignores_tuning_decorators(tmp_path: Path) -> None:
     declared = SOURCE.replace("def kernel", "@autotune.tunable(space={'block': [4, 8]})\ndef kernel")
     again = declared.replace("[4, 8]", "[4, 8, 16]").replace("import math", "import math\nimport autotune")
     assert fingerprint(tmp_path, again) == fingerprint(tmp_path, SOURCE)
@@ -117,7 +117,7 @@ def test_it_looks_under_wrappers() -> None:
     assert kernel_name(kernel).startswith("test_identity:test_it_looks_under_wrappers")
 
 
-def test_what_has_no_source_is_told_by_its_name() -> None:
+def test_source_fingerprint_uses_names_and_code_without_source() -> None:
     assert source_fingerprint(math.sqrt, []) != source_fingerprint(math.cos, [])
     made = eval("lambda x: x + 1")
     assert source_fingerprint(made, []) != source_fingerprint(eval("lambda x: x + 2"), [])

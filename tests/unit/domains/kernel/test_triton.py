@@ -60,7 +60,7 @@ class Launched:
         return launch
 
 
-def test_what_a_launch_gives_back_is_no_result() -> None:
+def test_triton_launch_returns_none() -> None:
     compiled = Launched()
     kernel = Kernel(compiled, KernelSpace.__new__(KernelSpace), name="k", grid=(4,))
     assert kernel.launch((1,), {"n": 2}, {"B": 16}) is None
@@ -68,7 +68,7 @@ def test_what_a_launch_gives_back_is_no_result() -> None:
     assert kernel.launch((), {}, {}) is None
 
 
-def test_what_cannot_be_compared_differs_in_one_line() -> None:
+def test_comparison_of_incomparable_results_fails_in_one_line() -> None:
     class OnADevice:
         def __array__(self, *_: Any, **__: Any) -> Any:
             raise TypeError("can't convert cuda:0 device type tensor to numpy")
@@ -77,7 +77,7 @@ def test_what_cannot_be_compared_differs_in_one_line() -> None:
     assert (verdict.ok, verdict.detail) == (False, "result: a OnADevice that differs")
 
 
-def test_early_pruning_leaves_what_it_returns() -> None:
+def test_early_pruning_keeps_the_returned_configurations() -> None:
     def early(configs: list[Config], arguments: dict[str, Any], **_: Any) -> list[Config]:
         return [c for c in configs if c.kwargs["B"] <= arguments["n"]]
 
@@ -111,6 +111,6 @@ def test_a_performance_model_leaves_its_best(top: float, left: list[int]) -> Non
         ({"prune_configs_by": {"worst": print}}, "prune_configs_by has 'worst'"),
     ],
 )
-def test_what_cannot_be_kept_is_one_line(arguments: dict[str, Any], said: str) -> None:
+def test_unsupported_triton_arguments_are_refused_in_one_line(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         converted(**{"configs": CONFIGS, "key": ["n"], **arguments})
