@@ -66,7 +66,7 @@ def _modes(device: str) -> str:
     """The modes around a call on which the traced operators depend."""
     kind = torch.device(device).type
     casts = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    return f"{torch.is_grad_enabled()} {torch.is_inference_mode_enabled()} {casts}"
+    return f"{torch.is_grad_enabled()} {casts}"
 
 
 _UNNAMED = re.compile(r"(cuda):\d+| at 0x[0-9a-f]+")
