@@ -53,11 +53,20 @@ def device_of(inputs: Sequence[Any]) -> str | None:
 def name_of(gm: fx.GraphModule, device: str) -> str:
     """Return the SHA-256 of a Dynamo graph: its calls, the layouts of its inputs, and the kind of device.
 
+    The graph lacks the modes around its call: a validation under ``torch.no_grad()`` has the graph of the training.
+
     Args:
         device: "cpu" or "cuda:N"; its index does not matter.
     """
     text = _UNNAMED.sub(lambda found: found[1] or "", "\n".join(_lines(gm)))
-    return hashlib.sha256(f"{text}{identify(device).fingerprint}".encode()).hexdigest()
+    return hashlib.sha256(f"{text}{_modes(device)}{identify(device).fingerprint}".encode()).hexdigest()
+
+
+def _modes(device: str) -> str:
+    """The modes around a call on which the traced operators depend."""
+    kind = torch.device(device).type
+    casts = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return f"{torch.is_grad_enabled()} {casts}"
 
 
 _UNNAMED = re.compile(r"(cuda):\d+| at 0x[0-9a-f]+")

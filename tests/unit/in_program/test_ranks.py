@@ -81,6 +81,9 @@ def test_equal_graphs_of_several_devices_have_one_name() -> None:
     assert first == name_of(graph("cuda:3", 4), "cpu")
     assert first != name_of(graph("cuda:0", 5), "cpu"), "other sizes"
     assert first != name_of(graph("cuda:0", 4, "sigmoid"), "cpu"), "other operators"
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
+        with mode:
+            assert first != name_of(graph("cuda:0", 4), "cpu"), "a validation has the training's graph"
 
 
 def calling(inner: fx.GraphModule, fn: Callable[..., object]) -> Any:
