@@ -41,8 +41,8 @@ LIBRARY_CALL = "a library call"
 NO_RULE = "an operator without a rule"
 UNKNOWN_BYTES = 1 << 62
 """The size of tensors with symbolic extents."""
-_ALIGNMENT = 16
-"""Bytes of a kernel's widest load. An unaligned window would have to be copied before each launch."""
+ALIGNMENT = 16
+"""Bytes of a kernel's widest load and store. An unaligned window would have to be copied before each launch."""
 _WINDOWS = frozenset(["getitem", "select", "slice", "narrow", "diagonal"])
 _LARGEST = frozenset(["amax", "max"])
 _SCALING = frozenset(["clamp", "clamp_min", "clamp_max", "maximum", "minimum", "mul", "div", "reciprocal", "abs"])
@@ -133,7 +133,7 @@ class NodeFacts:
         if not self.is_tensor or not source.is_tensor:
             return False
         offset = (self.value.storage_offset() - source.value.storage_offset()) * self.value.element_size()
-        return type(offset) is int and offset % _ALIGNMENT == 0
+        return type(offset) is int and offset % ALIGNMENT == 0
 
 
 class GraphFacts:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from autotune.compiler.lower.facts import ALIGNMENT
 from autotune.runtime.inductor.region_call import Pairs
 from autotune.runtime.inductor.region_cpp import write_call
 
@@ -190,7 +191,8 @@ def over(read: Any, region: fx.Node, number: int, like: torch.Tensor) -> Any:
         return None
     name = read.get_name()
     buffer = V.graph.graph_inputs_original.get(name) or V.graph.try_get_buffer(name)
-    if not isinstance(buffer, ir.Buffer) or (isinstance(buffer, ir.InputBuffer) and not _is_donated(buffer)):
+    given = isinstance(buffer, ir.InputBuffer)
+    if not isinstance(buffer, ir.Buffer) or (given and not (_is_donated(buffer) and _is_aligned(reads[number]))):
         return None
     layout: Any = buffer.maybe_get_layout()
     if type(layout) not in (ir.FixedLayout, ir.FlexibleLayout):  # memory that is part of another buffer
@@ -210,6 +212,14 @@ def _is_donated(given: Any) -> bool:
     from torch._inductor import config, ir
 
     return isinstance(given, ir.DonatedBuffer) and not config.triton.cudagraphs
+
+
+def _is_aligned(node: fx.Node) -> bool:
+    """True if a node's memory, an input of the graph, is aligned for stores of vectors. Autograd may save a part of a
+    tensor without the rest."""
+    value = memory_of(node).meta["val"]
+    offset = value.storage_offset() * value.itemsize
+    return type(offset) is int and offset % ALIGNMENT == 0
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:

@@ -268,6 +268,27 @@ def test_a_loss_gradient_is_written_over_the_logits(tune: Tune, monkeypatch: pyt
     assert not any(asked)
 
 
+@pytest.mark.parametrize(("first", "overwritten"), [(48, True), (49, False)])
+def test_only_an_aligned_part_that_autograd_saved(
+    tune: Tune, monkeypatch: pytest.MonkeyPatch, first: int, overwritten: bool
+) -> None:
+    """Rows of 33 floats: kernels of a GPU write 16 bytes at a time."""
+
+    def fn(x: Tensor, weight: Tensor) -> Made:
+        hidden, part = x[:15] @ weight, (x.detach() @ weight)[first : first + 15]
+        return (torch.tanh(hidden) * part).sum(), hidden
+
+    asked, x, weight = taken(monkeypatch), torch.randn(WIDTH, WIDTH), torch.randn(WIDTH, 33)
+    x.requires_grad_()
+    store(tune, fn, x, weight)
+    asked.clear()
+    torch._dynamo.reset()
+    got, want = (torch.autograd.grad(f(x, weight)[0], x) for f in (torch.compile(fn, backend="autotune"), fn))
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    assert any(asked) == overwritten
+    assert asked
+
+
 def test_in_place_keeps_inputs_with_a_live_view() -> None:
     kept = torch.randn(4, 4)
     for values, apart in (((kept, kept.clone()), True), ((kept, kept[1:]), False)):
