@@ -35,25 +35,20 @@ _LATE = "the last region did not end in time, and is left to Inductor"
 _LATE_AGAIN = "the second search of a region did not end in time, and its first result stays"
 
 
-class Searcher:
-    """Context manager of a search on one device, in a process that begins while Inductor compiles.
+class Companion:
+    """Context manager of a process that measures on one device, and begins while Inductor compiles.
 
     Args:
+        module: of the process.
         device: "cpu" or "cuda:N".
-        seconds: that the search will probably have after Inductor has finished.
+        first: fields of the first message, in addition to the device and torch's settings.
     """
 
-    def __init__(self, device: str, seconds: float) -> None:
+    def __init__(self, module: str, device: str, **first: Any) -> None:
         self.device = device
-        self._seconds = seconds
+        self._module, self._first = module, first
         self._child: Child | None = None
         self._error = ""
-        self._begun: float | None = None
-
-    @property
-    def searched_s(self) -> float:
-        """Seconds since it began to measure."""
-        return 0.0 if self._begun is None or self._error else time.monotonic() - self._begun
 
     def __enter__(self) -> Self:
         return self
@@ -68,10 +63,38 @@ class Searcher:
         """Start the process, which starts others. Never raises. Linux ends it with the calling thread."""
         if self._child is None:
             try:
-                self._child = Child(MODULE)
-                self._send({"device": self.device, "numerics": numerics.read(), "seconds": self._seconds})
+                self._child = Child(self._module)
+                self._send({"device": self.device, "numerics": numerics.read(), **self._first})
             except Exception as error:
                 self._error = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._child is None:
+            return
+        try:
+            self._child.send(message)
+        except ChildDied as death:
+            self._error = f"its process ended: {death}"
+        except ChildSilent:
+            self._error = "its process does not answer"
+
+
+class Searcher(Companion):
+    """A search on one device.
+
+    Args:
+        device: "cpu" or "cuda:N".
+        seconds: that the search will probably have after Inductor has finished.
+    """
+
+    def __init__(self, device: str, seconds: float) -> None:
+        super().__init__(MODULE, device, seconds=seconds)
+        self._begun: float | None = None
+
+    @property
+    def searched_s(self) -> float:
+        """Seconds since it began to measure."""
+        return 0.0 if self._begun is None or self._error else time.monotonic() - self._begun
 
     def add(self, graph: Surveyed) -> None:
         """Search the regions of a graph that lack a schedule. Never raises."""
@@ -142,16 +165,6 @@ class Searcher:
         if error:
             notify(f"the search ended early: {error}")
         return results
-
-    def _send(self, message: dict[str, Any]) -> None:
-        if self._child is None:
-            return
-        try:
-            self._child.send(message)
-        except ChildDied as death:
-            self._error = f"its process ended: {death}"
-        except ChildSilent:
-            self._error = "its process does not answer"
 
 
 def _listed(counted: Sequence[tuple[Workload, int]]) -> list[tuple[dict[str, Any], int]]:
