@@ -26,6 +26,19 @@ Config = dict[str, Choice]
 """A candidate: parameter name to value. Flat JSON, whose keys are parameters of the task's space."""
 
 
+Range = tuple[int, ...] | tuple[str, ...] | None
+"""Smallest and largest number, or the permitted strings; None for a boolean."""
+
+
+def within(value: object, limits: Range) -> bool:
+    """True if a stored value, which may be anything, has the type of a range and is in it."""
+    if limits is None:
+        return type(value) is bool
+    if isinstance(limits[0], str):
+        return type(value) is str and value in limits
+    return type(value) is int and int(limits[0]) <= value <= int(limits[1])
+
+
 class Suggests(Protocol):
     """The part of an Optuna trial that a space needs."""
 
@@ -43,6 +56,12 @@ class Parameter:
     choices: tuple[Choice, ...]
     about: str = ""
     bounds: tuple[int, ...] = ()
+
+    @property
+    def range(self) -> Range:
+        """The values that a stored configuration may hold."""
+        words = tuple(c for c in self.choices if isinstance(c, str))
+        return None if isinstance(self.choices[0], bool) else words or self.bounds
 
     def index(self, value: object) -> int | None:
         """Index of ``value`` among the choices, or None. Types are compared too: ``True`` is not 1."""

@@ -37,6 +37,53 @@ _LATE = "the last region did not end in time, and is left to Inductor"
 _LATE_AGAIN = "the second search of a region did not end in time, and its first result stays"
 
 
+class Companion:
+    """Context manager of a process that measures on one device, and begins while Inductor compiles.
+
+    Args:
+        module: of the process.
+        device: "cpu" or "cuda:N".
+        first: fields of the first message, in addition to the device and torch's settings.
+    """
+
+    def __init__(self, module: str, device: str, **first: Any) -> None:
+        self.device = device
+        self._module, self._first = module, first
+        self._child: Child | None = None
+        self._error = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._child is not None:
+            self._child.kill()
+
+    def start(self) -> None:
+        """Start the process, which starts others. Never raises. Linux ends it with the calling thread."""
+        if self._child is None:
+            try:
+                self._child = self._opened()
+                self._send({"device": self.device, "numerics": numerics.read(), **self._first})
+            except Exception as error:
+                self._error = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+
+    def _opened(self) -> Child:
+        return Child(self._module)
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._child is None:
+            return
+        try:
+            self._child.send(message)
+        except ChildDied as death:
+            self._error = f"its process ended: {death}"
+        except ChildSilent:
+            self._error = "its process does not answer"
+
+
 _resting: tuple[str, Child] | None = None
 """The process that waits for the next graph of a function, and its device."""
 
@@ -69,8 +116,8 @@ def _may_rest(device: str) -> bool:
     return free >= _FREE * every
 
 
-class Searcher:
-    """Context manager of a search on one device, in a process that begins while Inductor compiles.
+class Searcher(Companion):
+    """A search on one device.
 
     Args:
         device: "cpu" or "cuda:N".
@@ -80,20 +127,10 @@ class Searcher:
     """
 
     def __init__(self, device: str, seconds: float, *, more: bool = False) -> None:
-        self.device = device
-        self._seconds, self._more = seconds, more
-        self._child: Child | None = None
-        self._error = ""
+        super().__init__(MODULE, device, seconds=seconds)
+        self._more = more
         self._begun: float | None = None
         self._done = False
-
-    @property
-    def searched_s(self) -> float:
-        """Seconds since it began to measure."""
-        return 0.0 if self._begun is None or self._error else time.monotonic() - self._begun
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -101,23 +138,20 @@ class Searcher:
         global _resting
         if not self._more:
             reset()
-        if self._child is None:
-            return
-        if self._more and self._done and kind is None and _may_rest(self.device):
+        if self._child is not None and self._more and self._done and kind is None and _may_rest(self.device):
             with contextlib.suppress(ChildDied, ChildSilent):
                 self._child.send({"rest": True})
                 _resting = self.device, self._child
                 return
-        self._child.kill()
+        super().__exit__(kind, value, trace)
 
-    def start(self) -> None:
-        """Start the process, which starts others. Never raises. Linux ends it with the calling thread."""
-        if self._child is None:
-            try:
-                self._child = _taken(self.device) or Child(MODULE)
-                self._send({"device": self.device, "numerics": numerics.read(), "seconds": self._seconds})
-            except Exception as error:
-                self._error = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
+    def _opened(self) -> Child:
+        return _taken(self.device) or super()._opened()
+
+    @property
+    def searched_s(self) -> float:
+        """Seconds since it began to measure."""
+        return 0.0 if self._begun is None or self._error else time.monotonic() - self._begun
 
     def add(self, graph: Surveyed) -> None:
         """Search the regions of a graph that lack a schedule. Never raises."""
@@ -189,16 +223,6 @@ class Searcher:
         if error:
             notify(f"the search ended early: {error}")
         return results
-
-    def _send(self, message: dict[str, Any]) -> None:
-        if self._child is None:
-            return
-        try:
-            self._child.send(message)
-        except ChildDied as death:
-            self._error = f"its process ended: {death}"
-        except ChildSilent:
-            self._error = "its process does not answer"
 
 
 def _listed(counted: Sequence[tuple[Workload, int]]) -> list[tuple[dict[str, Any], int]]:

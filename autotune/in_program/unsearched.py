@@ -15,14 +15,13 @@ from typing import Any
 
 from torch import fx
 
-from autotune import numerics
 from autotune.errors import UserError, first_line
 from autotune.in_program import search
 from autotune.in_program.contest import Frame
 from autotune.in_program.ranks import rank_turn
-from autotune.in_program.searcher import notify
+from autotune.in_program.searcher import Companion, notify
 from autotune.in_program.traced import Traced
-from autotune.measure.child import Child, ChildDied, ChildSilent
+from autotune.measure.child import ChildDied, ChildSilent
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.code import device_of, name_of
 from autotune.runtime.inductor.verdict import UNSEARCHED, Surveyed, lacking, stored_verdict
@@ -117,8 +116,8 @@ def _was_tried(name: str, device: str, mode: str) -> bool:
         return True
 
 
-class Trying:
-    """Context manager of the process that tries predicted schedules on one device.
+class Trying(Companion):
+    """A process that tries predicted schedules on one device.
 
     Args:
         device: "cpu" or "cuda:N".
@@ -128,34 +127,16 @@ class Trying:
     """
 
     def __init__(self, device: str) -> None:
-        self._device = device
+        super().__init__("autotune.in_program.predicted", device)
         self.left = 0
-        self._child: Child | None = None
-        self._error = ""
         self._asked: set[str] = set()
-
-    def __enter__(self) -> Trying:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._child is not None:
-            self._child.kill()
-
-    def start(self) -> None:
-        """Start the process, which starts others. Never raises. Linux ends it with the calling thread."""
-        if self._child is None:
-            try:
-                self._child = Child("autotune.in_program.predicted")
-                self._child.send({"device": self._device, "numerics": numerics.read()})
-            except Exception as error:
-                self._error = first_line(error)
 
     def add(self, graph: Surveyed) -> None:
         """Queue the regions of a graph without schedules. Never raises."""
         from autotune.api import time_weights
 
         try:
-            every = lacking([graph]).get(self._device, ())
+            every = lacking([graph]).get(self.device, ())
             every = [(w, n) for w, n in every if w.kind == "fusion"]  # a product's default is Inductor's own choice
             counted = [(w, n) for w, n in every if w.fingerprint not in self._asked and not self._was_tried(w)]
             if not counted or self._error:
@@ -164,13 +145,12 @@ class Trying:
             counted.sort(key=lambda one: -weights[one[0].fingerprint])
             self._asked |= set(weights)
             self.start()
-            if self._child is not None:
-                self._child.send({"workloads": [workload.to_json() for workload, _ in counted]})
+            self._send({"workloads": [workload.to_json() for workload, _ in counted]})
         except Exception as error:
             self._error = first_line(error)
 
     def _was_tried(self, workload: Workload) -> bool:
-        return look_up(workload, self._device, packaged=False).level is Level.HEURISTIC
+        return look_up(workload, self.device, packaged=False).level is Level.HEURISTIC
 
     def end(self, seconds: float) -> bool:
         """Wait at most ``seconds`` for the added graphs; True if a predicted schedule won.

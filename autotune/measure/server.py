@@ -23,7 +23,7 @@ from autotune.measure.child import Link, artifact_from_wire, serve
 from autotune.measure.outcome import Blame, Outcome, blame, one_line
 from autotune.measure.policy import COPIES, Policy
 from autotune.measure.quiet import device_lock
-from autotune.task import Bench, Runnable, Status
+from autotune.task import Bench, Runnable, Status, Verdict
 from autotune.workload import Workload
 
 _STICKY = re.compile(
@@ -117,11 +117,10 @@ class Server:
             return {"ok": False, "reason": explain(culprit), "fault": str(fault)}
 
     def _measure(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
-        run, failure = self._prepare("", message["config"], message["artifact"], blob, message["seed"], phase)
+        run, verdict = self._prepare("", message["config"], message["artifact"], blob, message["seed"], phase)
         if run is None:
-            assert failure is not None
-            return failure
-        error = failure["error"] if failure else None
+            return verdict
+        error = verdict["error"]
         try:
             phase("wait")
             self._copy_inputs()
@@ -191,26 +190,19 @@ class Server:
 
     def _prepare(
         self, who: str, config: Any, head: Any, blob: bytes, seed: int, phase: Callable[..., None]
-    ) -> tuple[Runnable | None, dict[str, Any] | None]:
-        """Load and verify a candidate; return the runnable and ``{"error": ...}``, or None and the failure."""
+    ) -> tuple[Runnable | None, dict[str, Any]]:
+        """Load and verify a candidate; return its runnable, None if that failed, and the outcome."""
         assert self.bench is not None
         try:
             phase("load", who)
             run = self.bench.load(config, artifact_from_wire(head, blob))
             phase("verify", who)
             begin = time.monotonic()
-            verdict = self.bench.verify(run, seed)
+            outcome = judged(self.bench.verify(run, seed))
             self._verified = begin, time.monotonic()
         except Exception as problem:
             return None, _failed(problem)
-        if not verdict.ok:
-            outcome = Outcome(
-                Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result")
-            )
-            # After a large error, the candidate may have written anywhere, including the inputs and the oracle's
-            # results.
-            return None, {**outcome.to_json(), "restart": not verdict.error < 100}
-        return run, {"error": verdict.error}
+        return (run if outcome["status"] == Status.OK else None), outcome
 
     def _compare(self, message: Mapping[str, Any], blob: bytes, phase: Callable[..., None]) -> dict[str, Any]:
         from autotune.measure.quiet import Meter
@@ -223,12 +215,11 @@ class Server:
         for item in message["candidates"]:
             name, size = item["name"], sum(k["size"] for k in item["artifact"]["kernels"])
             code, at = blob[at : at + size], at + size
-            run, failure = self._prepare(name, item["config"], item["artifact"], code, message["seed"], phase)
+            run, verdict = self._prepare(name, item["config"], item["artifact"], code, message["seed"], phase)
             if run is None:
-                assert failure is not None
-                outcomes[name] = failure
+                outcomes[name] = verdict
             else:
-                runs[name], errors[name] = run, failure["error"] if failure else None
+                runs[name], errors[name] = run, verdict["error"]
         for name, run in self._baselines(message["without"], phase, outcomes).items():
             runs[name], errors[name] = run, None
         running = ""
@@ -277,6 +268,17 @@ def _workload(message: Mapping[str, Any]) -> Workload:
     workload = Workload.from_json(message["workload"])
     tasks.DOMAINS[workload.kind] = message["domain"]
     return workload
+
+
+def judged(verdict: Verdict) -> dict[str, Any]:
+    """Return the message on a verification.
+
+    After a large error, the candidate may have written anywhere, including the inputs and the oracle's results.
+    """
+    if verdict.ok:
+        return {**Outcome(Status.OK, error=verdict.error).to_json(), "restart": False}
+    outcome = Outcome(Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result"))
+    return {**outcome.to_json(), "restart": not verdict.error < 100}
 
 
 def _failed(problem: BaseException, error: float | None = None) -> dict[str, Any]:

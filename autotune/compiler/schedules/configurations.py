@@ -23,7 +23,7 @@ from autotune.compiler.program.passes import find_online
 from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cpu import schedule as cpu
 from autotune.ir.graph import Graph
-from autotune.space import Space, load_space
+from autotune.space import Range, Space, load_space, within
 from autotune.task import Choice, Config
 
 
@@ -66,8 +66,6 @@ PLAIN_CUDA: Config = {
     "prefetch": False,
 }
 """Every CUDA parameter at its neutral value, from which the schemes' defaults start."""
-Range = tuple[int, int] | tuple[str, ...] | None
-"""Smallest and largest number, or the permitted strings; None for a boolean."""
 EARLIER: Mapping[str, Mapping[str, Range]] = {"cuda": {"finish": ("kernel",)}, "cpu": cpu.EARLIER}
 """For each side, parameters that only configurations of earlier versions have: all that they may be happens anyway."""
 REMOVED: Mapping[str, Range] = {"by_row": None}
@@ -166,11 +164,8 @@ def having(space: Space, schedule: type[Any]) -> Space:
 @cache
 def ranges(side: str) -> dict[str, Range]:
     """The values of each parameter of a stored configuration on "cuda" or "cpu"; from ``search_spaces/fusion.toml``."""
-    found: dict[str, Range] = {**EARLIER[side], **(REMOVED if side == "cuda" else {})}
-    for p in load_space("fusion", side):
-        words = tuple(str(c) for c in p.choices if isinstance(c, str))
-        found[p.name] = None if isinstance(p.choices[0], bool) else words or (p.bounds[0], p.bounds[1])
-    return found
+    removed = REMOVED if side == "cuda" else {}
+    return {**EARLIER[side], **removed, **{p.name: p.range for p in load_space("fusion", side)}}
 
 
 def improper(config: Mapping[str, object], side: str) -> str:
@@ -193,7 +188,7 @@ def improper(config: Mapping[str, object], side: str) -> str:
             return f"it has a parameter {name[:40]!r}, which this autotune lacks"
         if bare == "finish" and value == "barrier":
             return f"{name} asks for {_BARRIERS}"
-        if not _within(value, limits[bare]):
+        if not within(value, limits[bare]):
             shown = str(value) if type(value) is int and abs(value) < 1 << 64 else repr(value)[:40]
             return f"{name} = {shown} is out of range"
     if side == "cuda":
@@ -213,11 +208,3 @@ def _with_block(config: Config, block: int, whole: bool) -> Config:
     even = most & (most - 1) == 0
     fits = [t for t in range(1, most + 1) if block % t == 0 and (t & (t - 1) == 0 or (t % 32 == 0 and not even))]
     return config | alone | {"threads_per_row": fits[-1], "rows_per_block": block // fits[-1]}
-
-
-def _within(value: object, limits: Range) -> bool:
-    if limits is None:
-        return type(value) is bool
-    if isinstance(limits[0], str):
-        return type(value) is str and value in limits
-    return type(value) is int and int(limits[0]) <= value <= int(limits[1])

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from autotune.domains.c3.scenario import REDUCING, Scenario
-from autotune.space import load_space
+from autotune.space import Range, load_space, within
 from autotune.task import Config
 
 SM_BLOCKS = 16
@@ -96,9 +96,9 @@ first (on a CPU: gloo's asynchronous call, then the computation)."""
 
 
 @lru_cache(maxsize=2)
-def limits(side: str) -> Mapping[str, tuple[int | str, ...]]:
-    """Valid values of each parameter: its words, or the minimum and the maximum in a stored strategy."""
-    return {p.name: p.bounds or tuple(map(str, p.choices)) for p in load_space("c3", side)}
+def limits(side: str) -> Mapping[str, Range]:
+    """Valid values of each parameter of a stored strategy."""
+    return {p.name: p.range for p in load_space("c3", side)}
 
 
 EARLIER: Mapping[str, frozenset[str]] = {
@@ -123,14 +123,9 @@ def improper(config: Mapping[str, Any], side: str) -> str:
     for name, value in current(config, side).items():
         if name not in every:
             return f"it has a parameter {name[:40]!r}, which this autotune lacks"
-        known = every[name]
-        if isinstance(known[0], str):
-            fits = type(value) is str and value in known
-            if not fits and type(value) is str:
+        if not within(value, known := every[name]):
+            if type(value) is str and known and isinstance(known[0], str):
                 return f"this autotune has no {name} {value[:40]!r}"
-        else:
-            fits = type(value) is int and int(known[0]) <= value <= int(known[1])
-        if not fits:
             return f"{name} = {repr(value)[:40]} is out of range"
     return ""
 

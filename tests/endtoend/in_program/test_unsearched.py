@@ -13,7 +13,7 @@ import torch
 
 import autotune
 from autotune.errors import UserError
-from autotune.in_program import options, search, unsearched
+from autotune.in_program import options, search, searcher, unsearched
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.verdict import Surveyed, lacking
@@ -77,7 +77,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch, db: str) -> Iterator[Process]:
     made = Process()
-    monkeypatch.setattr(unsearched, "Child", made)
+    monkeypatch.setattr(searcher, "Child", made)
     monkeypatch.setattr(unsearched, "_waited_s", 0.0)
     monkeypatch.setattr(search, "_contest", None)
     monkeypatch.setattr(options, "_spent_s", 0.0)
@@ -289,7 +289,7 @@ def test_a_process_that_is_killed_costs_the_prediction_alone(
             super().send(message, blob, timeout)
             os.kill(self.pid, 9)
 
-    monkeypatch.setattr(unsearched, "Child", Dying)
+    monkeypatch.setattr(searcher, "Child", Dying)
     monkeypatch.setattr(search, "_contest", None)
     losses, _ = train(3, **DEFAULT)
     assert losses == pytest.approx(eager(3), rel=1e-4)

@@ -29,6 +29,14 @@ def fake(node: fx.Node) -> torch.Tensor:
     return found
 
 
+def torch_name(node: fx.Node) -> str:
+    """The name of the method, or of the function of torch or ``operator``, that a node calls; "" for anything else."""
+    if node.op == "call_method":
+        return str(node.target)
+    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    return name if name and node.target in (getattr(torch, name, None), getattr(operator, name, None)) else ""
+
+
 def is_static(node: fx.Node) -> bool:
     """Return True if sizes and strides are static."""
     return all(type(n) is int for n in (*fake(node).shape, *fake(node).stride()))

@@ -7,12 +7,11 @@ may be anything, for example a triangle, or a comparison of positions. This is a
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 
-from autotune.compiler.capture.attention.calls import fake, is_tensor
+from autotune.compiler.capture.attention.calls import fake, is_tensor, torch_name
 from autotune.compiler.capture.attention.sizes import same_shape
 
 _AND = ("and_", "__and__", "bitwise_and", "logical_and")
@@ -37,10 +36,8 @@ def is_of_documents(mask: Any) -> bool:
     """Return True if a mask [..., queries, keys] is an ``and`` with a comparison of queries and keys."""
     if not is_tensor(mask) or fake(mask).dtype != torch.bool or fake(mask).ndim < 2:
         return False
-    name = mask.target if isinstance(mask.target, str) else getattr(mask.target, "__name__", "")
-    if mask.op == "call_function" and mask.target not in (getattr(torch, name, None), getattr(operator, name, None)):
-        return False
-    if mask.op not in ("call_function", "call_method") or not mask.args:
+    name = torch_name(mask)
+    if not name or not mask.args:
         return False
     if name in _EQUAL and len(mask.args) == 2:
         return all(map(is_tensor, mask.args)) and _crosses(*(fake(a).shape for a in mask.args))

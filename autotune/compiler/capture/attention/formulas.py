@@ -20,6 +20,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
+from autotune.compiler.capture.attention.calls import torch_name
 from autotune.compiler.capture.attention.effects import Writes
 from autotune.compiler.capture.attention.sizes import is_bounded
 
@@ -146,15 +147,10 @@ class Formulas:
         shape = tuple(map(_extent, value.shape))
         sizes: tuple[Any, ...] = tuple(value.shape)
         self._lengths |= {extent: size for extent, size in zip(shape, sizes, strict=True) if extent.is_Symbol}
-        name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
+        name = torch_name(node)
         if name.startswith("__"):  # torch 2.12 traces ``a == b`` as ``a.__eq__(b)``
             name = name.strip("_")
-        if node.op == "call_function" and node.target not in (
-            getattr(torch, name, None),
-            getattr(operator, name, None),
-        ):
-            raise _Unknown
-        if node.op not in ("call_function", "call_method") or name not in _READERS:
+        if name not in _READERS:
             raise _Unknown
         element = _READERS[name](self, node, shape)
         if (value.dtype == torch.bool) != isinstance(element, AtMost | bool):

@@ -9,14 +9,13 @@ mask is not rewritten.
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from autotune.compiler.capture.attention.calls import fake, is_tensor
+from autotune.compiler.capture.attention.calls import fake, is_tensor, torch_name
 from autotune.compiler.capture.attention.constants import Constants
 from autotune.compiler.capture.attention.formulas import AtMost, Formula, Formulas, distance
 from autotune.compiler.capture.attention.sizes import hint, same_length, same_shape
@@ -110,12 +109,7 @@ class _Parts:
                 return False
             self.valid = node
             return True
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        if node.op == "call_function" and node.target not in (
-            getattr(torch, name, None),
-            getattr(operator, name, None),
-        ):
-            return False
+        name = torch_name(node)
         if name in _AND and len(node.args) == 2 and not node.kwargs:
             return all(map(self.take, node.args))
         # The result of ``to`` with another type is not bool, so it is no part.

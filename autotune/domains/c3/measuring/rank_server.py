@@ -24,10 +24,10 @@ from autotune.domains.c3.measuring.bench import RankBench, Run
 from autotune.domains.c3.measuring.timing import own_stream, time_ranks
 from autotune.domains.c3.scenario import Scenario
 from autotune.measure.child import Link, artifact_from_wire, serve
-from autotune.measure.outcome import Outcome, blame, one_line
+from autotune.measure.outcome import Outcome, blame
 from autotune.measure.policy import Policy
 from autotune.measure.quiet import Meter, device_lock, wait_for_quiet
-from autotune.measure.server import classify, explain
+from autotune.measure.server import classify, explain, judged
 from autotune.task import REFERENCE, Status
 from autotune.workload import Workload
 
@@ -132,14 +132,9 @@ class RankServer:
 
     def _verify(self, run: Run, seed: int) -> dict[str, Any]:
         try:
-            verdict = self.bench.verify(run, seed)
+            return judged(self.bench.verify(run, seed))
         except Exception as problem:
             return failed(problem)
-        if verdict.ok:
-            return {**Outcome(Status.OK, error=verdict.error).to_json(), "restart": False}
-        outcome = Outcome(Status.WRONG_RESULT, error=verdict.error, reason=one_line(verdict.detail or "wrong result"))
-        # A large error suggests writes to arbitrary addresses: to the inputs, or to another rank's buffers.
-        return {**outcome.to_json(), "restart": not verdict.error < 100}
 
     def _compare(self, message: Mapping[str, Any], blob: bytes, talk: Talk) -> dict[str, Any]:
         """Time candidates, baselines and references, interleaved; returns one outcome per name."""
