@@ -67,6 +67,8 @@ class Parser(argparse.ArgumentParser):
         if self._command:
             self._add_own(args or [])
         known, surplus = super().parse_known_args(args, namespace)
+        if len(surplus) == 1 and surplus[0][:1] != "-" and getattr(known, "target", "") is None:
+            known.target = surplus.pop()  # before Python 3.14 argparse takes no optional word behind an option
         if surplus:
             self.error(f"unrecognized arguments: {' '.join(surplus)}")
         return known, surplus

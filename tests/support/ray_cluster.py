@@ -15,6 +15,9 @@ import pytest
 from tests.support import ROOT, SOCKETS
 
 _STORE_BYTES = 80 << 20  # Ray's least is 75 MiB
+_NODES: list[Any] = []
+"""All nodes so far. From Python 3.13 on a forked child of multiprocessing drops the handlers at exit, and with them the
+nodes that nothing else refers to. Their clients would wait for threads that the child lacks."""
 
 
 class LocalCluster:
@@ -28,6 +31,7 @@ class LocalCluster:
         os.makedirs(os.path.join(tempfile.gettempdir(), "ray"), exist_ok=True)  # Ray notes the address there
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": self.folder}
         self._cluster = Cluster(initialize_head=True, head_node_args={**head, "object_store_memory": _STORE_BYTES})
+        _NODES.append(self._cluster.head_node)
         self.nodes = [self.add() for _ in range(nodes)]
 
     @property
@@ -36,7 +40,8 @@ class LocalCluster:
 
     def add(self, **resources: Any) -> Any:
         """Another node."""
-        return self._cluster.add_node(object_store_memory=_STORE_BYTES, **{"num_cpus": 1, **resources})
+        _NODES.append(self._cluster.add_node(object_store_memory=_STORE_BYTES, **{"num_cpus": 1, **resources}))
+        return _NODES[-1]
 
     def kill(self, node: Any) -> None:
         """End a node as a power failure does."""

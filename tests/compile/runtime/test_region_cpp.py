@@ -237,20 +237,25 @@ def test_an_unproven_schedule_is_left_to_python_which_verifies_it() -> None:
         prepared(call)
 
 
-def _cuda_headers() -> Path:
-    """The headers of the toolkit, or those that numba-cuda's extra cu13 installs next to torch."""
-    folders = (Path("/usr/local/cuda/include"), Path(torch.__file__).parents[1] / "nvidia" / "cu13" / "include")
-    return next(folder for folder in folders if (folder / "cuda_runtime_api.h").exists())
+def _cuda_headers() -> list[Path]:
+    """The folders of the toolkit's headers, or those of the wheels: Triton's has ``crt``, which torch's lack."""
+    packages = Path(torch.__file__).parents[1]
+    wheels = packages / "nvidia" / "cu13" / "include"
+    toolkit = [Path("/usr/local/cuda/include")]
+    for folders in toolkit, [wheels, wheels / "cccl", packages / "triton" / "backends" / "nvidia" / "include"]:
+        if all(any((f / name).exists() for f in folders) for name in ("cuda_runtime_api.h", "crt/host_defines.h")):
+            return folders
+    pytest.skip("neither the CUDA toolkit nor Triton is installed")
 
 
 @pytest.mark.slow
 def test_the_text_compiles_with_torchs_own_headers(tmp_path: Path) -> None:
-    found = _cuda_headers()
+    headers = _cuda_headers()
     written = RegionCpp()
     _, text = written.function(call_of(built()).text(), "softmax")
     source = tmp_path / "real.cpp"
     header = f"#include <torch/csrc/inductor/aoti_include/cuda.h>\n{INCLUDES}"
     source.write_text(f"{header}namespace torch::aot_inductor {{\n{text}}}\n")
     include = Path(torch.__file__).parent / "include"
-    where = [f"-I{folder}" for folder in (include, include / "torch/csrc/api/include", found)]
+    where = [f"-I{folder}" for folder in (include, include / "torch/csrc/api/include", *headers)]
     subprocess.run(["g++", "-std=c++20", "-DUSE_CUDA", "-fsyntax-only", *where, str(source)], check=True)

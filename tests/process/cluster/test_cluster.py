@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import secrets
 import signal
@@ -36,7 +37,7 @@ from autotune.tuner.result import Progress
 from autotune.workload import Workload
 from tests.process.cluster.conftest import NODES
 from tests.process.cluster.test_command import TARGET, refused
-from tests.support.ray_cluster import LocalCluster, until
+from tests.support.ray_cluster import LocalCluster, local_cluster, until
 from tests.support.toy.policy import QUICK
 from tests.support.toy.toy_domain import workload as toy
 
@@ -173,6 +174,20 @@ def test_several_devices_of_a_lane_are_on_one_node_or_waited_for(ray_cluster: Lo
         second.kill()
     finally:
         ray_cluster.kill(node)
+
+
+@pytest.mark.slow
+def test_a_forked_process_ends_after_a_cluster_was_closed() -> None:
+    """Tests that fork run in the same process after these."""
+    with local_cluster(0) as other:
+        for _ in range(2):  # Ray keeps the client of the newest connection
+            Engine(other.address).close()
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join(60)
+    child.kill()
+    child.join()
+    assert child.exitcode == 0
 
 
 def test_candidates_are_compiled_on_any_node(engine: Engine) -> None:

@@ -49,9 +49,9 @@ def test_the_help_without_a_domain_has_the_shared_options(capsys: pytest.Capture
     ("words", "option"),
     [
         (["search", "c3", "ag-equal-proj", "--train"], "--train"),
-        (["search", "c3", "--gemm", "8x8x8", "--collective", "all_gather", "--bytes", "1KiB", "--caches", "warm"],
-         "--caches warm"),
-        (["search", "c3", "--gemm", "8x8x8", "--shapes", "x"], "--shapes x"),
+        (["search", "c3", "--gemm", "8x8x8", "--collective", "all_gather", "--bytes", "1KiB", "--caches=warm"],
+         "--caches=warm"),
+        (["search", "c3", "--gemm", "8x8x8", "--shapes=x"], "--shapes=x"),
         (["search", "kernel", "kernels:scale", "--train"], "--train"),
         (["search", "fusion", "layer_norm", "--bytes", "1MiB"], "--bytes 1MiB"),
         (["search", "--missed", "--ranks=2"], "--ranks=2"),
@@ -88,6 +88,22 @@ def test_the_domain_is_found_wherever_it_is_named(words: list[str], domain: str 
     args = build_parser().parse_args(["search", *words])
     assert args.domain == domain
     assert [name for name in ("train", "gemm", "shapes") if hasattr(args, name)] == [has]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["fusion", "layer_norm", "--train"], ["fusion", "--train", "layer_norm"], ["--train", "fusion", "layer_norm"]],
+)
+def test_the_target_is_found_wherever_it_is_named(words: list[str]) -> None:
+    """Python 3.14's argparse takes it behind an option; earlier versions do not."""
+    args = build_parser().parse_args(["search", *words])
+    assert (args.domain, args.target, args.train) == ("fusion", "layer_norm", True)
+
+
+def test_a_second_target_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["search", "fusion", "layer_norm", "--train", "softmax"])
+    assert "unrecognized arguments: softmax (" in capsys.readouterr().err
 
 
 def test_the_default_domain_comes_first() -> None:

@@ -65,7 +65,7 @@ def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, 
     else:
         seen = valid.sum(1, dtype=torch.int32)
         one_side = (seen == 0) | ((seen == high - low) & ((low == 0) | (high == keys)))
-        first = torch.where(one_side, queries, 0)
+        first = torch.where(one_side, queries, 0).int()  # torch 2.15 specializes the sizes of a stack of several dtypes
     # The first of a batch row's two sequences has the padding on the left, or all queries.
     is_left = (low > 0) & (high > 0)
     row = torch.arange(batch, device=valid.device, dtype=torch.int32)
@@ -73,7 +73,7 @@ def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, 
     starts_of_keys = torch.stack([row * keys, row * keys + torch.where(is_left, low, high)], 1).flatten()
     ends = (torch.full_like(row[:1], batch * n) for n in (queries, keys))
     cumulative = [torch.cat([s, e]).int() for s, e in zip((starts_of_queries, starts_of_keys), ends, strict=True)]
-    return torch.stack([first, low, high], 1).int(), cumulative[0], cumulative[1]
+    return torch.stack([first, low, high], 1), cumulative[0], cumulative[1]
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -312,8 +312,11 @@ def test_shapes_of_a_gpu_s_kernels_keep_their_symbols(kernel: str) -> None:
         pytest.param(torch.ops.autotune.mask_spans, id="spans"),
     ],
 )
-def test_places_are_reduced_in_one_type(compute: Callable[[Tensor], Any]) -> None:
-    """Triton rejects Inductor's loop whose variable begins as int32 and becomes the int64 of a symbolic size."""
+def test_places_are_reduced_and_stacked_in_one_type(compute: Callable[[Tensor], Any]) -> None:
+    """Triton rejects Inductor's loop whose variable begins as int32 and becomes the int64 of a symbolic size.
+
+    torch 2.15 compiles a graph for one batch if it stacks tensors of several dtypes.
+    """
     gm = make_fx(compute, tracing_mode="symbolic")(torch.ones(3, 20, 30, dtype=torch.bool))
     aten = torch.ops.aten
     reduced = [n.args[0] for target in (aten.amin.default, aten.amax.default) for n in named(gm, target)]
@@ -323,6 +326,8 @@ def test_places_are_reduced_in_one_type(compute: Callable[[Tensor], Any]) -> Non
         for chosen in node.all_input_nodes:
             if chosen.target is aten.scalar_tensor.default:
                 assert type(chosen.args[0]) is int
+    for node in named(gm, aten.stack.default):
+        assert len({stacked.meta["val"].dtype for stacked in node.all_input_nodes}) == 1
 
 
 def test_masks_of_another_form_and_of_any_length_stay() -> None:

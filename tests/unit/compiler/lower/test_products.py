@@ -51,7 +51,7 @@ def names(region: Region) -> set[str]:
         (lambda x, w: x @ w, [(1, 7), (7, 11)]),
         (lambda x, w: torch.softmax(x @ w, -1), [(5, 7), (7, 11)]),
         (lambda x, w: (x @ w).sum(), [(5, 7), (7, 11)]),
-        (lambda x, w: torch.tanh(x.t() @ w), [(1, 1), (1, 9)]),
+        (lambda x, w: torch.tanh(x.t() @ w), [(1, 1), (1, 33)]),
         (lambda x, w: torch.cat([x @ w, x], 1).exp(), [(5, 7), (7, 7)]),
         (lambda x, w: (x @ w).chunk(2, 1)[1] * (x @ w).chunk(2, 1)[0], [(5, 7), (7, 12)]),
         (lambda x, w: (x @ w).t() + w[0, 0], [(5, 7), (7, 12)]),
