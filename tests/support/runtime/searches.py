@@ -32,7 +32,7 @@ class Searches:
         self.searched_s = 0.0
         self.device = ""
 
-    def __call__(self, device: str, seconds: float) -> Self:
+    def __call__(self, device: str, seconds: float, *, more: bool = False) -> Self:
         self.device = device
         return self
 

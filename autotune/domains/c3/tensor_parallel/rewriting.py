@@ -102,15 +102,18 @@ def _is_wanted(site: Site, node: fx.Node) -> bool:
 
 def _join_gather(graph: fx.Graph, gather: fx.Node) -> int:
     shard, ranks, group = (_argument(gather, k) for k in range(3))
-    shape, (wait, *more) = _shape(shard), list(gather.users)
-    if shape is None or len(shape) not in (2, 3) or more or wait.target is not _functional.wait_tensor.default:
+    shape, waits = _shape(shard), list(gather.users)  # torch 2.15 has one gather for equal ones, and each one's wait
+    if shape is None or len(shape) not in (2, 3) or any(w.target is not _functional.wait_tensor.default for w in waits):
         return 0
     value = _value(shard)
     if value is None or value.dtype not in NAMES or ranks < 2:
         return 0
-    whole, batched = _whole(wait, shape, ranks)
+    found = [_whole(wait, shape, ranks) for wait in waits]
+    batched = found[0][1]
+    wholes = [whole for whole, by_batch in found if by_batch == batched]
     products = [
         mm
+        for whole in wholes
         for matrix in _flattened(whole, shape[-1])
         for mm in matrix.users
         if (factor := _factor(mm, matrix)) is not None and not _depends(factor, gather)
@@ -132,7 +135,8 @@ def _join_gather(graph: fx.Graph, gather: fx.Node) -> int:
             if mm.target is _aten.addmm.default:
                 made = _call(graph, _aten.add.Tensor, made, mm.args[0])
             mm.replace_all_uses_with(made)
-        whole.replace_all_uses_with(_reshaped(graph, gathered, _shape(whole)))
+        for whole in wholes:
+            whole.replace_all_uses_with(_reshaped(graph, gathered, _shape(whole)))
     return 1
 
 
