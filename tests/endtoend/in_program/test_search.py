@@ -191,7 +191,7 @@ def test_a_spent_budget_leaves_the_program_as_torch_compile_has_it(
 def test_a_budget_that_compiling_takes_still_searches(
     searches: Searches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(search, "granted_s", lambda left, again_s, searched_s: search.LEAST_S)
+    monkeypatch.setattr(search, "granted_s", lambda left, again_s, searched_s, share: search.LEAST_S)
     monkeypatch.setattr(search, "left_s", lambda seconds: search.LEAST_S)
     train(2 * contest.WARM, search=1000)  # the first steps run the code before the search
     assert len(searches.labels) == 1
