@@ -38,6 +38,7 @@ def test_ray_has_room_for_its_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     class Nodes:
         def __init__(self, head_node_args: dict[str, str], **options: object) -> None:
             folders.append(head_node_args["temp_dir"])
+            self.head_node = None
             self.shutdown = SimpleNamespace
 
     monkeypatch.setattr(utils, "Cluster", Nodes)
