@@ -13,7 +13,7 @@ import torch._inductor.compile_fx  # when torch.compile is called, as for torch'
 from torch import fx
 
 from autotune.errors import UserError
-from autotune.in_program.options import asked, is_enough, predicts
+from autotune.in_program.options import asked, forget_breaks, is_enough, more_follow, predicts
 from autotune.runtime.backend import Compiled, compile_graph
 from autotune.runtime.settings import Verify
 
@@ -79,6 +79,7 @@ def dynamo_backend(gm: fx.GraphModule, example_inputs: Sequence[Any], **options:
 
 def _reset() -> None:
     """Release the state of compiled code; ``torch._dynamo.reset()`` calls this, and resets CUDA graph trees itself."""
+    forget_breaks()
     search = sys.modules.get("autotune.in_program.search")  # without a search there is nothing to release
     if search is not None:
         search.reset()
@@ -92,6 +93,7 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, A
     predicted, rest = predicts(rest)
     if not (seconds or predicted) or _ahead_of_time():
         return compile_graph(gm, inputs, rest, verify=verify)
+    more = more_follow(gm)  # also for a graph whose code an earlier process has stored
     from autotune.runtime.inductor.code import earlier
     from autotune.runtime.inductor.verdict import base_mode
 
@@ -107,7 +109,9 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, A
         return compile_graph(gm, inputs, rest, verify=verify, bare=bare, code=code)
 
     found: Compiled = (
-        search.compiled(gm, inputs, seconds, mode, once) if seconds else unsearched.compiled(gm, inputs, mode, once)
+        search.compiled(gm, inputs, seconds, mode, once, more=more)
+        if seconds
+        else unsearched.compiled(gm, inputs, mode, once)
     )
     return found
 

@@ -12,11 +12,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
 from autotune.runtime.settings import checked
+
+if TYPE_CHECKING:
+    from torch import fx
 
 OPTION, VARIABLE = "search", "AUTOTUNE_SEARCH"
 _UNSEARCHED = "unsearched"
@@ -24,9 +27,14 @@ _UNSEARCHED = "unsearched"
 _MORE_S = 1.5
 """A graph is searched again with a budget that is larger by this factor."""
 
+SHARE, _SHARE_OF_SEVERAL = 0.9, 0.5
+"""Share of the remaining budget for one graph: less if more graphs of the same function follow."""
+
 _lock = threading.RLock()
 _tuning: list[float] = []
 _spent_s = 0.0
+_unfinished = 0
+"""Functions that Dynamo has divided at a graph break, and whose last graph has not been compiled."""
 
 
 @contextlib.contextmanager
@@ -122,6 +130,37 @@ def spending() -> Iterator[None]:
     finally:
         with _lock:
             _spent_s += time.monotonic() - begin
+
+
+def more_follow(gm: fx.GraphModule) -> bool:
+    """True if further graphs of the same function follow a Dynamo graph. Call it once for each graph, in their order.
+
+    At a graph break Dynamo ends a graph, and compiles the rest of the function as a function of its own. A rest without
+    operators is not compiled: then its function counts as unfinished until ``torch._dynamo.reset()``.
+    """
+    from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    global _unfinished
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    breaks = bool(getattr(reason, "graph_break", False))
+    translator = getattr(InstructionTranslator, "current_tx", lambda: None)()  # None: Dynamo did not call the backend
+    continues = translator is not None and translator.f_code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
+    with _lock:
+        _unfinished = max(0, _unfinished + breaks - continues)
+        return _unfinished > 0
+
+
+def share_of(more: bool) -> float:
+    """The share of the remaining budget for a graph; ``more`` is the result of :func:`more_follow`."""
+    return _SHARE_OF_SEVERAL if more else SHARE
+
+
+def forget_breaks() -> None:
+    """Count graph breaks from zero, since ``torch._dynamo.reset()`` has dropped the functions."""
+    global _unfinished
+    with _lock:
+        _unfinished = 0
 
 
 def predicts(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:

@@ -23,7 +23,7 @@ from autotune.device import environment, identify
 from autotune.errors import UserError, first_line
 from autotune.in_program import searcher
 from autotune.in_program.contest import Contest, DeviceTimer, Frame, Outcome
-from autotune.in_program.options import is_enough, left_s, spending
+from autotune.in_program.options import SHARE, is_enough, left_s, share_of, spending
 from autotune.in_program.ranks import RankTurn, rank_turn
 from autotune.in_program.searcher import ProgressLine, Searcher, notify
 from autotune.in_program.searching import COMMAND
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autotune")
 
-_SHARE, _SHARE_OF_SEVERAL = 0.9, 0.5
-"""Share of the remaining budget for one graph: less if more graphs of the same function follow."""
 LEAST_S = 5.0
 """Minimum seconds for a search after the first compilation."""
 _LEAST = 5 / 9
@@ -60,11 +58,11 @@ Compile = Callable[..., Any]
 """Compiles a graph for inputs; ``bare`` and ``code`` as of :func:`autotune.runtime.backend.compile_graph`."""
 
 _contest: Contest | None = None
-_unfinished = 0
-"""Functions that Dynamo has divided at a graph break, and whose last graph has not been compiled."""
 
 
-def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: str, compile_once: Compile) -> Any:
+def compiled(
+    gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: str, compile_once: Compile, *, more: bool = False
+) -> Any:
     """Compile a graph, search the regions that lack a schedule, and compile it again.
 
     A failure warns once and leaves the code of the first compilation. A graph that a search with such a budget has
@@ -73,18 +71,18 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], seconds: float, mode: st
     Args:
         seconds: the budget of the process; of its rest, this graph's search takes what :func:`granted_s` returns.
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
+        more: further graphs of the same function follow.
 
     Raises:
         KeyboardInterrupt: the user interrupted the search. Its results are stored.
     """
-    device = device_of(inputs)
+    device, share = device_of(inputs), share_of(more)
     if device is None or not can_store():
         return compile_once(gm, inputs)
     name = name_of(gm, device)
     if _was_searched(name, device, mode, seconds):
         return compile_once(gm, inputs)
-    share = share_of(gm)
-    with Searcher(device, share * left_s(seconds), more=_unfinished > 0) as searcher, rank_turn(name) as turn:
+    with Searcher(device, share * left_s(seconds), more=more) as searcher, rank_turn(name) as turn:
         if not turn.searches:
             turn.wait()
             return compile_once(gm, inputs)
@@ -209,18 +207,7 @@ def _ignore(graph: Surveyed) -> None:
     """Take a graph that is not searched."""
 
 
-def share_of(gm: fx.GraphModule) -> float:
-    """The share of the remaining budget for a Dynamo graph. Call it once for each graph, in their order.
-
-    At a graph break Dynamo ends a graph, and compiles the rest of the function as further graphs.
-    """
-    global _unfinished
-    reason = getattr(gm, "compile_subgraph_reason", None)
-    _unfinished = max(0, _unfinished + (1 if getattr(reason, "graph_break", False) else -1))
-    return _SHARE_OF_SEVERAL if _unfinished else _SHARE
-
-
-def granted_s(left: float, again_s: float, searched_s: float = 0.0, share: float = _SHARE) -> float:
+def granted_s(left: float, again_s: float, searched_s: float = 0.0, share: float = SHARE) -> float:
     """The seconds of a graph's search after its first compilation.
 
     Args:
@@ -308,7 +295,7 @@ def _search(missed: Lacking, seconds: float, turn: RankTurn, searcher: Searcher)
     won = len({result.workload for result in results if result.winner == "autotune"})
     unreached = count - len({result.workload for result in results})
     more = f"; {unreached} not reached: give more seconds, or run `autotune search --missed`" if unreached > 0 else ""
-    notify(f"{won} of {plural(count, 'region')} have a kernel now, after {time.monotonic() - begin:.0f} s{more}")
+    notify(f"found kernels for {won} of {plural(count, 'region')}, after {time.monotonic() - begin:.0f} s{more}")
     return results
 
 
@@ -335,8 +322,7 @@ def join_contest(one: First, record: Mapping[str, Any]) -> Contest:
 
 def reset() -> None:
     """Cancel the running contest, whose code ``torch._dynamo.reset()`` has dropped."""
-    global _contest, _unfinished
-    _unfinished = 0
+    global _contest
     searcher.reset()
     contest, _contest = _contest, None
     if contest is not None:

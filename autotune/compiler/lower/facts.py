@@ -41,7 +41,7 @@ LIBRARY_CALL = "a library call"
 NO_RULE = "an operator without a rule"
 UNKNOWN_BYTES = 1 << 62
 """The size of tensors with symbolic extents."""
-ALIGNMENT = 16
+_ALIGNMENT = 16
 """Bytes of a kernel's widest load and store. An unaligned window would have to be copied before each launch."""
 _WINDOWS = frozenset(["getitem", "select", "slice", "narrow", "diagonal"])
 _LARGEST = frozenset(["amax", "max"])
@@ -132,8 +132,12 @@ class NodeFacts:
         """True if it is a tensor whose offset in its source is aligned for a kernel's widest load."""
         if not self.is_tensor or not source.is_tensor:
             return False
-        offset = (self.value.storage_offset() - source.value.storage_offset()) * self.value.element_size()
-        return type(offset) is int and offset % ALIGNMENT == 0
+        return is_aligned(self.value.storage_offset() - source.value.storage_offset(), self.value.dtype)
+
+
+def is_aligned(elements: Any, dtype: torch.dtype) -> bool:
+    """True if an offset of so many elements is aligned for a kernel's widest load or store; false for a symbol."""
+    return type(elements) is int and elements * dtype.itemsize % _ALIGNMENT == 0
 
 
 class GraphFacts:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.compiler.lower.facts import ALIGNMENT
+from autotune.compiler.lower.facts import is_aligned
 from autotune.runtime.inductor.region_call import Pairs
 from autotune.runtime.inductor.region_cpp import write_call
 
@@ -218,8 +218,7 @@ def _is_aligned(node: fx.Node) -> bool:
     """True if a node's memory, an input of the graph, is aligned for stores of vectors. Autograd may save a part of a
     tensor without the rest."""
     value = memory_of(node).meta["val"]
-    offset = value.storage_offset() * value.itemsize
-    return type(offset) is int and offset % ALIGNMENT == 0
+    return is_aligned(value.storage_offset(), value.dtype)
 
 
 def readers(node: fx.Node) -> Iterator[fx.Node]:

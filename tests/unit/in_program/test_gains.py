@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from autotune.domain import domain_of
+from autotune.in_program import backend as in_program
 from autotune.in_program import search
-from autotune.in_program.search import LEAST_S, granted_s, share_of
+from autotune.in_program.options import forget_breaks, more_follow, share_of
+from autotune.in_program.search import LEAST_S, granted_s
 from autotune.in_program.turns import first_candidates, gains_left, shares
 from autotune.tuner.result import Result
 from autotune.workload import PRODUCT, Workload
@@ -96,19 +100,52 @@ def test_graphs_of_a_function_with_breaks_share_the_budget() -> None:
     def inner(x: torch.Tensor) -> torch.Tensor:
         y = x.sin()
         torch._dynamo.graph_break()
+        y = y.cos()
+        torch._dynamo.graph_break()
         return y + 1
 
+    whole = torch._dynamo.disable(lambda x: torch.compile(lambda y: y.exp(), backend=backend)(x))
+
     def outer(x: torch.Tensor) -> torch.Tensor:
-        return inner(x.cos()) * 2
+        return whole(inner(x.cos()) * 2).tan()
 
     def backend(gm: torch.fx.GraphModule, inputs: object) -> object:
-        shares.append(share_of(gm))
+        shares.append(share_of(more_follow(gm)))
         return gm.forward
 
     torch._dynamo.reset()
-    search.reset()
+    forget_breaks()
     torch.compile(outer, backend=backend)(torch.ones(3))
-    assert shares == [0.5, 0.5, 0.5, 0.9], "the first part of outer, both parts of inner, the rest of outer"
+    parts = "the first part of outer, three of inner, the next part of outer, a function that it calls, its last part"
+    assert shares == [*[0.5] * 6, 0.9], parts
     torch.compile(lambda x: x.tan(), backend=backend)(torch.ones(3))
-    assert shares[4:] == [0.9]
+    assert shares[7:] == [0.9]
     assert granted_s(80.0, 10.0, 0.0, 0.5) == 30.0
+
+
+def test_graphs_whose_code_is_stored_count_as_ends_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two graphs of a function come from the code of an earlier process; the others are searched."""
+    stored = [SimpleNamespace(budget_s=60.0, name="earlier", load=list) for _ in range(2)]
+    more: list[bool] = []
+
+    def searched(gm: torch.fx.GraphModule, *args: object, **options: bool) -> object:
+        more.append(options["more"])
+        return gm.forward
+
+    monkeypatch.setattr("autotune.runtime.inductor.code.earlier", lambda *args: stored.pop() if stored else None)
+    monkeypatch.setattr(in_program, "compile_graph", lambda gm, *args, **options: gm.forward)
+    monkeypatch.setattr(search, "compiled", searched)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x = x.sin()
+        torch._dynamo.graph_break()
+        x = x.cos()
+        torch._dynamo.graph_break()
+        x = x.tan()
+        torch._dynamo.graph_break()
+        return x + 1
+
+    torch._dynamo.reset()
+    torch.compile(function, backend="autotune", options={"search": 60})(torch.ones(3))
+    assert more == [True, False]
+    assert not stored
