@@ -43,11 +43,25 @@ def merge_axes(graph: Graph) -> Graph:
         outer, inner = pair
         if any(outer in place.coefficients for place in places.values()):
             graph = _placed_by_inner(graph, outer, places)
-        extents = list(graph.extents)
-        extents[inner] *= extents[outer]
-        del extents[outer]
-        axes = {a: a - (a > outer) for a in range(len(graph.extents)) if a != outer}
-        graph = remap(graph, list(range(len(graph.values))), axes, tuple(extents))
+        graph = _joined(graph, outer, inner)
+
+
+def _joined(graph: Graph, outer: int, inner: int) -> Graph:
+    extents = list(graph.extents)
+    extents[inner] *= extents[outer]
+    del extents[outer]
+    axes = {a: a - (a > outer) for a in range(len(graph.extents)) if a != outer}
+    return remap(graph, list(range(len(graph.values))), axes, tuple(extents))
+
+
+def join_axes(graph: Graph, outer: int, inner: int) -> Graph | None:
+    """The graph with two axes as one, and the same values; axes after ``outer`` have the next lower number.
+
+    None if some load, store, reduction or index cannot walk both as one.
+    """
+    if any(v.op == "index" for v in graph.values) or not _mergeable(graph, outer, inner, {}):
+        return None
+    return _joined(graph, outer, inner)
 
 
 def guard_selected(graph: Graph) -> Graph:

@@ -110,6 +110,7 @@ def beam(v: Vertices) -> list[list[Roots]]:
     whole = {tuple(sorted(_merged(v, _complete(v, masks)))) for _, masks in states}
     # Groups with one set of reduction axes each: the form that kernels run best, and the baseline for other plans.
     whole.add(tuple(sorted(_by_axes(v))))
+    whole |= {tuple(sorted(_sums_first(v, masks))) for masks in whole}
     ranked = sorted(whole, key=lambda masks: (sum(map(v.price, masks)), masks))
     return [[v.names(m) for m in _ordered(v, masks)] for masks in ranked]
 
@@ -156,6 +157,18 @@ def _by_axes(v: Vertices) -> list[Mask]:
                 break
         else:
             groups.append(1 << k)
+    return groups
+
+
+def _sums_first(v: Vertices, masks: Sequence[Mask]) -> list[Mask]:
+    """The groups, but with outputs computed from reductions of interleaved rows in groups of their own."""
+    reductions = union(1 << k for k in v.reduction.values())
+    odd = union(1 << k for i, k in v.reduction.items() if v.costs.sectors[i] > 1.0)
+    groups: list[Mask] = []
+    for m in masks:
+        later = union(1 << k for k in bits(m & ~reductions) if v.before[k] & m & odd)
+        apart = [m & ~later, later]
+        groups += apart if later and all(v.us(own) is not None for own in apart) else [m]
     return groups
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
+from autotune.compiler.program.columns import piece_bytes
 from autotune.compiler.program.passes import find_moments
 from autotune.compiler.program.rewrites import FEWEST
 from autotune.compiler.program.vectors import unit_axis
@@ -34,6 +35,7 @@ class Figures:
         next_us: the additional time of another kernel after it.
         ops_gs: light operators (as fused multiply-adds) in 10^9 a second, on all ``units`` compute units.
         heavy_gs: operators of special functions, in the same unit (their cost in ``autotune.ir.nodes`` over time).
+        sector_bytes: the bytes that the memory moves at least.
     """
 
     copy_gbs: float = 4100.0
@@ -44,6 +46,7 @@ class Figures:
     ops_gs: float = 12000.0
     heavy_gs: float = 9000.0
     units: float = 132.0
+    sector_bytes: float = 32.0
     calibrated: bool = False
 
     @classmethod
@@ -55,7 +58,7 @@ class Figures:
             arch: the architecture, such as "sm_90".
             units: the device's multiprocessors or processors; 0 for those of the class.
         """
-        names = {f.name for f in fields(cls)} - {"calibrated"}
+        names = {f.name for f in fields(cls)} - {"calibrated", "sector_bytes"}
         known = {k: float(v) for k, v in found.items() if k in names and v > 0}
         base = CLASSES.get(arch, CLASSES[side])
         if units:
@@ -71,7 +74,7 @@ CLASSES: Mapping[str, Figures] = {
     "sm_89": Figures(800.0, 3500.0, 72.0, ops_gs=18000.0, heavy_gs=9000.0, units=128.0),
     "sm_100": Figures(7000.0, 10000.0, 126.0, ops_gs=14000.0, units=148.0),
     "sm_120": Figures(1500.0, 5000.0, 96.0, ops_gs=20000.0, heavy_gs=9000.0, units=170.0),
-    "cpu": Figures(20.0, 60.0, 16.0, 10.0, 8.0, 20.0, 8.0, 2.0),
+    "cpu": Figures(20.0, 60.0, 16.0, 10.0, 8.0, 20.0, 8.0, 2.0, sector_bytes=1.0),
 }
 """Rough figures by class of device: an H200 by default, other GPUs by architecture, and a small CPU."""
 
@@ -211,6 +214,13 @@ class Costs:
             return self.size[i] * min(row, 256.0) / 16, row * 16 / 8
         return self.size[i] * min(row, 1024.0), row / 4
 
+    @cached_property
+    def sectors(self) -> dict[int, float]:
+        """Bytes moved to walk each reduction's rows, over the bytes of the rows: more than 1 for parts of sectors."""
+        sector = int(self.figures.sector_bytes)
+        pieces = {i: piece_bytes(self.graph, i) for i, v in enumerate(self.graph.values) if v.op in REDUCTIONS}
+        return {i: (n + sector - math.gcd(n, sector)) / n if n else 1.0 for i, n in pieces.items()}
+
     def group(
         self, inside: Iterable[int], taken: Iterable[int], left: Iterable[int], outputs: Sequence[int]
     ) -> GroupCost:
@@ -239,7 +249,7 @@ class Costs:
                 lanes, row_words = min(lanes, together), max(row_words, words)
         scratch = sum(map(self.stored, taken)) + sum(map(self.stored, left))
         written = sum(map(self.written, outputs))
-        total = sum(slots.values()) + scratch + written
+        total = (sum(slots.values()) + scratch + written) * max((self.sectors[i] for i in again), default=1.0)
         return GroupCost(total, scratch, light, heavy, min(lanes, most), row_words, sum(slots.values()))
 
 

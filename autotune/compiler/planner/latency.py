@@ -30,7 +30,7 @@ from autotune.compiler.program.rewrites import widened
 from autotune.compiler.program.scattered import scattered
 from autotune.compiler.program.vectors import tiling, vector_length
 from autotune.compiler.schedules.cuda import scheme_of
-from autotune.compiler.schedules.cuda.columns import accumulators
+from autotune.compiler.schedules.cuda.columns import TWO_KERNELS, accumulators
 from autotune.compiler.schedules.cuda.rows import kept_words
 from autotune.compiler.schedules.cuda.scatter import blocks_of, place_bytes
 from autotune.compiler.targets.cuda.compile import SmLimits, limits
@@ -77,7 +77,7 @@ def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) 
     name = scheme_of(graph).name
     if name == "scatter":
         return _scattered(graph, config, figures, limits(target))
-    if name not in ("flat", "rows", "columns", "transpose"):
+    if name not in ("flat", "rows", *TWO_KERNELS, "transpose"):
         return None
     found = _program(graph, name, config["keep"] != "reload", bool(config["online"]))
     if found is None:
@@ -87,14 +87,14 @@ def predict_cuda(graph: Graph, config: Schedule, figures: Figures, target: str) 
     if work is None:
         return None
     us = _time(graph, program, config, work, figures, limits(target))
-    return figures.first_us + us + (figures.next_us + 1.5 if name == "columns" else 0.0)
+    return figures.first_us + us + (figures.next_us + 1.5 if name in TWO_KERNELS else 0.0)
 
 
 @lru_cache(maxsize=512)
 def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Program, float] | None:
     """The program, and 32-bit accumulators per element of a row."""
     try:
-        if scheme != "columns":
+        if scheme not in TWO_KERNELS:
             return build_program(widened(graph), keep=keep, online=online), 0.0
         program = main_program(split_columns(widened(graph)), keep=keep, online=online)
         return program, float(accumulators(program, 1, 1))

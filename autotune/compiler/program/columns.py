@@ -9,19 +9,25 @@ per-block partials are those of AStitch's global scheme (ASPLOS'22, section 4).
 reductions. The finish graph loads the partials, ``[P, columns]``, and computes the rest. A variance over the rows
 depends on the mean over the rows. It is carried as running moments (Welford; Chan et al. for joining), so that it needs
 no second pass.
+
+Group norm of a channels-last tensor reduces over the positions of an image and over the adjacent channels of a group.
+Such rows are *interleaved*: between the elements of one group, memory has those of all others. Then the positions are
+rows, all channels are columns, and images are a *batch*: each block keeps partials for columns of one image. The finish
+also reduces over the channels of a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from autotune.compiler.program.passes import build_program, find_moments
 from autotune.compiler.program.program import Column, Program, stride_of
 from autotune.errors import Unsupported
 from autotune.ir.canonical import canonicalize
-from autotune.ir.graph import REDUCTIONS, Graph, Value, compute_type
-from autotune.ir.simplify import remap, simplify
+from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value, compute_type
+from autotune.ir.simplify import join_axes, remap, simplify
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Split:
         outputs: for each output of ``main``, the index of the group's output.
         columns: accumulators of the main kernel.
         rows, cols: axes of ``main``, outermost first.
+        batch: the first of ``rows``, over which nothing is reduced.
+        interleaved: the reductions over the rows also run over some of ``cols``.
         whole: the group's graph.
         reduced: for each of ``columns``, the reduction of ``whole`` that it replaces.
     """
@@ -44,10 +52,17 @@ class Split:
     cols: tuple[int, ...]
     whole: Graph
     reduced: tuple[int, ...]
+    batch: tuple[int, ...] = ()
+    interleaved: bool = False
 
     @property
     def width(self) -> int:
         return self.main.size(self.cols)
+
+    @property
+    def batches(self) -> int:
+        """Number of separate sets of rows."""
+        return self.main.size(self.batch)
 
     def spans(self, c: Column) -> tuple[int, ...]:
         """The column axes that accumulator ``c`` varies over (none for a sum of one number a row)."""
@@ -89,8 +104,21 @@ def _order(graph: Graph, axes: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(axes, key=place))
 
 
-def _axes(graph: Graph) -> tuple[set[int], set[int]]:
-    """(rows, cols): column reductions run over all rows, row reductions over all cols."""
+class _Axes(NamedTuple):
+    """The axes of a group: column reductions run over ``rows`` and ``across``, row reductions over ``cols``.
+
+    Attributes:
+        batch: axes outside of ``rows``, ``cols`` and all reductions.
+        across: those of ``cols`` that column reductions run over.
+    """
+
+    rows: frozenset[int]
+    cols: frozenset[int]
+    batch: frozenset[int] = frozenset()
+    across: frozenset[int] = frozenset()
+
+
+def _axes(graph: Graph) -> _Axes:
     used = {a for i in graph.live for a in (*graph.values[i].axes, *graph.values[i].over)}
     used |= {a for o in graph.outputs for a in o.axes}
     overs = {frozenset(graph.values[i].over) for i in graph.live if graph.values[i].op in REDUCTIONS}
@@ -111,9 +139,39 @@ def _axes(graph: Graph) -> tuple[set[int], set[int]]:
         (one,) = partial
         cols = one if unit in one else frozenset(used - one)
     rows = used - cols
+    if len(overs) == 1 and unit in one and (interleaved := _interleaved(graph, one, frozenset(used))):
+        return interleaved
     if unit not in cols or not rows or not overs & {frozenset(rows), frozenset(used)}:
         raise Unsupported("no reduction over all rows")
-    return set(rows), set(cols)
+    return _Axes(frozenset(rows), cols)
+
+
+def _interleaved(graph: Graph, over: frozenset[int], used: frozenset[int]) -> _Axes | None:
+    """The axes if reductions over ``over`` have interleaved rows; None if their rows are contiguous."""
+    walks = [walk for walk in graph.walks if used <= {a for a in walk.axes if stride_of(walk, a)}]
+    if not walks:
+        return None
+    stride = {a: stride_of(walks[0], a) for a in used}
+    outermost = max(stride[a] for a in over)
+    kept = {a for a in used - over if stride[a] < outermost}
+    if not kept:
+        return None
+    cols = frozenset(kept | {a for a in over if stride[a] < max(stride[b] for b in kept)})
+    rows = over - cols
+    if over.isdisjoint(cols) or any(stride[a] < stride[b] for a in rows for b in cols):
+        return None
+    return _Axes(rows, cols, used - rows - cols, over & cols)
+
+
+def piece_bytes(graph: Graph, i: int) -> int:
+    """Bytes of the contiguous pieces of a reduction's rows, if they are interleaved with other rows; else 0."""
+    v = graph.values[i]
+    used = frozenset([*v.axes, *v.over])
+    axes = _interleaved(graph, frozenset(v.over), used)
+    if axes is None:
+        return 0
+    sizes = [STORAGE_BYTES[walk.storage] for walk in graph.walks if used <= set(walk.axes)]
+    return graph.size(axes.across) * max(sizes)
 
 
 def split_columns(graph: Graph) -> Split:
@@ -121,9 +179,10 @@ def split_columns(graph: Graph) -> Split:
 
     Raises Unsupported if it has no reductions over all rows, or if their results are used at full size.
     """
-    rows, cols = _axes(graph)
-    moments = {m.square: m.score for m in find_moments(graph, rows)}
-    whole, columns, reduced = _accumulators(graph, rows, cols, moments)
+    axes = _axes(graph)
+    rows, cols = axes.rows, axes.cols
+    moments = {m.square: m.score for m in find_moments(graph, rows | axes.across)}
+    whole, columns, reduced = _accumulators(graph, axes, moments)
     inside, follows = (
         _deviations(graph, moments),
         set[int](),
@@ -141,33 +200,33 @@ def split_columns(graph: Graph) -> Split:
     for c in columns:
         if c.value < len(graph.values) and c.value in follows:
             raise Unsupported("a reduction over all rows needs another one first")
-        if not rows <= set(whole.values[c.value].axes):
+        if not rows | axes.batch <= set(whole.values[c.value].axes):
             raise Unsupported("a reduction over rows of what is the same in several")
     outputs = tuple(k for k, o in enumerate(graph.outputs) if o.value not in follows)
-    if any(not (set(graph.outputs[k].axes) & rows) for k in outputs):
+    if any(not rows & set(graph.outputs[k].axes) for k in outputs):
         raise Unsupported("an output that does not vary over the group's rows")
     stored = tuple(graph.outputs[k] for k in outputs)
     # Split reductions have the last numbers, but only roots need them.
     kept = whole.making([*(o.value for o in stored), *(c.value for c in columns)])
-    axes = {a: a for a in range(len(whole.extents))}
-    main = remap(replace(whole, outputs=stored), kept, axes, whole.extents)
+    same = {a: a for a in range(len(whole.extents))}
+    main = remap(replace(whole, outputs=stored), kept, same, whole.extents)
     columns = tuple(replace(c, value=kept.index(c.value)) for c in columns)
     # The open extent must be the outermost.
-    ordered = sorted(_order(main, rows), key=lambda a: a != 0)
-    split = Split(main, outputs, columns, tuple(ordered), _order(main, cols), graph, tuple(reduced))
-    if any(spans and set(spans) != cols for spans in map(split.spans, columns)):
+    batch = _order(main, axes.batch)
+    ordered = (*batch, *sorted(_order(main, rows), key=lambda a: a != 0))
+    split = Split(main, outputs, columns, ordered, _order(main, cols), graph, tuple(reduced), batch, bool(axes.across))
+    if any(set(spans) != cols for spans in map(split.spans, columns) if spans or axes.across):
         raise Unsupported("an accumulator that varies over some of the columns")
     return split
 
 
-def _accumulators(
-    graph: Graph, rows: set[int], cols: set[int], moments: Mapping[int, int]
-) -> tuple[Graph, tuple[Column, ...], list[int]]:
+def _accumulators(graph: Graph, axes: _Axes, moments: Mapping[int, int]) -> tuple[Graph, tuple[Column, ...], list[int]]:
     """The accumulators over the rows, and the reduction that each of them replaces.
 
     In the returned graph, a reduction over everything is split into one over the row, after all other values, and one
     over the rows.
     """
+    rows, cols = axes.rows, axes.cols
     values = list(graph.values)
     columns: list[Column] = []
     reduced: list[int] = []
@@ -177,7 +236,7 @@ def _accumulators(
             continue
         if i in moments:
             columns.append(Column("moments", moments[i], "float32"))
-        elif set(v.over) == rows:
+        elif set(v.over) == rows | axes.across:
             columns.append(Column(v.op, v.args[0], v.dtype))
         elif set(v.over) == rows | cols:
             if set(graph.values[v.args[0]].axes) != rows | cols:
@@ -215,15 +274,22 @@ def main_program(split: Split, *, keep: bool = True, online: bool = False, unit_
     Raises:
         Unsupported: a reduction over the columns is the same for several rows.
     """
-    program = build_program(split.main, keep=keep, online=online, split=(split.rows, split.cols), columns=split.columns)
-    rows = {a for a in split.rows if not unit_rows or split.main.extents[a] > 1}
-    if any(not rows <= set(split.main.values[i].axes) for i in program.reductions):
+    graph, rows, cols = split.main, split.rows, split.cols
+    while split.interleaved and len(cols) > 1 and (joined := join_axes(graph, *cols[-2:])) is not None:
+        outer = cols[-2]
+        graph = joined
+        rows, cols = (tuple(a - (a > outer) for a in axes if a != outer) for axes in (rows, cols))
+    program = build_program(graph, keep=keep, online=online, split=(rows, cols), columns=split.columns)
+    if split.interleaved:
+        program = replace(program, dynamic=-1, batches=split.batches)
+    needed = {a for a in rows if not unit_rows or graph.extents[a] > 1}
+    if any(not needed <= set(graph.values[i].axes) for i in program.reductions):
         raise Unsupported("a reduction that is the same for several rows")
     return program
 
 
 def finish_graph(split: Split, parts: int) -> tuple[Graph, list[tuple[str, int]], list[int]]:
-    """The canonical graph that reduces ``parts`` partial results.
+    """The canonical graph that reduces ``parts`` partial results, as many of each batch.
 
     Returns:
         The graph, the source of each slot (a "partial" plane or an "input" of the group), and the indices of the
@@ -239,7 +305,7 @@ class _Finish:
 
     def __init__(self, split: Split, parts: int) -> None:
         self.split, self.whole = split, split.whole
-        self.extents = (*self.whole.extents, parts)
+        self.extents = (*self.whole.extents, parts // split.batches)
         self.part = len(self.whole.extents)
         self.values: list[Value] = []
         self.types: list[str] = []
@@ -260,19 +326,19 @@ class _Finish:
         axes = tuple(sorted({*self.values[a].axes, *self.values[b].axes}))
         return self.add(Value(op, (a, b), axes, self.values[a].dtype))
 
-    def total(self, op: str, a: int) -> int:
+    def total(self, op: str, a: int, across: Iterable[int]) -> int:
         v = self.values[a]
-        axes = tuple(x for x in v.axes if x != self.part)
-        return self.add(Value(op, (a,), axes, v.dtype, over=(self.part,)))
+        over = (*across, self.part)
+        axes = tuple(x for x in v.axes if x not in over)
+        return self.add(Value(op, (a,), axes, v.dtype, over=over))
 
     def plane(self, number: int, storage: str, spans: tuple[int, ...]) -> int:
-        """A load of one plane of partials: [part] or [part, columns], dense."""
+        """A load of one plane of partials: [batch, part] or [batch, part, columns], dense."""
         strides = {}
         n = 1
-        for a in reversed(spans):
+        for a in reversed((*self.split.batch, self.part, *spans)):
             strides[a] = n
-            n *= self.whole.extents[a]
-        strides[self.part] = n
+            n *= self.extents[a]
         axes, slot = tuple(sorted(strides)), self.slot(("partial", number), storage)
         along = tuple(strides[a] for a in axes)
         return self.add(Value("load", axes=axes, dtype=compute_type(storage), slot=slot, strides=along))
@@ -281,19 +347,19 @@ class _Finish:
         """The graph, neither simplified nor canonical; its slots as in :func:`finish_graph`; the group's outputs."""
         split = self.split
         plane = 1 if split.counts else 0  # plane 0 holds the number of rows of each part
-        rows = self.whole.size(split.rows)
         for c, r in zip(split.columns, split.reduced, strict=True):
-            spans = split.spans(c)
+            spans, over = split.spans(c), self.whole.values[r].over
+            across = sorted(set(spans).intersection(over))
             if c.kind == "moments":
                 count = self.plane(0, "float32", ())
                 mean, square = self.plane(plane, "float32", spans), self.plane(plane + 1, "float32", spans)
-                total = self.total("sum", self.binary("mul", count, mean))
-                centre = self.binary("mul", total, self.add(Value("const", number=1 / rows)))
+                total = self.total("sum", self.binary("mul", count, mean), across)
+                centre = self.binary("mul", total, self.add(Value("const", number=1 / self.whole.size(over))))
                 d = self.binary("sub", mean, centre)
                 spread = self.binary("mul", count, self.binary("mul", d, d))
-                self.made[r] = self.total("sum", self.binary("add", square, spread))
+                self.made[r] = self.total("sum", self.binary("add", square, spread), across)
             else:
-                done = self.total(c.kind, self.plane(plane, c.storage, spans))
+                done = self.total(c.kind, self.plane(plane, c.storage, spans), across)
                 if c.dtype == "bool":
                     done = self.add(Value("cast", (done,), self.values[done].axes, "bool"))
                 self.made[r] = done

@@ -134,10 +134,12 @@ class Program:
     dynamic: int = -1
     columns: tuple[Column, ...] = ()
     """Accumulators over all rows; see ``autotune.compiler.program.columns``."""
+    batches: int = 1
+    """Number of equal parts of the rows, from the first on, that accumulators are separate for."""
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.graph, self.rows, self.cols, self.passes, self.dynamic, self.columns))
+        return hash((self.graph, self.rows, self.cols, self.passes, self.dynamic, self.columns, self.batches))
 
     def __hash__(self) -> int:  # functions that are cached by program hash it once for each candidate
         return self._hash

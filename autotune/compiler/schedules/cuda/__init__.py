@@ -3,16 +3,17 @@
 The scheme of a group depends on its graph alone: it is the first by rank that fits. So a plan is legal if each of its
 groups has a scheme, and deployment finds the schemes from the plan alone.
 
-=========  ===========================================================================================================
-transpose  no reductions, tensors with unit stride along different axes: tiles that go through shared memory
-flat       no reductions: every element is independent
-rows       reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
-columns    as ``flat`` or ``rows``, and reductions over all the rows: per-block partials, finished by a second
-           kernel
-outer      reductions over outer axes, results used again at full size: adjacent threads along the kept axis
-scatter    index-add: each block scans the indices for those of its rows
-tile       as ``outer``, and reductions over the unit-stride axis, both inside small tiles
-=========  ===========================================================================================================
+===========  =========================================================================================================
+transpose    no reductions, tensors with unit stride along different axes: tiles that go through shared memory
+flat         no reductions: every element is independent
+rows         reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
+columns      as ``flat`` or ``rows``, and reductions over all the rows: per-block partials, finished by a second
+             kernel
+outer        reductions over outer axes, results used again at full size: adjacent threads along the kept axis
+interleaved  as ``columns``, for rows of short pieces between those of other rows: group norm in channels last
+scatter      index-add: each block scans the indices for those of its rows
+tile         as ``outer``, and reductions over the unit-stride axis, both inside small tiles
+===========  =========================================================================================================
 """
 
 from __future__ import annotations

@@ -128,10 +128,13 @@ class RowThreads:
     """The current set of rows, the number of rows, and the number of sets."""
     tile, chunk = int_var("tile"), int_var("chunk")
     """The tile of columns, and the block's number among those of its tile."""
+    batch, own_first = int_var("batch"), Var("first")
+    """The batch of rows of the block, and its first set of rows, if there are several batches."""
 
     def __init__(self, program: Program, schedule: CudaSchedule, vec: int, count: Counts) -> None:
         accumulates, in_registers = bool(program.columns), schedule.keep == "registers"
         self.columns, self.vec, self.count, self.cluster = program.n_cols, vec, count, schedule.cluster
+        self.batches, self.batch_sets = program.batches, program.n_rows // program.batches // schedule.rows_per_block
         self.threads_per_row, self.rows_per_block = schedule.threads_per_row, schedule.rows_per_block
         per_step = self.row_threads * vec
         self.packs, self.full, self.tiles = -(-self.columns // per_step), self.columns // per_step, 1
@@ -184,14 +187,31 @@ class RowThreads:
         return out
 
     def tile_indices(self, step: Var) -> list[Stmt]:
-        """The block's tile of columns and its row sets; ``step`` is the distance from one set to the next."""
+        """The block's tile of columns and its row sets; ``step`` is the distance from one set to the next.
+
+        With several batches, each has as many blocks, and ``row_sets`` becomes the end of the block's batch.
+        """
         several = self.tiles > 1
-        return [
+        out: list[Stmt] = [
             Assign(self.chunk, quotient(BLOCK, self.tiles) if several else BLOCK),
             Assign(self.tile, Cast("int32", BLOCK - self.chunk * self.tiles)),
             Assign(self.first_column, self.number(self.tile * (self.row_threads * self.vec * self.packs))),
-            Assign(step, quotient(BLOCKS, self.tiles) if several else BLOCKS),
+            Assign(step, quotient(BLOCKS, self.tiles * self.batches) if several or self.batches > 1 else BLOCKS),
         ]
+        if self.batches == 1:
+            return out
+        begin = self.batch * self.batch_sets
+        return [
+            *out,
+            Assign(self.batch, Intrinsic("udiv", (self.chunk, step), "int32")),
+            Assign(self.own_first, self.number(begin + self.chunk - self.batch * step)),
+            Assign(self.row_sets, self.number(begin + self.batch_sets)),
+        ]
+
+    @property
+    def first_set(self) -> Var:
+        """The block's first set of rows."""
+        return self.chunk if self.batches == 1 else self.own_first
 
     @property
     def column_type(self) -> str:

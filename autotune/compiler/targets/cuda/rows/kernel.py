@@ -147,6 +147,8 @@ class RowKernel:
             raise Unsupported("threads_per_row must be a power of two up to 32 or a multiple of 32")
         if schedule.block > 1024:
             raise Unsupported("more than 1024 threads a block")
+        if self.program.batches > 1 and self.program.n_rows // self.program.batches % shape.rows_per_block:
+            raise Unsupported("sets of rows of two batches")
         if shape.cluster > 1 and accumulates:
             raise Unsupported("clusters that join sums over the rows, which this autotune lacks")
         if shape.cluster > 1 and (shape.rows_per_block > 1 or schedule.blocks_per_sm):
@@ -311,8 +313,8 @@ class RowKernel:
         body.append(Assign(threads.row_sets, threads.number((threads.rows + (per_block - 1)) // per_block)))
         if accumulators:
             body += [*accumulators.arrays(), *threads.tile_indices(Var("step")), *accumulators.begin()]
-            body += self.next_row.begin(threads.chunk) if self.next_row else []
-            body.append(loop(threads.row_set, threads.row_sets, row, start=threads.chunk, step=self.step))
+            body += self.next_row.begin(threads.first_set) if self.next_row else []
+            body.append(loop(threads.row_set, threads.row_sets, row, start=threads.first_set, step=self.step))
             body += accumulators.end()
         else:
             body += self.next_row.begin(BLOCK) if self.next_row else []
