@@ -295,7 +295,8 @@ def _search(missed: Lacking, seconds: float, turn: RankTurn, searcher: Searcher)
     won = len({result.workload for result in results if result.winner == "autotune"})
     unreached = count - len({result.workload for result in results})
     more = f"; {unreached} not reached: give more seconds, or run `autotune search --missed`" if unreached > 0 else ""
-    notify(f"found kernels for {won} of {plural(count, 'region')}, after {time.monotonic() - begin:.0f} s{more}")
+    have = "has" if count == 1 else "have"
+    notify(f"{won} of {plural(count, 'region')} {have} a kernel now, after {time.monotonic() - begin:.0f} s{more}")
     return results
 
 
