@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autotune.device import DeviceIdentity, Environment, environment, identify, resolve_device
@@ -13,7 +13,7 @@ from autotune.errors import UserError
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import Level, Match, Outcome, Rung, on_other_devices, on_this_device
 from autotune.runtime.match import exact_match, from_package, match, other_rows, packaged_readers
-from autotune.store.reading import Match as How
+from autotune.runtime.settings import Settings
 from autotune.store.reading import Reader
 from autotune.store.records import Schedule
 from autotune.workload import PRODUCT, Workload
@@ -188,7 +188,12 @@ def lookup(
         found += [(region.workload, region.reason) for region in regions]
         found += [(product.workload, "") for product in searched_products(facts, regions)]
     with deployment().opened(db) as store:
-        return _matched(found, store, name, strict=strict, explained=explain)
+        return _matched(found, store, name, _rules(strict), explained=explain)
+
+
+def _rules(strict: bool) -> Settings:
+    rules = deployment().settings
+    return replace(rules, environment="strict") if strict else rules
 
 
 ID = re.compile("[0-9a-f]{8,64}")
@@ -218,11 +223,16 @@ def lookup_stored(
                 raise UserError(f"{name}: no database to look it up in: name one with --db")
             why = "several stored workloads have this prefix" if len(found) > 1 else "no stored region has this id"
             raise UserError(f"{name}: {why}: `autotune show` lists the ids")
-        return _matched([(workload, "")], store, device, strict=strict, explained=explain)
+        return _matched([(workload, "")], store, device, _rules(strict), explained=explain)
 
 
 def _matched(
-    regions: Iterable[tuple[Workload | None, str]], store: Reader | None, device: str, *, strict: bool, explained: bool
+    regions: Iterable[tuple[Workload | None, str]],
+    store: Reader | None,
+    device: str,
+    rules: Settings,
+    *,
+    explained: bool,
 ) -> LookupResult:
     """Look up regions, equal ones once. A region that cannot be tuned has a reason instead of a workload."""
     identity, env = identify(device), environment(device)
@@ -237,22 +247,18 @@ def _matched(
             known.setdefault(workload.fingerprint, workload)
     tunable = []
     for name, w in known.items():
-        found = match(w, store, identity, env, strict=strict)
+        found = match(w, store, identity, env, rules=rules)
         if found.level is Level.NONE and w.kind != PRODUCT:  # the packaged snapshots have none
-            found, _ = from_package(w, found, store, identity, env, strict=strict)
-        ladder = _ladder(w, found, store, identity, env, strict=strict) if explained else ()
+            found, _ = from_package(w, found, store, identity, env, rules=rules)
+        ladder = _ladder(w, found, store, identity, env, rules) if explained else ()
         tunable.append(RegionMatch(w, found.level, found.schedule, found.tuned, found.reason, counts[name], ladder))
     return LookupResult((*tunable, *others), device)
 
 
 def _ladder(
-    workload: Workload, found: Match, store: Reader | None, device: DeviceIdentity, env: Environment, *, strict: bool
+    workload: Workload, found: Match, store: Reader | None, device: DeviceIdentity, env: Environment, rules: Settings
 ) -> tuple[Rung, ...]:
-    """Each level of the ladder, from the top, with its schedule and the reason for using it or not.
-
-    Args:
-        found: result of :func:`match` or :func:`from_package` with the other arguments.
-    """
+    """Each level of the ladder above and below the match ``found``, and the reason for using its schedule or not."""
     if workload.kind == PRODUCT:  # it has no rows to vary, and holds for one device and library
         if found.level is Level.EXACT:
             return (Rung("exact", Outcome.TAKEN, "tuned for it on this device", found.differences),)
@@ -261,14 +267,13 @@ def _ladder(
         return (on_this_device(workload, store, device, env, found.reason),)
     packaged, last = Rung("packaged", Outcome.NOT_ASKED), Rung("none", Outcome.NOT_ASKED)
     if found.level in (Level.PACKAGED, Level.NONE):
-        _, packaged = from_package(workload, found, store, device, env, strict=strict)
+        _, packaged = from_package(workload, found, store, device, env, rules=rules)
     if found.level is Level.NONE:
         last = Rung("none", Outcome.TAKEN, "Inductor compiles a region without a schedule")
     heuristic = _heuristic(found)
     if store is None:
         return (Rung("exact", Outcome.EMPTY, "there is no database"), packaged, last)
-    rules = deployment().settings
-    how: How = "strict" if strict else rules.environment
+    how = rules.environment
     exact = Rung("exact", Outcome.TAKEN, "tuned for it on this device", found.differences)
     rows, elsewhere = Rung("other_rows", Outcome.NOT_ASKED), Rung("other_device", Outcome.NOT_ASKED)
     if found.level is Level.HEURISTIC:

@@ -102,13 +102,7 @@ def _look_up(workload: Workload, device: str, rows: float | None, packaged: bool
 
 
 def match(
-    workload: Workload,
-    store: Reader | None,
-    device: DeviceIdentity,
-    env: Environment,
-    *,
-    strict: bool = False,
-    rules: Settings | None = None,
+    workload: Workload, store: Reader | None, device: DeviceIdentity, env: Environment, *, rules: Settings | None = None
 ) -> Match:
     """Look a workload up.
 
@@ -117,7 +111,6 @@ def match(
         store: the database; None never matches.
         device: must equal the device that a schedule was tuned on, unless ``rules`` allow another.
         env: the current software.
-        strict: require ``env`` to equal the software that a schedule was tuned with, in place of ``rules``.
         rules: None for this process's settings.
 
     Raises:
@@ -126,7 +119,7 @@ def match(
     if store is None:
         return Match(Level.NONE, reason="there is no database")
     rules = rules or deployment().settings
-    how: How = "strict" if strict else rules.environment
+    how = rules.environment
     if workload.kind == PRODUCT:
         from autotune.runtime.inductor import product_call  # it loads torch
 
@@ -231,7 +224,6 @@ def from_package(
     device: DeviceIdentity,
     env: Environment,
     *,
-    strict: bool = False,
     rules: Settings | None = None,
 ) -> tuple[Match, Rung]:
     """Look up in the shipped snapshots, after the user's database had no match; also returns the level's step.
@@ -251,7 +243,7 @@ def from_package(
             last = Rung("packaged", Outcome.REFUSED, why) if last is _NOTHING else last
             continue
         for of in _devices(snapshot, device):
-            there = match(workload, snapshot, of, env, strict=strict, rules=rules)
+            there = match(workload, snapshot, of, env, rules=rules)
             if there.tuned is not None:
                 return _taken(workload, found, there, path, store, device, of)
             if of is device and last is _NOTHING:

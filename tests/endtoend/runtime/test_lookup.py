@@ -18,7 +18,7 @@ from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.runtime.fitting import misfit
 from autotune.runtime.ladder import Level
 from autotune.runtime.match import match
-from autotune.runtime.settings import COUNTERS
+from autotune.runtime.settings import COUNTERS, Settings
 from autotune.store import Store
 from autotune.store.records import Schedule
 from autotune.workload import Workload
@@ -89,7 +89,7 @@ def test_another_environment(tune: Tune) -> None:
     patched, minor = replace(here, numba="0.1.2"), replace(here, torch="1.13.0")
     with Store.open() as store:
         assert match(stored, store, device, patched).level is Level.EXACT
-        assert match(stored, store, device, patched, strict=True).level is Level.NONE
+        assert match(stored, store, device, patched, rules=Settings(environment="strict")).level is Level.NONE
         assert match(stored, store, device, minor).level is Level.NONE
         assert match(stored, store, replace(device, units=device.units + 1), here).level is Level.NONE
 

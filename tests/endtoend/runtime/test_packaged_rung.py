@@ -26,6 +26,7 @@ from autotune.runtime.inductor.verdict import Trial
 from autotune.runtime.ladder import Level, Match, Outcome
 from autotune.runtime.launch.verify import Check
 from autotune.runtime.match import from_package
+from autotune.runtime.settings import Settings
 from autotune.store import Schedule, Snapshot, Store, Verdict, opening
 from autotune.store.snapshot_writer import export_snapshot
 from autotune.task import Status
@@ -265,7 +266,9 @@ def test_other_devices_are_refused_and_software_is_not(pack: Pack, db: str, monk
         assert found.level is level, how
         assert [(d.field, d.here) for d in step.differences] == [("torch", "1.2.3")]
     autotune.configure(environment="loose")
-    found, _ = from_package(region.workload, miss, None, identify("cpu"), replace(env, torch="1.2.3"), strict=True)
+    found, _ = from_package(
+        region.workload, miss, None, identify("cpu"), replace(env, torch="1.2.3"), rules=Settings("strict")
+    )
     assert found is miss, "lookup --strict"
 
 
