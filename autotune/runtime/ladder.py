@@ -156,17 +156,11 @@ def on_other_devices(workload: Workload, store: Reader, device: DeviceIdentity, 
     found = [d for d in map(store.get_device, sorted(names)) if d is not None]
     if not found:
         return Rung("other_device", Outcome.EMPTY, "no other device has it")
-    found.sort(key=lambda d: (not related(d, device), len(differences(d, device)), d.label))
-    differ = differences(found[0], device)
-    if taken:
-        return Rung(
-            "other_device", Outcome.TAKEN, f"tuned on {found[0].label}; AUTOTUNE_OTHER_DEVICE is {policy}", differ
-        )
-    if not related(found[0], device):
-        why = f"tuned on {found[0].label}, of another architecture, number or links"
-    else:
-        why = f"tuned on {found[0].label}; AUTOTUNE_OTHER_DEVICE is {policy}"
-    return Rung("other_device", Outcome.REFUSED, why, differ)
+    near = min(found, key=lambda d: (not related(d, device), len(differences(d, device)), d.label))
+    why = f"tuned on {near.label}; AUTOTUNE_OTHER_DEVICE is {policy}"
+    if not related(near, device):
+        why = f"tuned on {near.label}, of another architecture, number or links"
+    return Rung("other_device", Outcome.TAKEN if taken else Outcome.REFUSED, why, differences(near, device))
 
 
 def text(label: str, rungs: Sequence[Rung]) -> str:
