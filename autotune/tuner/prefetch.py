@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from autotune.errors import Unsupported
-from autotune.space import Space
 from autotune.task import Config, Task, config_key
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget
@@ -170,7 +169,7 @@ def first_candidates(context: Context, task: Task, trials: int | None) -> Iterat
     asked = context.options.seeds.get(task.workload.fingerprint, ())
     elsewhere = winners(context.store, context.key(task.workload))
     space = task.space(context.options.space_file)
-    seed, liked = context.options.seed, _liked(context, task, space)
+    seed, liked = context.options.seed, remembered(context, task, space)
     found = set[str]()
     for proposal in planned(task, space, (), seed, asked=asked, elsewhere=elsewhere, liked=liked):
         if len(found) >= (FIRST if trials is None else trials):
@@ -181,7 +180,3 @@ def first_candidates(context: Context, task: Task, trials: int | None) -> Iterat
         if key not in found and (not found or task.reject(config) is None):
             found.add(key)
             yield config
-
-
-def _liked(context: Context, task: Task, space: Space) -> Iterator[Config]:
-    yield from remembered(context, task, space)

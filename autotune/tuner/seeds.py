@@ -80,18 +80,12 @@ def planned(
         elsewhere: configurations that were best for this workload on other devices or with other software.
         liked: the result of :func:`picks`, if already computed.
     """
-    modelled = (("model", config) for config in _picked(task, space, seed, liked))
+    liked = itertools.islice(_picks(task, space, seed), PICKS) if liked is None else liked
+    known = (*(("asked", c) for c in asked), *(("elsewhere", c) for c in elsewhere))
+    modelled = (("model", config) for config in liked)
     adapted = (("neighbour", task.adapt(config)) for config in neighbours)
-    first = itertools.chain(_known(asked, elsewhere), itertools.islice(adapted, 1))
+    first = itertools.chain(known, itertools.islice(adapted, 1))
     return _distinct(task, space, itertools.chain(first, _in_turn(modelled, _heuristic(task)), adapted))
-
-
-def _picked(task: Task, space: Space, seed: int, liked: Iterable[Config] | None) -> Iterator[Config]:
-    yield from picks(task, space, seed) if liked is None else liked
-
-
-def _known(asked: Iterable[Config], elsewhere: Iterable[Config]) -> Iterator[_Proposal]:
-    return itertools.chain((("asked", c) for c in asked), (("elsewhere", c) for c in elsewhere))
 
 
 def _heuristic(task: Task) -> Iterator[_Proposal]:
