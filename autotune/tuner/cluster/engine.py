@@ -231,7 +231,7 @@ class Remote:
     def interrupt(self) -> None:
         self._actor.interrupt.remote()
 
-    def terminate(self) -> None:
+    def kill(self) -> None:
         from ray.util.placement_group import remove_placement_group
 
         self.pending = None
@@ -240,8 +240,7 @@ class Remote:
         with contextlib.suppress(Exception):
             remove_placement_group(self._group)
 
-    def kill(self) -> None:
-        self.terminate()
+    terminate = kill
 
 
 def remote_builds(timeout_s: float, environment: Mapping[str, str], search: str) -> actor.Remote:
