@@ -249,13 +249,12 @@ def lookup(args: argparse.Namespace) -> int:
         from autotune.domains.c3.answers import figures, print_scenario
 
         device = resolve_device(args.device)
-        side = device.partition(":")[0]
         scenario, name = scenario_of(args, device)
         workload = scenario.workload()
         with attached(args.db, args.db_read) as store:
             identity = identity_of(workload, device)
             env = environment(device)
-            found = match_scenario(scenario, store, identity, env, strict=args.strict, side=side)
+            found = match_scenario(scenario, store, identity, env, strict=args.strict)
             ladder = explain(scenario, found, store, identity, env) if args.explain else ()
         measured = found.schedule if found.level is C3Level.EXACT else None  # else it is for another scenario
         baselines = measured.rivals if measured else {}

@@ -33,7 +33,10 @@ class C3(Domain):
         raise Unsupported("a C3 scenario is measured by several ranks: see autotune.domains.c3.measuring.ranks")
 
     def open_measurer(self, workload: Workload, device: str, policy: Policy) -> Measurer:
-        return task.open_measurer(workload, device, policy)
+        task.check_devices(self.devices(workload), device)
+        from autotune.domains.c3.measuring.ranks import Ranks
+
+        return Ranks(workload, device, policy)
 
     def policy(self, device: str) -> Policy:
         return task.policy(device)
@@ -68,8 +71,7 @@ class C3(Domain):
     def command(self, name: str) -> Command | None:
         from autotune.domains.c3 import cli
 
-        commands: Mapping[str, Command] = {"search": cli.search, "lookup": cli.lookup}
-        return commands.get(name)
+        return {"search": cli.search, "lookup": cli.lookup}.get(name)
 
     def missed(self, store: Any, device: str) -> Missed | None:
         from autotune.domains.c3 import cli

@@ -103,7 +103,6 @@ def match_scenario(
     env: Environment,
     *,
     strict: bool = False,
-    side: str,
 ) -> C3Match:
     """Look up a scenario; always returns a match.
 
@@ -112,11 +111,11 @@ def match_scenario(
         identity: identity of all devices together, see ``autotune.domain.identity_of``.
         env: the current software.
         strict: require the software of the tuning run exactly, whatever the settings.
-        side: "cuda" or "cpu".
 
     Raises:
         UserError: the database failed.
     """
+    side = identity.kind
     if store is None:
         return _unfounded(scenario, side, "there is no database")
     sms = identity.units if side == "cuda" else 0
@@ -155,11 +154,7 @@ def match_scenario(
 def explain(
     scenario: Scenario, found: C3Match, store: Reader | None, identity: DeviceIdentity, env: Environment
 ) -> tuple[Rung, ...]:
-    """Each step of the look-up from the top: what is stored, and why it is or is not used.
-
-    Args:
-        found: the result of :func:`match_scenario`.
-    """
+    """Each step of the look-up that returned ``found``, from the top, and why its strategy is or is not used."""
     workload, level = scenario.workload(), found.level
     if store is None:
         return (Rung("exact", Outcome.EMPTY, found.reason), Rung(str(level), Outcome.TAKEN, found.label))
@@ -182,8 +177,8 @@ def explain(
         rungs.append(on_other_devices(workload, store, identity, taken, deployment().settings.other_device))
     else:
         rungs.append(Rung("other_device", Outcome.NOT_ASKED))
-    chosen = level is C3Level.DEFAULT
-    return (*rungs, Rung("default", Outcome.TAKEN, "chosen by rule") if chosen else Rung("default", Outcome.NOT_ASKED))
+    last = (Outcome.TAKEN, "chosen by rule") if level is C3Level.DEFAULT else (Outcome.NOT_ASKED,)
+    return (*rungs, Rung("default", *last))
 
 
 def deployable(schedule: Schedule, scenario: Scenario, side: str, *, sms: int = 0) -> tuple[Config, str]:

@@ -60,7 +60,7 @@ def look_up(scenario: Scenario, device: str, db: str | None = None, strict: bool
     try:
         identity = identity_of(workload, device)
         store = deployment().store(db)
-        match = match_scenario(scenario, store, identity, environment(device), strict=strict, side=side)
+        match = match_scenario(scenario, store, identity, environment(device), strict=strict)
         deployment().warn_differences(match.differences, other_device=match.level is C3Level.OTHER_DEVICE)
         if match.level is not C3Level.EXACT and searchable(scenario):
             deployment().record_misses([(workload, match.reason)], device, db, identity=identity)
@@ -77,14 +77,9 @@ def match_to_wire(match: C3Match) -> dict[str, Any]:
     """A match as JSON, including its kernels."""
     out: dict[str, Any] = {"level": str(match.level), "config": match.config, "distance": match.distance,
                            "reason": match.reason, "tuned": match.tuned.to_json() if match.tuned else None}  # fmt: skip
-    if match.schedule is None:
-        return out
-    s = match.schedule
-    key = [s.key.workload, s.key.device, s.key.environment, s.key.policy]
-    out["schedule"] = {"key": key, "config": s.config, "latency_us": s.latency_us, "baselines": dict(s.baselines),
-                       "winner": s.winner, "family": s.family, "extent": s.extent, "when": s.when,
-                       "others": s.others, "space": s.space}  # fmt: skip
-    if s.artifact is not None:
+    if (s := match.schedule) is not None:
+        out["schedule"] = {**vars(s), "key": vars(s.key), "baselines": dict(s.baselines), "artifact": None}
+    if s is not None and s.artifact is not None:
         head, blob = artifact_to_wire(s.artifact)
         out["artifact"] = {"head": head, "code": base64.b64encode(blob).decode()}
     return out
@@ -94,11 +89,9 @@ def match_from_wire(data: Mapping[str, Any]) -> C3Match:
     """The inverse of :func:`match_to_wire`."""
     schedule = None
     if "schedule" in data:
-        fields = dict(data["schedule"])
-        key = Key(*(str(part) for part in fields.pop("key")))
         kernels = data.get("artifact")
         artifact = artifact_from_wire(kernels["head"], base64.b64decode(kernels["code"])) if kernels else None
-        schedule = Schedule(key=key, artifact=artifact, **fields)
+        schedule = Schedule(**{**data["schedule"], "key": Key(**data["schedule"]["key"]), "artifact": artifact})
     tuned = Scenario.from_json(data["tuned"]) if data["tuned"] else None
     return C3Match(C3Level(data["level"]), dict(data["config"]), schedule, tuned, data["distance"], data["reason"])
 
@@ -147,12 +140,9 @@ def make_ready(
     """
     rest = [c for c in without_search(scenario, group.device.type) if c != match.config]
     problem = ""
-    for nth, config in enumerate([match.config, *rest]):
-        if nth:
-            why = f"{match.label} cannot be run here: {problem}"
-            found = C3Match(C3Level.DEFAULT, config, reason=why)
-        else:
-            found = match
+    for config in [match.config, *rest]:
+        why = f"{match.label} cannot be run here: {problem}"
+        found = C3Match(C3Level.DEFAULT, config, reason=why) if problem else match
         opened = _Opened(group)
         reason = opened.open(compute, scenario, config, found.artifact)
         failed = next(((rank, why) for rank, why in enumerate(group.gather(reason)) if why), None)
@@ -162,7 +152,7 @@ def make_ready(
             return Ready(scenario, found, group, collective, buffers, caller, whole, still)
         assert failed is not None
         opened.give_up()
-        if not nth:
+        if not problem:
             problem = f"{failed[1]} (rank {failed[0]})"
             deployment().count("overlap_faults")
             text = f"autotune: {match.label} cannot run here: {problem}; a default strategy runs"

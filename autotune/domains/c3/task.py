@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
 from autotune.device import DeviceIdentity, describe_cuda
 from autotune.domains.c3.scenario import Scenario
@@ -22,9 +21,6 @@ from autotune.measure.policy import MIB, Policy
 from autotune.space import Space, load_space
 from autotune.task import Artifact, Choice, Config, Task, config_key
 from autotune.workload import Workload
-
-if TYPE_CHECKING:
-    from autotune.measure.worker import Measurer
 
 _GENERATOR = "c3-1"
 _JOINED = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS")
@@ -122,18 +118,6 @@ def build(scenario: Scenario, config: Config, device: str, *, mean: bool = False
     except Unsupported as error:
         raise BuildError(str(error)) from error
     return Artifact(target, (kernel,), generator=_GENERATOR)
-
-
-def open_measurer(workload: Workload, device: str, policy: Policy) -> Measurer:
-    """Open the ranks on consecutive devices, starting with ``device``.
-
-    Raises:
-        UserError: there are fewer GPUs than ranks.
-    """
-    check_devices(int(workload.spec["ranks"]), device)
-    from autotune.domains.c3.measuring.ranks import Ranks
-
-    return Ranks(workload, device, policy)
 
 
 def check_devices(ranks: int, device: str) -> None:

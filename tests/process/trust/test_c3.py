@@ -96,7 +96,7 @@ def put(store: Store, config: dict[str, Any], identity: DeviceIdentity) -> None:
 
 
 def find(store: Store, identity: DeviceIdentity) -> C3Match:
-    return match_scenario(SCENARIO, store, identity, environment("cpu"), side=identity.kind)
+    return match_scenario(SCENARIO, store, identity, environment("cpu"))
 
 
 ODD: tuple[Any, ...] = (-1, 0, 2**31, 2**63, -(2**63), 100_000, 0.5, True, "", "x", "7")

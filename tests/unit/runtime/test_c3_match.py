@@ -55,7 +55,7 @@ def put(
 
 
 def find(store: Store | None, scenario: Scenario = SCENARIO, identity: DeviceIdentity = HERE) -> C3Match:
-    return match_scenario(scenario, store, identity, ENV, side=identity.kind)
+    return match_scenario(scenario, store, identity, ENV)
 
 
 def test_the_very_scenario(store: Store) -> None:
@@ -205,7 +205,7 @@ def test_other_software(store: Store) -> None:
     put(store, SCENARIO, TUNED)
     patched = replace(ENV, numba="0.1.2")
     for strict, level in ((False, C3Level.EXACT), (True, C3Level.DEFAULT)):
-        found = match_scenario(SCENARIO, store, HERE, patched, strict=strict, side="cpu")
+        found = match_scenario(SCENARIO, store, HERE, patched, strict=strict)
         assert found.level is level
 
 

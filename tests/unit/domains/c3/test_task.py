@@ -143,7 +143,9 @@ def test_it_is_measured_by_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 6)
     with pytest.raises(UserError, match="8 ranks need 8 GPUs, but there are 6; use fewer"):
-        task.open_measurer(Scenario(BIG.compute, "all_gather", 1 << 20, 8).workload(), "cuda:0", task.policy("cuda:0"))
+        domain_of("c3").open_measurer(
+            Scenario(BIG.compute, "all_gather", 1 << 20, 8).workload(), "cuda:0", task.policy("cuda:0")
+        )
     with pytest.raises(UserError, match="4 ranks need 4 GPUs, but there are 3 from cuda:3 on"):
         task.check_devices(4, "cuda:3")
     task.check_devices(4, "cuda:2")
