@@ -186,7 +186,9 @@ def _show(
                 escape(r.device_name or r.device[:8]),
                 str(r.measured),
                 *([str(failed) if failed else "–"] if failures else []),
-                "\n".join([escape(written(r.best_us)), *(f"({escape(note)})" for note in _notes(r))]),
+                escape(written(r.best_us))
+                + (f"\n({escape(r.winner)})" if r.winner and r.winner != "autotune" else "")
+                + ("\n(busy)" if r.busy else ""),
                 *(["\n".join(escape(f"{v:.4g} {n}") for n, v in sorted(r.metrics.items())) or "–"] if metrics else []),
                 "\n".join(escape(f"{n} {written(us)}") for n, us in sorted(r.baselines.items())) or "–",
                 ratio(r.speedup),
@@ -222,10 +224,6 @@ def _to_json(row: Overview, unit: Figure | None) -> dict[str, Any]:
     if unit is not None and row.best_us is not None:
         data["figure"] = dict(zip(("value", "unit"), unit(row.best_us), strict=True))
     return data
-
-
-def _notes(row: Overview) -> list[str]:
-    return [*([row.winner] if row.winner and row.winner != "autotune" else []), *(["busy"] if row.busy else [])]
 
 
 def add_workloads(subparsers: argparse._SubParsersAction[Any]) -> None:

@@ -129,13 +129,12 @@ class ProductBench(Bench):
     def baselines(self) -> Mapping[str, Callable[[], Runnable]]:
         # For a product without a further epilogue, Inductor makes the same library call as eager mode.
         alone = self.spec["epilogue"] in ("", "bias")
-        return {"inductor": self._eager if alone else self._inductor}
 
-    def _eager(self) -> Runnable:
-        return _Program(_program(self.source, self.device.type).forward, self)
+        def inductor() -> Runnable:
+            program = _program(self.source, self.device.type)
+            return _Program(program.forward if alone else compile_cached(program, self.given), self)
 
-    def _inductor(self) -> Runnable:
-        return _Program(compile_cached(_program(self.source, self.device.type), self.given), self)
+        return {"inductor": inductor}
 
     @cached_property
     def compiled_rest(self) -> Callable[..., Any]:

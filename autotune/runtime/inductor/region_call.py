@@ -99,7 +99,10 @@ class RegionCall:
         """The inverse of :meth:`text`."""
         fields = json.loads(zlib.decompress(base64.b85decode(text)))
         fields |= {k: tuple(fields[k]) for k in ("slots", "results")}
-        fields |= {k: tuple(_specs(fields[k])) for k in ("inputs", "outputs")}
+        for k in ("inputs", "outputs"):
+            fields[k] = tuple(
+                TensorSpec(tuple(size), tuple(stride), getattr(torch, t)) for size, stride, t in fields[k]
+            )
         fields["overwrites"] = tuple((i, k) for i, k in fields["overwrites"])
         fields["symbols"] = {name: tuple(place) for name, place in fields["symbols"].items()}
         return cls(**fields)
@@ -107,10 +110,6 @@ class RegionCall:
 
 def _layouts(specs: Sequence[TensorSpec]) -> list[Any]:
     return [[s.size, s.stride, str(s.dtype).removeprefix("torch.")] for s in specs]
-
-
-def _specs(layouts: Sequence[Any]) -> list[TensorSpec]:
-    return [TensorSpec(tuple(size), tuple(stride), getattr(torch, dtype)) for size, stride, dtype in layouts]
 
 
 def permitted(artifact: Artifact | None, slots: Sequence[int], results: Sequence[int]) -> Pairs:

@@ -100,7 +100,7 @@ class Executor:
         self._is_cuda = device.type == "cuda"
         self._index = device.index or 0
         self._empty = _EMPTY.get(device.type)
-        self._stream = torch._C._cuda_getCurrentRawStream if self._is_cuda else _no_stream
+        self._stream = torch._C._cuda_getCurrentRawStream if self._is_cuda else lambda index: 0
         inputs = tensors.inputs
         self._inputs = tuple((i, inputs[i].stride, a - 1) for i, a in zip(tensors.slots, aligned, strict=True))
         self._alloc = tuple((o.size, o.stride, o.dtype) for o in tensors.outputs)
@@ -299,10 +299,6 @@ def _function(signature: str, body: Sequence[str], names: dict[str, Any]) -> Cal
     exec(compile(source, "<autotune executor>", "exec"), names)
     made: Callable[..., Any] = names["call"]
     return made
-
-
-def _no_stream(index: int) -> int:
-    return 0
 
 
 def _same_place(t: torch.Tensor, stride: tuple[int, ...]) -> bool:

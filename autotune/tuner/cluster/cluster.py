@@ -216,9 +216,6 @@ class Run:
     def _alive(self) -> list[NodeLane]:
         return [lane for own in self._lanes.values() for lane in own if not lane.over]
 
-    def _starting(self) -> list[NodeLane]:
-        return [lane for lane in self._alive() if not lane.owner and lane.remote.placed]
-
     def _over(self) -> bool:
         """True if no lane, and no node that could help, is left to wait for.
 
@@ -227,7 +224,8 @@ class Run:
         """
         if self._stopped:
             return not any(group.busy for group in self._groups.values())
-        if any(group.busy for group in self._groups.values()) or self._starting():
+        starting = any(not lane.owner and lane.remote.placed for lane in self._alive())
+        if starting or any(group.busy for group in self._groups.values()):
             self._heard_of_any = time.monotonic()
             return False
         if not self._groups:

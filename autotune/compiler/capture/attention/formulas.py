@@ -157,7 +157,8 @@ class Formulas:
             raise _Unknown  # a type was changed on the way
         if value.dtype not in _WHOLE and not (value.is_floating_point() and _is_small(element)):
             raise _Unknown  # it may be rounded
-        return Formula(shape, _without_axes_of_one(element, shape), frozenset(self._assumed))
+        ones = {k: sympy.Integer(0) for k, extent in enumerate(reversed(shape)) if extent == 1}
+        return Formula(shape, _moved(element, ones), frozenset(self._assumed))
 
     def operand(self, given: Any) -> Formula:
         """The formula of an argument: a tensor, a number, or a length."""
@@ -191,19 +192,12 @@ def _number(given: Any) -> Number:
     return _extent(value)
 
 
-def _with(element: Element, change: Callable[[Number], Number]) -> Element:
-    """The element with ``change`` applied to its expression."""
-    if isinstance(element, AtMost):
-        return AtMost(change(element.value))
-    return element if isinstance(element, bool) else change(element)
-
-
 def _moved(element: Element, to: dict[int, Number]) -> Element:
-    return _with(element, lambda e: e.subs({axis(a): place for a, place in to.items()}, simultaneous=True))
-
-
-def _without_axes_of_one(element: Element, shape: Sequence[Number]) -> Element:
-    return _moved(element, {k: sympy.Integer(0) for k, extent in enumerate(reversed(shape)) if extent == 1})
+    if isinstance(element, bool):
+        return element
+    if isinstance(element, AtMost):
+        return AtMost(_moved(element.value, to))
+    return element.subs({axis(a): place for a, place in to.items()}, simultaneous=True)
 
 
 def _bounds(value: Number, shape: Sequence[Number]) -> tuple[Number, Number]:
