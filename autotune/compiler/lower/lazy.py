@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -123,6 +124,11 @@ class Names:
         return parts
 
 
+_DEPTH = 32
+"""Operators of a chain that one thread evaluates. Each thread has a stack and limits of its own; Python 3.12 and 3.13
+also limit calls from C, which every call under Dynamo is, and no program can raise that limit."""
+
+
 class Region:
     """Shared state of the lazy tensors of one translation: the graph under construction, names and their axes."""
 
@@ -136,6 +142,8 @@ class Region:
         """Shape and storage type of each result of the node under translation."""
         self.work: dict[object, tuple[int, dict[tuple[tuple[Index, ...], Guards], int]]] = {}
         """By origin of a matrix product: its number of multiplications, and the number for each index it is read at."""
+        self.depth = 0
+        """Tensors that are evaluated for a consumer at the moment, one for each operator of a chain."""
 
     def elements(self, index: tuple[Index, ...], guards: Guards) -> int:
         """The number of elements that an index covers, within its guards."""
@@ -253,8 +261,13 @@ class Lazy:
         key = (index, guards)
         found = self._memo.get(key)
         if found is None:
+            self.region.depth += 1
             try:
-                found = self._at(index, guards)
+                if self.region.depth % _DEPTH:
+                    found = self._at(index, guards)
+                else:
+                    with ThreadPoolExecutor(1) as thread:
+                        found = thread.submit(self._at, index, guards).result()
             except Unsupported as error:
                 picks = [i.pick for i in index if i.pick is not None]
                 steps = [c for i in index for _, c in i.terms] + [c for _, c, _ in picks]
@@ -262,6 +275,8 @@ class Lazy:
                 if error.node is None and not (beyond and isinstance(error, Unreachable)):
                     error.node = self.origin
                 raise
+            finally:
+                self.region.depth -= 1
             self._memo[key] = found
         return found
 

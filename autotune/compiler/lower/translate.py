@@ -7,10 +7,6 @@ The submodule of a region is an fx graph of aten calls over fake tensors. The ru
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +21,6 @@ from autotune.errors import Unsupported
 from autotune.ir.graph import Graph, Output
 from autotune.ir.nodes import asked
 from autotune.ir.simplify import drop_slots, simplify
-
-_DEPTH = 100_000
-_lock = threading.Lock()
-_limits: list[int] = []
-"""The limits of recursion that running translations found; the first one is the program's."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +45,18 @@ def translate(facts: GraphFacts, precision: str | None = None) -> Translation:
     region = Region()
     env: dict[fx.Node, Any] = {}
     placeholders: list[fx.Node] = []
-    with _deep_recursion():
-        for node in facts.nodes:
-            region.origin = node
-            if node.op == "output":
-                results = fx.node.map_arg(node.args[0], lambda n: n)
-                outputs = _outputs(region, facts, results, env)
-            elif node.op == "placeholder":
-                value = _tensor(facts[node].value)
-                strides = [0 if e == 1 else s for e, s in zip(value.shape, value.stride(), strict=True)]
-                env[node] = source(region, len(placeholders), value.shape, strides, value.dtype)
-                placeholders.append(node)
-            else:
-                env[node] = _blamed(node, lambda n=node: _apply(region, n, facts[n], env))
+    for node in facts.nodes:
+        region.origin = node
+        if node.op == "output":
+            results = fx.node.map_arg(node.args[0], lambda n: n)
+            outputs = _outputs(region, facts, results, env)
+        elif node.op == "placeholder":
+            value = _tensor(facts[node].value)
+            strides = [0 if e == 1 else s for e, s in zip(value.shape, value.stride(), strict=True)]
+            env[node] = source(region, len(placeholders), value.shape, strides, value.dtype)
+            placeholders.append(node)
+        else:
+            env[node] = _blamed(node, lambda n=node: _apply(region, n, facts[n], env))
     check_work(region)
     inputs = tuple(storage_name(facts[p].value.dtype) for p in placeholders)
     how = asked() if precision is None else precision
@@ -146,22 +136,3 @@ def _outputs(region: Region, facts: GraphFacts, results: Any, env: dict[fx.Node,
         axes = tuple(sorted(strides))
         out.append(Output(value, axes, tuple(strides[a] for a in axes), storage_name(like.dtype)))
     return out
-
-
-@contextmanager
-def _deep_recursion() -> Iterator[None]:
-    """Lazy tensors recurse once per operator in a chain; regions can be longer than Python's default limit.
-
-    The limit is the process's: the last of several threads restores it.
-    """
-    with _lock:
-        _limits.append(sys.getrecursionlimit())
-        sys.setrecursionlimit(max(_limits[-1], _DEPTH))
-    try:
-        yield
-    finally:
-        with _lock:
-            first = _limits[0]
-            _limits.pop()
-            if not _limits:
-                sys.setrecursionlimit(first)
