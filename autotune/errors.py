@@ -21,6 +21,7 @@ LONGEST = 2000
 _LONGEST_WORD = 400
 """Characters of a word in a command: a cut line has the whole command, or its end without its beginning."""
 
+_COMPILER = re.compile(r"\n+Command:\n.*\n+Output:\n")
 _UNQUOTED = re.compile("[^'\"]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _LOGIN = re.compile(r"(:(?!//))(\S{1,512})(?=@)")  # bounded, so that matching takes linear time
@@ -75,13 +76,18 @@ def requoted_command(command: object) -> str:
     return quoted_command(*words) if words[:1] in (["autotune"], ["python"]) else quoted_command(text)
 
 
+def without_command(text: str) -> str:
+    """The message of Inductor's ``CppCompileError`` without the compiler's command, which hides its output."""
+    return _COMPILER.sub(": ", text)
+
+
 def first_line(error: BaseException) -> str:
     """An exception of the user's program as one line: its type and the first line of its message.
 
     If the first line ends in a colon, as Dynamo's messages do, the second one is appended. The cause in Dynamo's
     "Explanation:" line, after ": got ", is appended too.
     """
-    text = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    text = [line.strip() for line in without_command(str(error)).strip().splitlines() if line.strip()]
     if not text:
         return type(error).__name__
     summary = " ".join(text[:2]) if text[0].endswith(":") else text[0]

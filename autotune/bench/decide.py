@@ -129,24 +129,25 @@ class Decision:
     @property
     def text(self) -> str:
         """The decision in one line."""
-        theirs, every = microseconds(self.compile_us), microseconds(self.all_us)
-        line, ratio = f"step, mode {self.mode}: torch.compile {theirs}", f"{self.kernels_ratio:.3f}x"
+        theirs, ours = microseconds(self.compile_us), microseconds(self.all_us)
+        line, ratio = f"step, mode {self.mode}: torch.compile {theirs}", f"median ratio {self.kernels_ratio:.3f}x"
         if self.attention_us is not None:
             line += f", {microseconds(self.attention_us)} with attention rewritten"
             slower = self.attention_us > self.compile_us * (1 + max(self.noise, MARGIN))
             line += " (slower; AUTOTUNE_ATTENTION=keep disables the rewriting)" if slower else ""
             ratio += " over that"
-        line += f", autotune {every}"
+        line += f", autotune {ours}"
         if not self.left:
             return f"{line} ({ratio}): every stored kernel is used"
         many, of = len(self.left), len(self.families)
+        every = "the only family is" if of == 1 else f"all {of} families are"
         if many == of and self.cut and not self.tries:
             short = "the time was up before any of them was left out: give more --step-timeout"
-            return f"{line} with every stored kernel ({ratio}); all {of} families are left to Inductor, as {short}"
+            return f"{line} with every stored kernel ({ratio}); {every} left to Inductor, as {short}"
         tried = f"{self.tries} {'try' if self.tries == 1 else 'tries'}{' before the time was up' if self.cut else ''}"
         if many == of:
-            best = f"the best choice of kernels was {ratio} in {tried}"
-            return f"{line} with every stored kernel; {best}, so all {of} families are left to Inductor"
+            best = f"the best choice of kernels had a {ratio} in {tried}"
+            return f"{line} with every stored kernel; {best}, so {every} left to Inductor"
         without = f"{microseconds(self.autotune_us or 0.0)} ({ratio}) without {many} of {of} families"
         return f"{line} with every stored kernel, {without}, which are left to Inductor (found in {tried})"
 

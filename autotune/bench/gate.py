@@ -47,6 +47,7 @@ class Change:
     Attributes:
         was_us, now_us: lower quartiles; ``was_us`` is None if the record has no time for it.
         change: relative change, 0.1 for 10% slower; ``low`` its lower bound.
+        over: the contender whose time divides the others, "" if times are compared.
     """
 
     contender: str
@@ -55,6 +56,7 @@ class Change:
     change: float
     low: float
     tolerance: float = TOLERANCE
+    over: str = ""
 
     @property
     def slower(self) -> bool:
@@ -186,7 +188,7 @@ def changes(
         used = (name, EAGER) if relative else (name,)
         change, low = bounded([then[who] for who in used], [now[who] for who in used])
         was_us, now_us = (float(np.quantile(samples[name], 0.25)) for samples in (then, now))
-        found.append(Change(name, was_us, now_us, change, low, tolerance))
+        found.append(Change(name, was_us, now_us, change, low, tolerance, EAGER if relative else ""))
     return found
 
 
@@ -209,4 +211,4 @@ def against_verdict(
     shuffled = np.random.default_rng(0).permutation(normal)
     before = [list(was * np.exp(normal)), list(was * ratio * np.exp(shuffled))]
     change, low = bounded(before, [now[name], now[peer]])
-    return Change(name, float(was), float(np.quantile(now[name], 0.25)), change, low, tolerance)
+    return Change(name, float(was), float(np.quantile(now[name], 0.25)), change, low, tolerance, peer)

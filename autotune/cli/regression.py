@@ -190,5 +190,6 @@ def lines(args: argparse.Namespace, changes: Sequence[Change]) -> list[str]:
     for c in changes:
         numbers = (microseconds(c.was_us), microseconds(c.now_us), f"{c.change:+.1%}", f"{c.low:+.1%}")
         rows.append((c.contender, *numbers, "SLOWER" if c.slower else "ok"))
-    allowed = f"SLOWER: a change of at least {changes[0].tolerance:.0%}, with {ALPHA:.0%} of false alarms"
+    over = f"; the change is that of the time over {changes[0].over}'s in the same rounds" if changes[0].over else ""
+    allowed = f"at least {changes[0].tolerance:.0%} counts as SLOWER, with {ALPHA:.0%} of false alarms{over}"
     return [*aligned(rows, left=(0, 5)), allowed, *([f"record saved in {args.save}"] if args.save else [])]

@@ -13,7 +13,9 @@ import sys
 import zipfile
 from collections.abc import Sequence
 from io import open_code
+from traceback import walk_tb
 from types import ModuleType
+from typing import NoReturn
 
 from autotune.in_program.replacing import replace_in_children, replace_inductor
 
@@ -22,30 +24,38 @@ def main(words: Sequence[str]) -> None:
     """Run a script, a module, or a folder or archive with a ``__main__.py``, as Python would.
 
     Raises:
-        SystemExit: raised by the script; 2 without a script or if the file does not exist.
+        SystemExit: raised by the script; 2 if there is no such script or module.
     """
     module = words[:1] == ["-m"]
     named = words[1:] if module else words
-    wrong = "name a script, or -m and a module" if not named else ""
-    if not module and named and not os.path.exists(named[0]):
-        wrong = f"there is no script {ascii(named[0])[1:-1]}"
-    if wrong:
-        print(f"autotune: {wrong}", file=sys.stderr)
-        sys.exit(2)
+    if not named:
+        _reject("name a script, or -m and a module")
+    if not module and not os.path.exists(named[0]):
+        _reject(f"there is no script {ascii(named[0])[1:-1]}")
     replace_inductor()
     replace_in_children()
     sys.argv = list(named)
-    if module:
-        sys.path[0] = os.getcwd()
-        runpy.run_module(named[0], run_name="__main__", alter_sys=True)
-        return
     path = os.path.abspath(named[0])
-    if os.path.isdir(path) or zipfile.is_zipfile(path):
-        del sys.path[0]  # runpy puts the folder or archive there
-        runpy.run_path(path, run_name="__main__")
-    else:
+    if not module and not os.path.isdir(path) and not zipfile.is_zipfile(path):
         sys.path[0] = os.path.dirname(path)
         _run_file(path)
+        return
+    try:
+        if module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(named[0], run_name="__main__", alter_sys=True)
+        else:
+            del sys.path[0]  # runpy puts the folder or archive there
+            runpy.run_path(path, run_name="__main__")
+    except ImportError as error:
+        if any(frame.f_globals["__name__"] != "runpy" for frame, _ in list(walk_tb(error.__traceback__))[1:]):
+            raise  # code of the script raised it
+        _reject(str(error))
+
+
+def _reject(reason: str) -> NoReturn:
+    print(f"autotune: {reason}", file=sys.stderr)
+    sys.exit(2)
 
 
 def _run_file(path: str) -> None:

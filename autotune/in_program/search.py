@@ -12,7 +12,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +51,7 @@ _AGAIN = 0.7
 _ONCE = 0.6
 """Share of a CPU's first time for loading code that no second compilation needs. Loading took 87 of 150 s for a GPT of
 six layers, and 17 of 32 s in the second compilation."""
+_UNREACHED = "not searched within the budget"
 LARGE = 64
 """Nodes of a Dynamo graph whose search starts before the graph is traced; a smaller one may lack nothing."""
 
@@ -250,7 +251,11 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
         found = _search(missed, granted, turn, searcher)
     left = lacking(one.graphs) if found else missed
     for device, regions in left.items():
-        deployment().record_misses([(workload, "not searched within the budget") for workload, _ in regions], device)
+        deployment().record_misses([(workload, _UNREACHED) for workload, _ in regions], device)
+    labels = {workload.label for regions in left.values() for workload, _ in regions}
+    one.apart.rows = [
+        replace(row, why=_UNREACHED) if row.what in labels and not row.stored else row for row in one.apart.rows
+    ]
     won = any(result.winner == "autotune" for result in found)
     searched_s = budget_s if not missed or any(map(is_decided, found)) else 0.0  # else the next process searches
     record = {"budget_s": searched_s, "tries": 0, "cut": True, "command": COMMAND}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -17,6 +18,7 @@ from autotune import numerics
 from autotune.errors import UserError, first_line
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.inductor.verdict import Surveyed, lacking
+from autotune.task import SHARED_BUILDS
 from autotune.words import microseconds
 from autotune.workload import Workload
 
@@ -35,6 +37,18 @@ _FREE = 0.5
 """Share of a GPU's memory that must be free while the process waits for another graph, since the program runs."""
 _LATE = "the last region did not end in time, and is left to Inductor"
 _LATE_AGAIN = "the second search of a region did not end in time, and its first result stays"
+
+
+class _Process(Child):
+    """A child whose builds share a folder. It is killed, so its parent removes the folder."""
+
+    def __init__(self, module: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="autotune-build-", ignore_cleanup_errors=True)
+        super().__init__(module, {SHARED_BUILDS: self._folder.name})
+
+    def kill(self) -> None:
+        super().kill()
+        self._folder.cleanup()
 
 
 class Companion:
@@ -71,7 +85,7 @@ class Companion:
                 self._error = (error.strerror if isinstance(error, OSError) else None) or first_line(error)
 
     def _opened(self) -> Child:
-        return Child(self._module)
+        return _Process(self._module)
 
     def _send(self, message: dict[str, Any]) -> None:
         if self._child is None:

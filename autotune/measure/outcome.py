@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from autotune.errors import UserError
+from autotune.errors import UserError, without_command
 from autotune.task import Status
 
 _MACHINE = frozenset(
@@ -107,7 +107,7 @@ def spread(samples: Sequence[float]) -> float:
 
 def one_line(text: object, limit: int = 300) -> str:
     """Return ``text`` as a single line of at most ``limit`` characters."""
-    line = " ".join(str(text).split())
+    line = " ".join(without_command(str(text)).split())
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 

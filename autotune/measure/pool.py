@@ -92,7 +92,7 @@ class CompilePool:
         processes: their number; see :func:`default_processes`.
         timeout_s: for one build, without the start-up of the process.
         shared: folder for data shared by builds, also those of other pools (:data:`autotune.task.SHARED_BUILDS`); None
-            creates one.
+            for the one that this process's environment names, or else a new one.
     """
 
     _baselines = False
@@ -108,10 +108,9 @@ class CompilePool:
         self._children: dict[int, Child] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._own = (
-            None if shared else tempfile.TemporaryDirectory(prefix="autotune-build-", ignore_cleanup_errors=True)
-        )
-        self._shared = str(shared) if self._own is None else self._own.name
+        given = str(shared or os.environ.get(tasks.SHARED_BUILDS, ""))
+        self._own = None if given else tempfile.TemporaryDirectory(prefix="autotune-build-", ignore_cleanup_errors=True)
+        self._shared = given if self._own is None else self._own.name
 
     def __enter__(self) -> CompilePool:
         return self

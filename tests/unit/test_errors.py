@@ -6,14 +6,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._inductor.exc import CppCompileError, InductorError
 
 from autotune.errors import first_line
+from autotune.measure.server import explain
 
 
 def test_the_type_and_the_first_line_are_reported() -> None:
     assert first_line(ValueError("  bad\nworse")) == "ValueError: bad"
     assert first_line(ValueError()) == "ValueError"
     assert first_line(ValueError("while tracing:\n  bad\nworse")) == "ValueError: while tracing: bad"
+
+
+def test_the_output_of_a_compiler_is_reported_without_its_command() -> None:
+    """On a full disk g++ names the disk after a command of 1500 characters."""
+    output = "<built-in>: fatal error: writing header.i: No space left on device\ncompilation terminated."
+    cause = CppCompileError(["g++", "header.hpp", *["-D OPTION"] * 200], output)
+    error = InductorError(cause, None)  # type: ignore[arg-type]
+    for line in (first_line(error), explain(error)):
+        assert "C++ compile error: <built-in>: fatal error" in line
+        assert "No space left on device" in line
+        assert "OPTION" not in line
 
 
 def test_dynamos_own_error_is_reported() -> None:

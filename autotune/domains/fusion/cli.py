@@ -155,7 +155,7 @@ class FusionHooks(SearchHooks):
 
         given = {"AUTOTUNE_DB": args.db and for_command(args.db), "AUTOTUNE_PRECISION": args.precision}
         env = " ".join(f"{name}={quoted_command(value)}" for name, value in given.items() if value)
-        use = f"{f'with {env}, ' if env else ''}torch.compile(model, backend='autotune') runs the stored kernels"
+        use = f"{f'with {env}, ' if env else ''}torch.compile(model, backend='autotune') uses these results"
         return f"{use}; `{command_line('compare', args)}` times a step"
 
     def words(self, args: argparse.Namespace) -> list[str]:

@@ -83,7 +83,7 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_reported(
     assert asked == []
     with Store.open(db) as store:
         assert store.verdicts() == []
-    capsys.readouterr()
+    assert "torch.compile(model, backend='autotune') uses these results" in capsys.readouterr().err
     assert len(tuned) == 1
 
     modes = ("--mode", "reduce-overhead,max-autotune", "--step-timeout", "7")
@@ -95,7 +95,7 @@ def test_a_search_ends_with_the_step_and_its_verdict_is_reported(
     ]
     (step,) = json.loads(out)["steps"]
     assert step["autotune_us"] == 90.0
-    assert "90 us (1.111x) without 1 of 2 families" in err
+    assert "90 us (median ratio 1.111x) without 1 of 2 families" in err
     assert "WARNING: step, mode max-autotune-no-cudagraphs: no verdict: it does not compile" in err
     with Store.open(db) as store:
         assert {v.graph[0]: v.left for v in store.verdicts()} == {"a": ("tanh",), "b": ()}

@@ -178,6 +178,9 @@ def test_a_path_that_python_does_not_import_from_is_left_out(monkeypatch: pytest
     ("words", "says"),
     [
         (["absent.py"], "there is no script absent.py"),
+        (["-m", "absent"], "No module named absent"),
+        (["-m", "absent.module"], "No module named 'absent'"),
+        (["."], "can't find '__main__' module in"),
         (["--search", "long", "x.py"], "--search"),
         ([], "SCRIPT"),
     ],
@@ -189,8 +192,11 @@ def test_a_mistake_is_one_line(tmp_path: Path, words: list[str], says: str) -> N
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_exceptions_of_the_script_are_its_own(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text("raise ValueError('mine')")
-    done = run("fails.py", cwd=tmp_path)
+@pytest.mark.parametrize("words", [["fails.py"], ["-m", "fails"]])
+@pytest.mark.parametrize("error", ["ValueError: mine", "ImportError: mine"])
+def test_exceptions_of_the_script_are_its_own(tmp_path: Path, words: list[str], error: str) -> None:
+    name, _, text = error.partition(": ")
+    (tmp_path / "fails.py").write_text(f"raise {name}('{text}')")
+    done = run(*words, cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.endswith("ValueError: mine\n")
+    assert done.stderr.endswith(f"{error}\n")

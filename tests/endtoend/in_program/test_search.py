@@ -135,6 +135,9 @@ def test_a_search_that_reached_no_region_is_repeated_by_the_next_process(searche
     searches.most = 0
     losses, _ = train(2, search=100)
     assert losses == pytest.approx(eager(2), rel=1e-4)
+    reasons = [row.why for row in autotune.coverage().rows]
+    assert reasons.count("not searched within the budget") == 2
+    assert not {"there is no database", "not tuned on this device"} & {*reasons}
     torch._dynamo.reset()
     searches.most = 1000
     train(1, search=100)
@@ -271,7 +274,7 @@ def test_a_search_whose_process_is_killed_is_warned_of_and_the_program_trains_on
             super().send(message, blob, timeout)
             os.kill(self.pid, 9)
 
-    monkeypatch.setattr(searcher, "Child", Dying)
+    monkeypatch.setattr(searcher, "_Process", Dying)
     monkeypatch.setattr(search, "Searcher", searcher.Searcher)
     losses, _ = train(3, search=100)
     assert losses == pytest.approx(eager(3), rel=1e-4)

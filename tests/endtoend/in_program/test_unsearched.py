@@ -77,7 +77,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch, db: str) -> Iterator[Process]:
     made = Process()
-    monkeypatch.setattr(searcher, "Child", made)
+    monkeypatch.setattr(searcher, "_Process", made)
     monkeypatch.setattr(unsearched, "_waited_s", 0.0)
     monkeypatch.setattr(search, "_contest", None)
     monkeypatch.setattr(options, "_spent_s", 0.0)
@@ -289,7 +289,7 @@ def test_a_process_that_is_killed_costs_the_prediction_alone(
             super().send(message, blob, timeout)
             os.kill(self.pid, 9)
 
-    monkeypatch.setattr(searcher, "Child", Dying)
+    monkeypatch.setattr(searcher, "_Process", Dying)
     monkeypatch.setattr(search, "_contest", None)
     losses, _ = train(3, **DEFAULT)
     assert losses == pytest.approx(eager(3), rel=1e-4)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -160,3 +162,16 @@ def test_compile_processes_have_a_lower_priority(
         assert pool.submit(workload(), device, config).result().artifact
         (child,) = pool._children.values()
         assert psutil.Process(child.pid).nice() == min(19, psutil.Process().nice() + nicer)
+
+
+def test_a_pool_uses_the_folder_of_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "given").mkdir()
+    monkeypatch.setenv(task.SHARED_BUILDS, str(tmp_path / "given"))
+    with CompilePool(1), BaselinePool(1):
+        assert [folder.name for folder in tmp_path.iterdir()] == ["given"]
+    assert (tmp_path / "given").exists()
+    monkeypatch.delenv(task.SHARED_BUILDS)
+    with CompilePool(1):
+        assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from autotune.bench import gate
 from autotune.bench.step import AUTOTUNE, EAGER
+from autotune.cli import regression
 from autotune.errors import UserError
 
 
@@ -106,3 +108,12 @@ def test_a_stored_verdict_is_a_record_too() -> None:
     assert slow.slower
     assert slow.change == pytest.approx(0.12, abs=0.03)
     assert gate.against_verdict({**verdict, "autotune_us": None}, AUTOTUNE, now(50.0), "torch.compile", 0.03) is None
+
+
+@pytest.mark.parametrize("relative", [True, False])
+def test_an_unchanged_step_has_no_line_that_says_slower(relative: bool) -> None:
+    samples = {EAGER: [10.0] * 40, AUTOTUNE: [5.0] * 40}
+    changes = gate.changes({"samples": samples}, samples, [AUTOTUNE], relative=relative, tolerance=0.03)
+    table = regression.lines(argparse.Namespace(save=None), changes)
+    assert not any(line.startswith("SLOWER") for line in table)
+    assert ("time over eager's" in table[-1]) is relative, "times alone do not explain a relative change"

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autotune.errors import UserError
 from autotune.in_program import searcher
-from autotune.in_program.searcher import GRACE_S, Searcher
+from autotune.in_program.searcher import GRACE_S, Companion, Searcher
 from autotune.measure.child import ChildDied, ChildSilent
 from autotune.runtime.inductor.verdict import Surveyed
+from autotune.task import SHARED_BUILDS
 from autotune.tuner.result import Progress, Result
 from autotune.workload import Workload
 from tests.support.clock import Clock
@@ -73,7 +76,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def process(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Process]:
     made = Process(clock)
-    monkeypatch.setattr(searcher, "Child", made)
+    monkeypatch.setattr(searcher, "_Process", made)
     yield made
     assert made.kills == 1
 
@@ -195,7 +198,7 @@ def test_a_process_that_cannot_be_started_does_not_fail_the_compilation(monkeypa
     def fail(module: str) -> None:
         raise TypeError("expected str, bytes or os.PathLike object, not NoneType")
 
-    monkeypatch.setattr(searcher, "Child", fail)
+    monkeypatch.setattr(searcher, "_Process", fail)
     with Searcher("cpu", 80.0) as found:
         found.start()
         with pytest.raises(UserError, match="not NoneType"):
@@ -231,7 +234,7 @@ def test_the_graphs_of_a_function_have_one_process(process: Process, half_free: 
     assert (process.kills, process.sent[-1]) == (0, {"rest": True})
     begin = process.sent[0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(searcher, "Child", made.append)
+        patch.setattr(searcher, "_Process", made.append)
         of_graph(process, more=True)
         of_graph(process, more=False)
     assert made == []
@@ -252,7 +255,7 @@ def test_a_process_that_has_ended_or_is_of_another_device_is_not_used(process: P
         process.alive = alive
         made: list[str] = []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(searcher, "Child", lambda module: (made.append(module), process)[1])  # noqa: B023
+            patch.setattr(searcher, "_Process", lambda module: (made.append(module), process)[1])  # noqa: B023
             of_graph(process, device, more=False)
         assert len(made) == 1
         assert process.kills == 2, "the one that waited, and the one of the last graph"
@@ -271,3 +274,14 @@ def test_a_process_does_not_wait_where_it_could_not_serve_or_would_disturb(
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (free, 100))
     of_graph(process, device, more=True, answers=answers)
     assert process.kills == 1
+
+
+def test_the_folder_of_builds_ends_with_the_killed_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with Companion("autotune.measure.pool", "cpu") as companion:
+        companion.start()
+        (folder,) = tmp_path.iterdir()
+        (folder / "a kernel").touch()
+        assert companion._child is not None
+        assert f"{SHARED_BUILDS}={folder}".encode() in Path(f"/proc/{companion._child.pid}/environ").read_bytes()
+    assert list(tmp_path.iterdir()) == []
