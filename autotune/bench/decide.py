@@ -353,7 +353,7 @@ def _decided(steps: _Steps, begin: float, limit_s: float) -> Decision | None:
         changed = left ^ group
         step = steps.compiled(backend=trial_backend(Trial(changed)))
         found = steps.times({beside: peer, _BEST: best, _TRY: step})
-        halves = [frozenset(h) for h in _halves(group, trial.families)]
+        halves = _halves(group, trial.families)
         if _over(found[_BEST], found[_TRY]) > 1 + MARGIN:
             left, best, samples, ours = changed, step, found, found[_TRY]
             ratio = _over(found[beside], ours)

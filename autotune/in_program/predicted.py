@@ -40,8 +40,6 @@ from autotune.tuner.seeds import picks, winners
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
-    from autotune.measure.outcome import Outcome
-    from autotune.measure.pool import Built
     from autotune.task import Artifact
 
 MOST = 4
@@ -204,7 +202,11 @@ class Trials:
             outcome = worker.measure(
                 proposal.config, built.artifact, stage="screen", seed=_SEED, limit_us=limit and 3.0 * limit
             )
-            self._keep(key, proposal.config, built, outcome)
+            if not outcome.fault:
+                with self._lock:
+                    self._store.add_measurement(
+                        Measurement.of(key, proposal.config, "screen", outcome, self._run, built.seconds)
+                    )
             if outcome.ok and outcome.latency_us is not None:
                 if best is None or outcome.latency_us < best[0]:
                     best = outcome.latency_us, proposal, built.artifact
@@ -247,32 +249,6 @@ class Trials:
         with self._lock:
             self._decided.append(schedule)
         return Prediction(**known, inductor_us=inductor.latency_us, won=won)
-
-    def _keep(self, key: Key, config: Config, built: Built, outcome: Outcome) -> None:
-        """Store a measurement, as a search would, unless the machine failed."""
-        if outcome.fault:
-            return
-        measured = Measurement(
-            key=key,
-            config=config,
-            status=outcome.status,
-            latency_us=outcome.latency_us,
-            samples=outcome.samples,
-            noise=outcome.noise,
-            error=outcome.error,
-            reason=outcome.reason,
-            run=self._run,
-            compile_s=built.seconds,
-            measure_s=outcome.seconds,
-            metrics=outcome.metrics,
-        )
-        with self._lock:
-            self._store.add_measurement(measured)
-
-
-def failed(workload: Workload, why: str) -> Prediction:
-    """The outcome of a workload that was not tried."""
-    return Prediction(workload.fingerprint, workload.label, why=why)
 
 
 class Predictor:
@@ -329,7 +305,7 @@ class Predictor:
                     with self._holding(_OVER_HELD * domain_of(workload.kind).bytes_held(workload)):
                         found = self._trials.run(workload, worker)
                 except Exception as error:
-                    found = failed(workload, one_line(error))
+                    found = Prediction(workload.fingerprint, workload.label, why=one_line(error))
                     if isinstance(error, MachineFault):
                         self._error = found.why
                 with self._changed:

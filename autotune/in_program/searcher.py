@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from autotune import numerics
@@ -69,9 +68,7 @@ class Companion:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._child is not None:
             self._child.kill()
 
@@ -146,18 +143,16 @@ class Searcher(Companion):
         self._begun: float | None = None
         self._done = False
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         global _resting
         if not self._more:
             reset()
-        if self._child is not None and self._more and self._done and kind is None and _may_rest(self.device):
+        if self._child is not None and self._more and self._done and raised[0] is None and _may_rest(self.device):
             with contextlib.suppress(ChildDied, ChildSilent):
                 self._child.send({"rest": True})
                 _resting = self.device, self._child
                 return
-        super().__exit__(kind, value, trace)
+        super().__exit__(*raised)
 
     def _opened(self) -> Child:
         return _taken(self.device) or super()._opened()
@@ -299,9 +294,7 @@ class ProgressLine:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._live.stop()

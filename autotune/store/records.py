@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
+from autotune.measure.outcome import Outcome
 from autotune.space import is_number
 from autotune.task import REFERENCE, Artifact, Config, Status
 
@@ -53,6 +54,25 @@ class Measurement:
     """Seconds since the epoch; 0 lets the store fill it in."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The domain's own metrics, such as GB/s."""
+
+    @classmethod
+    def of(cls, key: Key, config: Config, stage: str, outcome: Outcome, run: str, compile_s: float = 0.0) -> Self:
+        """Return an outcome's record, not stored yet."""
+        return cls(
+            key=key,
+            config=config,
+            status=outcome.status,
+            stage=stage,
+            latency_us=outcome.latency_us,
+            samples=outcome.samples,
+            noise=outcome.noise,
+            error=outcome.error,
+            reason=outcome.reason,
+            run=run,
+            compile_s=compile_s,
+            measure_s=outcome.seconds,
+            metrics=outcome.metrics,
+        )
 
 
 @dataclass(frozen=True)

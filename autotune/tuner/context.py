@@ -337,32 +337,6 @@ class Session:
     def build(self, config: Config) -> Future[Built]:
         return self.context.pool.submit(self.task.workload, self.task.device, config)
 
-    def measurement(
-        self,
-        config: Config,
-        status: Status,
-        stage: str,
-        outcome: Outcome | None = None,
-        reason: str = "",
-        compile_s: float = 0.0,
-    ) -> Measurement:
-        """Return a measurement record of this search, not stored yet."""
-        return Measurement(
-            key=self.key,
-            config=config,
-            status=status,
-            stage=stage,
-            latency_us=outcome.latency_us if outcome else None,
-            samples=outcome.samples if outcome else (),
-            noise=outcome.noise if outcome else None,
-            error=outcome.error if outcome else None,
-            reason=outcome.reason if outcome else reason,
-            run=self.context.run,
-            compile_s=compile_s,
-            measure_s=outcome.seconds if outcome else 0.0,
-            metrics=outcome.metrics if outcome else {},
-        )
-
     def keep(self, m: Measurement) -> Measurement:
         """Store a measurement and return the stored one, which is another search's if that search was first."""
         if not self.context.store.add_measurement(m):
@@ -386,7 +360,7 @@ class Session:
         outcome = self._outcome(config, built, stage, limit_us)
         if outcome.fault and built.artifact is not None:
             outcome = self._outcome(config, built, stage, limit_us)
-        m = self.measurement(config, outcome.status, stage, outcome, compile_s=built.seconds)
+        m = Measurement.of(self.key, config, stage, outcome, self.context.run, built.seconds)
         if outcome.fault:
             self.spare(m, outcome.fault)
             return m

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from optuna.trial import Trial
 
+from autotune.measure.outcome import Outcome
 from autotune.measure.pool import Built
 from autotune.space import Space
 from autotune.store.records import Measurement
@@ -258,7 +259,8 @@ class Explorer:
         candidate = _Candidate(config, [trial] if trial is not None else [])
         known = self.s.known.get(key)
         if known is None and (why := self.s.task.reject(config)) is not None:
-            known = self.s.keep(self.s.measurement(config, Status.INVALID, "screen", reason=why))
+            invalid = Outcome(Status.INVALID, reason=why)
+            known = self.s.keep(Measurement.of(self.s.key, config, "screen", invalid, self.s.context.run))
             self.s.failed[str(Status.INVALID)] += 1
         if known is not None:
             self._answer(candidate, known)

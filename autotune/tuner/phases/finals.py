@@ -163,7 +163,7 @@ def _run(s: Session, finalists: Sequence[Measurement], again: bool) -> dict[str,
         outcomes |= _compared(s, contenders)
     for m in finalists:
         key = config_key(m.config)
-        final = s.measurement(m.config, outcomes[key].status, "final", outcomes[key])
+        final = Measurement.of(s.key, m.config, "final", outcomes[key], s.context.run)
         if outcomes[key].fault:
             s.spare(final, outcomes[key].fault)
             continue
