@@ -150,6 +150,7 @@ class Searcher(Companion):
         if self._child is not None and self._more and self._done and raised[0] is None and _may_rest(self.device):
             with contextlib.suppress(ChildDied, ChildSilent):
                 self._child.send({"rest": True})
+                reset()  # of another thread's search
                 _resting = self.device, self._child
                 return
         super().__exit__(*raised)

@@ -169,12 +169,12 @@ def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) ->
     from autotune.measure.quiet import Meter
 
     python, environ = interpreter()
-    words = [*python, "-m", "autotune", "search", "fusion", "--missed", "--device", device]
-    words += ["--timeout", str(args.timeout)]
     # In the environment: all users can read a command line, which may have a password.
     env = {**environ, "AUTOTUNE_BACKGROUND": "0", **({"AUTOTUNE_DB": args.db} if args.db else {})}
     # A new session: the search gets Ctrl-C only from this process, once.
-    with subprocess.Popen(words, env=env, start_new_session=True, stdout=subprocess.DEVNULL) as child:
+    with subprocess.Popen(
+        [*python, *_arguments(args, device)], env=env, start_new_session=True, stdout=subprocess.DEVNULL
+    ) as child:
         meter = Meter(family=True)
         try:
             while child.poll() is None:
@@ -190,6 +190,11 @@ def _search(args: argparse.Namespace, device: str, alone: Callable[[], bool]) ->
         finally:
             _stop(child)
         return child.returncode
+
+
+def _arguments(args: argparse.Namespace, device: str) -> list[str]:
+    words = ["-m", "autotune", "search", "fusion", "--missed", "--device", device]
+    return [*words, "--timeout", str(args.timeout)]
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:

@@ -249,6 +249,16 @@ def test_a_process_that_waits_ends_with_the_last_graph_though_nothing_is_searche
         assert process.kills == 0
 
 
+def test_one_process_waits_if_two_threads_search(process: Process, half_free: None, clock: Clock) -> None:
+    other = Process(clock)
+    process.answers = [WON, {"done": ""}]
+    with Searcher("cuda:0", 80.0, more=True) as found:
+        found.end([(WORKLOAD, 3)], 40.0, lambda progress: None)
+        searcher._resting = "cuda:0", other  # type: ignore[assignment]
+    assert (other.kills, process.kills) == (1, 0)
+    searcher.reset()
+
+
 def test_a_process_that_has_ended_or_is_of_another_device_is_not_used(process: Process, half_free: None) -> None:
     for device, alive in (("cuda:1", True), ("cuda:0", False)):
         of_graph(process, more=True)
