@@ -52,6 +52,11 @@ def load(path: str | os.PathLike[str], *, key: str | os.PathLike[str] | None = N
     return snapshot
 
 
+def unload() -> None:
+    """Deploy from $AUTOTUNE_DB or the default database again."""
+    deployment().deploy_from(None)
+
+
 def configure(
     *,
     environment: Match | None = None,

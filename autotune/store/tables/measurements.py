@@ -146,11 +146,19 @@ class Measurements(Database):
         Each has the latency of its latest stage, so that a repetition corrects a lucky first timing.
         """
         rank = sa.func.row_number().over(partition_by=_M.config, order_by=(STAGE_RANK, _M.latency_us)).label("place")
-        ranked = sa.select(_M.id, rank).where(*_same(_M, key_values(key)), *sound()).subquery()
+        ranked = sa.select(_M.id, rank).where(*_key_is(key), *sound()).subquery()
         best = _joined().join(ranked, ranked.c.id == _M.id).where(ranked.c.place == 1)
         with self.reading() as c:
             rows = c.execute(best.order_by(_M.latency_us, _M.id).limit(n + _SPARE)).all()
         return list(islice(self.sound(rows, measurement_from, _name), n))
+
+    def status_counts(self, key: Key) -> dict[str, int]:
+        """Candidates by status, each counted once, with the status of its latest stage."""
+        rank = sa.func.row_number().over(partition_by=_M.config, order_by=STAGE_RANK).label("place")
+        ranked = sa.select(_M.status, rank).where(*_key_is(key)).subquery()
+        counts = sa.select(ranked.c.status, sa.func.count()).where(ranked.c.place == 1).group_by(ranked.c.status)
+        with self.reading() as c:
+            return {str(status): int(count) for status, count in c.execute(counts)}
 
     def neighbours(
         self, family: str, device: str, exclude: str = "", *, extent: int | None = None, limit: int = 8
@@ -307,6 +315,10 @@ def _best_elsewhere() -> Any:
     ranked = sa.select(_M.id, rank.label("place")).where(of_workload, ~own, *sound()).subquery()
     query = _joined().join(ranked, ranked.c.id == _M.id).where(ranked.c.place <= sa.bindparam("places"))
     return query.order_by(ranked.c.place, _M.id)
+
+
+def _key_is(key: Key) -> list[Any]:
+    return _same(_M, key_values(key))
 
 
 def sound() -> list[Any]:

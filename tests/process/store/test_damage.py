@@ -194,6 +194,7 @@ def test_one_damaged_row_stops_nothing(
         assert store.activity()
         assert "run 2" in {r.command for r in store.runs(limit=2)}
         store.best(key)
+        store.status_counts(key)
         store.neighbours("f" * 64, key.device)
         winners(store, key)
         winners(store, replace(key, environment=FAR.strict))

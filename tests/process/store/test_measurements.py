@@ -169,6 +169,17 @@ def test_best_leaves_out_failures_of_any_stage(store: Store, key: Key) -> None:
     assert [m.config for m in store.best(key, n=5)] == [{"b": 1}]
 
 
+def test_status_counts_candidates_once(store: Store, key: Key) -> None:
+    store.add_measurement(ok(key, {"a": 1}, 1.0))
+    store.add_measurement(ok(key, {"a": 1}, 1.0, "repeat"))
+    store.add_measurement(ok(key, {"b": 1}, 1.0))
+    store.add_measurement(failed(key, {"b": 1}, Status.TIMEOUT, "repeat"))
+    for i, status in enumerate(s for s in Status if s != Status.OK):
+        store.add_measurement(failed(key, {"i": i}, status))
+    expected = {str(s): 1 for s in Status}
+    assert store.status_counts(key) == {**expected, "timeout": 2}
+
+
 def test_neighbours_prefer_the_same_device_then_the_nearest(store: Store) -> None:
     here = put_key(store, workload(64))
     store.add_measurement(ok(here, {"c": 0}, 1.0))

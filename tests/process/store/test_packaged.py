@@ -14,7 +14,8 @@ import autotune
 from autotune.cli import app
 from autotune.device import DeviceIdentity
 from autotune.errors import UserError
-from autotune.runtime.deployment import Deployment, deployment, use
+from autotune.runtime.control import unload
+from autotune.runtime.deployment import Deployment, use
 from autotune.runtime.ladder import Level, Match, Outcome
 from autotune.runtime.match import deployed_from_package, from_package, match
 from autotune.store import Store
@@ -65,7 +66,7 @@ def test_it_is_named_wherever_a_snapshot_is(
     try:
         assert autotune.load("package:h200").schedules()
     finally:
-        deployment().deploy_from(None)
+        unload()
     monkeypatch.setenv("AUTOTUNE_DB", "package:h200")
     assert app.main(["show", "--limit", "1"]) == 0
     assert "NVIDIA H200" in capsys.readouterr().out

@@ -14,6 +14,7 @@ import pytest
 import autotune
 from autotune.compiler.targets.cpu import launcher
 from autotune.errors import UserError
+from autotune.runtime.control import unload
 from autotune.runtime.deployment import Deployment, deployment, use
 from autotune.runtime.ladder import Level, Match
 from autotune.store import Schedule, Store, opening
@@ -103,7 +104,7 @@ def test_the_last_source_counts(own: Deployment, schedules: list[Schedule], tmp_
     with pytest.raises(UserError):
         autotune.load(tmp_path / "nowhere.atdb")
     assert name(own) == "tuned.atdb", "what was loaded stays"
-    own.deploy_from(None)
+    unload()
     assert name(own) == ""
 
 
