@@ -76,6 +76,15 @@ def search(monkeypatch: pytest.MonkeyPatch, db: str) -> searching.Search:
 
 
 @pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """The workers that are started. A search starts them when its fixture is made, in another thread."""
+    found: list[object] = []
+    begin = Worker.__enter__
+    monkeypatch.setattr(Worker, "__enter__", lambda self: (found.append(self), begin(self))[1])
+    return found
+
+
+@pytest.fixture
 def program(search: searching.Search) -> Iterator[Program]:
     made = Program(search)
     made.tell(device="cpu", numerics={}, seconds=600.0)
@@ -117,12 +126,9 @@ def test_nothing_is_reported_or_stored_before_inductor_has_finished(
 
 
 def test_the_processes_serve_the_next_graph_too(
-    program: Program, search: searching.Search, monkeypatch: pytest.MonkeyPatch, db: str
+    workers: list[object], program: Program, search: searching.Search, monkeypatch: pytest.MonkeyPatch, db: str
 ) -> None:
     """Its schedules are held back until it has been compiled, and its results are its own."""
-    workers: list[object] = []
-    begin = Worker.__enter__
-    monkeypatch.setattr(Worker, "__enter__", lambda self: (workers.append(self), begin(self))[1])
     monkeypatch.setattr(searching, "_overlaps", lambda device: True)
     monkeypatch.setattr("autotune.tuner.context.Context.baselines", lambda self, workload: None)
     program.tell(workloads=listed(A), end=500.0)
