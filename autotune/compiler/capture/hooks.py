@@ -127,8 +127,9 @@ def rewrite_joint(graph: fx.Graph) -> None:
 def _rewritable(graph: fx.Graph) -> fx.GraphModule | None:
     """The module of a graph; None if an option requires results that a rewrite changes, or the graph has streams."""
     assert graph.owning_module is not None
-    streams = any(stream_of(node) is not None for node in graph.nodes)
-    return None if requirements() or streams else graph.owning_module
+    if requirements() or any(stream_of(node) is not None for node in graph.nodes):
+        return None
+    return graph.owning_module
 
 
 def _is_joint(graph: fx.Graph) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
-from autotune.compiler.program.columns import piece_bytes
+from autotune.compiler.program.columns import SECTOR_BYTES, piece_bytes
 from autotune.compiler.program.passes import find_moments
 from autotune.compiler.program.rewrites import FEWEST
 from autotune.compiler.program.vectors import unit_axis
@@ -46,7 +46,7 @@ class Figures:
     ops_gs: float = 12000.0
     heavy_gs: float = 9000.0
     units: float = 132.0
-    sector_bytes: float = 32.0
+    sector_bytes: float = SECTOR_BYTES
     calibrated: bool = False
 
     @classmethod

@@ -29,6 +29,9 @@ from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph, Value, compute_type
 from autotune.ir.simplify import join_axes, remap, simplify
 
+SECTOR_BYTES = 32
+"""The bytes that a GPU's memory moves at least."""
+
 
 @dataclass(frozen=True)
 class Split:

@@ -9,8 +9,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
+from typing import ClassVar
 
-from autotune.compiler.program.columns import Split, finish_graph, main_program, piece_bytes, split_columns
+from autotune.compiler.program.columns import (
+    SECTOR_BYTES,
+    Split,
+    finish_graph,
+    main_program,
+    piece_bytes,
+    split_columns,
+)
 from autotune.compiler.program.program import Program, power_of_two
 from autotune.compiler.program.rewrites import cut_everything, widened
 from autotune.compiler.program.vectors import vector_length
@@ -31,11 +39,8 @@ MOST_ROWS_AT_ONCE = 1024
 SHORTEST_PIECE = 64
 """Bytes of a piece of an interleaved row from which other schemes are as fast: two sectors. On an H200 the scheme rows
 took 2.3 to 5 times the time of a group norm's bytes with pieces of 20, 1.1 to 2.3 times with 40, 1.0 to 1.3 above."""
-_SECTOR = 32
 ACCUMULATORS_KEPT = 128
 """Most 32-bit accumulators of a thread; with more, spilling is certain."""
-TWO_KERNELS = ("columns", "interleaved")
-"""The schemes of this module."""
 _FINISHES = ("outer", "rows")
 """Schemes of a finish: over the outer axis if that has a kernel, else row by row."""
 
@@ -107,14 +112,12 @@ class ColumnsScheme(Scheme):
     """Per-block partials of sums over the rows, and a second kernel."""
 
     name, rank, packs = "columns", 40, False
+    interleaved: ClassVar[bool] = False
 
     def check(self, graph: Graph) -> None:
         split = _split(graph)
-        if split.interleaved:
-            raise Unsupported("interleaved rows")
-        self._check(split)
-
-    def _check(self, split: Split) -> None:
+        if split.interleaved is not self.interleaved:
+            raise Unsupported("interleaved rows" if split.interleaved else "contiguous rows")
         if split.main.size(split.rows) < FEWEST_ROWS:
             raise Unsupported("few rows")
         if split.width < 8:
@@ -287,17 +290,16 @@ class InterleavedScheme(ColumnsScheme):
     """The same for rows of short pieces, whose sectors row-wise kernels would read once for each of several rows."""
 
     name, rank = "interleaved", 55
+    interleaved = True
 
     def check(self, graph: Graph) -> None:
         split = _split(graph)
-        if not split.interleaved:
-            raise Unsupported("contiguous rows")
         piece = max(piece_bytes(split.whole, i) for i in split.reduced)
-        if piece >= SHORTEST_PIECE or piece % _SECTOR == 0:
+        if piece >= SHORTEST_PIECE or piece % SECTOR_BYTES == 0:
             raise Unsupported("rows of whole sectors")
         if split.main.size(split.rows) // split.batches < FEWEST_ROWS:
             raise Unsupported("few rows in a batch")
-        self._check(split)
+        super().check(graph)
 
     def normalize(self, graph: Graph, config: Config) -> Config:
         """The same with whole sets of rows in each batch."""
@@ -307,3 +309,4 @@ class InterleavedScheme(ColumnsScheme):
 
 
 SCHEME, INTERLEAVED = ColumnsScheme(), InterleavedScheme()
+TWO_KERNELS = (SCHEME.name, INTERLEAVED.name)

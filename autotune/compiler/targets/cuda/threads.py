@@ -191,12 +191,12 @@ class RowThreads:
 
         With several batches, each has as many blocks, and ``row_sets`` becomes the end of the block's batch.
         """
-        several = self.tiles > 1
+        parts = self.tiles * self.batches
         out: list[Stmt] = [
-            Assign(self.chunk, quotient(BLOCK, self.tiles) if several else BLOCK),
+            Assign(self.chunk, quotient(BLOCK, self.tiles) if self.tiles > 1 else BLOCK),
             Assign(self.tile, Cast("int32", BLOCK - self.chunk * self.tiles)),
             Assign(self.first_column, self.number(self.tile * (self.row_threads * self.vec * self.packs))),
-            Assign(step, quotient(BLOCKS, self.tiles * self.batches) if several or self.batches > 1 else BLOCKS),
+            Assign(step, quotient(BLOCKS, parts) if parts > 1 else BLOCKS),
         ]
         if self.batches == 1:
             return out
