@@ -214,10 +214,12 @@ def split_columns(graph: Graph) -> Split:
     same = {a: a for a in range(len(whole.extents))}
     main = remap(replace(whole, outputs=stored), kept, same, whole.extents)
     columns = tuple(replace(c, value=kept.index(c.value)) for c in columns)
-    # The open extent must be the outermost.
-    batch = _order(main, axes.batch)
-    ordered = (*batch, *sorted(_order(main, rows), key=lambda a: a != 0))
-    split = Split(main, outputs, columns, ordered, _order(main, cols), graph, tuple(reduced), batch, bool(axes.across))
+    # The open extent must be the outermost. A main graph without outputs has no walks of its own.
+    walked = main if main.walks else graph
+    batch = _order(walked, axes.batch)
+    ordered = (*batch, *sorted(_order(walked, rows), key=lambda a: a != 0))
+    inner = _order(walked, cols)
+    split = Split(main, outputs, columns, ordered, inner, graph, tuple(reduced), batch, bool(axes.across))
     if any(set(spans) != cols for spans in map(split.spans, columns) if spans or axes.across):
         raise Unsupported("an accumulator that varies over some of the columns")
     return split

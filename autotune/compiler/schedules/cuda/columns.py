@@ -63,7 +63,7 @@ def accumulators(program: Program, vec: int, packs: int) -> int:
 def tile_threads(program: Program, vec: int) -> int:
     """Threads for a tile of columns of a pointwise kernel: 128 unless other numbers leave far fewer of them idle."""
     packs = -(-program.n_cols // vec)
-    most = min(128, max(8, power_of_two(packs)))
+    most = min(128, power_of_two(packs))
 
     def idle(t: int) -> float:
         return 1 - packs / (-(-packs // t) * t)
@@ -83,7 +83,7 @@ def _overlapped(program: Program, vec: int) -> list[Config]:
         t, rest = divmod(program.n_cols, vec * packs)
         if program.pointwise:
             t, rest = tile_threads(program, vec), 0
-        if rest or not 8 <= t <= 1024 or (t % 32 if t > 32 else t & (t - 1)):
+        if rest or t > 1024 or (t < 8 and not program.pointwise) or (t % 32 if t > 32 else t & (t - 1)):
             continue
         r = max(1, 256 // t)
         words = accumulators(program, vec, packs) + row_wise.kept_words(program) * vec * packs
@@ -142,15 +142,16 @@ class ColumnsScheme(Scheme):
         sizes = {vector_length(program, b) for b in usable}
         most = min(1024, max(1, power_of_two(-(-cols // min(vec, 4)))))
         if program.pointwise:
-            threads = [t for t in (8, 16, 32, 64, 128, 256, 512, 1024) if t <= most] or [most]
             suit = {tile_threads(program, v) for v in sizes}
+            least = min(8, *suit)
+            threads = [t for t in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024) if least <= t <= most] or [most]
             threads += [t for t in (96, 160, 192) if t in suit or any(cols % (t * v) == 0 for v in sizes)]
         else:
             least = 1
             while least < most and cols / least > 64 * vec:
                 least *= 2
             threads = row_wise.thread_counts(cols, sizes, max(8, least), most)
-        rows = [r for r in (1, 2, 4, 8, 16, 32) if r * min(threads) <= 1024]
+        rows = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r <= max(32, 256 // min(threads))]
         unroll = [1, 2, 4] if program.pointwise else [1]
         return narrow(space, threads_per_row=threads, rows_per_block=rows, unroll=unroll)
 
@@ -185,6 +186,7 @@ class ColumnsScheme(Scheme):
             "rows_per_block": max(1, 256 // t),
             "vector_bytes": vb,
             "blocks_per_sm": 2 if t >= 512 else 4,
+            "prefetch": program.pointwise,  # no thread waits for others: the bytes in flight matter
         }
         words = accumulators(program, vec, _packs(program, config, vec)) + row_wise.kept_words(program) * vec * packs
         if t == 512 and words + 28 <= 64:  # or only one of two blocks an SM would run

@@ -2,15 +2,13 @@
 
 Each thread holds one accumulator per lane (two for running moments) for every pack of columns it owns, over all rows of
 its block. The pass functions take and return them as a tuple ``g<pass>``. At the end the parts of a block's row groups
-are merged in shared memory, and each block writes one row of partials to scratch.
+are merged in shared memory, two at a time, and each block writes one row of partials to scratch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
-from operator import add
 
 from autotune.compiler.kernel import lower
 from autotune.compiler.kernel.lower import ONE, ZERO, reciprocal
@@ -27,7 +25,6 @@ from autotune.compiler.kernel.nodes import (
     Tuple,
     Var,
     conjunction,
-    loop,
     when,
 )
 from autotune.compiler.program.program import Pass
@@ -58,13 +55,34 @@ class Unit:
         return [x for lanes in self.parts.values() for x in lanes]
 
 
+@dataclass(frozen=True)
+class Step:
+    """A step of the merge of ``groups`` row groups, whose numbers of rows begin at ``first`` in shared memory."""
+
+    groups: int
+    first: int
+
+    @property
+    def half(self) -> int:
+        """Row groups that are left after the step."""
+        return -(-self.groups // 2)
+
+    @property
+    def pairs(self) -> int:
+        """Row groups that merge another one."""
+        return self.groups - self.half
+
+    @property
+    def end(self) -> int:
+        """One after the numbers of rows that are left after the step."""
+        return self.first + self.groups + self.half
+
+
 class Accumulators:
     """The statements around the row loop of one kernel."""
 
     group_rows = Var("hc", "float32")
-    """Rows of each of the block's row groups, in shared memory."""
-    merged = Var("na", "float32")
-    """Rows that are merged so far."""
+    """Rows of each of the block's row groups at each step of their merge, in shared memory."""
 
     def __init__(self, emitter: CudaEmitter, threads: RowThreads) -> None:
         self.emitter, self.threads, self.columns = emitter, threads, emitter.program.columns
@@ -142,7 +160,7 @@ class Accumulators:
         for t in sorted(self.types):
             both_parts = 2 if t == "float32" and self.moments else 1
             out.append(Shared(self._array(t), both_parts * self.span * self.emitter.vec, t))
-        return out + ([Shared(self.group_rows, self.threads.rows_per_block, "float32")] if self.moments else [])
+        return out + ([Shared(self.group_rows, self._steps()[-1].end, "float32")] if self.moments else [])
 
     def _array(self, dtype: str) -> Var:
         return Var(f"h{dtype}", dtype)
@@ -152,13 +170,12 @@ class Accumulators:
         threads, seen, total = self.threads, self.emitter.seen, Var("total", "float32")
         groups = threads.rows_per_block
         out: list[Stmt] = []
-        if self.moments and groups > 1:  # each row group leaves the number of its rows in shared memory
-            out.append(when(threads.thread.equals(0), [Assign(self.group_rows[threads.row_group], seen)]))
+        if self.moments and groups > 1:
+            out += self._count_rows()
         for unit in self.units():
             out += self._gather(unit) + self._store(unit)
         if self.moments:
-            out += [BARRIER] if groups > 1 else []
-            rows = reduce(add, [self.group_rows[group] for group in range(groups)]) if groups > 1 else seen
+            rows = self.group_rows[self._steps()[-1].end - 1] if groups > 1 else seen
             first = conjunction(THREAD.equals(0), threads.first_tile)
             store = Store("float32", "default", Pointer(self.first), Cast("int64", threads.chunk), (total,))
             out += [Assign(total, rows), when(first, [store])]
@@ -172,40 +189,61 @@ class Accumulators:
                 out += [Assign(x, held[order.index((unit.column, part, n))]) for n, x in enumerate(lanes)]
         return out + (self._reduce(unit) if self.threads.rows_per_block > 1 else [])
 
+    def _steps(self) -> list[Step]:
+        """The steps of the merge: the upper half of the row groups leaves its parts for the lower half."""
+        steps, groups, first = list[Step](), self.threads.rows_per_block, 0
+        while groups > 1:
+            steps.append(Step(groups, first))
+            first, groups = first + groups, steps[-1].half
+        return steps
+
+    def _count_rows(self) -> list[Stmt]:
+        """Leave the number of rows of each row group at each step in shared memory."""
+        threads, group, rows = self.threads, self.threads.row_group, self.group_rows
+        out: list[Stmt] = [when(threads.thread.equals(0), [Assign(rows[group], self.emitter.seen)])]
+        for step in self._steps():
+            mine, after = rows[group + step.first], rows[group + (step.first + step.groups)]
+            added = when(group < step.pairs, [Assign(after, mine + rows[group + (step.first + step.half)])])
+            alone = [when(group.equals(step.pairs), [Assign(after, mine)])] if step.pairs < step.half else []
+            out += [BARRIER, when(threads.thread.equals(0), [added, *alone])]
+        return out
+
     def _reduce(self, unit: Unit) -> list[Stmt]:
-        threads, row_group, group = self.threads.threads_per_row, self.threads.row_group, Var("j")
+        threads, group = self.threads.threads_per_row, self.threads.row_group
         firsts = {x: n * self.span for n, x in enumerate(unit.variables)}
 
         def word(x: Var, thread: Expr) -> Item:
             return self._array(x.dtype)[Cast("uint32", thread)]
 
-        def other(x: Var) -> Expr:
-            return word(x, Const(firsts[x]) + (group - 1) * threads + self.threads.thread)
-
+        out: list[Stmt] = [BARRIER]
         leave = [Assign(word(x, Const(at) + THREAD - threads), x) for x, at in firsts.items()]
-        moments = self.columns[unit.column].kind == "moments"
-        first: list[Stmt] = [Assign(self.merged, self.group_rows[0])] if moments else []
-        others = loop(group, self.threads.rows_per_block, self._merge(unit, other, self.group_rows[group]), start=1)
-        return [BARRIER, when(row_group > 0, leave), BARRIER, when(row_group.equals(0), [*first, others])]
+        for step in self._steps():
+            others = {x: word(x, THREAD + (at + (step.half - 1) * threads)) for x, at in firsts.items()}
+            upper = conjunction(group >= step.half, group < step.groups)
+            out += [when(upper, leave), BARRIER, when(group < step.pairs, self._merge(unit, others, step))]
+        return out
 
-    def _merge(self, unit: Unit, other: Callable[[Var], Expr], rows: Expr) -> list[Stmt]:
-        """Merge accumulators of ``rows`` other rows, ``other(x)`` for each variable.
+    def _merge(self, unit: Unit, others: Mapping[Var, Expr], step: Step) -> list[Stmt]:
+        """Merge the accumulators of another row group, ``others[x]`` for each variable.
 
         Means and squared deviations go by Chan, Golub and LeVeque.
         """
-        c, parts, merged = self.columns[unit.column], unit.parts, self.merged
+        c, parts, group, rows = self.columns[unit.column], unit.parts, self.threads.row_group, self.group_rows
         if c.kind != "moments":
-            return [Assign(x, lower.combine(c.kind, c.dtype, x, other(x))) for x in parts[""]]
-        own, together, weight, apart = (Var(name, "float32") for name in ("nb", "nt", "wb", "dm"))
-        out: list[Stmt] = [Assign(own, rows), Assign(together, merged + own)]
-        out.append(Assign(weight, Select(together > ZERO, own / together, ZERO)))
+            return [Assign(x, lower.combine(c.kind, c.dtype, x, others[x])) for x in parts[""]]
+        own, theirs, together, weight, apart = (Var(name, "float32") for name in ("na", "nb", "nt", "wb", "dm"))
+        out: list[Stmt] = [
+            Assign(own, rows[group + step.first]),
+            Assign(theirs, rows[group + (step.first + step.half)]),
+        ]
+        out += [Assign(together, own + theirs), Assign(weight, Select(together > ZERO, theirs / together, ZERO))]
         for mean, square in zip(parts["m"], parts["s"], strict=True):
             out += [
-                Assign(apart, other(mean) - mean),
-                Assign(square, square + other(square) + apart * apart * merged * weight),
+                Assign(apart, others[mean] - mean),
+                Assign(square, square + others[square] + apart * apart * own * weight),
                 Assign(mean, mean + apart * weight),
             ]
-        return [*out, Assign(merged, together)]
+        return out
 
     def _store(self, unit: Unit) -> list[Stmt]:
         threads, column = self.threads, Var("cp")
