@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.capture.attention.launching import differentiable
-from autotune.compiler.capture.attention.sizes import LAST
+from autotune.compiler.capture.attention.sizes import LAST, index_dtype
 
 aten = torch.ops.aten
 BY_LENGTHS, CUDNN, FLASH = "lengths", "cudnn", "flash"
@@ -57,11 +57,11 @@ def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, 
         keys. int32 ``[2 B + 1]`` twice: the first query and the first key of each sequence, then their total numbers.
     """
     batch, keys = valid.shape
-    place = torch.arange(keys, device=valid.device, dtype=torch.int32)
-    low = torch.where(valid, place, LAST).amin(1).clamp(max=keys)
-    high = torch.where(valid, place + 1, 0).amax(1)
+    place = torch.arange(keys, device=valid.device, dtype=index_dtype(keys))
+    low = torch.where(valid, place, LAST).amin(1).clamp(max=keys).int()
+    high = torch.where(valid, place + 1, 0).amax(1).int()
     if causal:
-        first = torch.where(valid, LAST, place).amin(1).clamp(max=keys)
+        first = torch.where(valid, LAST, place).amin(1).clamp(max=keys).int()
     else:
         seen = valid.sum(1, dtype=torch.int32)
         one_side = (seen == 0) | ((seen == high - low) & ((low == 0) | (high == keys)))

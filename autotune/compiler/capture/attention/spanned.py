@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.capture.attention.launching import differentiable
-from autotune.compiler.capture.attention.sizes import LAST
+from autotune.compiler.capture.attention.sizes import LAST, index_dtype
 
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("mask_spans(Tensor mask) -> (Tensor, Tensor, Tensor)")
@@ -40,8 +40,9 @@ def _spans(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         not see all keys of its span. An empty span begins behind the last index and ends at 0.
     """
     queries, keys = mask.shape[1:]
-    row = torch.arange(queries, device=mask.device, dtype=torch.int32)[:, None]
-    key = torch.arange(keys, device=mask.device, dtype=torch.int32)
+    dtype = index_dtype(queries, keys)
+    row = torch.arange(queries, device=mask.device, dtype=dtype)[:, None]
+    key = torch.arange(keys, device=mask.device, dtype=dtype)
     low, high = torch.where(mask, key, LAST).amin(2).clamp(max=keys), torch.where(mask, key + 1, 0).amax(2)
     first, end = torch.where(mask, row, LAST).amin(1).clamp(max=queries), torch.where(mask, row + 1, 0).amax(1)
     holes = (mask.sum(2, dtype=torch.int32) < high - low).any(1)

@@ -119,9 +119,10 @@ class TransposeScheme(Scheme):
         return c | {"threads_per_row": threads, "vector_bytes": t.size * widest, "tile": side}
 
     def default(self, graph: Graph) -> Config:
-        """Tiles with a cache line per row, or smaller ones if there are few."""
+        """Tiles with a cache line per row, or smaller ones if there are few or an axis is shorter."""
         t = tiling(graph)
-        side = 64 if t.size <= 2 and _tiles(t, 64) >= FEW else 32
+        fits = min(t.program.graph.extents[t.x], t.program.graph.extents[t.y]) >= 64
+        side = 64 if t.size <= 2 and fits and _tiles(t, 64) >= FEW else 32
         widest = _vectors(t)[0]
         return self.normalize(graph, PLAIN_CUDA | {"threads_per_row": 256, "vector_bytes": widest, "tile": side})
 
