@@ -128,6 +128,25 @@ def takes_kernels(patches: Mapping[str, Any]) -> bool:
     return refused is None
 
 
+def permits_kernels(options: Mapping[str, Any], device: str | None) -> bool:
+    """True if no option of Inductor excludes every stored kernel; else a search would find no region.
+
+    Args:
+        options: ``mode`` and ``options`` as the user gave them to ``torch.compile``, without autotune's own.
+        device: of :func:`autotune.runtime.inductor.code.device_of`.
+
+    Raises:
+        RuntimeError: of :func:`inductor_settings`.
+    """
+    from torch._inductor import config
+
+    from autotune.compiler.capture.options import requirements
+
+    patches = inductor_settings(options)
+    with config.patch(dict(patches)):
+        return takes_kernels(patches) and not requirements(device or "")
+
+
 def _fuses_attention(patches: Mapping[str, Any]) -> bool:
     """True if the setting and Inductor's options permit it. An invalid variable must not end a compilation."""
     from torch._inductor import config

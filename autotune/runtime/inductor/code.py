@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from autotune.device import identify
+from autotune.errors import UserError
 from autotune.files import whole_file
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.region_call import WRITTEN
@@ -53,7 +54,8 @@ def device_of(inputs: Sequence[Any]) -> str | None:
 def name_of(gm: fx.GraphModule, device: str) -> str:
     """Return the SHA-256 of a Dynamo graph: its calls, the layouts of its inputs, and the kind of device.
 
-    The graph lacks the modes around its call: a validation under ``torch.no_grad()`` has the graph of the training.
+    The graph lacks the modes around its call: a validation under ``torch.no_grad()`` has the graph of the training. The
+    settings on which its regions depend are in the name too.
 
     Args:
         device: "cpu" or "cuda:N"; its index does not matter.
@@ -63,10 +65,14 @@ def name_of(gm: fx.GraphModule, device: str) -> str:
 
 
 def _modes(device: str) -> str:
-    """The modes around a call on which the traced operators depend."""
+    """The modes around a call, and the settings, on which the traced operators and the regions depend."""
     kind = torch.device(device).type
     casts = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    return f"{torch.is_grad_enabled()} {casts}"
+    try:
+        settings = f"{deployment().settings.attention} {deployment().settings.products}"
+    except UserError:  # an invalid variable, which the look-up reports
+        settings = ""
+    return f"{torch.is_grad_enabled()} {casts} {settings}"
 
 
 _UNNAMED = re.compile(r"(cuda):\d+| at 0x[0-9a-f]+")
@@ -94,9 +100,11 @@ def _lines(gm: fx.GraphModule) -> Iterator[str]:
 
 
 def _layout(value: Any) -> str:
+    """What a region depends on of an input: channels last are other regions, and so are the shards of a DTensor."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    return f"{value.dtype}{tuple(value.shape)}{value.requires_grad}"
+    strides = value.stride() if value.layout is torch.strided else value.layout
+    return f"{value.dtype}{tuple(value.shape)}{strides}{value.requires_grad}{getattr(value, 'placements', '')}"
 
 
 def new_name() -> str:

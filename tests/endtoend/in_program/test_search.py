@@ -23,6 +23,7 @@ from autotune.in_program.backend import dynamo_backend
 from autotune.in_program.traced import Traced
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
+from autotune.runtime.inductor import verdict
 from autotune.store import Store
 from autotune.store.snapshot_writer import export_snapshot
 from tests.support.runtime.searches import Searches
@@ -312,6 +313,40 @@ def test_a_snapshot_is_deployed_from_and_nothing_is_searched(
 def test_an_option_that_is_no_number_of_seconds_is_named(searches: Searches) -> None:
     with pytest.raises(Exception, match=r"options\['search'\]: 'long' must be a number of seconds"):
         train(1, search="long")
+
+
+def test_another_memory_format_is_searched_too(searches: Searches) -> None:
+    """Its graph has the same calls, and other regions."""
+    run = torch.compile(
+        lambda x: nn.functional.silu(nn.functional.group_norm(x, 4)), backend=dynamo_backend, options={"search": 500}
+    )
+    x = torch.randn(2, 32, 16, 16)
+    for one in (x, x.to(memory_format=torch.channels_last)):
+        torch._dynamo.reset()
+        run(one)
+    first, second = searches.labels
+    assert first != second
+
+
+@pytest.mark.parametrize("option", ["emulate_precision_casts", "aot_inductor.use_runtime_constant_folding"])
+def test_what_an_option_excluded_is_searched_without_it(searches: Searches, option: str) -> None:
+    train(1, search=100, **{option: True})
+    assert searches.labels == []
+    torch._dynamo.reset()
+    train(1, search=100)
+    assert [len(labels) for labels in searches.labels] == [2]
+
+
+def test_a_graph_that_ranks_did_not_look_at_counts_as_not_searched(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as differing:
+        differing.setattr(verdict, "ranks_agree", lambda graph, inputs: False)
+        train(1, search=100)
+    assert searches.labels == []
+    torch._dynamo.reset()
+    train(1, search=100)
+    assert [len(labels) for labels in searches.labels] == [2]
 
 
 def test_a_graph_of_any_number_of_rows(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:
