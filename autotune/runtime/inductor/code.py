@@ -9,6 +9,7 @@ none, and they may search the regions without compiling them first. The file is 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -157,6 +158,8 @@ class Code:
     def write(self, graph: str, mode: str) -> None:
         """Store it as the code of a Dynamo graph; arguments as of :func:`stored_code`."""
         path = _path(graph, mode)
+        if path in _forgotten:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             pickle.dump(self, file)
@@ -176,6 +179,24 @@ def earlier(gm: fx.GraphModule, inputs: Sequence[Any], mode: str) -> Code | None
     """
     device = device_of(inputs) if _folder().is_dir() else None
     return None if device is None else stored_code(name_of(gm, device), mode)
+
+
+def path_of(gm: fx.GraphModule, inputs: Sequence[Any], mode: str) -> Path | None:
+    """The file of a graph's code; None without a device. Arguments as of :func:`earlier`."""
+    device = device_of(inputs)
+    return None if device is None else _path(name_of(gm, device), mode)
+
+
+_forgotten: set[Path] = set()
+"""Files of code that this process must not store."""
+
+
+def forget(path: Path | None) -> None:
+    """Remove stored code, and store none in its place in this process. Never raises."""
+    if path is not None:
+        _forgotten.add(path)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def stored_code(graph: str, mode: str) -> Code | None:
