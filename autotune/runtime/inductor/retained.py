@@ -2,8 +2,8 @@
 
 A backward graph may reuse the memory of tensors that autograd saved for it alone. So torch refuses to run it with
 ``retain_graph=True``. ``torch.compile`` compiles a backward graph in the first backward pass, and without such reuse if
-that pass retains its graph. A search compiles it earlier (``force_non_lazy_backward_lowering``). Here it is compiled again
-in such a pass. torch 2.11 and 2.12 have no place for that.
+that pass retains its graph. A search compiles it earlier (``force_non_lazy_backward_lowering``). Here it is compiled
+again in such a pass. torch 2.11 and 2.12 have no place for that.
 """
 
 from __future__ import annotations
