@@ -156,10 +156,15 @@ def permits_kernels(options: Mapping[str, Any], device: str | None) -> bool:
     from torch._inductor import config
 
     from autotune.compiler.capture.options import requirements
+    from autotune.ir.nodes import asked
 
     patches = inductor_settings(options)
+    try:
+        precision = asked()
+    except UserError:  # of an invalid variable, which the look-up reports
+        precision = ""
     with config.patch(dict(patches)):
-        return takes_kernels(patches) and not requirements(device or "")
+        return takes_kernels(patches) and not requirements(device or "", precision)
 
 
 def _fuses_attention(patches: Mapping[str, Any]) -> bool:

@@ -29,6 +29,7 @@ from torch import fx
 from autotune.device import identify
 from autotune.errors import UserError
 from autotune.files import whole_file
+from autotune.ir.nodes import asked
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.region_call import WRITTEN
 from autotune.runtime.inductor.verdict import Surveyed
@@ -70,7 +71,7 @@ def _modes(device: str) -> str:
     kind = torch.device(device).type
     casts = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     try:
-        settings = f"{deployment().settings.attention} {deployment().settings.products}"
+        settings = f"{deployment().settings.attention} {deployment().settings.products} {asked()}"
     except UserError:  # an invalid variable, which the look-up reports
         settings = ""
     return f"{torch.is_grad_enabled()} {casts} {settings}"

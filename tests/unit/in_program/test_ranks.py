@@ -96,12 +96,18 @@ def test_other_layouts_and_settings_have_other_names(monkeypatch: pytest.MonkeyP
     for placements in ("Shard(0)", "Replicate()"):
         shard.placements = placements  # type: ignore[attr-defined]
         names.append(name_of(graph("cuda:0", 4, x_like=shard), "cpu"))
-    for name, value in (("AUTOTUNE_ATTENTION", "keep"), ("AUTOTUNE_PRODUCTS", "search"), ("AUTOTUNE_PRODUCTS", "some")):
+    for name, value in (
+        ("AUTOTUNE_ATTENTION", "keep"),
+        ("AUTOTUNE_PRODUCTS", "search"),
+        ("AUTOTUNE_PRECISION", "strict"),
+    ):
         monkeypatch.setenv(name, value)
         use(Deployment())
         names.append(name_of(graph("cuda:0", 4), "cpu"))
-    use(Deployment())
     assert len(set(names)) == len(names)
+    monkeypatch.setenv("AUTOTUNE_PRECISION", "some")  # an invalid variable ends no compilation
+    name_of(graph("cuda:0", 4), "cpu")
+    use(Deployment())
     name_of(graph("cuda:0", 4, x_like=torch.ones(8, 4).to_sparse()), "cpu")
 
 
