@@ -14,7 +14,7 @@ from torch import fx
 
 from autotune.errors import UserError
 from autotune.in_program.options import asked, forget_breaks, is_enough, more_follow, predicts
-from autotune.runtime.backend import Compiled, compile_graph
+from autotune.runtime.backend import Compiled, compile_graph, permits_kernels
 from autotune.runtime.settings import Verify
 
 
@@ -94,9 +94,11 @@ def _compiled(gm: fx.GraphModule, inputs: Sequence[Any], options: Mapping[str, A
     if not (seconds or predicted) or _ahead_of_time():
         return compile_graph(gm, inputs, rest, verify=verify)
     more = more_follow(gm)  # also for a graph whose code an earlier process has stored
-    from autotune.runtime.inductor.code import earlier
+    from autotune.runtime.inductor.code import device_of, earlier
     from autotune.runtime.inductor.verdict import base_mode
 
+    if not permits_kernels(rest, device_of(inputs)):
+        return compile_graph(gm, inputs, rest, verify=verify)
     mode = base_mode(rest.get("mode"))
     code = earlier(gm, inputs, mode)
     if code is not None and is_enough(code.budget_s, seconds):

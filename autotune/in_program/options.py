@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UserError
@@ -33,8 +35,8 @@ SHARE, _SHARE_OF_SEVERAL = 0.9, 0.5
 _lock = threading.RLock()
 _tuning: list[float] = []
 _spent_s = 0.0
-_unfinished = 0
-"""Functions that Dynamo has divided at a graph break, and whose last graph has not been compiled."""
+_unfinished: dict[int, list[tuple[str, str, int]]] = {}
+"""Functions that Dynamo has divided at a graph break, and whose last graph has not been compiled, by thread."""
 
 
 @contextlib.contextmanager
@@ -135,20 +137,38 @@ def spending() -> Iterator[None]:
 def more_follow(gm: fx.GraphModule) -> bool:
     """True if further graphs of the same function follow a Dynamo graph. Call it once for each graph, in their order.
 
-    At a graph break Dynamo ends a graph, and compiles the rest of the function as a function of its own. A rest without
-    operators is not compiled: then its function counts as unfinished until ``torch._dynamo.reset()``.
+    At a graph break Dynamo ends a graph, and compiles the rest of the function as a function of its own. The first part
+    calls it. A rest without operators is not compiled: then its function is finished when it is no longer running.
     """
     from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    global _unfinished
     reason = getattr(gm, "compile_subgraph_reason", None)
-    breaks = bool(getattr(reason, "graph_break", False))
     translator = getattr(InstructionTranslator, "current_tx", lambda: None)()  # None: Dynamo did not call the backend
-    continues = translator is not None and translator.f_code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX)
+    if translator is None:
+        return False
+    running = set(_running())
     with _lock:
-        _unfinished = max(0, _unfinished + breaks - continues)
-        return _unfinished > 0
+        unfinished = [one for one in _unfinished.pop(threading.get_ident(), ()) if one in running]
+        if unfinished and translator.f_code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX):
+            unfinished.pop()
+        if getattr(reason, "graph_break", False):
+            unfinished.append(_identity(translator.f_code))
+        if unfinished:
+            _unfinished[threading.get_ident()] = unfinished
+        return bool(unfinished)
+
+
+def _identity(code: CodeType) -> tuple[str, str, int]:
+    """What Dynamo's code of a function has in common with the function's own code."""
+    return code.co_filename, code.co_name, code.co_firstlineno
+
+
+def _running() -> Iterator[tuple[str, str, int]]:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        yield _identity(frame.f_code)
+        frame = frame.f_back
 
 
 def share_of(more: bool) -> float:
@@ -158,9 +178,8 @@ def share_of(more: bool) -> float:
 
 def forget_breaks() -> None:
     """Count graph breaks from zero, since ``torch._dynamo.reset()`` has dropped the functions."""
-    global _unfinished
     with _lock:
-        _unfinished = 0
+        _unfinished.clear()
 
 
 def predicts(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:

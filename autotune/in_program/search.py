@@ -257,7 +257,8 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
         replace(row, why=_UNREACHED) if row.what in labels and not row.stored else row for row in one.apart.rows
     ]
     won = any(result.winner == "autotune" for result in found)
-    searched_s = budget_s if not missed or any(map(is_decided, found)) else 0.0  # else the next process searches
+    complete = bool(one.graphs) and not missed  # ranks that do not agree look at no graph
+    searched_s = budget_s if complete or any(map(is_decided, found)) else 0.0  # else the next process searches
     record = {"budget_s": searched_s, "tries": 0, "cut": True, "command": COMMAND}
     note_verdicts([one], record, after=won or not turn.alone)
     return won

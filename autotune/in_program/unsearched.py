@@ -88,7 +88,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             won = trying.end(granted)
             _waited_s += time.monotonic() - begin - compile_s
             log.debug("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
-            if not trying.left:  # the next process tries the others
+            if one.graphs and not trying.left:  # the next process tries the others; ranks may have looked at no graph
                 search.note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not turn.alone)
             turn.end()
             if not won and turn.alone:

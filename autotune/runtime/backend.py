@@ -84,7 +84,6 @@ def compile_graph(
         code: the name of the code in torch's caches (:mod:`autotune.runtime.inductor.code`); "" for the name that an
             earlier search gave it.
     """
-    from torch._functorch import config as functorch
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
@@ -101,16 +100,32 @@ def compile_graph(
             if found is not None:
                 found.load()
         patches |= passes(patches, mode, trial, verify, cpp=cpp, bare=bare, code=code)
+    compiling = _with_backward(gm, example_inputs, base_mode(options.get("mode"))) if code else contextlib.nullcontext()
     if _fuses_attention(patches):
         changed = rewrite_attention(gm)
         deployment().count("attention", changed)
         if trial is not None:
             trial.attention += changed
-    # Named code includes the backward graph, whose regions must not wait for the first backward pass.
-    eager = functorch.patch(force_non_lazy_backward_lowering=True) if code else contextlib.nullcontext()
-    with eager:
+    with compiling:
         compiled: Any = compile_fx(gm, list(example_inputs), config_patches=patches or None)
     return _to_be_saved(compiled)
+
+
+def _with_backward(gm: fx.GraphModule, inputs: Sequence[Any], mode: str) -> contextlib.ExitStack:
+    """Context manager in which a backward graph is compiled with its forward graph, and not in the first backward pass.
+
+    Named code includes the backward graph, whose regions must not wait for that. If a backward pass retains its graph,
+    the code is not used by later processes: they compile without a name, in the first backward pass.
+    """
+    from torch._functorch import config as functorch
+
+    from autotune.runtime.inductor.code import forget, path_of
+    from autotune.runtime.inductor.retained import compiled_again
+
+    path, made = path_of(gm, inputs, mode), contextlib.ExitStack()
+    made.enter_context(functorch.patch(force_non_lazy_backward_lowering=True))
+    made.enter_context(compiled_again(lambda: forget(path)))
+    return made
 
 
 def takes_kernels(patches: Mapping[str, Any]) -> bool:
@@ -126,6 +141,30 @@ def takes_kernels(patches: Mapping[str, Any]) -> bool:
     if refused is not None:
         deployment().warn_once(refused, f"autotune: stored kernels are not used with Inductor's {refused}")
     return refused is None
+
+
+def permits_kernels(options: Mapping[str, Any], device: str | None) -> bool:
+    """True if no option of Inductor excludes every stored kernel; else a search would find no region.
+
+    Args:
+        options: ``mode`` and ``options`` as the user gave them to ``torch.compile``, without autotune's own.
+        device: of :func:`autotune.runtime.inductor.code.device_of`.
+
+    Raises:
+        RuntimeError: of :func:`inductor_settings`.
+    """
+    from torch._inductor import config
+
+    from autotune.compiler.capture.options import requirements
+    from autotune.ir.nodes import asked
+
+    patches = inductor_settings(options)
+    try:
+        precision = asked()
+    except UserError:  # of an invalid variable, which the look-up reports
+        precision = ""
+    with config.patch(dict(patches)):
+        return takes_kernels(patches) and not requirements(device or "", precision)
 
 
 def _fuses_attention(patches: Mapping[str, Any]) -> bool:

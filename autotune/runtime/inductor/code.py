@@ -9,6 +9,7 @@ none, and they may search the regions without compiling them first. The file is 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -26,7 +27,9 @@ import torch
 from torch import fx
 
 from autotune.device import identify
+from autotune.errors import UserError
 from autotune.files import whole_file
+from autotune.ir.nodes import asked
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.region_call import WRITTEN
 from autotune.runtime.inductor.verdict import Surveyed
@@ -53,7 +56,8 @@ def device_of(inputs: Sequence[Any]) -> str | None:
 def name_of(gm: fx.GraphModule, device: str) -> str:
     """Return the SHA-256 of a Dynamo graph: its calls, the layouts of its inputs, and the kind of device.
 
-    The graph lacks the modes around its call: a validation under ``torch.no_grad()`` has the graph of the training.
+    The graph lacks the modes around its call: a validation under ``torch.no_grad()`` has the graph of the training. The
+    settings on which its regions depend are in the name too.
 
     Args:
         device: "cpu" or "cuda:N"; its index does not matter.
@@ -63,10 +67,14 @@ def name_of(gm: fx.GraphModule, device: str) -> str:
 
 
 def _modes(device: str) -> str:
-    """The modes around a call on which the traced operators depend."""
+    """The modes around a call, and the settings, on which the traced operators and the regions depend."""
     kind = torch.device(device).type
     casts = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-    return f"{torch.is_grad_enabled()} {casts}"
+    try:
+        settings = f"{deployment().settings.attention} {deployment().settings.products} {asked()}"
+    except UserError:  # an invalid variable, which the look-up reports
+        settings = ""
+    return f"{torch.is_grad_enabled()} {casts} {settings}"
 
 
 _UNNAMED = re.compile(r"(cuda):\d+| at 0x[0-9a-f]+")
@@ -94,9 +102,11 @@ def _lines(gm: fx.GraphModule) -> Iterator[str]:
 
 
 def _layout(value: Any) -> str:
+    """What a region depends on of an input: channels last are other regions, and so are the shards of a DTensor."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
-    return f"{value.dtype}{tuple(value.shape)}{value.requires_grad}"
+    strides = value.stride() if value.layout is torch.strided else value.layout
+    return f"{value.dtype}{tuple(value.shape)}{strides}{value.requires_grad}{getattr(value, 'placements', '')}"
 
 
 def new_name() -> str:
@@ -149,6 +159,8 @@ class Code:
     def write(self, graph: str, mode: str) -> None:
         """Store it as the code of a Dynamo graph; arguments as of :func:`stored_code`."""
         path = _path(graph, mode)
+        if path in _forgotten:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as file:
             pickle.dump(self, file)
@@ -168,6 +180,24 @@ def earlier(gm: fx.GraphModule, inputs: Sequence[Any], mode: str) -> Code | None
     """
     device = device_of(inputs) if _folder().is_dir() else None
     return None if device is None else stored_code(name_of(gm, device), mode)
+
+
+def path_of(gm: fx.GraphModule, inputs: Sequence[Any], mode: str) -> Path | None:
+    """The file of a graph's code; None without a device. Arguments as of :func:`earlier`."""
+    device = device_of(inputs)
+    return None if device is None else _path(name_of(gm, device), mode)
+
+
+_forgotten: set[Path] = set()
+"""Files of code that this process must not store."""
+
+
+def forget(path: Path | None) -> None:
+    """Remove stored code, and store none in its place in this process. Never raises."""
+    if path is not None:
+        _forgotten.add(path)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def stored_code(graph: str, mode: str) -> Code | None:

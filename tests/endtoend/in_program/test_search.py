@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as aot_config
+from torch._functorch._aot_autograd import runtime_wrappers
 
 import autotune
 from autotune.in_program import contest, options, search, searcher
@@ -23,6 +25,7 @@ from autotune.in_program.backend import dynamo_backend
 from autotune.in_program.traced import Traced
 from autotune.measure.child import Child
 from autotune.runtime.deployment import deployment
+from autotune.runtime.inductor import code, verdict
 from autotune.store import Store
 from autotune.store.snapshot_writer import export_snapshot
 from tests.support.runtime.searches import Searches
@@ -312,6 +315,72 @@ def test_a_snapshot_is_deployed_from_and_nothing_is_searched(
 def test_an_option_that_is_no_number_of_seconds_is_named(searches: Searches) -> None:
     with pytest.raises(Exception, match=r"options\['search'\]: 'long' must be a number of seconds"):
         train(1, search="long")
+
+
+@pytest.mark.skipif(not hasattr(runtime_wrappers, "_AutogradBackwardCompiler"), reason="torch 2.13")
+@pytest.mark.parametrize("steps", [1, STEPS + 2])
+def test_graph_may_be_retained_in_the_first_backward_pass(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: int
+) -> None:
+    """A plain torch.compile compiles the backward graph then. The next process has torch's caches."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "caches"))
+    monkeypatch.setattr(code, "_forgotten", set())
+    faster(monkeypatch, kept=True)
+
+    def both(run: Any) -> Tensor:
+        x = torch.linspace(-1, 1, 64 * 48).view(64, 48).requires_grad_()
+        found = run(x)
+        found.backward(retain_graph=True)
+        (2 * found).backward()
+        assert x.grad is not None
+        return x.grad
+
+    torch.manual_seed(0)
+    model = Model()
+    want = both(model)
+    with torch._inductor.config.patch(fx_graph_cache=True), aot_config.patch(enable_autograd_cache=True):
+        for process in range(3):
+            torch._dynamo.reset()
+            code._forgotten.clear()
+            run = torch.compile(model, backend=dynamo_backend, options={"search": 100})
+            for _ in range(1 if process else steps):
+                torch.testing.assert_close(both(run), want, rtol=1e-4, atol=1e-5)
+    assert len(searches.labels) == 1
+    assert autotune.counters().hits
+
+
+def test_another_memory_format_is_searched_too(searches: Searches) -> None:
+    """Its graph has the same calls, and other regions."""
+    run = torch.compile(
+        lambda x: nn.functional.silu(nn.functional.group_norm(x, 4)), backend=dynamo_backend, options={"search": 500}
+    )
+    x = torch.randn(2, 32, 16, 16)
+    for one in (x, x.to(memory_format=torch.channels_last)):
+        torch._dynamo.reset()
+        run(one)
+    first, second = searches.labels
+    assert first != second
+
+
+@pytest.mark.parametrize("option", ["emulate_precision_casts", "aot_inductor.use_runtime_constant_folding"])
+def test_what_an_option_excluded_is_searched_without_it(searches: Searches, option: str) -> None:
+    train(1, search=100, **{option: True})
+    assert searches.labels == []
+    torch._dynamo.reset()
+    train(1, search=100)
+    assert [len(labels) for labels in searches.labels] == [2]
+
+
+def test_a_graph_that_ranks_did_not_look_at_counts_as_not_searched(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as differing:
+        differing.setattr(verdict, "ranks_agree", lambda graph, inputs: False)
+        train(1, search=100)
+    assert searches.labels == []
+    torch._dynamo.reset()
+    train(1, search=100)
+    assert [len(labels) for labels in searches.labels] == [2]
 
 
 def test_a_graph_of_any_number_of_rows(searches: Searches, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -140,3 +141,26 @@ def test_a_wrong_variable_leaves_a_model_as_it_was(db: str, monkeypatch: pytest.
     torch._dynamo.reset()
     torch.testing.assert_close(torch.compile(scaled, backend="autotune")(X), scaled(X))
     assert autotune.counters()["hits"] == 0
+
+
+@pytest.mark.parametrize("part", ["", "forward", "backward"])
+def test_gradient_of_a_maximum_of_quotients_finds_its_element(tune: Tune, part: str) -> None:
+    """The backward pass computes the quotients again and compares them with the maximum of the forward pass."""
+
+    def divided(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x / (1 + x.abs().amax(-1, keepdim=True))
+        return x
+
+    def gradient(fn: Callable[[Tensor], Tensor]) -> Tensor:
+        x = given.clone().requires_grad_()
+        (fn(x) * weight).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    given, weight = torch.randn(64, 32), torch.randn(64, 32)
+    back = part == "backward"
+    stored = tune(divided, (given.clone().requires_grad_(),), select=lambda w: not part or ("neg" in w.label) == back)
+    assert stored
+    torch.testing.assert_close(gradient(torch.compile(divided, backend="autotune")), gradient(divided))
+    assert autotune.counters().hits

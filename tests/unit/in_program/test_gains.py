@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -121,6 +122,52 @@ def test_graphs_of_a_function_with_breaks_share_the_budget() -> None:
     torch.compile(lambda x: x.tan(), backend=backend)(torch.ones(3))
     assert shares[7:] == [0.9]
     assert granted_s(80.0, 10.0, 0.0, 0.5) == 30.0
+
+
+def test_a_function_whose_rest_is_not_compiled_is_finished_when_it_returns() -> None:
+    """The rest of the first has no operators, and Dynamo compiles no loop with a graph break."""
+    more: list[bool] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: object) -> object:
+        more.append(more_follow(gm))
+        return gm.forward
+
+    def checked(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        return y
+
+    def looped(x: torch.Tensor) -> torch.Tensor:
+        y = checked(x.cos()) + 1
+        for _ in range(3):
+            y = y * 2
+            torch._dynamo.graph_break()
+        return y
+
+    torch._dynamo.reset()
+    for function in (checked, looped, lambda x: x.tan()):
+        torch.compile(function, backend=backend)(torch.ones(3))
+    assert more == [True, True, False], "checked, looped until its call of checked, the last function"
+    threads: list[bool] = []
+
+    def other() -> None:
+        torch.compile(lambda x: x.exp(), backend=backend)(torch.ones(3))
+        threads.append(more[-1])
+
+    @torch._dynamo.disable
+    def in_a_thread() -> None:
+        thread = Thread(target=other)
+        thread.start()
+        thread.join()
+
+    def starts(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        in_a_thread()
+        return y.cos()
+
+    torch.compile(starts, backend=backend)(torch.ones(3))
+    assert threads == [False]
+    assert more[-1] is False
 
 
 def test_graphs_whose_code_is_stored_count_as_ends_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:

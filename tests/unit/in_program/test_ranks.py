@@ -16,6 +16,7 @@ from torch.distributed import HashStore
 
 from autotune.in_program import ranks
 from autotune.in_program.ranks import RankTurn
+from autotune.runtime.deployment import Deployment, use
 from autotune.runtime.inductor.code import name_of
 
 
@@ -68,10 +69,10 @@ def test_a_rank_that_fails_releases_the_others(store: HashStore, monkeypatch: py
         assert other.wait()
 
 
-def graph(device: str, width: int, fn: str = "relu") -> fx.GraphModule:
+def graph(device: str, width: int, fn: str = "relu", x_like: torch.Tensor | None = None) -> fx.GraphModule:
     made = fx.Graph()
     x = made.placeholder("x")
-    x.meta["example_value"] = torch.empty(8, width, device="meta")
+    x.meta["example_value"] = torch.empty(8, width, device="meta") if x_like is None else x_like
     made.output(made.call_method(fn, (made.call_method("to", (x, device)),)))
     return fx.GraphModule(torch.nn.Module(), made)
 
@@ -84,6 +85,30 @@ def test_equal_graphs_of_several_devices_have_one_name() -> None:
     for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16)):
         with mode:
             assert first != name_of(graph("cuda:0", 4), "cpu"), "a validation has the training's graph"
+
+
+def test_other_layouts_and_settings_have_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their regions are others, which no search has seen."""
+    names = [name_of(graph("cuda:0", 4), "cpu")]
+    strided = torch.empty_strided((8, 4), (1, 8), device="meta")
+    names.append(name_of(graph("cuda:0", 4, x_like=strided), "cpu"))
+    shard = torch.empty(8, 4, device="meta")
+    for placements in ("Shard(0)", "Replicate()"):
+        shard.placements = placements  # type: ignore[attr-defined]
+        names.append(name_of(graph("cuda:0", 4, x_like=shard), "cpu"))
+    for name, value in (
+        ("AUTOTUNE_ATTENTION", "keep"),
+        ("AUTOTUNE_PRODUCTS", "search"),
+        ("AUTOTUNE_PRECISION", "strict"),
+    ):
+        monkeypatch.setenv(name, value)
+        use(Deployment())
+        names.append(name_of(graph("cuda:0", 4), "cpu"))
+    assert len(set(names)) == len(names)
+    monkeypatch.setenv("AUTOTUNE_PRECISION", "some")  # an invalid variable ends no compilation
+    name_of(graph("cuda:0", 4), "cpu")
+    use(Deployment())
+    name_of(graph("cuda:0", 4, x_like=torch.ones(8, 4).to_sparse()), "cpu")
 
 
 def calling(inner: fx.GraphModule, fn: Callable[..., object]) -> Any:
