@@ -3,7 +3,7 @@
 A backward graph may reuse the memory of tensors that autograd saved for it alone. So torch refuses to run it with
 ``retain_graph=True``. ``torch.compile`` compiles a backward graph in the first backward pass, and without such reuse if
 that pass retains its graph. A search compiles it earlier (``force_non_lazy_backward_lowering``). Here it is compiled
-again in such a pass. torch 2.11 and 2.12 have no place for that.
+again in such a pass. torch 2.11 and 2.12 do not compile it again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 from torch._functorch._aot_autograd import runtime_wrappers
 
 _NAME = "_AutogradBackwardCompiler"
-_RETAINS: Any = getattr(runtime_wrappers, "AutogradLazyBackwardCompileInfo", None)
-"""What torch knows of a backward graph that it can still compile; graphs from its caches have something else."""
+_COMPILABLE: Any = getattr(runtime_wrappers, "AutogradLazyBackwardCompileInfo", None)
+"""torch's record of a backward graph that it can still compile; a graph from its caches has another record."""
 
 
 @contextlib.contextmanager
@@ -27,7 +27,7 @@ def compiled_again(retained: Callable[[], object]) -> Iterator[None]:
         retained: called in that backward pass.
     """
     real: Any = getattr(runtime_wrappers, _NAME, None)
-    if real is None or _RETAINS is None:
+    if real is None or _COMPILABLE is None:
         yield
         return
 
@@ -36,7 +36,7 @@ def compiled_again(retained: Callable[[], object]) -> Iterator[None]:
 
         def get_or_compile(self, *, saved_tensors_use_once: bool) -> Callable[..., Any]:
             donates = bool(getattr(self.fw_metadata, "bw_donated_idxs", None))
-            may = isinstance(self.lazy_backward_info, _RETAINS) and self.bw_compiler is not None
+            may = isinstance(self.lazy_backward_info, _COMPILABLE) and self.bw_compiler is not None
             if self.compiled_bw is not None and donates and may and not saved_tensors_use_once:
                 self.compiled_bw = None
                 self.try_save_cache_entry = None

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from autotune.compiler.program.program import stride_of
 from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.schedules.cuda.columns import _main
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
@@ -81,6 +83,38 @@ def test_partials_of_blocks(fn: object, threads: int, rows: int) -> None:
     width = group.graph.size([a for a in range(2) if group.graph.extents[a] in (96, 200)])
     assert max(elements for _, elements in made.private) == blocks * width  # a row of partials a block
     check_group(group.graph, made, seed=threads, special=rows == 1)
+
+
+def of_columns(x: Tensor) -> tuple[Tensor, ...]:
+    """A mean and a variance, a sum and a maximum of each column."""
+    return x.mean(0), x.var(0, unbiased=False), (x * x).sum(0), x.amax(0)
+
+
+@pytest.mark.parametrize(("threads", "rows"), [(4, 16), (2, 64), (1, 64), (1, 256), (32, 3), (16, 6), (8, 20)])
+def test_row_groups_are_merged_in_halves(threads: int, rows: int) -> None:
+    """Narrow rows have many row groups in a block; an odd one waits for the next step."""
+    task = task_of(of_columns, torch.randn(1500, 16))
+    (group,) = task.plan.groups
+    scheme = scheme_of(group.graph)
+    config = {"threads_per_row": threads, "rows_per_block": rows, "blocks_per_sm": 1, "max_registers": 0}
+    made = scheme.emit(group.graph, scheme.default(group.graph) | config, 2)
+    check_group(group.graph, made, seed=rows, special=threads == 4)
+
+
+def test_columns_are_in_the_order_of_the_tensors() -> None:
+    """A group of sums alone has no output in its main graph, and its canonical graph may have any order of axes."""
+    x, g = (torch.randn(2, 2048, 32, dtype=torch.float16).transpose(1, 2) for _ in range(2))
+    task = task_of(lambda x, g: ((x.float() * g).sum(-1).t().contiguous(), g.sum(-1).t().contiguous()), x, g)
+    (group,) = task.plan.groups
+    scheme, program = scheme_of(group.graph), _main(group.graph)
+    assert scheme.name == "columns"
+    loads = [v for v in program.graph.values if v.op == "load" and len(v.axes) == 3]
+    assert len(loads) == 2
+    assert all(stride_of(v, program.cols[-1]) == 1 for v in loads)
+    default = scheme.default(group.graph)
+    assert (default["vector_bytes"], default["threads_per_row"], default["prefetch"]) == (16, 8, True)
+    assert (default["blocks_per_sm"], default["max_registers"]) == (3, 80)  # more blocks may not fit at once
+    check_group(group.graph, scheme.emit(group.graph, default, 3), seed=1)
 
 
 def test_clusters_that_join_partials_are_refused() -> None:

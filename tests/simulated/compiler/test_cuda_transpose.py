@@ -266,3 +266,9 @@ def test_groups_that_other_schemes_run_as_fast_are_left_to_them(name: str, fn: A
             TRANSPOSE.check(g)
         assert scheme_of(g) is not TRANSPOSE
     assert LEAST_BYTES == 1 << 15
+
+
+@pytest.mark.parametrize(("channels", "side"), [(32, 32), (64, 64)])
+def test_a_default_tile_is_no_longer_than_an_axis(channels: int, side: int) -> None:
+    (g,) = graphs_of(nhwc, (T(16, channels, 64, 64, d=F16), T(channels, d=F16)))
+    assert TRANSPOSE.default(g)["tile"] == side

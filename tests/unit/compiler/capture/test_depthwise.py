@@ -43,9 +43,12 @@ def backward_of(
     args: Sequence[Tensor],
     options: dict[str, Any],
     wanted: Sequence[int] = (0, 1, 2),
-    like: torch.dtype = torch.float32,
+    apart: float = 2**-7,
 ) -> fx.Graph:
-    """The backward graph of a convolution, once its gradients are found to be those of eager mode in ``like``."""
+    """The backward graph of a convolution, once its gradients are found to be those of eager mode in fp32.
+
+    ``apart`` is the largest difference, relative to the largest gradient.
+    """
     options = {"groups": C, **options}
     convolve = F.conv_transpose2d if options.pop("transposed", False) else F.conv2d
 
@@ -54,10 +57,10 @@ def backward_of(
 
     seen: list[Any] = []
     got = gradients(torch.compile(fn, backend=recording_backend(seen.append), dynamic=False), args, wanted)
-    want = gradients(fn, [a.to(like) for a in args], wanted)
+    want = gradients(fn, [a.float() for a in args], wanted)
     for a, b in zip(got, want, strict=True):
         assert a.dtype == args[0].dtype
-        torch.testing.assert_close(a.double(), b.double(), rtol=2**-7, atol=2**-7 * float(b.abs().max()))
+        torch.testing.assert_close(a.double(), b.double(), rtol=apart, atol=apart * float(b.abs().max()))
     (graph,) = [g.module.graph for g in seen if g.kind == "backward"]
     return graph
 
@@ -93,7 +96,7 @@ def test_where_one_gradient_is_wanted_the_other_is_not_computed() -> None:
     (inputs((3, 3)), {"padding": (0, 3)}), (inputs((3, 3)), {"padding": 5, "dilation": 2}),
 ])  # fmt: skip
 def test_others_stay(args: list[Tensor], options: dict[str, Any]) -> None:
-    graph = backward_of(args, options, like=args[0].dtype)  # on CPUs torch's own is less exact
+    graph = backward_of(args, options, apart=2**-4)  # on some CPUs torch's own gradient is less exact
     (left,) = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
     assert left.args[10][:2] == [True, True]
 
@@ -114,4 +117,5 @@ def test_one_number_for_both_axes() -> None:
 
     args = inputs((3, 3))
     got = gradients(torch.compile(fn, backend=recording_backend(lambda graph: None), dynamic=False), args)
-    torch.testing.assert_close(got, gradients(fn, args), rtol=2**-7, atol=2**-7)
+    for a, b in zip(got, gradients(fn, [a.float() for a in args]), strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=2**-7, atol=2**-7 * float(b.abs().max()))
