@@ -24,6 +24,7 @@ from autotune.compiler.planner.groups import Group, Plan, group_configs, names
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.configurations import one_block
 from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.schedules.cuda.columns import reorders_columns
 from autotune.compiler.targets.cuda import GENERATOR, OVERWRITES, PREFIX
 from autotune.compiler.targets.cuda.compile import blocks_per_sm, build, taken
 from autotune.compiler.targets.cuda.source import Body, CudaSource, Ref, Run, pack_bodies
@@ -260,22 +261,30 @@ def foreign(artifact: Artifact, graph: Graph, config: Mapping[str, Choice], sms:
         return ""
     try:
         plan = make_plan(graph, "cuda", str(config.get("plan", "")))
-        drafts, scratch = draft(graph, plan, group_configs(plan, config), sms)
-        if len(drafts) != len(artifact.kernels) or scratch != artifact.scratch:
-            return "its kernels or their scratch are not those of its configuration"
-        for made, kernel in zip(drafts, artifact.kernels, strict=True):
-            fit = _fit(kernel, made.source.block, int(made.source.launch["shared"]), artifact.target)
-            launch = launch_of(made, fit, sms)
-            if OVERWRITES not in kernel.launch:  # an older kernel, whose loads are of read-only data
-                launch.pop(OVERWRITES, None)
-            stored = {name: value for name, value in kernel.launch.items() if name != BOUND}
-            if canonical_json(launch) != canonical_json(stored):
-                return f"the launch data of kernel {kernel.entry!r} are not those of its configuration"
+        why = _difference(artifact, graph, plan, group_configs(plan, config), sms)
+        if why and any(reorders_columns(group.graph) for group in plan.groups):
+            raise Superseded("columns in the order of the graph's axes, which this autotune lacks")
+        return why
     except Superseded as error:
         bound = all(BOUND in k.launch for k in artifact.kernels)
         return "" if bound else f"it does not say what its kernels were compiled for ({error})"
     except (Unsupported, BuildError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
         return f"its configuration makes no such kernels ({error})"
+
+
+def _difference(artifact: Artifact, graph: Graph, plan: Plan, parts: Sequence[Config], sms: int) -> str:
+    """The difference of an artifact's kernels from those printed now; "" for none."""
+    drafts, scratch = draft(graph, plan, parts, sms)
+    if len(drafts) != len(artifact.kernels) or scratch != artifact.scratch:
+        return "its kernels or their scratch are not those of its configuration"
+    for made, kernel in zip(drafts, artifact.kernels, strict=True):
+        fit = _fit(kernel, made.source.block, int(made.source.launch["shared"]), artifact.target)
+        launch = launch_of(made, fit, sms)
+        if OVERWRITES not in kernel.launch:  # an older kernel, whose loads are of read-only data
+            launch.pop(OVERWRITES, None)
+        stored = {name: value for name, value in kernel.launch.items() if name != BOUND}
+        if canonical_json(launch) != canonical_json(stored):
+            return f"the launch data of kernel {kernel.entry!r} are not those of its configuration"
     return ""
 
 

@@ -67,6 +67,11 @@ class Split:
         """Number of separate sets of rows."""
         return self.main.size(self.batch)
 
+    @property
+    def reordered(self) -> bool:
+        """True if kernels that were stored before 0.3.0 have the columns in the order of the graph's axes."""
+        return not self.main.walks and self.cols != tuple(sorted(self.cols))
+
     def spans(self, c: Column) -> tuple[int, ...]:
         """The column axes that accumulator ``c`` varies over (none for a sum of one number a row)."""
         return tuple(a for a in self.cols if a in self.main.values[c.value].axes)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from autotune.compiler.assemble import BOUND, bind, foreign
+from autotune.compiler.schedules.cuda.columns import reorders_columns
 from autotune.compiler.targets.cuda import GENERATOR
 from autotune.device import DeviceIdentity, Environment
 from autotune.domains.fusion.task import FusionTask
@@ -29,7 +30,7 @@ from autotune.task import Artifact, Config
 from autotune.workload import Workload
 from tests.support.cuda_schedules import built, cut
 from tests.support.hostile import execute
-from tests.support.zoo import Case, T, workloads_of
+from tests.support.zoo import F16, Case, T, workloads_of
 
 GPU = DeviceIdentity("cuda", "NVIDIA Test", 132, 143360, "9.0")
 ENV = Environment("cuda", torch="2.11.0", numba="0.68.1", numba_cuda="0.30.4", cuda="13.0", driver="580.1")
@@ -263,6 +264,17 @@ def test_removed_kernel_forms_are_deployed_only_with_the_record_of_their_configu
     assert foreign(bind(unbound, task.graph, config), task.graph, config, 132) == ""
     assert "does not say what" in foreign(unbound, task.graph, config, 132)
     assert "compiled for another configuration" in foreign(artifact, task.graph, config, 132)
+
+
+def test_columns_of_kernels_stored_before_0_3_have_another_order() -> None:
+    task, config, artifact = _built_of(lambda x: x.float().sum(1).t().contiguous(), T(2, 2048, 32, d=F16))
+    assert any(reorders_columns(group.graph) for group in task.plan.groups)
+    assert foreign(artifact, task.graph, config, 132) == ""
+    kernels = tuple(replace(k, launch={**k.launch, "grid": 7}) for k in artifact.kernels)
+    assert foreign(replace(artifact, kernels=kernels), task.graph, config, 132) == ""
+    unbound = tuple(replace(k, launch={n: v for n, v in k.launch.items() if n != BOUND}) for k in kernels)
+    assert "does not say what" in foreign(replace(artifact, kernels=unbound), task.graph, config, 132)
+    assert "compiled for another configuration" in foreign(artifact, task.graph, {**config, "unroll": 4}, 132)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from autotune.compiler.program.program import Program, power_of_two
 from autotune.compiler.program.rewrites import cut_everything, widened
 from autotune.compiler.program.vectors import vector_length
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
-from autotune.compiler.schedules.cuda import CAPS, Scheme, block_of, first_fit
+from autotune.compiler.schedules.cuda import CAPS, Scheme, block_of, first_fit, scheme_of
 from autotune.compiler.schedules.cuda import rows as row_wise
 from autotune.compiler.targets.cuda.rows.kernel import RowKernel
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, GroupKernels, Ref
@@ -49,6 +49,11 @@ _FINISHES = ("outer", "rows")
 def _split(graph_key: Graph) -> Split:
     # A reduction of everything becomes one over rows and one of their results: many blocks instead of one.
     return split_columns(widened(cut_everything(graph_key) or graph_key))
+
+
+def reorders_columns(graph: Graph) -> bool:
+    """True if stored kernels of a group may have another order of columns; see :attr:`Split.reordered`."""
+    return isinstance(scheme_of(graph), ColumnsScheme) and _split(graph).reordered
 
 
 def accumulators(program: Program, vec: int, packs: int) -> int:
