@@ -7,7 +7,8 @@ passes, so both see the same graphs. A graph with several streams is not changed
 by a pass while another one computes it.
 
 These passes make the decisions that no later hook can make. They generate random numbers, split complex arithmetic into
-parts, select the library call for a convolution or a product, and set the memory format between convolutions.
+parts, select the library call for a convolution or a product, set the memory format between convolutions, and save the
+elements that a gradient compares.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 
 from autotune.compiler.capture.complexes import split_parts
 from autotune.compiler.capture.convolutions import convolve_gradients, multiply_patches, put_channels_last
+from autotune.compiler.capture.extremes import save_compared
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.capture.products import align_products, share_pads
 from autotune.compiler.capture.rewriting import Calls
@@ -121,7 +123,10 @@ def rewrite_joint(graph: fx.Graph) -> None:
     convolve_gradients(graph)
     multiply_patches(gm)
     share_pads(gm)
-    put_channels_last(gm, inference=not _is_joint(graph))
+    joint = _is_joint(graph)
+    put_channels_last(gm, inference=not joint)
+    if joint:
+        save_compared(graph)
 
 
 def _rewritable(graph: fx.Graph) -> fx.GraphModule | None:

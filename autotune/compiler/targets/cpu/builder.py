@@ -28,7 +28,7 @@ from autotune.compiler.kernel.nodes import (
 from autotune.compiler.program.program import Pass, Program, stride_of
 from autotune.compiler.targets.cpu.printer import Accumulate, Break, Loop, Memory, Named, buffer, output, plane, source
 from autotune.compiler.targets.cpu.schedule import CpuSchedule, fetched, shared_exponentials, streamed
-from autotune.ir.graph import REDUCTIONS, Graph, Value, compute_type
+from autotune.ir.graph import Value, compute_type
 from autotune.ir.nodes import STRICT
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -52,17 +52,6 @@ def axis(a: int) -> Var:
 def cast(x: Expr, want: str) -> Expr:
     """``x`` in another arithmetic type; a number without a type is an index."""
     return x if (x.dtype or "int64") == want else Cast(want, x)
-
-
-def _compared(graph: Graph) -> frozenset[int]:
-    """Values that are compared for equality, or whose maximum or minimum may be.
-
-    The gradient of ``amax`` finds the largest element by its value. It is a result of another kernel, perhaps of
-    Inductor's, and must be rounded as there.
-    """
-    live = [graph.values[i] for i in graph.live]
-    roots = {a for v in live if v.op in ("eq", "ne", "max", "min") for a in v.args}
-    return frozenset(graph.making(roots, ends=lambda i: graph.values[i].op in REDUCTIONS))
 
 
 def call(name: str, *args: Operand) -> Intrinsic:
@@ -114,7 +103,6 @@ class Builder:
         self.ready: set[int] = set()  # values that the current body has computed so far
         self.piece: tuple[int, int, int] | None = None  # the current columns: axis, first, end
         self.inverses: set[int] = set()  # row values with a computed inverse
-        self.compared = _compared(self.graph)
         self.n_inputs, self.n_outputs = len(self.graph.inputs), len(self.graph.outputs)
         self.streams = streamed(program, lanes) if schedule.stream else ()  # outputs that bypass the caches
         self.ahead = fetched(program, lanes) if schedule.prefetch else ()  # prefetched loads
@@ -171,7 +159,7 @@ class Builder:
         args = [self.value(a) for a in v.args]
         if v.op == "cast":
             return cast(args[0], v.dtype)
-        if v.op == "div" and v.args[1] in self.inverses and i not in self.compared and self.program.domain(i) != "row":
+        if v.op == "div" and v.args[1] in self.inverses and self.program.domain(i) != "row":
             return args[0] * self.variable(v.args[1], "d")
         if v.op == "erf" and self.helpers.get(i) in self.ready:
             return Intrinsic("erf_by", (args[0], self.variable(self.helpers[i])), "float32")
@@ -181,8 +169,7 @@ class Builder:
         """Row values that divide elements: by default with one division per row instead of one per element."""
         if self.graph.precision == STRICT:
             return []
-        every = [self.values[i] for i in compute if i not in self.compared]
-        quotients = [v for v in every if v.op == "div" and v.dtype == "float32"]
+        quotients = [v for v in (self.values[i] for i in compute) if v.op == "div" and v.dtype == "float32"]
         return list(dict.fromkeys(v.args[1] for v in quotients if self.program.domain(v.args[1]) == "row"))
 
     def inverse(self, y: int) -> Stmt:
