@@ -158,7 +158,8 @@ class ColumnsScheme(Scheme):
             while least < most and cols / least > 64 * vec:
                 least *= 2
             threads = row_wise.thread_counts(cols, sizes, max(8, least), most)
-        rows = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r <= max(32, 256 // min(threads))]
+        most = min(max(32, 256 // min(threads)), 1024 // min(threads))
+        rows = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r <= most]
         unroll = [1, 2, 4] if program.pointwise else [1]
         return narrow(space, threads_per_row=threads, rows_per_block=rows, unroll=unroll)
 
