@@ -297,7 +297,7 @@ def _sum_at(rows: Lazy, destinations: Lazy, extent: int) -> Lazy:
             raise Unsupported("sums at indices of which a part is read")
         if axis in build.values[term].axes:
             raise Unsupported("a diagonal of sums at indices")
-        if not set(over) & set(build.values[destination].axes) or not _walked(build, term, over):
+        if not set(over) & set(build.values[destination].axes) or not _walked(build, term, destination, over):
             raise Unsupported("terms or indices that are the same everywhere")
         _, ways = region.work.setdefault(origin, (made.numel, {}))
         ways[index, guards] = region.elements(index, guards)
@@ -308,15 +308,21 @@ def _sum_at(rows: Lazy, destinations: Lazy, extent: int) -> Lazy:
     return made
 
 
-def _walked(build: Builder, term: int, over: Sequence[int]) -> bool:
-    """True if a term has columns or is read from memory; no kernel sums terms made from the token's index alone."""
-    found, stack = set(build.values[term].axes) - set(over), [term]
-    while stack and not found:
-        v = build.values[stack.pop()]
-        if v.op in ("load", "gather"):
-            return True
-        stack += v.args
-    return bool(found)
+def _walked(build: Builder, term: int, destination: int, over: Sequence[int]) -> bool:
+    """True if a term has columns or reads memory; no kernel sums terms made from the token's number or index alone."""
+    if set(build.values[term].axes) - set(over):
+        return True
+    index = _made_of(build, destination)
+    return any(build.values[i].op in ("load", "gather") for i in _made_of(build, term) - index)
+
+
+def _made_of(build: Builder, i: int) -> set[int]:
+    found, stack = set[int](), [i]
+    while stack:
+        if (i := stack.pop()) not in found:
+            found.add(i)
+            stack += build.values[i].args
+    return found
 
 
 @rule("embedding_dense_backward")
