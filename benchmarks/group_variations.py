@@ -27,6 +27,7 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.errors import BuildError, UserError
 from autotune.measure.policy import default_policy
 from autotune.measure.timer import time_cpu, time_cuda
+from autotune.space import load_space
 from autotune.store.opening import attach
 from autotune.store.reading import Reader
 from autotune.task import Artifact, Config
@@ -67,7 +68,7 @@ def start(store: Reader, prefix: str, device: str) -> tuple[Workload, Config]:
 
 
 def variations(task: FusionTask, config: Config) -> Iterator[Candidate]:
-    """The stored configuration, then one group's changes at a time; each configuration once."""
+    """The start, then one group's changes at a time; each configuration once."""
     plan, seen = task.plan_of(config), [config]
     parts = list(group_configs(plan, config))
     yield "start", config
@@ -75,8 +76,8 @@ def variations(task: FusionTask, config: Config) -> Iterator[Candidate]:
         default = choices.default(group.graph)
         tries = [("default", default)]
         tries += [(f"seed {n}", seed) for n, seed in enumerate(choices.seeds(group.graph))]
-        for parameter in task.space_for(config):
-            name = parameter.name.rpartition(".")[2]
+        for parameter in choices.space_of(group.graph, load_space("fusion", task.side)):
+            name = parameter.name
             tries += [(f"{name}={choice}", default | {name: choice}) for choice in parameter.choices if name in default]
         for what, changed in tries:
             part = choices.normalize(group.graph, changed)
@@ -130,9 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 print(f"== {work.fingerprint[:8]} {work.label}", flush=True)
                 found = list(measured(work, list(variations(FusionTask(work, args.device), config)), args, pool, end))
                 for case in sorted(found, key=lambda c: c["us"] or float("inf")):
-                    print(
-                        f"{case['us'] or '–':>9} us  {case['name'].partition(' ')[2]}  {case.get('why', '')}".rstrip()
-                    )
+                    what, why = case["name"].partition(" ")[2], case.get("why", "")
+                    print(f"{case['us'] or '–':>9} us  {what}  {why}".rstrip())
                 cases += found
     except UserError as error:
         print(f"group_variations: {error}", file=sys.stderr)

@@ -160,7 +160,7 @@ def more_follow(gm: fx.GraphModule) -> bool:
 
 
 def _identity(code: CodeType) -> tuple[str, str, int]:
-    """What Dynamo's code of a function has in common with the function's own code."""
+    """The part of a function's code that Dynamo's code of it has too."""
     return code.co_filename, code.co_name, code.co_firstlineno
 
 

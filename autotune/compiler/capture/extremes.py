@@ -14,20 +14,17 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.compiler.lower.nodes import op_name
+from autotune.compiler.lower.op_names import PRODUCTS, VIEWS
 
 aten = torch.ops.aten
 _EXTREMES = (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
-_VIEWS = {
-    "view", "_unsafe_view", "reshape", "_reshape_alias", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand",
-    "alias", "detach",
-}  # fmt: skip
-_EXACT = _VIEWS | {
+_EXACT = VIEWS | {
     "abs", "neg", "sign", "relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "amax", "amin",
-    "slice", "select", "split", "getitem", "clone", "cat", "gather", "index", "index_select", "embedding",
+    "getitem", "clone", "cat", "gather", "index", "index_select", "embedding",
     "constant_pad_nd", "convert_element_type", "_to_copy",
 }  # fmt: skip
 """Operators whose results every kernel rounds alike."""
-_SAVED = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "convolution"}
+_SAVED = {*PRODUCTS, "convolution"}
 """Operators that no backward pass computes again."""
 
 
@@ -50,7 +47,7 @@ def save_compared(graph: fx.Graph) -> None:
 
 def _source(value: Any) -> fx.Node | None:
     """The node that a view is of, or the node itself; None for a number."""
-    while isinstance(value, fx.Node) and value.op == "call_function" and op_name(value) in _VIEWS:
+    while isinstance(value, fx.Node) and value.op == "call_function" and op_name(value) in VIEWS:
         value = value.args[0]
     return value if isinstance(value, fx.Node) else None
 

@@ -6,9 +6,10 @@ This module does not import torch, because processes without torch also name ker
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from autotune.ir.graph import SHORT, Graph
-from autotune.ir.simplify import components
+if TYPE_CHECKING:
+    from autotune.ir.graph import Graph
 
 VIEWS = frozenset(
     [
@@ -70,6 +71,8 @@ def telling(ops: Iterable[str]) -> list[str]:
 
 def describe(ops: Iterable[str], graph: Graph) -> str:
     """A region's label, such as ``layer_norm f32 16384x1024``: its operators, :func:`form`, number of parts."""
+    from autotune.ir.simplify import components
+
     names = telling(ops)
     shown = "+".join(names[:_MOST_SHOWN]) + ("+..." if len(names) > _MOST_SHOWN else "")
     parts = len(components(graph))
@@ -79,6 +82,8 @@ def describe(ops: Iterable[str], graph: Graph) -> str:
 
 def form(graph: Graph) -> str:
     """The type of a graph's largest output and the extents of its largest value."""
+    from autotune.ir.graph import SHORT
+
     largest = max(graph.outputs, key=lambda o: graph.size(o.axes))
     widest = max([v.axes for v in graph.values] + [o.axes for o in graph.outputs], key=graph.size)
     extents = "x".join(str(graph.extents[a]) for a in widest) or "1"

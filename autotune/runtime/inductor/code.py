@@ -102,7 +102,7 @@ def _lines(gm: fx.GraphModule) -> Iterator[str]:
 
 
 def _layout(value: Any) -> str:
-    """What a region depends on of an input: channels last are other regions, and so are the shards of a DTensor."""
+    """The part of an input that its regions depend on: channels last are other regions, and so are shards."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__
     strides = value.stride() if value.layout is torch.strided else value.layout

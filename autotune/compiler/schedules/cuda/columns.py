@@ -158,8 +158,8 @@ class ColumnsScheme(Scheme):
             while least < most and cols / least > 64 * vec:
                 least *= 2
             threads = row_wise.thread_counts(cols, sizes, max(8, least), most)
-        most = min(max(32, 256 // min(threads)), 1024 // min(threads))
-        rows = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r <= most]
+        most_rows = min(max(32, 256 // min(threads)), 1024 // min(threads))
+        rows = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r <= most_rows]
         unroll = [1, 2, 4] if program.pointwise else [1]
         return narrow(space, threads_per_row=threads, rows_per_block=rows, unroll=unroll)
 
@@ -198,8 +198,8 @@ class ColumnsScheme(Scheme):
         }
         words = accumulators(program, vec, _packs(program, config, vec)) + row_wise.kept_words(program) * vec * packs
         if program.pointwise:
-            some = {c["blocks_per_sm"]: c for c in reversed(_overlapped(program, vec)) if c["unroll"] == 1}
-            config |= some.get(3) or some.get(2) or {}
+            single = [c for c in _overlapped(program, vec) if c["unroll"] == 1]
+            config |= next((c for blocks in (3, 2) for c in single if c["blocks_per_sm"] == blocks), {})
         elif t == 512 and words + 28 <= 64:  # or only one of two blocks an SM would run
             config["max_registers"] = 64
         return self.normalize(graph, config)

@@ -29,7 +29,8 @@ def also_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def inputs(kernel: Sequence[int], dtype: torch.dtype = torch.bfloat16, out: int = C, each: int = 1) -> list[Tensor]:
     """[2, 3, 10, 11], weights and bias, of numbers that are the same in half precision."""
     shapes = ((2, C, 10, 11), (out, each, *kernel), (out,))
-    return [torch.randn(shape).bfloat16().half().to(dtype) for shape in shapes]
+    seeded = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=seeded).bfloat16().half().to(dtype) for shape in shapes]
 
 
 def gradients(run: Any, args: Sequence[Tensor], wanted: Sequence[int] = (0, 1, 2)) -> list[Tensor]:
@@ -96,7 +97,7 @@ def test_where_one_gradient_is_wanted_the_other_is_not_computed() -> None:
     (inputs((3, 3)), {"padding": (0, 3)}), (inputs((3, 3)), {"padding": 5, "dilation": 2}),
 ])  # fmt: skip
 def test_others_stay(args: list[Tensor], options: dict[str, Any]) -> None:
-    graph = backward_of(args, options, apart=2**-4)  # on some CPUs torch's own gradient is less exact
+    graph = backward_of(args, options, apart=2**-5)  # on some CPUs torch's own gradient is less exact
     (left,) = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
     assert left.args[10][:2] == [True, True]
 

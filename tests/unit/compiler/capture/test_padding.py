@@ -323,6 +323,9 @@ def test_places_are_reduced_and_stacked_in_one_type(compute: Callable[[Tensor], 
     assert reduced
     for node in reduced:
         assert isinstance(node, fx.Node)
+        for chosen in node.all_input_nodes:
+            if chosen.target is aten.scalar_tensor.default:
+                assert type(chosen.args[0]) is int
         assert node.meta["val"].dtype == torch.int64  # as Triton counts from a symbol in a part of a reduction
     for node in named(gm, aten.stack.default):
         assert len({stacked.meta["val"].dtype for stacked in node.all_input_nodes}) == 1
