@@ -64,7 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = program_parser(f"benchmarks.{SUITE}", __doc__, "program", rounds=5, timeout_s=1800.0)
-    parser.add_argument("--programs", type=names, metavar="A,B", help="names as of --list, or their beginnings")
+    about = "names as of --list, or their beginnings (default: all but those of held_out.py)"
+    parser.add_argument("--programs", type=names, metavar="A,B", help=about)
     about = f"default: all of {','.join(CONTENDERS)}"
     parser.add_argument("--contenders", type=names, default=list(CONTENDERS), metavar="A,B", help=about)
     parser.add_argument("--search", type=seconds, default=90.0, metavar="S", help="of the option (default: 90)")
@@ -86,23 +87,23 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def listing() -> int:
     """Print all programs, a line each."""
-    from benchmarks.user_programs.known import PROGRAMS
+    from benchmarks.user_programs.known import ALL
 
-    width = max(map(len, PROGRAMS))
-    for name, known in PROGRAMS.items():
+    width = max(map(len, ALL))
+    for name, known in ALL.items():
         lacks = known.lacks()
         print(f"{name.ljust(width)}  {known.about}{f' ({lacks})' if lacks else ''}")
     return 0
 
 
 def _chosen(given: Sequence[str] | None) -> list[str]:
-    from benchmarks.user_programs.known import PROGRAMS
+    from benchmarks.user_programs.known import ALL, PROGRAMS
 
     if given is None:
         return list(PROGRAMS)
     found: dict[str, None] = {}
     for part in given:
-        here = [part] if part in PROGRAMS else [name for name in PROGRAMS if name.startswith(part)]
+        here = [part] if part in ALL else [name for name in ALL if name.startswith(part)]
         if not here:
             raise UserError(f"unknown program {part!r}; --list shows them")
         found.update(dict.fromkeys(here))
@@ -112,7 +113,7 @@ def _chosen(given: Sequence[str] | None) -> list[str]:
 def measure_all(args: argparse.Namespace, command: str) -> int:
     """Measure what --out does not have yet and print the table of all of it."""
     from autotune.device import environment, identify, resolve_device
-    from benchmarks.user_programs.known import PROGRAMS
+    from benchmarks.user_programs.known import ALL
 
     begin = time.monotonic()
     chosen, device = _chosen(args.programs), resolve_device(args.device)
@@ -152,7 +153,7 @@ def measure_all(args: argparse.Namespace, command: str) -> int:
             with Measured(plan, name, Path(folder), until, _say, host) as measured:
                 running.append(measured)
                 for case in measured.run():
-                    case |= {"about": PROGRAMS[name].about, "commit": form.commit()}
+                    case |= {"about": ALL[name].about, "commit": form.commit()}
                     case |= {"when": datetime.now(UTC).isoformat(timespec="seconds")}
                     if any(case[f"{who}_ms"] for who in ("compile", "attention", "unsearched", "search")):
                         with writing:
@@ -172,7 +173,7 @@ def measure_all(args: argparse.Namespace, command: str) -> int:
     for name in chosen:
         if name in cases:
             _say(f"{name}: is there already, skipped")
-        elif lacks := PROGRAMS[name].lacks():
+        elif lacks := ALL[name].lacks():
             skipped[name] = lacks
         else:
             waiting.append(name)

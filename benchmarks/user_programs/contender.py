@@ -111,7 +111,7 @@ class Running:
     def __init__(self, spec: Spec) -> None:
         import torch
 
-        from benchmarks.user_programs.known import PROGRAMS
+        from benchmarks.user_programs.known import ALL
         from benchmarks.user_programs.program import Compiler, Setup
 
         self._torch, self._cuda = torch, spec.device.startswith("cuda")
@@ -119,7 +119,7 @@ class Running:
             torch.cuda.set_device(spec.device)
         torch.manual_seed(0)
         compiler = Compiler(spec.contender, spec.mode, spec.search_s)
-        self._program = PROGRAMS[spec.program].make(Setup(spec.device, spec.tiny, compiler, spec.capturable))
+        self._program = ALL[spec.program].make(Setup(spec.device, spec.tiny, compiler, spec.capturable))
         self._spec, self._clock, self.steps = spec, Clock(spec.device), 0
         self._last: Any = None
         self._rested = False

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from benchmarks.user_programs.program import Known, Program, Setup, batches, decayed, library, named
 
 
-def _model(setup: Setup, name: str, tiny: str, **fields: Any) -> nn.Module:
+def timm_model(setup: Setup, name: str, tiny: str, **fields: Any) -> nn.Module:
     """A model of timm with random weights; ``tiny`` is the name of the small version's."""
     timm = library("timm")
     with torch.device(setup.device):
@@ -18,7 +18,7 @@ def _model(setup: Setup, name: str, tiny: str, **fields: Any) -> nn.Module:
     return model
 
 
-def _classified(setup: Setup, model: nn.Module, count: int, side: int, *, scaled: bool, last: bool) -> Program:
+def classified(setup: Setup, model: nn.Module, count: int, side: int, *, scaled: bool, last: bool) -> Program:
     """Training of a classifier as timm's script has it: AMP, label smoothing, clipping, AdamW.
 
     Args:
@@ -63,29 +63,31 @@ def swin(setup: Setup) -> Program:
     """Swin-B, fp16 with a gradient scaler, stochastic depth."""
     small = {"depths": (1, 1, 2, 1), "embed_dim": 24, "num_heads": (1, 2, 2, 4), "img_size": 64, "window_size": 2}
     name = "swin_base_patch4_window7_224"
-    model = _model(setup, name, "swin_tiny_patch4_window7_224", **setup.size({"drop_path_rate": 0.2}, small))
-    return _classified(setup, model, *setup.size((64, 224), (2, 64)), scaled=True, last=False)
+    model = timm_model(setup, name, "swin_tiny_patch4_window7_224", **setup.size({"drop_path_rate": 0.2}, small))
+    return classified(setup, model, *setup.size((64, 224), (2, 64)), scaled=True, last=False)
 
 
 def convnext(setup: Setup) -> Program:
     """ConvNeXt-B, bf16, channels last, stochastic depth."""
     small = {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}
-    model = _model(setup, "convnext_base", "convnext_tiny", **setup.size({"drop_path_rate": 0.2}, small))
-    return _classified(setup, model, *setup.size((64, 224), (2, 64)), scaled=False, last=True)
+    model = timm_model(setup, "convnext_base", "convnext_tiny", **setup.size({"drop_path_rate": 0.2}, small))
+    return classified(setup, model, *setup.size((64, 224), (2, 64)), scaled=False, last=True)
 
 
 def vit_train(setup: Setup) -> Program:
     """ViT-B at 384 pixels, bf16, stochastic depth."""
     small = {"depth": 2, "embed_dim": 32, "num_heads": 2, "img_size": 64}
-    model = _model(setup, "vit_base_patch16_384", "vit_tiny_patch16_384", **setup.size({"drop_path_rate": 0.1}, small))
-    return _classified(setup, model, *setup.size((48, 384), (2, 64)), scaled=False, last=False)
+    model = timm_model(
+        setup, "vit_base_patch16_384", "vit_tiny_patch16_384", **setup.size({"drop_path_rate": 0.1}, small)
+    )
+    return classified(setup, model, *setup.size((48, 384), (2, 64)), scaled=False, last=False)
 
 
 def vit_features(setup: Setup) -> Program:
     """Features of images at 518 pixels by a ViT-B with patches of 14, bf16."""
     small = {"depth": 2, "embed_dim": 32, "num_heads": 2, "img_size": 56}
     name = "vit_base_patch14_dinov2"
-    model = _model(setup, name, "vit_small_patch14_dinov2", num_classes=0, **setup.size({"img_size": 518}, small))
+    model = timm_model(setup, name, "vit_small_patch14_dinov2", num_classes=0, **setup.size({"img_size": 518}, small))
     model = model.eval().to(dtype=setup.half())
     compiled = setup.compile(model)
     count, side = setup.size((32, 518), (2, 56))

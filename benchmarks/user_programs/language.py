@@ -128,12 +128,12 @@ def gpt_and_optimizer(setup: Setup) -> Program:
 # Models of transformers
 
 
-def _from_config(setup: Setup, auto: str, config: Any, dtype: torch.dtype) -> Any:
+def from_config(setup: Setup, auto: str, config: Any, dtype: torch.dtype) -> Any:
     with torch.device(setup.device):
         return getattr(library("transformers"), auto).from_config(config, dtype=dtype)
 
 
-def _trained(setup: Setup, model: Any, batch: Any, lr: float, *, autocast: bool) -> Program:
+def trained(setup: Setup, model: Any, batch: Any, lr: float, *, autocast: bool) -> Program:
     """The loop of a trainer: forward pass with labels, backward pass, clipping, AdamW, a schedule of the rate."""
     model.train()
     optimizer = torch.optim.AdamW(decayed(model, 0.01), lr=lr, fused=True, capturable=setup.capturable)
@@ -163,7 +163,7 @@ def _bert(setup: Setup, *, padded: bool) -> Program:
     sizes = setup.size((1024, 24, 16, 4096, 30522), (32, 2, 2, 64, 64))
     names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
     config = library("transformers").BertConfig(**dict(zip(names, sizes, strict=True)))
-    model = _from_config(setup, "AutoModelForMaskedLM", config, torch.float32)
+    model = from_config(setup, "AutoModelForMaskedLM", config, torch.float32)
     count, length = setup.size((16, 512), (2, 16))
 
     def batch() -> dict[str, Tensor]:
@@ -176,7 +176,7 @@ def _bert(setup: Setup, *, padded: bool) -> Program:
         labels = ids.masked_fill(~hidden, IGNORED)
         return {"input_ids": ids.masked_fill(hidden, 3), "attention_mask": mask, "labels": labels}
 
-    return _trained(setup, model, batch, 5e-5, autocast=True)
+    return trained(setup, model, batch, 5e-5, autocast=True)
 
 
 def bert_ones(setup: Setup) -> Program:
@@ -196,7 +196,7 @@ def t5(setup: Setup) -> Program:
         d_model=width, num_layers=layers, num_heads=heads, d_ff=inner, vocab_size=vocabulary, d_kv=width // heads,
         decoder_start_token_id=0,
     )  # fmt: skip
-    model = _from_config(setup, "AutoModelForSeq2SeqLM", config, torch.float32)
+    model = from_config(setup, "AutoModelForSeq2SeqLM", config, torch.float32)
     count, source, target = setup.size((16, 512, 128), (2, 16, 8))
 
     def batch() -> dict[str, Tensor]:
@@ -206,10 +206,10 @@ def t5(setup: Setup) -> Program:
         ids = setup.tokens(vocabulary, count, source) * mask
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
-    return _trained(setup, model, batch, 1e-4, autocast=True)
+    return trained(setup, model, batch, 1e-4, autocast=True)
 
 
-def _llama(setup: Setup) -> Any:
+def llama(setup: Setup) -> Any:
     """A Llama of 1.2 billion parameters in bf16, with grouped heads and a tied head."""
     width, layers, heads, groups, inner, vocabulary = setup.size((2048, 16, 32, 8, 8192, 128256), (32, 2, 4, 2, 64, 64))
     config = library("transformers").LlamaConfig(
@@ -217,7 +217,7 @@ def _llama(setup: Setup) -> Any:
         intermediate_size=inner, vocab_size=vocabulary, max_position_embeddings=setup.size(8192, 256),
         tie_word_embeddings=True, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    return _from_config(setup, "AutoModelForCausalLM", config, setup.half())
+    return from_config(setup, "AutoModelForCausalLM", config, setup.half())
 
 
 def _qwen(setup: Setup) -> Any:
@@ -229,7 +229,7 @@ def _qwen(setup: Setup) -> Any:
         max_position_embeddings=setup.size(8192, 256), tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
         eos_token_id=2,
     )  # fmt: skip
-    return _from_config(setup, "AutoModelForCausalLM", config, setup.half())
+    return from_config(setup, "AutoModelForCausalLM", config, setup.half())
 
 
 def _fine_tuned(setup: Setup, model: Any, count: int, length: int) -> Program:
@@ -243,12 +243,12 @@ def _fine_tuned(setup: Setup, model: Any, count: int, length: int) -> Program:
         labels = ids.masked_fill((mask == 0) | (asked == 1), IGNORED)
         return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
-    return _trained(setup, model, batch, 2e-5, autocast=False)
+    return trained(setup, model, batch, 2e-5, autocast=False)
 
 
 def llama_tuned(setup: Setup) -> Program:
     """Supervised fine-tuning: padded on the right, prompts and padding without loss."""
-    return _fine_tuned(setup, _llama(setup), *setup.size((2, 2048), (2, 16)))
+    return _fine_tuned(setup, llama(setup), *setup.size((2, 2048), (2, 16)))
 
 
 def qwen_tuned(setup: Setup) -> Program:
@@ -258,7 +258,7 @@ def qwen_tuned(setup: Setup) -> Program:
 
 def llama_packed(setup: Setup) -> Program:
     """Texts packed into one row: positions begin again at each, and no mask is given."""
-    model = _llama(setup)
+    model = llama(setup)
     model.config.use_cache = False
     length, texts = setup.size((4096, 8), (32, 3))
 
@@ -270,7 +270,7 @@ def llama_packed(setup: Setup) -> Program:
         labels[0, cuts[:-1]] = IGNORED
         return {"input_ids": ids, "position_ids": torch.cat(each)[None].to(setup.device), "labels": labels}
 
-    return _trained(setup, model, batch, 2e-5, autocast=False)
+    return trained(setup, model, batch, 2e-5, autocast=False)
 
 
 def whisper(setup: Setup) -> Program:
@@ -283,7 +283,7 @@ def whisper(setup: Setup) -> Program:
         d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
         decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner, vocab_size=vocabulary, **special,
     )  # fmt: skip
-    model = _from_config(setup, "AutoModelForSpeechSeq2Seq", config, torch.float32)
+    model = from_config(setup, "AutoModelForSpeechSeq2Seq", config, torch.float32)
     model.config.use_cache = False
     count, target = setup.size((8, 128), (2, 8))
 
@@ -293,12 +293,12 @@ def whisper(setup: Setup) -> Program:
         labels = setup.tokens(vocabulary, count, target).masked_fill(ends == 0, IGNORED)
         return {"input_features": sound, "labels": labels}
 
-    return _trained(setup, model, batch, 1e-5, autocast=True)
+    return trained(setup, model, batch, 1e-5, autocast=True)
 
 
 def llama_generate(setup: Setup) -> Program:
     """Greedy decoding by ``generate`` with a static cache: prompts padded on the left, the decoding step compiled."""
-    model = _llama(setup).eval()
+    model = llama(setup).eval()
     count, prompt, new = setup.size((8, 128, 32), (2, 8, 4))
     options: dict[str, Any] = {"disable_compile": True}
     if setup.compile.contender != "eager":

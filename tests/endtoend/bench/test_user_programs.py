@@ -24,7 +24,7 @@ from benchmarks import table as documents
 from benchmarks.user_programs import __main__ as command
 from benchmarks.user_programs import contender, rounds, step_table
 from benchmarks.user_programs.host import Host
-from benchmarks.user_programs.known import PROGRAMS
+from benchmarks.user_programs.known import ALL, PROGRAMS
 from benchmarks.user_programs.program import CONTENDERS, Compiler, Known, Program, Setup, lengths, right_padded
 from benchmarks.user_programs.rounds import Failed, Measured, Plan, Process
 
@@ -34,7 +34,7 @@ HOUR_S = 3600.0
 
 def made_here(name: str) -> Any:
     """A parameter of a test, skipped where the program's library is missing."""
-    lacks = PROGRAMS[name].lacks()
+    lacks = ALL[name].lacks()
     return pytest.param(name, marks=pytest.mark.skipif(bool(lacks), reason=lacks))
 
 
@@ -44,17 +44,17 @@ def made_here(name: str) -> Any:
 def test_there_are_programs_of_all_kinds() -> None:
     assert len(PROGRAMS) >= 16
     assert {known.library for known in PROGRAMS.values()} == {"", "transformers", "timm", "diffusers"}
-    assert all(name == known.name and known.about for name, known in PROGRAMS.items())
+    assert all(name == known.name and known.about for name, known in ALL.items())
 
 
-@pytest.mark.parametrize("name", [made_here(name) for name in PROGRAMS])
+@pytest.mark.parametrize("name", [made_here(name) for name in ALL])
 def test_a_small_program_takes_steps(name: str) -> None:
     before = torch.get_float32_matmul_precision()
     try:
         results = []
         for _ in range(2):
             torch.manual_seed(0)
-            program = PROGRAMS[name].make(Setup("cpu", tiny=True))
+            program = ALL[name].make(Setup("cpu", tiny=True))
             results.append([float(program.step().detach().float().mean()) for _ in range(3)])
         assert all(map(math.isfinite, results[0]))
         assert results[0] == results[1], "random numbers begin at the seed"
