@@ -46,7 +46,7 @@ LEAST_S = 5.0
 _LEAST = 5 / 9
 """Part of its share that a search gets even if the second compilation then ends after the budget: half of the budget,
 if no other graph follows. Its time during the first compilation counts."""
-_AGAIN = 0.7
+_AGAIN = 0.45
 """The second compilation's share of the first one's time without tracing: it finds most kernels in caches."""
 _ONCE = 0.6
 """Share of a CPU's first time for loading code that no second compilation needs. Loading took 87 of 150 s for a GPT of

@@ -7,8 +7,8 @@ passes, so both see the same graphs. A graph with several streams is not changed
 by a pass while another one computes it.
 
 These passes make the decisions that no later hook can make. They generate random numbers, split complex arithmetic into
-parts, select the library call for a convolution or a product, set the memory format between convolutions, and save the
-elements that a gradient compares.
+parts, move constants to the device of their readers, select the library call for a convolution or a product, set the
+memory format between convolutions, and save the elements that a gradient compares.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _DROPS_ROUNDING = torch.__version__ < "2.13"
 """Inductor's joint passes drop a conversion to a narrower float type whose result is converted back."""
 DEVICES = {"cuda"}
 """Types of devices on which Inductor separates the bias of a convolution."""
+_CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 _COMPARISONS = (aten.gt.Scalar, aten.ge.Scalar, aten.lt.Scalar, aten.le.Scalar)
 # A user's pass may take an is_inference argument; older torch has no such passes.
 _Base: Any = getattr(custom_graph_pass, "CustomInferenceAwareGraphPass", custom_graph_pass.CustomGraphPass)
@@ -117,6 +118,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     stable_topological_sort(graph)  # Inductor sorts only at the end, after this pass
     if _DROPS_ROUNDING:
         show_rounding(graph)
+    place_scalars(graph)
     split_parts(gm)
     if not getattr(config, "align_random_eager", False):  # torch 2.11 has no such option
         hash_random_numbers(graph)
@@ -166,6 +168,34 @@ def show_rounding(graph: fx.Graph) -> None:
                 Calls(node)(prims.convert_element_type.default, node.args[0], node.kwargs["dtype"])
             )
             graph.erase_node(node)
+
+
+def place_scalars(graph: fx.Graph) -> None:
+    """Compute constants without axes on the GPU of the operators that read them, and not on the CPU, in place.
+
+    ``x / torch.tensor(8.0)`` has such a constant. torch allows it, and a region has tensors of one device only.
+    """
+    placed: dict[tuple[fx.Node, torch.device], fx.Node] = {}
+
+    def on(device: torch.device, node: fx.Node) -> fx.Node:
+        if (node, device) not in placed:
+            args = fx.node.map_arg(node.args, lambda n: on(device, n))
+            named = {**node.kwargs, "device": device} if node.target in _CONSTANTS else node.kwargs
+            placed[node, device] = Calls(node)(node.target, *args, **named)  # type: ignore[arg-type]
+        return placed[node, device]
+
+    constants: set[fx.Node] = set()
+    for node in list(graph.nodes):
+        made, read = node.meta.get("val"), node.all_input_nodes
+        pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ()) and bool(read)
+        if not isinstance(made, torch.Tensor) or not (pointwise or node.target in _CONSTANTS):
+            continue
+        if made.device.type != "cpu":
+            for constant in read:
+                if constant in constants:
+                    node.replace_input_with(constant, on(made.device, constant))
+        elif made.ndim == 0 and constants.issuperset(read):
+            constants.add(node)
 
 
 def hash_random_numbers(graph: fx.Graph) -> None:

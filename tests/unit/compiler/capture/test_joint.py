@@ -15,7 +15,7 @@ from torch._inductor.utils import run_and_get_code
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from autotune.compiler.capture.hooks import takes_bias_apart
+from autotune.compiler.capture.hooks import place_scalars, takes_bias_apart
 from autotune.compiler.capture.recording import capture, recording_backend
 from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.regions.find import find_regions
@@ -246,3 +246,25 @@ def test_a_graph_with_streams_stays_as_it_is() -> None:
         (graph,) = capture(fn, (t(8, 64),), grad=False)
         drawn = graph.module.graph.find_nodes(op="call_function", target=torch.ops.prims.inductor_random.default)
         assert bool(drawn) == kept
+
+
+def test_constants_of_the_cpu_are_computed_on_the_gpu_of_their_readers() -> None:
+    """Of ``x / torch.tensor(8.0)``, also behind operators on the constant; a result of the CPU stays there."""
+
+    def fn(x: Tensor, given: Tensor) -> tuple[Tensor, ...]:
+        scale = torch.full((), 6.9375, dtype=x.dtype)
+        sign = torch.where(scale >= 0, 1.0, -1.0)
+        return x / scale * sign, x + given, scale * 2, torch.full((2,), 3.0).to(x.device) + scale
+
+    with FakeTensorMode():
+        x, given = torch.empty(2, dtype=torch.bfloat16, device="cuda"), torch.empty(())
+        gm = make_fx(fn)(x, given)
+        before = [made.device.type for made in gm(x, given)]
+        place_scalars(gm.graph)
+        gm.recompile()
+        assert [made.device.type for made in gm(x, given)] == before == ["cuda", "cuda", "cpu", "cuda"]
+        assert [made.dtype for made in gm(x, given)] == [torch.bfloat16] * 2 + [torch.bfloat16, torch.float32]
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and node.meta["val"].device.type == "cuda" and "_to_copy" not in str(node.target):
+            read = [one for one in node.all_input_nodes if one.meta["val"].device.type == "cpu"]
+            assert [one.op for one in read] in ([], ["placeholder"]), node.format_node()
