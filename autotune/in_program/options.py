@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ _MORE_S = 1.5
 """A graph is searched again with a budget that is larger by this factor."""
 
 SHARE, _SHARE_OF_SEVERAL = 0.9, 0.5
-"""Share of the remaining budget for one graph: less if more graphs of the same function follow."""
+"""Share of the remaining budget for one graph, and the least of one that others of the same function follow."""
 
 _lock = threading.RLock()
 _tuning: list[float] = []
@@ -171,9 +171,30 @@ def _running() -> Iterator[tuple[str, str, int]]:
         frame = frame.f_back
 
 
-def share_of(more: bool) -> float:
-    """The share of the remaining budget for a graph; ``more`` is the result of :func:`more_follow`."""
-    return _SHARE_OF_SEVERAL if more else SHARE
+def share_of(more: bool, inputs: Sequence[Any] = ()) -> float:
+    """The share of the remaining budget for a graph that Dynamo compiles now.
+
+    A graph that others follow gets a half, or more if it takes most of the model's parameters: often a loss of a few
+    operators follows a model of many layers.
+
+    Args:
+        more: result of :func:`more_follow`.
+        inputs: of the graph.
+    """
+    return max(_SHARE_OF_SEVERAL, SHARE * _part(inputs)) if more else SHARE
+
+
+def _part(inputs: Sequence[Any]) -> float:
+    """The part of a module's parameters that a graph of its forward pass takes; 0 if there is no such module."""
+    from torch import nn
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    translator = getattr(InstructionTranslator, "current_tx", lambda: None)()
+    module = None if translator is None else translator.f_locals.get("self")
+    if not isinstance(module, nn.Module):
+        return 0.0
+    every = sum(weight.numel() for weight in module.parameters())
+    return sum(x.numel() for x in inputs if isinstance(x, nn.Parameter)) / every if every else 0.0
 
 
 def forget_breaks() -> None:

@@ -77,7 +77,7 @@ def compiled(
     Raises:
         KeyboardInterrupt: the user interrupted the search. Its results are stored.
     """
-    device, share = device_of(inputs), share_of(more)
+    device, share = device_of(inputs), share_of(more, inputs)
     if device is None or not can_store():
         return compile_once(gm, inputs)
     name = name_of(gm, device)

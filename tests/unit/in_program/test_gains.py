@@ -124,6 +124,33 @@ def test_graphs_of_a_function_with_breaks_share_the_budget() -> None:
     assert granted_s(80.0, 10.0, 0.0, 0.5) == 30.0
 
 
+def test_a_graph_with_most_of_the_parameters_gets_most_of_the_budget() -> None:
+    """A body of many weights before a break and a small head behind it, and the other way round."""
+    shares: list[float] = []
+
+    class Parts(torch.nn.Module):
+        def __init__(self, *widths: int) -> None:
+            super().__init__()
+            self.first, self.second = (torch.nn.Linear(8, width) for width in widths)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.first(x)
+            torch._dynamo.graph_break()
+            found: torch.Tensor = y.sum() + self.second(x)
+            return found
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        shares.append(share_of(more_follow(gm), inputs))
+        return gm.forward
+
+    for widths, first in (((95, 5), 0.9 * 0.95), ((5, 95), 0.5)):
+        torch._dynamo.reset()
+        forget_breaks()
+        torch.compile(Parts(*widths), backend=backend)(torch.ones(3, 8))
+        assert shares == [pytest.approx(first), 0.9]
+        shares.clear()
+
+
 def test_a_function_whose_rest_is_not_compiled_is_finished_when_it_returns() -> None:
     """The rest of the first has no operators, and Dynamo compiles no loop with a graph break."""
     more: list[bool] = []
