@@ -44,8 +44,10 @@ SHAPES: dict[str, tuple[Family, tuple[int, int, int, bool, int]]] = {
 """Heads, heads of keys, head size, causal, window."""
 
 
-def check(device: str) -> Iterator[dict[str, Any]]:
+def check(device: str, cases: str) -> Iterator[dict[str, Any]]:
     for name, (family, (heads, few, size, causal, window)) in SHAPES.items():
+        if not name.startswith(cases):
+            continue
         changed: list[int] = []
         torch._dynamo.reset()
         compiled = torch.compile(family.program, backend=ways(changed)["rewritten"])
@@ -132,6 +134,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(allow_abbrev=False, description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--part", choices=("check", "step"), default="check")
+    parser.add_argument("--cases", default="", help="beginning of the names of the cases to check (default: all)")
     parser.add_argument("--models", nargs="+", default=["llama_1b", "qwen3_0.6b", "llama_packed"])
     parser.add_argument("--passes", type=int, default=3, help="passes over the lengths after the first one")
     args = parser.parse_args()
@@ -139,7 +142,7 @@ def main() -> int:
     torch.manual_seed(0)
     if args.part == "check":
         kernels.LEAST_QUERIES = 0
-        rows = check(args.device)
+        rows = check(args.device, args.cases)
     else:
         rows = (row for name in args.models for row in step(name, args.device, args.passes))
     found = []
