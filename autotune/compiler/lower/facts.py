@@ -249,7 +249,7 @@ class GraphFacts:
         if name in PRODUCTS and not self._is_light(node):
             return LIBRARY_CALL
         if name in SCATTERS and not self._on_cuda(node):
-            return "a sum at indices on a CPU"
+            return "a sum at indices on a CPU" if _adds(node, name) else "a write at indices"
         return ""
 
     def _on_cuda(self, node: fx.Node) -> bool:
@@ -309,6 +309,12 @@ def _described(node: fx.Node) -> NodeFacts:
         first = PRODUCTS[name]
         factors = tuple(a for a in node.args[first : first + 2] if isinstance(a, fx.Node))
     return NodeFacts(name, origin_name(node), value, tensors, _bytes(tensors), factors, is_random(node))
+
+
+def _adds(node: fx.Node, name: str) -> bool:
+    """True if an operator of :data:`SCATTERS` adds; False if it replaces elements."""
+    given = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
+    return bool(given) or not name.endswith("index_put")
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:
