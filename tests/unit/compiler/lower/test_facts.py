@@ -101,6 +101,19 @@ def test_a_sum_and_a_write_at_indices_have_their_own_reasons() -> None:
     assert reasons(writing) == {"index_put": "a write at indices"}
 
 
+def test_attention_whose_random_state_a_checkpoint_keeps_is_a_library_call() -> None:
+    from torch._prims.rng_prims import run_and_save_rng_state
+
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+    def f(q: Tensor) -> Tensor:
+        _, (out, *_) = run_and_save_rng_state(attention, q, q, q)
+        return out.exp()
+
+    graph = graph_of(f, t(1, 2, 8, 8))
+    assert reasons(graph) == {"run_and_save_rng_state": LIBRARY_CALL}
+
+
 def test_the_positions_of_extremes_have_a_reason_without_names_of_a_graph() -> None:
     graph = graph_of(lambda x: torch.ops.aten.max.dim((x * 2).exp(), 1), t(8, 8))
     assert reasons(graph) == {"max": "its result 2 of 2 is read, which no kernel computes"}
