@@ -114,6 +114,12 @@ def test_attention_whose_random_state_a_checkpoint_keeps_is_a_library_call() -> 
     assert reasons(graph) == {"run_and_save_rng_state": LIBRARY_CALL}
 
 
+def test_an_allocation_moves_no_data_and_needs_no_reason() -> None:
+    graph = graph_of(lambda x: torch.ops.aten.copy.default(torch.empty(8, 8), x).cumsum(0), t(8, 8))
+    assert "empty" not in reasons(graph)
+    assert NO_RULE in reasons(graph).values()
+
+
 def test_the_positions_of_extremes_have_a_reason_without_names_of_a_graph() -> None:
     graph = graph_of(lambda x: torch.ops.aten.max.dim((x * 2).exp(), 1), t(8, 8))
     assert reasons(graph) == {"max": "its result 2 of 2 is read, which no kernel computes"}
