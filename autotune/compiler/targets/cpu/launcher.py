@@ -102,7 +102,7 @@ def starter(address: int, threads: int) -> Callable[[int, int], None]:
         threads: the most threads of any call.
     """
     run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # ctypes releases the GIL for the call
-    gomp = _gomp_parallel() if threads > 1 else None
+    gomp: Any = _gomp_parallel() if threads > 1 else None
     allowed: Any = _torch_threads() if threads > 1 else None
 
     def start(at: int, n: int) -> None:
