@@ -11,8 +11,8 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,9 +35,11 @@ from autotune.store.records import Verdict
 from autotune.words import microseconds, plural
 
 if TYPE_CHECKING:
+    from autotune.runtime.coverage import Row
     from autotune.store import Store
     from autotune.store.reading import Scope
     from autotune.tuner.result import Result
+    from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
@@ -52,6 +54,9 @@ _ONCE = 0.6
 """Share of a CPU's first time for loading code that no second compilation needs. Loading took 87 of 150 s for a GPT of
 six layers, and 17 of 32 s in the second compilation."""
 _UNREACHED = "not searched within the budget"
+_NONE_WORKS = "none of its candidates works"
+_MISSES = _UNREACHED, _NONE_WORKS
+_TOO_LATE = "its kernel was found after this code was compiled"
 LARGE = 64
 """Nodes of a Dynamo graph whose search starts before the graph is traced; a smaller one may lack nothing."""
 
@@ -109,7 +114,10 @@ def compiled(
                 if not found and turn.alone:
                     deployment().count_again(one.apart)
                     return one.before
-                after = compile_again(gm, inputs, compile_once, traced, one.after_name)
+                with deployment().counting_apart() as anew:
+                    after = compile_again(gm, inputs, compile_once, traced, one.after_name)
+                anew.rows = explained(anew.rows, {what: why for what, why in one.reasons.items() if why in _MISSES})
+                deployment().count_again(anew)
                 note_code([one], seconds, after=True)
             except Exception as error:
                 why = str(error) if isinstance(error, UserError) else first_line(error)
@@ -117,9 +125,9 @@ def compiled(
                 log.debug("the search that failed", exc_info=True)
                 deployment().count_again(one.apart)
                 return one.before
-    return (
-        Frame(one.before, after, join_contest(one, {"budget_s": seconds, "command": COMMAND})) if turn.alone else after
-    )
+    if not turn.alone:
+        return after
+    return Frame(one.before, after, join_contest(one, anew, {"budget_s": seconds, "command": COMMAND}))
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,7 @@ class First:
         graphs: the post-grad graphs.
         apart: its separate counts.
         compile_s: seconds that it took, or takes without caches, less those that a CPU's code takes only once.
+        reasons: why it runs no stored kernel, by the label of a region that was searched or not reached.
     """
 
     before: Any
@@ -143,6 +152,7 @@ class First:
     graphs: list[Surveyed]
     apart: Counted
     compile_s: float
+    reasons: dict[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def scope(self) -> Scope | None:
@@ -249,19 +259,40 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
         if granted + again_s > left_s(budget_s) and again_s <= budget_s:
             notify(f"compiling again takes about {again_s:.0f} s after the search, more than the budget leaves")
         found = _search(missed, granted, turn, searcher)
-    left = lacking(one.graphs) if found else missed
-    for device, regions in left.items():
-        deployment().record_misses([(workload, _UNREACHED) for workload, _ in regions], device)
-    labels = {workload.label for regions in left.values() for workload, _ in regions}
-    one.apart.rows = [
-        replace(row, why=_UNREACHED) if row.what in labels and not row.stored else row for row in one.apart.rows
-    ]
+    failed = {result.workload for result in found if is_decided(result) and not result.winner}
+    for device, regions in missed.items():
+        whys = [(workload, _why_inductor(workload, device, failed)) for workload, _ in regions]
+        deployment().record_misses([(w, why) for w, why in whys if why in _MISSES], device)
+        for workload, why in whys:
+            if one.reasons.get(workload.label) != _UNREACHED:  # of several regions with one label
+                one.reasons[workload.label] = why
+    one.apart.rows = explained(one.apart.rows, one.reasons)
     won = any(result.winner == "autotune" for result in found)
     complete = bool(one.graphs) and not missed  # ranks that do not agree look at no graph
     searched_s = budget_s if complete or any(map(is_decided, found)) else 0.0  # else the next process searches
     record = {"budget_s": searched_s, "tries": 0, "cut": True, "command": COMMAND}
     note_verdicts([one], record, after=won or not turn.alone)
     return won
+
+
+def explained(rows: Sequence[Row], reasons: Mapping[str, str]) -> list[Row]:
+    """Rows of the coverage, with other reasons for what Inductor compiles, by label."""
+    return [row if row.stored else replace(row, why=reasons.get(row.what, row.why)) for row in rows]
+
+
+def _why_inductor(workload: Workload, device: str, failed: Container[str]) -> str:
+    """The reason why the code of the first compilation runs no stored kernel for a region, after the search.
+
+    Args:
+        failed: workloads of which no candidate works.
+    """
+    from autotune.runtime.inductor.region_pass import NO_FASTER  # a warm start imports this module alone
+    from autotune.runtime.match import look_up
+
+    found = look_up(workload, device, packaged=False)
+    if found.schedule is not None and found.level.own:
+        return NO_FASTER if found.schedule.config is None else _TOO_LATE
+    return _NONE_WORKS if workload.fingerprint in failed else _UNREACHED
 
 
 def is_decided(result: Result) -> bool:
@@ -312,10 +343,11 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def join_contest(one: First, record: Mapping[str, Any]) -> Contest:
+def join_contest(one: First, anew: Counted, record: Mapping[str, Any]) -> Contest:
     """The running contest of this process, or a new one; its outcome is the verdict on the graphs of ``one``.
 
     Args:
+        anew: counts of its second compilation. If that loses, they become those of the first one.
         record: fields of these verdicts, in addition to the times.
     """
     global _contest
@@ -324,6 +356,7 @@ def join_contest(one: First, record: Mapping[str, Any]) -> Contest:
     ended = _contest.ended
     assert isinstance(ended, _Decided)
     ended.compiled.append(one)
+    ended.counts.append((one.apart, anew))
     return _contest
 
 
@@ -341,6 +374,7 @@ class _Decided:
 
     def __init__(self, record: Mapping[str, Any]) -> None:
         self.compiled: list[First] = []
+        self.counts: list[tuple[Counted, Counted]] = []
         self._record = record
 
     def __call__(self, outcome: Outcome) -> None:
@@ -361,6 +395,9 @@ class _Decided:
             "tries": 1,
             "cut": False,
         }
+        if not outcome.kept:
+            for counts in self.counts:
+                _count_as_left(*counts)
         compiled, self.compiled = self.compiled, []  # the code that lost is released
         try:
             note_verdicts(compiled, record, after=outcome.kept, left=not outcome.kept)
@@ -368,6 +405,16 @@ class _Decided:
             deployment().warn_once(
                 "verdict in the program", f"autotune: the step's verdict is not stored: {first_line(error)}"
             )
+
+
+def _count_as_left(before: Counted, after: Counted) -> None:
+    """Replace the counts of the code that lost by those of the code that runs."""
+    from autotune.runtime.inductor.region_pass import LEFT  # a warm start imports this module alone
+
+    won = before.counts["misses"] - after.counts["misses"]
+    lost = {row.what: LEFT for row in after.rows if row.stored}
+    after.counts = {**before.counts, "misses": before.counts["misses"] - won, "left": before.counts["left"] + won}
+    after.rows = explained(before.rows, lost)
 
 
 def note_verdicts(compiled: Sequence[First], record: Mapping[str, Any], *, after: bool, left: bool = False) -> None:

@@ -82,6 +82,7 @@ class Deployment:
         self._failed: dict[tuple[str, str], str] = {}  # the reason, by workload and configuration
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._covered: list[Row] = []
+        self._apart: list[Counted] = []
         self._state = b""
         self._kept: dict[tuple[str, str], Match] = {}
         self._found: dict[tuple[str, str, bool], Match] = {}
@@ -127,13 +128,15 @@ class Deployment:
     def counters(self) -> Counters:
         """The current counters."""
         with self._counting:
-            return Counters(self._counts)
+            every = [self._counts, *(apart.counts for apart in self._apart)]
+            return Counters({name: sum(counts[name] for counts in every) for name in COUNTERS})
 
     def reset_counters(self) -> None:
         """Set every counter to zero, and clear the coverage."""
         with self._counting:
             self._counts = dict.fromkeys(COUNTERS, 0)
             self._covered = []
+            self._apart = []
 
     @contextlib.contextmanager
     def counting_apart(self) -> Iterator[Counted]:
@@ -153,10 +156,9 @@ class Deployment:
                 self._counts, self._covered = before.counts, before.rows
 
     def count_again(self, apart: Counted) -> None:
-        """Add separate counts."""
-        for name, count in apart.counts.items():
-            self.count(name, count)
-        self.cover(apart.rows)
+        """Add separate counts. A later change of ``apart`` changes the sums, until they are reset."""
+        with self._counting:
+            self._apart.append(apart)
 
     def cover(self, rows: Iterable[Row]) -> None:
         """Add the rows of a graph that was looked up."""
@@ -166,7 +168,7 @@ class Deployment:
     def coverage(self) -> Coverage:
         """The rows of all graphs that were looked up."""
         with self._counting:
-            return Coverage(self._covered)
+            return Coverage([*self._covered, *(row for apart in self._apart for row in apart.rows)])
 
     def warn_once(self, key: str, text: str) -> None:
         """Log a warning once for each ``key``."""

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 
 from autotune.compiler.lower.nodes import (
+    aten_name,
     is_random,
     is_written_back,
     op_name,
@@ -228,7 +229,7 @@ class GraphFacts:
             return "it writes into its arguments"
         if name not in RULES:
             space = getattr(target, "namespace", "")
-            called = space in _LIBRARY_NAMESPACES or name.startswith(_LIBRARIES)
+            called = space in _LIBRARY_NAMESPACES or (name or _wrapped(node)).startswith(_LIBRARIES)
             return LIBRARY_CALL if called else NO_RULE
         if is_written_back(node):
             return "its result is copied into an input"
@@ -249,7 +250,7 @@ class GraphFacts:
         if name in PRODUCTS and not self._is_light(node):
             return LIBRARY_CALL
         if name in SCATTERS and not self._on_cuda(node):
-            return "a sum at indices on a CPU"
+            return "a sum at indices on a CPU" if _adds(node, name) else "a write at indices"
         return ""
 
     def _on_cuda(self, node: fx.Node) -> bool:
@@ -309,6 +310,19 @@ def _described(node: fx.Node) -> NodeFacts:
         first = PRODUCTS[name]
         factors = tuple(a for a in node.args[first : first + 2] if isinstance(a, fx.Node))
     return NodeFacts(name, origin_name(node), value, tensors, _bytes(tensors), factors, is_random(node))
+
+
+def _wrapped(node: fx.Node) -> str:
+    """The operator that a higher-order operator runs, such as attention under activation checkpointing; "" if none."""
+    runs = isinstance(node.target, torch._ops.HigherOrderOperator)
+    found = [aten_name(given) for given in node.args if isinstance(given, torch._ops.OpOverload)] if runs else []
+    return found[0] if found else ""
+
+
+def _adds(node: fx.Node, name: str) -> bool:
+    """True if an operator of :data:`SCATTERS` adds; False if it replaces elements."""
+    given = node.args[3] if len(node.args) > 3 else node.kwargs.get("accumulate", False)
+    return bool(given) or not name.endswith("index_put")
 
 
 def _bytes(tensors: Sequence[torch.Tensor]) -> int:

@@ -17,13 +17,13 @@ def op_name(node: fx.Node) -> str:
     """The aten or prims name without its overload ("layer_norm"), "getitem", or "" for anything else."""
     if node.op != "call_function":
         return ""
-    return "getitem" if node.target is operator.getitem else _name_of(node.target)
+    return "getitem" if node.target is operator.getitem else aten_name(node.target)
 
 
 def origin_name(node: fx.Node) -> str:
     """:func:`op_name` of the operator that a node was decomposed from ("native_layer_norm" for a "var_mean")."""
     name = op_name(node)
-    return (_name_of(node.meta.get("original_aten")) if name else "") or name
+    return (aten_name(node.meta.get("original_aten")) if name else "") or name
 
 
 def value_of(node: fx.Node) -> Any:
@@ -75,7 +75,8 @@ def stream_of(node: fx.Node) -> Any:
     return node.meta.get("custom", {}).get("stream")
 
 
-def _name_of(target: Any) -> str:
+def aten_name(target: Any) -> str:
+    """The name of an operator of aten or prims, without its overload; "" for another target."""
     if isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "prims"):
         return target._schema.name.partition("::")[2]
     return ""

@@ -28,6 +28,9 @@ GENERATORS = frozenset(
 )  # fmt: skip
 """Operators that read nothing: recomputed in each region that needs them."""
 
+ALLOCATIONS = frozenset(["empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"])
+"""Operators that neither read nor write memory."""
+
 CASTS = frozenset(["_to_copy", "convert_element_type"])
 """Operators that only change a type."""
 

@@ -94,7 +94,7 @@ def _apply(region: Region, node: fx.Node, facts: NodeFacts, env: dict[fx.Node, A
     if facts.operator == "getitem":
         found = args[0][args[1]]
         if found is None:
-            raise Unsupported(f"result {args[1]} of {node.args[0]}")
+            raise Unsupported(f"its result {args[1] + 1} of {len(args[0])} is read, which no kernel computes")
         return found
     found_rule = RULES.get(facts.operator)
     if found_rule is None:

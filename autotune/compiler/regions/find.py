@@ -24,7 +24,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from autotune.compiler.lower.facts import LIBRARY_CALL, GraphFacts, Kind
-from autotune.compiler.lower.op_names import GENERATORS, PRODUCTS, SCATTERS, VIEWS, describe
+from autotune.compiler.lower.op_names import ALLOCATIONS, GENERATORS, PRODUCTS, SCATTERS, VIEWS, describe
 from autotune.compiler.lower.rules.reductions import read_again
 from autotune.compiler.lower.translate import translate
 from autotune.compiler.regions import aten
@@ -119,10 +119,10 @@ def regions_from(facts: GraphFacts) -> list[Region]:
 def outside(facts: GraphFacts, regions: Iterable[Region]) -> dict[fx.Node, str]:
     """The calls of a graph outside of its regions, in order, each with the reason.
 
-    Views and generators are left out, since they move no data.
+    Views, generators and allocations are left out, since they move no data.
     """
     inside = {n for r in regions for n in (*r.nodes, *(m.meta.get("origin") for m in r.submodule.graph.nodes))}
-    free = VIEWS | GENERATORS | {"getitem"}
+    free = VIEWS | GENERATORS | ALLOCATIONS | {"getitem"}
     found = {}
     for n in facts.nodes:
         if n.op == "call_function" and n not in inside and facts[n].operator not in free:

@@ -49,9 +49,9 @@ log = logging.getLogger("autotune")
 
 DEVICES = ("cpu", "cuda")
 
-_LEFT = "the whole step was faster so"
+LEFT = "the whole step was faster so"
 _OPTION = "an option of Inductor's requires other results"
-_NO_FASTER = "the search found nothing faster"
+NO_FASTER = "the search found nothing faster"
 
 
 def replace_regions(
@@ -122,7 +122,7 @@ def replace_regions(
     made_calls = [_call_of(region, found, origin, how, cpp) for region, found in zip(regions, matches, strict=True)]
     calls = [call for call, _ in made_calls]
     _report(regions, matches, calls)
-    fates = {r: (False, _LEFT if r.workload and r.workload.fingerprint in left else _OPTION) for r in every}
+    fates = {r: (False, LEFT if r.workload and r.workload.fingerprint in left else _OPTION) for r in every}
     fates |= {region: (call is not None, why) for region, (call, why) in zip(regions, made_calls, strict=True)}
     try:
         deployment().cover(covered(facts, fates))
@@ -295,7 +295,7 @@ def _call_of(
     if region.workload is None or found.schedule is None:
         return None, found.reason
     if found.schedule.config is None:
-        return None, _NO_FASTER
+        return None, NO_FASTER
     label = region.workload.label or region.workload.fingerprint[:12]
     try:
         call = replace(_with_numbers(region, label, found), **how)

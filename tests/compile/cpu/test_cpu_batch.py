@@ -42,6 +42,7 @@ def test_every_kernel_runs_on_its_own_tensors(monkeypatch: pytest.MonkeyPatch, f
     if fallback:
         monkeypatch.setattr(cpu_load, "_gomp_parallel", lambda: None)
     monkeypatch.setattr(cpu_load, "_most_threads", lambda: 3)
+    monkeypatch.setattr(cpu_load, "_torch_threads", lambda: lambda: 3)
     launch, inputs, wanted = _kernels([3000, 1, 700, 5], threads=3, row_block=7)
     for _ in range(5):  # each call resets the counters
         torch.testing.assert_close(_run(launch, inputs), wanted)

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from numba.core import caching
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.targets.cpu import kernel as cpu_kernel
 from autotune.compiler.targets.cpu import launcher as cpu_load
-from autotune.compiler.targets.cpu.kernel import emit_source, generator, load
+from autotune.compiler.targets.cpu.kernel import batch, emit_source, generator, load
 from autotune.compiler.targets.cpu.schedule import CpuSchedule
 from autotune.errors import UserError
 from autotune.files import code_digest
@@ -115,6 +116,7 @@ def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, fallback: bool)
     if fallback:
         monkeypatch.setattr(cpu_load, "_gomp_parallel", lambda: None)
     monkeypatch.setattr(cpu_load, "_most_threads", lambda: 3)
+    monkeypatch.setattr(cpu_load, "_torch_threads", lambda: lambda: 3)
     graph = layer_norm(3000, 128)
     inputs = random_inputs(graph)
     want = run(graph, inputs, CpuSchedule(threads=1))
@@ -128,12 +130,47 @@ def test_one_thread_never_enters_a_parallel_region(monkeypatch: pytest.MonkeyPat
         raise AssertionError("a serial schedule, or little work, must not start a team")
 
     monkeypatch.setattr(cpu_load, "_gomp_parallel", lambda: refuse)
+    monkeypatch.setattr(cpu_load, "_torch_threads", lambda: lambda: 2)
     big, small = softmax(4000, 64), softmax(4, 64)
     run(big, random_inputs(big), CpuSchedule(threads=1))
     run(small, random_inputs(small), CpuSchedule(threads=2))
     if cpu_load._most_threads() > 1:
         with pytest.raises(AssertionError):
             run(big, random_inputs(big), CpuSchedule(threads=2))
+
+
+@pytest.mark.parametrize("how", ["call", "bound", "batch"])
+def test_a_team_has_no_more_threads_than_torch(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """``torch.set_num_threads``, also after the kernel was loaded."""
+    teams: list[int] = []
+    real: Any = cpu_load._gomp_parallel()
+
+    def start(function: int, data: Any, n: int, flags: int) -> None:
+        teams.append(n)
+        real(function, data, n, flags)
+
+    monkeypatch.setattr(cpu_load, "_most_threads", lambda: 4)
+    monkeypatch.setattr(cpu_load, "_gomp_parallel", lambda: start)
+    graph = softmax(4000, 64)
+    (x,) = random_inputs(graph)
+    kernel: Any = load(build_program(graph), CpuSchedule(threads=3))
+    bound, together = kernel.bind(4000, 2), batch([(kernel, 2, 4000)])
+    launches: dict[str, Callable[[list[int]], None]] = {
+        "call": lambda at: kernel(at, 4000),
+        "bound": lambda at: bound(0, at),
+        "batch": together,
+    }
+    before = torch.get_num_threads()
+    try:
+        for allowed, want in ((1, []), (2, [2]), (4, [3])):
+            teams.clear()
+            torch.set_num_threads(allowed)
+            y = torch.zeros(4000, 64)
+            launches[how]([x.data_ptr(), y.data_ptr()])
+            torch.testing.assert_close(y, torch.softmax(x.view(4000, 64) * 0.7, 1))
+            assert teams == want
+    finally:
+        torch.set_num_threads(before)
 
 
 _CHILD = """
@@ -291,6 +328,7 @@ def test_a_kernel_bound_to_its_rows_does_the_same(
     if fallback:
         monkeypatch.setattr(cpu_load, "_gomp_parallel", lambda: None)
     monkeypatch.setattr(cpu_load, "_most_threads", lambda: 3)
+    monkeypatch.setattr(cpu_load, "_torch_threads", lambda: lambda: 3)
     graph = softmax(4000, 64)
     (x,) = random_inputs(graph)
     kernel: Any = load(build_program(graph), CpuSchedule(threads=threads))

@@ -147,12 +147,40 @@ def test_a_search_that_reached_no_region_is_repeated_by_the_next_process(searche
     assert [len(labels) for labels in searches.labels] == [0, 2]
 
 
+def test_coverage_names_the_regions_that_a_search_did_not_reach(searches: Searches) -> None:
+    searches.most = 1
+    train(1, search=100)
+    said = "not tuned on this device", "not searched within the budget"
+    rows = [row for row in autotune.coverage().rows if row.stored or row.why in said]
+    assert sorted((row.stored, row.why) for row in rows) == [(False, "not searched within the budget"), (True, "")]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "why"),
+    [("inductor", "the search found nothing faster"), ("", "none of its candidates works")],
+)
+def test_coverage_names_the_outcome_of_a_search_without_a_kernel(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch, outcome: str, why: str
+) -> None:
+    searches.winner = outcome
+    train(1, search=100)
+    (labels,) = searches.labels
+    assert labels
+    assert [row.why for row in autotune.coverage().rows if row.what in labels] == [why] * len(labels)
+    assert autotune.counters().hits == 0
+
+
 def test_a_slower_step_leaves_everything_to_inductor(
     searches: Searches, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     faster(monkeypatch, kept=False)
     train(STEPS + 2, search=100)
     assert "they are not used" in capsys.readouterr().err
+    (labels,) = searches.labels
+    counted = autotune.counters()
+    assert (counted.graphs, counted.hits, counted.misses, counted.left) == (2, 0, 0, len(labels))
+    rows = [row for row in autotune.coverage().rows if row.what in labels]
+    assert [(row.stored, row.why) for row in rows] == [(False, "the whole step was faster so")] * len(labels)
     torch._dynamo.reset()
     deployment().reset_counters()
     train(1, search=100)
@@ -215,6 +243,9 @@ def test_a_second_compilation_that_takes_more_than_the_budget_is_left_to_the_nex
     assert searches.seconds == pytest.approx([50.0], abs=5.0), "half of the budget is for the search in any case"
     assert autotune.counters().hits == 0
     assert "this process runs without the new kernels, the next one with them" in capsys.readouterr().err
+    assert [row.why for row in autotune.coverage().rows if row.what in searches.labels[0]] == [
+        "its kernel was found after this code was compiled"
+    ] * len(searches.labels[0])
     torch._dynamo.reset()
     train(1, search=100)
     assert capsys.readouterr().err == ""

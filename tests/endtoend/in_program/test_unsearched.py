@@ -182,6 +182,7 @@ def test_a_slower_step_runs_inductors_code_and_a_search_still_searches_it(
 ) -> None:
     faster(monkeypatch, kept=False)
     train(STEPS + 2, **DEFAULT)
+    assert (autotune.counters().hits, autotune.counters().left) == (0, len(process.labels))
     torch._dynamo.reset()
     deployment().reset_counters()
     train(1, **DEFAULT)

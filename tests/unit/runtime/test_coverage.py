@@ -78,3 +78,18 @@ def test_code_that_is_replaced_is_counted_apart() -> None:
     own.count_again(apart)
     assert (own.counters().hits, own.counters().misses) == (1, 6)
     assert [row.what for row in own.coverage().rows] == ["gelu"]
+
+
+def test_counts_of_code_that_lost_are_replaced_until_a_reset() -> None:
+    own = Deployment()
+    with own.counting_apart() as apart:
+        own.count("hits", 5)
+        own.cover([Row("gelu", True, "", bytes=1)])
+    own.count_again(apart)
+    apart.counts, apart.rows = {**apart.counts, "hits": 0, "left": 5}, [Row("gelu", False, "why", bytes=1)]
+    assert (own.counters().hits, own.counters().left) == (0, 5)
+    assert [row.stored for row in own.coverage().rows] == [False]
+    own.reset_counters()
+    apart.counts = {**apart.counts, "hits": 7}
+    assert own.counters().hits == 0
+    assert not own.coverage().rows

@@ -1,9 +1,11 @@
 """Compiled CPU kernels: kept on disk, and launched over OpenMP threads.
 
 Threads are those of the OpenMP runtime that PyTorch has loaded already (``GOMP_parallel``, which GNU's, LLVM's and
-Intel's runtimes all export): its workers are warm after any torch operator, nothing is oversubscribed, and any number
-of Python threads may launch at once, each with its own team. Numba's own threading layers are not used: the default
-one aborts the process when entered from two threads. Without such a runtime, the calling thread does all the work.
+Intel's runtimes all export): its workers are warm after any torch operator, and any number of Python threads may launch
+at once, each with its own team. A team has no more threads than torch's operators (``torch.set_num_threads``,
+``OMP_NUM_THREADS``), so that ranks that share a host do not oversubscribe it. Numba's own threading layers are not
+used: the default one aborts the process when entered from two threads. Without such a runtime, the calling thread does
+all the work.
 
 The folder of compiled kernels has a source file for each, and Numba's cache of pickles and machine code. A user with
 write access to the folder can run code as every user who loads a kernel from it. So only the owner has access to a new
@@ -59,7 +61,8 @@ class CpuKernel:
         self._rows, self._start = rows, starter(self.address, self.threads)
 
     def __call__(self, addresses: Sequence[int], n0: int) -> None:
-        n = 1 if _forked else self._team(n0)
+        n = self._team(n0)
+        n = 1 if _forked or n == 1 else min(n, _torch_threads()())
         block = (ctypes.c_int64 * (len(addresses) + TAIL))(*addresses, n0, n, 0)
         self._start(ctypes.addressof(block), n)
 
@@ -77,15 +80,17 @@ class CpuKernel:
         form = ctypes.c_int64 * (count + TAIL)
         run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
         gomp: Any = _gomp_parallel() if n > 1 else None
+        allowed: Any = _torch_threads() if n > 1 else None
 
         def alone(nothing: int, addresses: Sequence[int]) -> None:
             run(form(*addresses, n0, 1, 0))
 
         def together(nothing: int, addresses: Sequence[int]) -> None:
-            if _forked:
+            team = 1 if _forked else min(n, allowed())
+            if team == 1:
                 alone(nothing, addresses)
             else:
-                gomp(address, form(*addresses, n0, n, 0), n, 0)
+                gomp(address, form(*addresses, n0, team, 0), team, 0)
 
         return alone if gomp is None else together
 
@@ -97,13 +102,15 @@ def starter(address: int, threads: int) -> Callable[[int, int], None]:
         threads: the most threads of any call.
     """
     run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)  # ctypes releases the GIL for the call
-    gomp = _gomp_parallel() if threads > 1 else None
+    gomp: Any = _gomp_parallel() if threads > 1 else None
+    allowed: Any = _torch_threads() if threads > 1 else None
 
     def start(at: int, n: int) -> None:
-        if n == 1 or gomp is None or _forked:
+        team = 1 if n == 1 or gomp is None or _forked else min(n, allowed())
+        if team == 1:
             run(at)
         else:
-            gomp(address, at, n, 0)
+            gomp(address, at, team, 0)
 
     return start
 
@@ -161,6 +168,14 @@ def _gomp_parallel() -> Any:
         fn.restype = None
         return fn
     return None
+
+
+@cache
+def _torch_threads() -> Callable[[], int]:
+    """The function that gives the number of threads of torch's operators in the calling thread; it takes 40 ns."""
+    import torch
+
+    return torch.get_num_threads
 
 
 @cache

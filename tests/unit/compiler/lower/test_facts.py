@@ -92,6 +92,39 @@ def test_a_product_that_a_region_may_hold_and_none_does_is_a_library_call() -> N
     assert reasons(graph, "cuda") == {"mm": LIBRARY_CALL}
 
 
+def test_a_sum_and_a_write_at_indices_have_their_own_reasons() -> None:
+    index = torch.tensor([0, 1])
+    put = torch.ops.aten.index_put.default
+    adding = graph_of(lambda x, index: put(x, [index], x[:2], True), t(8, 8), index)
+    writing = graph_of(lambda x, index: put(x, [index], x[:2]), t(8, 8), index)
+    assert reasons(adding) == {"index_put": "a sum at indices on a CPU"}
+    assert reasons(writing) == {"index_put": "a write at indices"}
+
+
+def test_attention_whose_random_state_a_checkpoint_keeps_is_a_library_call() -> None:
+    from torch._prims.rng_prims import run_and_save_rng_state
+
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+
+    def f(q: Tensor) -> Tensor:
+        _, (out, *_) = run_and_save_rng_state(attention, q, q, q)
+        return out.exp()
+
+    graph = graph_of(f, t(1, 2, 8, 8))
+    assert reasons(graph) == {"run_and_save_rng_state": LIBRARY_CALL}
+
+
+def test_an_allocation_moves_no_data_and_needs_no_reason() -> None:
+    graph = graph_of(lambda x: torch.ops.aten.copy.default(torch.empty(8, 8), x).cumsum(0), t(8, 8))
+    assert "empty" not in reasons(graph)
+    assert NO_RULE in reasons(graph).values()
+
+
+def test_the_positions_of_extremes_have_a_reason_without_names_of_a_graph() -> None:
+    graph = graph_of(lambda x: torch.ops.aten.max.dim((x * 2).exp(), 1), t(8, 8))
+    assert reasons(graph) == {"max": "its result 2 of 2 is read, which no kernel computes"}
+
+
 def test_a_result_that_becomes_an_input_s_new_value() -> None:
     def f(x: Tensor, state: Tensor) -> Tensor:
         state.copy_(x * 2)
