@@ -16,7 +16,7 @@ from typing import Any
 from torch import fx
 
 from autotune.errors import UserError, first_line
-from autotune.in_program import search
+from autotune.in_program import search, verdicts
 from autotune.in_program.contest import Frame
 from autotune.in_program.ranks import rank_turn
 from autotune.in_program.searcher import Companion, notify
@@ -89,7 +89,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             _waited_s += time.monotonic() - begin - compile_s
             log.debug("Inductor took %.1f s, trials %.1f s more", compile_s, time.monotonic() - begin - compile_s)
             if one.graphs and not trying.left:  # the next process tries the others; ranks may have looked at no graph
-                search.note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not turn.alone)
+                verdicts.note_verdicts([one], {**_RECORD, "tries": 0, "cut": True}, after=won or not turn.alone)
             turn.end()
             if not won and turn.alone:
                 deployment().count_again(one.apart)
@@ -100,7 +100,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
                 after = search.compile_again(gm, inputs, compile_once, traced, one.after_name)
             deployment().count_again(anew)
             if not trying.left:
-                search.note_code([one], 0.0, after=True)
+                verdicts.note_code([one], 0.0, after=True)
         except Exception as error:
             why = str(error) if isinstance(error, UserError) else first_line(error)
             deployment().warn_once(UNSEARCHED, f"autotune: schedules were not predicted: {why}")

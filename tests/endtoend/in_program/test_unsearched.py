@@ -13,7 +13,7 @@ import torch
 
 import autotune
 from autotune.errors import UserError
-from autotune.in_program import options, search, searcher, unsearched
+from autotune.in_program import options, search, searcher, unsearched, verdicts
 from autotune.measure.child import Child, ChildDied, ChildSilent
 from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor.verdict import Surveyed, lacking
@@ -197,7 +197,7 @@ def test_a_slower_step_runs_inductors_code_and_a_search_still_searches_it(
 def test_predicted_regions_stay_missed_for_a_search(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Surveyed] = []
     faster(monkeypatch, kept=True)
-    monkeypatch.setattr(search, "note_verdicts", lambda found, *a, **k: graphs.extend(found[0].graphs))
+    monkeypatch.setattr(verdicts, "note_verdicts", lambda found, *a, **k: graphs.extend(found[0].graphs))
     train(1, **DEFAULT)
     (missed,) = lacking(graphs).values()
     assert len(missed) == len(process.labels)
