@@ -105,7 +105,7 @@ class Frame:
     def __init__(self, before: Compiled, after: Compiled, contest: Contest) -> None:
         self.before, self.after = before, after
         self._contest: Contest | None = contest
-        contest.frames.append(self)
+        contest.add(self)
 
     def __call__(self, *args: Any) -> Any:
         if self._contest is not None:
@@ -135,6 +135,8 @@ class Contest:
     timer: Timer
     ended: Callable[[Outcome], object]
     frames: list[Frame] = field(default_factory=list)
+    kept: bool | None = None
+    """The outcome's, after the end."""
     _leader: Frame | None = None
     _others: int = 0
     """Calls of other frames since the leader's last call."""
@@ -153,6 +155,13 @@ class Contest:
     """Steps that are timed as one."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while the steps are read or changed: several threads may call the model."""
+
+    def add(self, frame: Frame) -> None:
+        """Add a frame. If another thread has ended the contest, the frame keeps the code that won."""
+        with self._lock:
+            self.frames.append(frame)
+            if self.kept is not None:
+                frame.settle(kept=self.kept)
 
     def run(self, frame: Frame, args: Sequence[Any]) -> Any:
         """Run the current step's code for a call of ``frame``."""
@@ -232,6 +241,7 @@ class Contest:
         blocks = [steps[k : k + BLOCK][1:] for k in range(0, len(steps), BLOCK)]
         pairs = [blocks[k : k + 2][:: -1 if k % 4 else 1] for k in range(0, len(blocks), 2)]
         outcome = judge([before for before, _ in pairs], [after for _, after in pairs])
+        self.kept = outcome.kept
         for frame in self.frames:
             frame.settle(kept=outcome.kept)
         self._steps.clear()

@@ -123,6 +123,8 @@ class PackagedModel:
         if self._described is not None:
             _check(self._described, flat)
         made = self._loader.boxed_run([x for x in flat if isinstance(x, torch.Tensor)])
+        for place, value in (self._described or {}).get("numbers", ()):
+            made[place] = made[place].item() if value is None else value
         return self._pytree.tree_unflatten(made, self._gives)
 
 
@@ -133,7 +135,7 @@ _ARGUMENTS = "autotune.arguments"
 
 
 def _described(exported: Any) -> dict[str, Any]:
-    """The arguments of a call, flat, and the ranges of symbolic sizes, as JSON.
+    """The arguments of a call, flat, the ranges of symbolic sizes, and the results that are numbers, as JSON.
 
     An argument is its name with a tensor's type, device, sizes and strides, or with the text of another value.
     """
@@ -151,7 +153,20 @@ def _described(exported: Any) -> dict[str, Any]:
     ranges = {
         str(symbol): [_end(bounds.lower), _end(bounds.upper)] for symbol, bounds in exported.range_constraints.items()
     }
-    return {"arguments": arguments, "ranges": ranges}
+    return {"arguments": arguments, "ranges": ranges, "numbers": _numbers(exported.graph_signature.output_specs)}
+
+
+def _numbers(specs: Sequence[Any]) -> list[tuple[int, Any]]:
+    """The results that are numbers, which AOTInductor makes tensors of: place and value, None for one that varies."""
+    from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
+
+    results = [spec.arg for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
+    return [
+        (place, getattr(arg, "value", None))
+        for place, arg in enumerate(results)
+        if not isinstance(arg, TensorArgument)
+        and (not isinstance(arg, ConstantArgument) or isinstance(arg.value, (int, float)))
+    ]
 
 
 def _size(size: Any) -> Any:
@@ -170,12 +185,54 @@ def _end(bound: Any) -> int | None:
 def _check(described: Mapping[str, Any], flat: Sequence[Any]) -> None:
     """Raise UserError if a call's arguments, flat, differ from a description."""
     symbols: dict[str, int] = {}
+    tensors = []
     for (name, expected), x in zip(described["arguments"], flat, strict=True):
         if isinstance(expected, str):
             if repr(x) != expected:
                 raise UserError(f"argument {name} must be {expected}, as exported, not {_text_of(x)}")
         elif expected is not None:
             _check_tensor(name, expected, x, symbols, described["ranges"])
+            tensors.append((name, expected, x))
+    if not described["ranges"]:
+        return
+    for name, (_, _, sizes, _), x in tensors:
+        for dim, (size, extent) in enumerate(zip(sizes, x.shape, strict=True)):
+            _solve(f"size {dim} of argument {name}", size, extent, symbols, described["ranges"])
+    for name, expected, x in tensors:  # again, since their sizes may be made of symbols of later arguments
+        _check_tensor(name, expected, x, symbols, described["ranges"])
+
+
+def _solve(
+    what: str, size: Any, extent: int, symbols: dict[str, int], ranges: Mapping[str, Sequence[int | None]]
+) -> None:
+    """Add the symbol of a size such as ``2 * symbol``, if it is the size of no argument by itself.
+
+    Args:
+        what: the size in a message.
+        symbols: sizes by symbol; extended.
+    """
+    unknown = _symbols_of(size) - symbols.keys()
+    if len(unknown) != 1:
+        return
+    (symbol,) = unknown
+    first, second, third = (evaluate(size, {**symbols, symbol: n}) for n in range(3))
+    step = second - first
+    if step == 0 or third - second != step:
+        return
+    low, high = ranges.get(symbol, (None, None))
+    value, rest = divmod(extent - first, step)
+    if rest or not (low or 0) <= value <= (math.inf if high is None else high):
+        end = "or more" if high is None else f"to {high}"
+        text = f"{step} * {symbol}" + (f" {'-' if first < 0 else '+'} {abs(first)}" if first else "")
+        raise UserError(f"{what} must be {text} with {symbol} of {low or 0} {end}, as exported, not {extent}")
+    symbols[symbol] = value
+
+
+def _symbols_of(size: Any) -> set[str]:
+    """The symbols of a sum of products; none for another expression."""
+    if isinstance(size, list):
+        return set().union(*map(_symbols_of, size[1:])) if size[0] in ("Add", "Mul") else set()
+    return {size} if isinstance(size, str) else set()
 
 
 def _check_tensor(
@@ -197,6 +254,8 @@ def _check_tensor(
                     raise UserError(f"size {dim} of argument {name} must be {low} {end}, as exported, not {extent}")
                 symbols[size] = extent
     layout = dtype, device, [_value(n, symbols) for n in sizes], [_value(n, symbols) for n in strides]
+    if isinstance(x, torch.Tensor) and x.is_neg():  # such as the imaginary part of a conjugate
+        raise UserError(f"argument {name} has torch's negative bit, which packages ignore: pass its resolve_neg()")
     if not isinstance(x, torch.Tensor) or not _is_like(layout, x):
         raise UserError(f"argument {name} must be {_describe(layout)} for this package, not {_text_of(x)}")
 
@@ -215,7 +274,7 @@ Layout = tuple[str, str, Sequence[int | None], Sequence[int | None]]
 
 def _is_like(layout: Layout, x: torch.Tensor) -> bool:
     dtype, device, sizes, strides = layout
-    if str(x.dtype) != dtype or x.device.type != device or len(x.shape) != len(sizes):
+    if str(x.dtype) != dtype or x.device.type != device or x.layout != torch.strided or len(x.shape) != len(sizes):
         return False
     if any(n is not None and n != m for n, m in zip(sizes, x.shape, strict=True)):
         return False
@@ -226,6 +285,8 @@ def _is_like(layout: Layout, x: torch.Tensor) -> bool:
 def _text_of(x: Any) -> str:
     if not isinstance(x, torch.Tensor):
         return repr(x)
+    if x.layout != torch.strided:
+        return f"{str(x.dtype).removeprefix('torch.')} of layout {str(x.layout).removeprefix('torch.')}"
     return _describe((str(x.dtype), x.device.type, list(x.shape), list(x.stride())))
 
 

@@ -2,11 +2,14 @@
 
 The gradient of ``amax(x)`` finds the largest elements by ``x == amax(x)``. AOTAutograd saves the maximum, which is
 small, and computes ``x`` again in the backward pass. Kernels of autotune and of Inductor may round it in two ways. Then
-no element is found, and the gradient is NaN. Such an ``x`` is saved too.
+no element is found, and the gradient is NaN. Such an ``x`` is saved too. The gradient of a norm of order infinity
+compares ``abs(x)``, which it computes from ``x`` itself, and the gradient of ``scatter_reduce`` compares ``x`` with
+gathered maxima.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,10 +17,15 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.compiler.lower.nodes import op_name
-from autotune.compiler.lower.op_names import PRODUCTS, VIEWS
+from autotune.compiler.lower.op_names import CASTS, GENERATORS, PRODUCTS, VIEWS
 
 aten = torch.ops.aten
 _EXTREMES = (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+_SCATTERS = (aten.scatter_reduce.two, aten.index_reduce.default)
+_SIGNS = CASTS | {"abs", "neg"}
+"""Operators of one element that the compared elements may have and the stored ones not."""
+_GATHERS = CASTS | {"gather", "index", "index_select"}
+"""Operators between an extreme and its comparison."""
 _EXACT = VIEWS | {
     "abs", "neg", "sign", "relu", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "where", "amax", "amin",
     "getitem", "clone", "cat", "gather", "index", "index_select", "embedding",
@@ -38,18 +46,36 @@ def save_compared(graph: fx.Graph) -> None:
     """
     for node in graph.find_nodes(op="call_function", target=aten.eq.Tensor):
         for extreme, elements in (node.args, node.args[::-1]):
-            found, x = _source(extreme), _source(elements)
-            if found is None or x is None or found.target not in _EXTREMES or _source(found.args[0]) is not x:
+            there = {x for reduced in _reduced(extreme) for x in _chain(reduced, _SIGNS)}
+            common = [x for x in _chain(elements, _SIGNS) if x in there]
+            if not common:
                 continue
+            x = min(common, key=lambda x: x.meta["val"].dtype.itemsize)  # the first one of the narrowest
             if "recompute" not in x.meta and not _is_exact(x):
                 x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
-def _source(value: Any) -> fx.Node | None:
-    """The node that a view is of, or the node itself; None for a number."""
-    while isinstance(value, fx.Node) and value.op == "call_function" and op_name(value) in VIEWS:
+def _reduced(extreme: Any) -> list[Any]:
+    """The values whose maxima or minima ``extreme`` has; none for other operators."""
+    for found in _chain(extreme, _GATHERS)[-1:]:
+        if found.target in _EXTREMES:
+            return [found.args[0]]
+        if found.target in _SCATTERS and found.args[4] in ("amax", "amin"):
+            return [found.args[0], found.args[3]]
+    return []
+
+
+def _chain(value: Any, names: Collection[str]) -> list[fx.Node]:
+    """The node of a value, views aside, and the nodes that it is made of by operators of these names."""
+    made: list[fx.Node] = []
+    while isinstance(value, fx.Node):
+        name = op_name(value) if value.op == "call_function" else ""
+        if name not in VIEWS:
+            made.append(value)
+            if name not in names:
+                break
         value = value.args[0]
-    return value if isinstance(value, fx.Node) else None
+    return made
 
 
 def _is_exact(x: fx.Node) -> bool:
@@ -57,7 +83,7 @@ def _is_exact(x: fx.Node) -> bool:
     waiting, seen = [x], set[fx.Node]()
     while waiting:
         node = waiting.pop()
-        if node in seen or node.op != "call_function" or op_name(node) in _SAVED:
+        if node in seen or node.op != "call_function" or op_name(node) in _SAVED | GENERATORS:
             continue
         if op_name(node) not in _EXACT:
             return False

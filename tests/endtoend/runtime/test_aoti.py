@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 import autotune
 from autotune.errors import UserError
 from autotune.runtime.backend import takes_kernels
-from autotune.runtime.packages import PackagedModel
+from autotune.runtime.packages import PackagedModel, _described
 from tests.support.deployment import Tune
 
 
@@ -163,6 +163,73 @@ def test_a_package_without_keywords_and_without_a_description() -> None:
         run(x=x)
     with pytest.raises(UserError, match="takes arguments"):
         run(x, x)
+
+
+class Described:
+    """torch's loader of a package of an exported program, which it runs itself."""
+
+    def __init__(self, program: torch.export.ExportedProgram) -> None:
+        self._run, self._spec = program.module(check_guards=False), program.call_spec
+        self._metadata = {"autotune.arguments": json.dumps(_described(program))}
+
+    def get_call_spec(self) -> list[str]:
+        return [pytree.treespec_dumps(spec) for spec in (self._spec.in_spec, self._spec.out_spec)]
+
+    def get_metadata(self) -> dict[str, str]:
+        return self._metadata
+
+    def boxed_run(self, tensors: list[torch.Tensor]) -> list[Any]:
+        found = pytree.tree_leaves(self._run(*tensors))
+        return [torch.tensor(x) if isinstance(x, int) else x for x in found]  # as AOTInductor's code does
+
+
+class Halves(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+        return x.view(2, -1, 3) * y, y.shape[0], 3, True, None, 2 * y.shape[0] + 1
+
+
+class Alone(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[1:].view(2, -1, 3)
+
+
+def test_sizes_of_symbols_that_a_later_argument_has_or_none() -> None:
+    n = torch.export.Dim("n", min=2, max=64)
+    both = (torch.randn(10, 3), torch.randn(5, 3))
+    run = PackagedModel(Described(torch.export.export(Halves(), both, dynamic_shapes={"x": {0: 2 * n}, "y": {0: n}})))
+    x, y = torch.randn(14, 3), torch.randn(7, 3)
+    torch.testing.assert_close(run(x, y)[0], Halves()(x, y)[0])
+    for rows in (13, 12, 16):
+        with pytest.raises(UserError, match=f"argument x must be float32 14x3 .*, not float32 {rows}x3"):
+            run(torch.randn(rows, 3), y)
+    exported = torch.export.export(Alone(), (torch.randn(11, 3),), dynamic_shapes={"x": {0: 2 * n + 1}})
+    alone = PackagedModel(Described(exported))
+    torch.testing.assert_close(alone(x[:13]), Alone()(x[:13]))
+    for rows in (14, 3, 131):
+        with pytest.raises(
+            UserError, match=rf"size 0 of argument x must be 2 \* \w+ \+ 1 with .* 2 to 64, .* not {rows}"
+        ):
+            alone(torch.randn(rows, 3))
+
+
+def test_results_that_are_numbers() -> None:
+    n = torch.export.Dim("n", min=2, max=64)
+    both = (torch.randn(10, 3), torch.randn(5, 3))
+    run = PackagedModel(Described(torch.export.export(Halves(), both, dynamic_shapes={"x": {0: 2 * n}, "y": {0: n}})))
+    numbers = run(torch.randn(14, 3), torch.randn(7, 3))[1:]
+    assert numbers == (7, 3, True, None, 15)
+    assert list(map(type, numbers)) == [int, int, bool, type(None), int]
+
+
+def test_tensors_whose_memory_has_other_values_are_refused() -> None:
+    example = torch.randn(4, 3, dtype=torch.complex64)
+    run = PackagedModel(Described(torch.export.export(nn.Softmax(-1), (example.imag,))))
+    torch.testing.assert_close(run(example.imag), torch.softmax(example.imag, -1))
+    with pytest.raises(UserError, match=r"argument input has torch's negative bit, .* pass its resolve_neg\(\)"):
+        run(example.conj().imag)
+    for other, layout in ((example.real.to_sparse_csr(), "csr"), (example.real.to_sparse(), "coo")):
+        with pytest.raises(UserError, match=f"argument input must be .*, not float32 of layout sparse_{layout}"):
+            run(other)
 
 
 @pytest.mark.parametrize("content", [b"", b"no package", b"PK\x03\x04" + bytes(40)])

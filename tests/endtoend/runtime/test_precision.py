@@ -155,7 +155,21 @@ def scaled_by_extremes(x: Tensor) -> Tensor:
     return y / (1 + y.abs().amax(-1, keepdim=True)) * y.amin(-1, keepdim=True) * F.silu(x).max()
 
 
-@pytest.mark.parametrize("fn", [divided, scaled_by_extremes])
+def largest_norm(x: Tensor) -> Tensor:
+    y = F.gelu(x)
+    return y / (1 + torch.linalg.vector_norm(y, torch.inf, -1, keepdim=True))
+
+
+def largest_of_groups(x: Tensor) -> Tensor:
+    y, group = F.gelu(x), (torch.arange(32) % 7).expand(64, 32)
+    return y * y.new_zeros(64, 7).scatter_reduce(1, group, y, "amax", include_self=False).gather(1, group)
+
+
+def _is_backward(workload: Workload) -> bool:
+    return "neg" in workload.label or "backward" in workload.label
+
+
+@pytest.mark.parametrize("fn", [divided, scaled_by_extremes, largest_norm, largest_of_groups])
 @pytest.mark.parametrize("part", ["", "forward", "backward"])
 def test_gradients_of_extremes_find_their_elements(tune: Tune, fn: Callable[[Tensor], Tensor], part: str) -> None:
     """Where only one of both passes has stored kernels, the other one rounds functions otherwise."""
@@ -168,7 +182,7 @@ def test_gradients_of_extremes_find_their_elements(tune: Tune, fn: Callable[[Ten
 
     given, weight = torch.randn(64, 32), torch.randn(64, 32)
     back = part == "backward"
-    stored = tune(fn, (given.clone().requires_grad_(),), select=lambda w: not part or ("neg" in w.label) == back)
+    stored = tune(fn, (given.clone().requires_grad_(),), select=lambda w: not part or _is_backward(w) == back)
     assert stored
     torch.testing.assert_close(gradient(torch.compile(fn, backend="autotune")), gradient(fn))
     assert autotune.counters().hits

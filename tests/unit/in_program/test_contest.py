@@ -280,3 +280,13 @@ def test_a_call_in_another_thread_does_not_keep_a_contest_from_its_end() -> None
             return
         time.sleep(0.01)
     raise AssertionError("the other thread's call has not ended")
+
+
+@pytest.mark.parametrize(("after", "code"), [(80e3, "after"), (200e3, "before")])
+def test_a_frame_that_is_added_after_the_end_runs_the_code_that_won(after: float, code: str) -> None:
+    contest, frame, _, _ = made(100e3, after)
+    for _ in range(STEPS + 1):
+        frame()
+    late = Frame(lambda: "before", lambda: "after", contest)
+    assert not contest.running
+    assert [frame(), late()] == [code, code]

@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.compiler.capture.extremes import save_compared
 
 Made = Callable[[Tensor], Tensor]
+INDEX = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]).expand(4, 8)
 
 
 def marked(elements: Made, extreme: Made, *, checkpointed: bool = False) -> list[str]:
@@ -23,7 +25,8 @@ def marked(elements: Made, extreme: Made, *, checkpointed: bool = False) -> list
         out = extreme(elements(x))
         return torch.autograd.grad(out.sum(), x)[0]
 
-    gm = make_fx(joint)(torch.randn(4, 8, requires_grad=True))
+    norm = torch.ops.aten.linalg_vector_norm.default
+    gm = make_fx(joint, {norm: select_decomp_table()[norm]})(torch.randn(4, 8, requires_grad=True))
     for node in gm.graph.nodes if checkpointed else ():
         node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
     save_compared(gm.graph)
@@ -42,6 +45,23 @@ def marked(elements: Made, extreme: Made, *, checkpointed: bool = False) -> list
 def test_elements_of_functions_that_are_not_exact_are_saved(extreme: Made) -> None:
     assert marked(F.gelu, extreme) == ["aten.gelu.default"]
     assert marked(lambda x: (x / 3).abs(), extreme) == ["aten.abs.default"]
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        lambda y: torch.linalg.vector_norm(y, torch.inf, -1),
+        lambda y: torch.linalg.vector_norm(y, -torch.inf),
+        lambda y: torch.linalg.vector_norm(y, torch.inf, 0, dtype=torch.float64),
+        lambda y: (-y.double()).amax(-1),
+        lambda y: y.new_zeros(4, 3).scatter_reduce(1, INDEX, y, "amax"),
+        lambda y: y.new_zeros(4, 3).scatter_reduce(1, INDEX, y, "amin", include_self=False),
+        lambda y: y.scatter_reduce(1, INDEX, y.new_zeros(4, 8), "amax"),
+        lambda y: y.new_zeros(4, 3).index_reduce(1, INDEX[0], y, "amax"),
+    ],
+)
+def test_elements_that_a_gradient_compares_in_another_form_are_saved(extreme: Made) -> None:
+    assert marked(F.gelu, extreme) == ["aten.gelu.default"]
 
 
 @pytest.mark.parametrize("elements", [lambda x: x, lambda x: (x @ torch.ones(8, 8)).relu(), lambda x: x.abs().t()])
