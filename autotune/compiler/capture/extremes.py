@@ -9,6 +9,7 @@ gathered maxima.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
 from typing import Any
 
@@ -20,7 +21,10 @@ from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.lower.op_names import CASTS, GENERATORS, PRODUCTS, VIEWS
 
 aten = torch.ops.aten
-_EXTREMES = (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+_EXTREMES = (
+    aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.median.default,
+    aten.nanmedian.default,
+)  # fmt: skip
 _SCATTERS = (aten.scatter_reduce.two, aten.index_reduce.default)
 _SIGNS = CASTS | {"abs", "neg"}
 """Operators of one element that the compared elements may have and the stored ones not."""
@@ -44,15 +48,34 @@ def save_compared(graph: fx.Graph) -> None:
     Args:
         graph: a joint graph of forward and backward.
     """
-    for node in graph.find_nodes(op="call_function", target=aten.eq.Tensor):
+    compared = graph.find_nodes(op="call_function", target=aten.eq.Tensor)
+    equal = _numbered(graph) if compared else {}
+    for node in compared:
         for extreme, elements in (node.args, node.args[::-1]):
-            there = {x for reduced in _reduced(extreme) for x in _chain(reduced, _SIGNS)}
-            common = [x for x in _chain(elements, _SIGNS) if x in there]
+            there = [x for reduced in _reduced(extreme) for x in _chain(reduced, _SIGNS)]
+            numbers, here = {equal[x] for x in there}, _chain(elements, _SIGNS)
+            common = [x for x in here if x in there] or [x for x in here if equal[x] in numbers]
             if not common:
                 continue
             x = min(common, key=lambda x: x.meta["val"].dtype.itemsize)  # the first one of the narrowest
-            if "recompute" not in x.meta and not _is_exact(x):
-                x.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+            if _is_exact(x):
+                continue
+            for one in equal:  # the partition keeps one of equal nodes
+                if equal[one] == equal[x] and "recompute" not in one.meta:
+                    one.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _numbered(graph: fx.Graph) -> dict[fx.Node, int]:
+    """A number for each node; nodes with equal calls have the same number."""
+    found: dict[fx.Node, int] = {}
+    known: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: f"%{found[n]}")
+            found[node] = known.setdefault(f"{node.target} {args} {kwargs}", len(found))
+        else:
+            found[node] = len(found)
+    return found
 
 
 def _reduced(extreme: Any) -> list[Any]:
@@ -70,12 +93,17 @@ def _chain(value: Any, names: Collection[str]) -> list[fx.Node]:
     made: list[fx.Node] = []
     while isinstance(value, fx.Node):
         name = op_name(value) if value.op == "call_function" else ""
-        if name not in VIEWS:
+        if name not in VIEWS and not _is_part(value):
             made.append(value)
             if name not in names:
                 break
         value = value.args[0]
     return made
+
+
+def _is_part(node: fx.Node) -> bool:
+    """True for a part of a tensor that is split."""
+    return node.target is operator.getitem and op_name(node.args[0]) in VIEWS  # type: ignore[arg-type]
 
 
 def _is_exact(x: fx.Node) -> bool:

@@ -165,11 +165,21 @@ def largest_of_groups(x: Tensor) -> Tensor:
     return y * y.new_zeros(64, 7).scatter_reduce(1, group, y, "amax", include_self=False).gather(1, group)
 
 
+def computed_twice(x: Tensor) -> Tensor:
+    return (
+        F.gelu(x) / (1 + torch.linalg.vector_norm(F.gelu(x), torch.inf)) * torch.aminmax(F.gelu(x), dim=-1).max[:, None]
+    )
+
+
+def in_parts(x: Tensor) -> Tensor:
+    return torch.cat([part / (1 + part.amax(-1, keepdim=True)) for part in (F.gelu(x) * x.exp()).chunk(2, -1)], -1)
+
+
 def _is_backward(workload: Workload) -> bool:
     return "neg" in workload.label or "backward" in workload.label
 
 
-@pytest.mark.parametrize("fn", [divided, scaled_by_extremes, largest_norm, largest_of_groups])
+@pytest.mark.parametrize("fn", [divided, scaled_by_extremes, largest_norm, largest_of_groups, computed_twice, in_parts])
 @pytest.mark.parametrize("part", ["", "forward", "backward"])
 def test_gradients_of_extremes_find_their_elements(tune: Tune, fn: Callable[[Tensor], Tensor], part: str) -> None:
     """Where only one of both passes has stored kernels, the other one rounds functions otherwise."""

@@ -64,6 +64,15 @@ def test_elements_that_a_gradient_compares_in_another_form_are_saved(extreme: Ma
     assert marked(F.gelu, extreme) == ["aten.gelu.default"]
 
 
+def test_equal_nodes_of_which_the_partition_keeps_one_are_saved() -> None:
+    assert marked(lambda x: x, lambda x: F.gelu(x).amax(-1) * F.gelu(x).sum(-1)) == ["aten.gelu.default"] * 2
+
+
+def test_a_tensor_is_saved_in_place_of_its_parts() -> None:
+    parts = marked(F.gelu, lambda y: torch.cat([part.amax(-1) for part in y.chunk(2, -1)]))
+    assert parts == ["aten.gelu.default"]
+
+
 @pytest.mark.parametrize("elements", [lambda x: x, lambda x: (x @ torch.ones(8, 8)).relu(), lambda x: x.abs().t()])
 def test_elements_that_every_kernel_rounds_alike_stay(elements: Made) -> None:
     assert marked(elements, lambda y: y.amax(-1)) == []
