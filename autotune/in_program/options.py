@@ -141,10 +141,8 @@ def more_follow(gm: fx.GraphModule) -> bool:
     calls it. A rest without operators is not compiled: then its function is finished when it is no longer running.
     """
     from torch._dynamo.resume_execution import TORCH_DYNAMO_RESUME_IN_PREFIX
-    from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    reason = getattr(gm, "compile_subgraph_reason", None)
-    translator = getattr(InstructionTranslator, "current_tx", lambda: None)()  # None: Dynamo did not call the backend
+    reason, translator = getattr(gm, "compile_subgraph_reason", None), _translator()
     if translator is None:
         return False
     running = set(_running())
@@ -159,6 +157,13 @@ def more_follow(gm: fx.GraphModule) -> bool:
         return bool(unfinished)
 
 
+def _translator() -> Any:
+    """Dynamo's translator of the function that it compiles now; None if Dynamo did not call the backend."""
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    return getattr(InstructionTranslator, "current_tx", lambda: None)()
+
+
 def _identity(code: CodeType) -> tuple[str, str, int]:
     """The part of a function's code that Dynamo's code of it has too."""
     return code.co_filename, code.co_name, code.co_firstlineno
@@ -171,7 +176,7 @@ def _running() -> Iterator[tuple[str, str, int]]:
         frame = frame.f_back
 
 
-def share_of(more: bool, inputs: Sequence[Any] = ()) -> float:
+def share_of(more: bool, inputs: Sequence[Any]) -> float:
     """The share of the remaining budget for a graph that Dynamo compiles now.
 
     A graph that others follow gets a half, or more if it takes most of the model's parameters: often a loss of a few
@@ -187,9 +192,8 @@ def share_of(more: bool, inputs: Sequence[Any] = ()) -> float:
 def _part(inputs: Sequence[Any]) -> float:
     """The part of a module's parameters that a graph of its forward pass takes; 0 if there is no such module."""
     from torch import nn
-    from torch._dynamo.symbolic_convert import InstructionTranslator
 
-    translator = getattr(InstructionTranslator, "current_tx", lambda: None)()
+    translator = _translator()
     module = None if translator is None else translator.f_locals.get("self")
     if not isinstance(module, nn.Module):
         return 0.0

@@ -314,8 +314,7 @@ def join_contest(one: First, anew: Counted, record: Mapping[str, Any]) -> Contes
         _contest = Contest(DeviceTimer(one.device), Decided(record))
     ended = _contest.ended
     assert isinstance(ended, Decided)
-    ended.compiled.append(one)
-    ended.counts.append((one.apart, anew))
+    ended.compiled.append((one, anew))
     return _contest
 
 

@@ -58,11 +58,14 @@ class First:
 
 
 class Decided:
-    """Stores the outcome of a contest, for the graphs of all its frames."""
+    """Stores the outcome of a contest, for the graphs of all its frames.
+
+    Attributes:
+        compiled: the first compilation of each graph, and the counts of its second one.
+    """
 
     def __init__(self, record: Mapping[str, Any]) -> None:
-        self.compiled: list[First] = []
-        self.counts: list[tuple[Counted, Counted]] = []
+        self.compiled: list[tuple[First, Counted]] = []
         self._record = record
 
     def __call__(self, outcome: Outcome) -> None:
@@ -83,12 +86,12 @@ class Decided:
             "tries": 1,
             "cut": False,
         }
-        if not outcome.kept:
-            for counts in self.counts:
-                _count_as_left(*counts)
         compiled, self.compiled = self.compiled, []  # the code that lost is released
+        if not outcome.kept:
+            for one, anew in compiled:
+                _count_as_left(one.apart, anew)
         try:
-            note_verdicts(compiled, record, after=outcome.kept, left=not outcome.kept)
+            note_verdicts([one for one, _ in compiled], record, after=outcome.kept, left=not outcome.kept)
         except Exception as error:
             deployment().warn_once(
                 "verdict in the program", f"autotune: the step's verdict is not stored: {first_line(error)}"

@@ -219,13 +219,19 @@ def _solve(
     step = second - first
     if step == 0 or third - second != step:
         return
-    low, high = ranges.get(symbol, (None, None))
+    low, high, bounds = _range(symbol, ranges)
     value, rest = divmod(extent - first, step)
-    if rest or not (low or 0) <= value <= (math.inf if high is None else high):
-        end = "or more" if high is None else f"to {high}"
+    if rest or not low <= value <= high:
         text = f"{step} * {symbol}" + (f" {'-' if first < 0 else '+'} {abs(first)}" if first else "")
-        raise UserError(f"{what} must be {text} with {symbol} of {low or 0} {end}, as exported, not {extent}")
+        raise UserError(f"{what} must be {text} with {symbol} of {bounds}, as exported, not {extent}")
     symbols[symbol] = value
+
+
+def _range(symbol: str, ranges: Mapping[str, Sequence[int | None]]) -> tuple[int, float, str]:
+    """The least and the largest size of a symbol, and both as text."""
+    low, high = ranges.get(symbol, (None, None))
+    least = low or 0
+    return least, math.inf if high is None else high, f"{least} {'or more' if high is None else f'to {high}'}"
 
 
 def _symbols_of(size: Any) -> set[str]:
@@ -248,10 +254,9 @@ def _check_tensor(
     if isinstance(x, torch.Tensor) and len(x.shape) == len(sizes):
         for dim, (size, extent) in enumerate(zip(sizes, x.shape, strict=True)):
             if isinstance(size, str) and size not in symbols:
-                low, high = ranges.get(size, (None, None))
-                if not (low or 0) <= extent <= (math.inf if high is None else high):
-                    end = "or more" if high is None else f"to {high}"
-                    raise UserError(f"size {dim} of argument {name} must be {low} {end}, as exported, not {extent}")
+                low, high, bounds = _range(size, ranges)
+                if not low <= extent <= high:
+                    raise UserError(f"size {dim} of argument {name} must be {bounds}, as exported, not {extent}")
                 symbols[size] = extent
     layout = dtype, device, [_value(n, symbols) for n in sizes], [_value(n, symbols) for n in strides]
     if isinstance(x, torch.Tensor) and x.is_neg():  # such as the imaginary part of a conjugate

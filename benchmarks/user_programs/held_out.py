@@ -10,10 +10,26 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.user_programs.images import classified, timm_model
-from benchmarks.user_programs.language import IGNORED, from_config, trained
-from benchmarks.user_programs.program import Known, Program, Setup, batches, lengths, library, named, right_padded
+from benchmarks.user_programs.language import IGNORED, from_config, llama, trained
+from benchmarks.user_programs.program import (
+    Known,
+    Program,
+    Setup,
+    batches,
+    fitted,
+    lengths,
+    library,
+    named,
+    right_padded,
+)
 
 # Models of transformers
+
+
+def _padded(setup: Setup, vocabulary: int, count: int, length: int, least: int) -> tuple[Tensor, Tensor]:
+    """Texts of ``least`` tokens and more, padded on the right by zeros, and their mask; both [count, length]."""
+    mask = right_padded(lengths(count, least, length), length, setup.device)
+    return setup.tokens(vocabulary, count, length) * mask, mask
 
 
 def deberta(setup: Setup) -> Program:
@@ -29,8 +45,7 @@ def deberta(setup: Setup) -> Program:
     count, length = setup.size((32, 256), (2, 16))
 
     def batch() -> dict[str, Tensor]:
-        mask = right_padded(lengths(count, length // 4, length), length, setup.device)
-        ids = setup.tokens(vocabulary, count, length) * mask
+        ids, mask = _padded(setup, vocabulary, count, length, length // 4)
         return {"input_ids": ids, "attention_mask": mask, "labels": torch.randint(0, 3, (count,), device=setup.device)}
 
     return trained(setup, model, batch, 2e-5, autocast=True)
@@ -48,8 +63,7 @@ def modernbert(setup: Setup) -> Program:
     count, length = setup.size((8, 1024), (2, 16))
 
     def batch() -> dict[str, Tensor]:
-        mask = right_padded(lengths(count, length // 2, length), length, setup.device)
-        ids = setup.tokens(vocabulary, count, length) * mask
+        ids, mask = _padded(setup, vocabulary, count, length, length // 2)
         hidden = (torch.rand(ids.shape, device=setup.device) < 0.3) & mask.bool()
         return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(~hidden, IGNORED)}
 
@@ -134,8 +148,6 @@ class LowRank(nn.Module):
 
 def lora(setup: Setup) -> Program:
     """Fine-tuning of a frozen Llama of 1.2B by updates of rank 16, with checkpoints of all layers."""
-    from benchmarks.user_programs.language import llama
-
     model = llama(setup)
     model.config.use_cache = False
     model.requires_grad_(False)
@@ -148,8 +160,7 @@ def lora(setup: Setup) -> Program:
     count, length = setup.size((4, 2048), (2, 16))
 
     def batch() -> dict[str, Tensor]:
-        mask = right_padded(lengths(count, length // 4, length), length, setup.device)
-        ids = setup.tokens(model.config.vocab_size, count, length) * mask
+        ids, mask = _padded(setup, model.config.vocab_size, count, length, length // 4)
         return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, IGNORED)}
 
     return trained(setup, model, batch, 1e-4, autocast=True)
@@ -242,18 +253,11 @@ def vocoder(setup: Setup) -> Program:
         spectra = torch.randn(count, 80, frames, device=setup.device)
         return spectra, torch.rand(count, 1, frames * rate, device=setup.device)
 
-    following = batches(batch)
-
-    def step() -> Tensor:
-        spectra, wanted = following()
+    def loss_of(spectra: Tensor, wanted: Tensor) -> Tensor:
         with setup.autocast():
-            loss = F.l1_loss(compiled(spectra), wanted)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+            return F.l1_loss(compiled(spectra), wanted)
 
-    return Program(True, step)
+    return fitted(loss_of, batches(batch), optimizer)
 
 
 # Tables, points and rays in plain torch
@@ -296,17 +300,10 @@ def recommender(setup: Setup) -> Program:
         clicks = torch.rand(count, device=setup.device).round()
         return dense, torch.randint(0, rows, (count, tables), device=setup.device), clicks
 
-    following = batches(batch)
+    def loss_of(dense: Tensor, categories: Tensor, clicks: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(compiled(dense, categories), clicks)
 
-    def step() -> Tensor:
-        dense, categories, clicks = following()
-        loss = F.binary_cross_entropy_with_logits(compiled(dense, categories), clicks)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Program(True, step)
+    return fitted(loss_of, batches(batch), optimizer)
 
 
 class Points(nn.Module):
@@ -344,17 +341,10 @@ def points(setup: Setup) -> Program:
         labels = torch.randint(0, classes, (count,), device=setup.device)
         return torch.randn(count, 3, size, device=setup.device), labels
 
-    following = batches(batch)
+    def loss_of(clouds: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(compiled(clouds), labels, label_smoothing=0.2)
 
-    def step() -> Tensor:
-        clouds, labels = following()
-        loss = F.cross_entropy(compiled(clouds), labels, label_smoothing=0.2)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Program(True, step)
+    return fitted(loss_of, batches(batch), optimizer)
 
 
 HELD_OUT = named(

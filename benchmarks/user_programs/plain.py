@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.user_programs.program import Known, Program, Setup, batches, named
+from benchmarks.user_programs.program import Known, Program, Setup, batches, fitted, named
 
 
 def encoder(setup: Setup) -> Program:
@@ -170,17 +170,10 @@ def mesh(setup: Setup) -> Program:
         nodes, edges, wanted = (torch.randn(size, device=setup.device) for size in sizes)
         return nodes, edges, ends, wanted
 
-    following = batches(batch)
+    def loss_of(nodes: Tensor, edges: Tensor, ends: Tensor, wanted: Tensor) -> Tensor:
+        return F.mse_loss(compiled(nodes, edges, ends), wanted)
 
-    def step() -> Tensor:
-        nodes, edges, ends, wanted = following()
-        loss = F.mse_loss(compiled(nodes, edges, ends), wanted)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return Program(True, step)
+    return fitted(loss_of, batches(batch), optimizer)
 
 
 PLAIN = named(

@@ -179,6 +179,24 @@ def batches(make: Callable[[], Any], count: int = 4) -> Callable[[], Any]:
     return lambda: next(turn)
 
 
+def fitted(loss_of: Callable[..., Tensor], following: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Program:
+    """Training by the shortest loop: a loss, its gradients, the optimizer's step.
+
+    Args:
+        loss_of: of a batch's parts.
+        following: the next batch.
+    """
+
+    def step() -> Tensor:
+        loss = loss_of(*following())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Program(True, step)
+
+
 def decayed(model: nn.Module, decay: float = 0.1) -> list[dict[str, Any]]:
     """Groups of parameters: matrices with weight decay, the rest without."""
     weights = [p for p in model.parameters() if p.requires_grad]

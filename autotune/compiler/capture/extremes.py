@@ -48,21 +48,24 @@ def save_compared(graph: fx.Graph) -> None:
     Args:
         graph: a joint graph of forward and backward.
     """
-    compared = graph.find_nodes(op="call_function", target=aten.eq.Tensor)
+    compared = [
+        (there, _chain(elements, _SIGNS))
+        for node in graph.find_nodes(op="call_function", target=aten.eq.Tensor)
+        for extreme, elements in (node.args, node.args[::-1])
+        if (there := [x for reduced in _reduced(extreme) for x in _chain(reduced, _SIGNS)])
+    ]
     equal = _numbered(graph) if compared else {}
-    for node in compared:
-        for extreme, elements in (node.args, node.args[::-1]):
-            there = [x for reduced in _reduced(extreme) for x in _chain(reduced, _SIGNS)]
-            numbers, here = {equal[x] for x in there}, _chain(elements, _SIGNS)
-            common = [x for x in here if x in there] or [x for x in here if equal[x] in numbers]
-            if not common:
-                continue
-            x = min(common, key=lambda x: x.meta["val"].dtype.itemsize)  # the first one of the narrowest
-            if _is_exact(x):
-                continue
-            for one in equal:  # the partition keeps one of equal nodes
-                if equal[one] == equal[x] and "recompute" not in one.meta:
-                    one.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    for there, here in compared:
+        numbers = {equal[x] for x in there}
+        common = [x for x in here if x in there] or [x for x in here if equal[x] in numbers]
+        if not common:
+            continue
+        x = min(common, key=lambda x: x.meta["val"].dtype.itemsize)  # the first one of the narrowest
+        if _is_exact(x):
+            continue
+        for one in equal:  # the partition keeps one of equal nodes
+            if equal[one] == equal[x] and "recompute" not in one.meta:
+                one.meta["recompute"] = CheckpointPolicy.MUST_SAVE
 
 
 def _numbered(graph: fx.Graph) -> dict[fx.Node, int]:

@@ -110,8 +110,8 @@ def test_graphs_of_a_function_with_breaks_share_the_budget() -> None:
     def outer(x: torch.Tensor) -> torch.Tensor:
         return whole(inner(x.cos()) * 2).tan()
 
-    def backend(gm: torch.fx.GraphModule, inputs: object) -> object:
-        shares.append(share_of(more_follow(gm)))
+    def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        shares.append(share_of(more_follow(gm), inputs))
         return gm.forward
 
     torch._dynamo.reset()
