@@ -108,10 +108,10 @@ def compiled(
                 if not found and turn.alone:
                     deployment().count_again(one.apart)
                     return one.before
-                with deployment().counting_apart() as anew:
+                with deployment().counting_apart() as second:
                     after = compile_again(gm, inputs, compile_once, traced, one.after_name)
-                anew.rows = explained(anew.rows, {what: why for what, why in one.reasons.items() if why in _MISSES})
-                deployment().count_again(anew)
+                second.rows = explained(second.rows, {what: why for what, why in one.reasons.items() if why in _MISSES})
+                deployment().count_again(second)
                 note_code([one], seconds, after=True)
             except Exception as error:
                 why = str(error) if isinstance(error, UserError) else first_line(error)
@@ -121,7 +121,7 @@ def compiled(
                 return one.before
     if not turn.alone:
         return after
-    return Frame(one.before, after, join_contest(one, anew, {"budget_s": seconds, "command": COMMAND}))
+    return Frame(one.before, after, join_contest(one, second, {"budget_s": seconds, "command": COMMAND}))
 
 
 def compile_surveyed(
@@ -302,11 +302,11 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def join_contest(one: First, anew: Counted, record: Mapping[str, Any]) -> Contest:
+def join_contest(one: First, second: Counted, record: Mapping[str, Any]) -> Contest:
     """The running contest of this process, or a new one; its outcome is the verdict on the graphs of ``one``.
 
     Args:
-        anew: counts of its second compilation. If that loses, they become those of the first one.
+        second: counts of its second compilation. If that loses, they become those of the first one.
         record: fields of these verdicts, in addition to the times.
     """
     global _contest
@@ -314,7 +314,7 @@ def join_contest(one: First, anew: Counted, record: Mapping[str, Any]) -> Contes
         _contest = Contest(DeviceTimer(one.device), Decided(record))
     ended = _contest.ended
     assert isinstance(ended, Decided)
-    ended.compiled.append((one, anew))
+    ended.compiled.append((one, second))
     return _contest
 
 

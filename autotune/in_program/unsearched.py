@@ -96,9 +96,9 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
                 for of, missed in lacking(one.graphs).items():  # the compilation that recorded nothing stays
                     deployment().record_misses([(workload, "not searched") for workload, _ in missed], of)
                 return one.before
-            with deployment().counting_apart() as anew:
+            with deployment().counting_apart() as second:
                 after = search.compile_again(gm, inputs, compile_once, traced, one.after_name)
-            deployment().count_again(anew)
+            deployment().count_again(second)
             if not trying.left:
                 verdicts.note_code([one], 0.0, after=True)
         except Exception as error:
@@ -107,7 +107,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
             log.debug("the prediction that failed", exc_info=True)
             deployment().count_again(one.apart)
             return one.before
-    return Frame(one.before, after, search.join_contest(one, anew, _RECORD)) if turn.alone else after
+    return Frame(one.before, after, search.join_contest(one, second, _RECORD)) if turn.alone else after
 
 
 def _was_tried(name: str, device: str, mode: str) -> bool:

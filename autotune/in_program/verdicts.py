@@ -88,8 +88,8 @@ class Decided:
         }
         compiled, self.compiled = self.compiled, []  # the code that lost is released
         if not outcome.kept:
-            for one, anew in compiled:
-                _count_as_left(one.apart, anew)
+            for one, second in compiled:
+                _count_as_left(one.apart, second)
         try:
             note_verdicts([one for one, _ in compiled], record, after=outcome.kept, left=not outcome.kept)
         except Exception as error:
@@ -148,5 +148,5 @@ def _stored(store: Store, device: str) -> tuple[str, str]:
 
 
 def explained(rows: Sequence[Row], reasons: Mapping[str, str]) -> list[Row]:
-    """Rows of the coverage, with other reasons for what Inductor compiles, by label."""
+    """Rows of the coverage, with other reasons for the rows that Inductor compiles, by label."""
     return [row if row.stored else replace(row, why=reasons.get(row.what, row.why)) for row in rows]

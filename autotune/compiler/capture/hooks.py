@@ -7,8 +7,8 @@ passes, so both see the same graphs. A graph with several streams is not changed
 by a pass while another one computes it.
 
 These passes make the decisions that no later hook can make. They generate random numbers, split complex arithmetic into
-parts, move constants to the device of their readers, select the library call for a convolution or a product, set the
-memory format between convolutions, and save the elements that a gradient compares.
+parts, and move constants to the device of their readers. They select the library call for a convolution or a product,
+set the memory format between convolutions, and save the elements that a gradient compares.
 """
 
 from __future__ import annotations
