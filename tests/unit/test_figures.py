@@ -11,6 +11,7 @@ from autotune.in_program import contest
 from benchmarks.form import RESULTS, read
 from benchmarks.fusion.suite import CASES
 from benchmarks.user_programs.known import PROGRAMS
+from benchmarks.user_programs.step_table import gain
 from tests.support import ROOT
 
 
@@ -99,6 +100,17 @@ def test_figures_of_the_readme_are_those_of_the_files() -> None:
     assert f"BERT-large was {bert[0]:.2f} to {bert[1]:.2f} times as fast" in readme
     (layers,) = (case for case in read(RESULTS / "h200x4/fsdp.json")["cases"] if case["name"] == "70b 2048")
     assert f"on four H200s: {layers['stock_us'] / layers['autotune_us']:.2f}x" in readme
+    programs = {case["name"]: case for case in read(RESULTS / "h200/user_programs.json")["cases"]}
+    assert f"the gain over that is {39.7 / programs['volumes_train']['search_ms']:.2f}x" in readme
+    further = {case["name"]: case for case in read(RESULTS / "h200/held_out.json")["cases"]}
+    decoder, points, vocoder, ranking = (
+        f"{gain(further[name]):.2f}x" for name in ("decoder_infer", "pointnet_train", "vocoder_train", "dlrm_train")
+    )
+    assert f"gained {decoder}, PointNet {points} and a vocoder {vocoder}" in readme
+    assert f"its step was {ranking} as fast" in readme
+    made = (further[name]["contenders"] for name in ("decoder_infer", "pointnet_train"))
+    peaks = " and ".join(f"{c['search']['peak_bytes'] / c['compile']['peak_bytes']:.2f}" for c in made)
+    assert f"the first two is {peaks} times torch.compile's" in readme
     means = re.findall(
         r"over torch.compile(?:, default| with attention rewritten): (\d\.\d+)x",
         _text("docs/explanation/benchmarks.md"),
