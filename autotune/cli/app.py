@@ -47,7 +47,8 @@ terms:
   candidate   a configuration that a search measures
   schedule    the stored result of a workload's search: its best configuration
               with compiled kernels, or the faster baseline
-  step        one call of a program, in training with its backward pass
+  step        one call of a program, in training with its backward pass; a
+              step of a running program includes its optimizer
   verdict     the stored result of timing a step: the regions of the step that
               run stored kernels, and those left to Inductor
   miss        a workload that a program needed and the database lacked"""

@@ -146,7 +146,8 @@ class Counters(Mapping[str, int]):
     ``left_by_options`` regions left to Inductor, since an option of Inductor's requires results that stored kernels do
                         not compute; a warning names the option
     ``unsupported``     regions this version cannot express as a kernel, or not for unknown sizes
-    ``fallbacks``       regions whose stored kernel could not be loaded or launched; their own operators run instead
+    ``fallbacks``       different regions whose stored kernel could not be loaded or launched, or was wrong; their own
+                        operators run instead
     ``wrong_results``   fallbacks whose kernels disagreed with the region's operators
     ``misaligned``      inputs copied because their address is not aligned for the kernel's vector loads
     ``restrided``       inputs copied because another compiler passed them with other strides

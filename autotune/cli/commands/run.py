@@ -16,11 +16,10 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run an unchanged script with autotune in place of Inductor",
-        description="Run an unchanged Python script. Each call of torch.compile without a backend, in the script or in"
-        " a library such as transformers' Trainer, uses autotune's backend in place of Inductor. So do Python processes"
-        " that the script starts. With --search, the"
-        " script's first step also searches the workloads that the database lacks. On several ranks, run"
-        " `AUTOTUNE_SEARCH=S torchrun -m autotune.in_program SCRIPT`.",
+        description="Run an unchanged Python script. Each call of torch.compile without a backend or with Inductor, in"
+        " the script or in a library such as transformers' Trainer, uses autotune's backend. So do Python processes"
+        " that the script starts. With --search, the script's first step also searches the workloads that the database"
+        " lacks. On several ranks, run `AUTOTUNE_SEARCH=S torchrun -m autotune.in_program SCRIPT`.",
     )
     about = "seconds that searches may add to the script (default: $AUTOTUNE_SEARCH, else no search)"
     parser.add_argument("--search", type=seconds, metavar="S", help=about)
