@@ -72,6 +72,10 @@ def test_documents_agree_on_the_steps_of_a_comparison() -> None:
     said = [int("".join(groups)) for file in files for groups in re.findall(pattern, file.read_text())]
     assert len(said) >= 6
     assert {*said} == {steps}
+    most = 2 * (contest.WARM + contest.BLOCK * contest.ROUNDS * contest.MOST_STEPS)
+    short = [int(n) for file in (*files, ROOT / "README.md") for n in re.findall(r"up to (\d{3})\b", file.read_text())]
+    assert len(short) >= 5
+    assert {*short} == {most}
 
 
 def test_the_tutorial_shows_lines_and_figures_of_a_search_that_ran() -> None:
