@@ -13,7 +13,8 @@ the axes that they vary over. There are five kinds of value:
 pointwise             see :mod:`autotune.ir.nodes`
 reduction             ``sum`` ``max`` ``min`` ``prod`` of args[0] over the axes ``over``; ``sum_at`` is an index-add of
                       args[0] with the indices args[1]: it has one axis more (:func:`at_axis`), and its element ``p``
-                      is the sum over ``over`` of the terms with ``args[1] == p``; other indices are ignored
+                      is the sum over ``over`` of the terms with ``args[1] == p``; other indices are ignored; the
+                      indices may vary over axes that the terms and the sum share (``scatter_add``)
 ====================  ==================================================================================================
 
 Arithmetic types are ``float32`` (every storage float is read into it), ``int32``, ``int64`` and ``bool``. The storage
@@ -309,7 +310,8 @@ class Graph:
         if not over or not over <= set(range(len(self.extents))) or over & set(v.axes):
             raise ValueError(f"value {i}: bad reduction axes")
         new = set(v.axes) - set(value.axes)
-        if len(new) != 1 or set(v.axes) - new != set(value.axes) - over or not set(place.axes) <= over:
+        shared = set(v.axes) - new
+        if len(new) != 1 or shared != set(value.axes) - over or not set(place.axes) <= over | shared:
             raise ValueError(f"value {i}: axes of a sum_at do not match its arguments")
         if place.dtype not in ("int32", "int64") or v.dtype != "float32" or value.dtype != "float32":
             raise ValueError(f"value {i}: sum_at of {value.dtype} at {place.dtype}")

@@ -63,7 +63,7 @@ def make_inputs(
         within: bounds on the integers of slots that are no indices in the graph.
     """
     rng = torch.Generator(device=device).manual_seed(seed)
-    bounds, multiplied, crowded = {**(within or {}), **index_bounds(graph)}, operands(graph), _places(graph)
+    bounds, multiplied, crowded = {**(within or {}), **index_bounds(graph)}, operands(graph), _places(graph, special)
     whole = _never_floats(graph) if special else set()
     out = []
     for slot, name in enumerate(graph.inputs):
@@ -192,8 +192,10 @@ def _never_floats(graph: Graph) -> set[int]:
     return {slot for slot, name in enumerate(graph.inputs) if name in _WIDE} - floats
 
 
-def _places(graph: Graph) -> set[int]:
-    made = graph.making(v.args[1] for v in graph.values if v.op == "sum_at")
+def _places(graph: Graph, special: bool) -> set[int]:
+    """The slots of indices of sums; of those along rows only for ``special`` inputs, since each row has few terms."""
+    sums = [v for v in graph.values if v.op == "sum_at"]
+    made = graph.making(v.args[1] for v in sums if special or set(graph.values[v.args[1]].axes) <= set(v.over))
     values = (graph.values[i] for i in made)
     return {v.slot for v in values if v.op == "load" and v.dtype in ("int32", "int64")}
 

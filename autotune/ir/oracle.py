@@ -252,16 +252,25 @@ class _Frame:
     def _sum_at(self, v: Value, arg: Tensor, places: Tensor) -> Tensor:
         """The index-add, for indices inside the frame; it never holds all indices for each term."""
         own, at = self.graph.values[v.args[0]].axes, at_axis(self.graph, v)
-        rest = [a for a in v.axes if a != at]
+        along = self.graph.values[v.args[1]].axes
+        rows = [a for a in along if a not in v.over]
+        rest = [a for a in v.axes if a != at and a not in rows]
         axes = sorted({*v.over, *own})
         terms = self.aligned(arg, own, axes).expand([self.count[a] for a in axes])
-        terms = terms.permute([axes.index(a) for a in (*v.over, *rest)])
+        terms = terms.permute([axes.index(a) for a in (*rows, *v.over, *rest)])
         terms = terms.reshape(-1, *(self.count[a] for a in rest))
-        where = self.aligned(places, self.graph.values[v.args[1]].axes, v.over)
-        where = where.expand([self.count[a] for a in v.over]).reshape(-1).to(torch.int64) - self.start[at]
+        walked = sorted({*v.over, *rows})
+        where = self.aligned(places, along, walked).expand([self.count[a] for a in walked])
+        where = where.permute([walked.index(a) for a in (*rows, *v.over)]).to(torch.int64) - self.start[at]
+        extents = [self.count[a] for a in rows]
+        where = where.reshape(math.prod(extents), -1)
         kept = (where >= 0) & (where < self.count[at])
-        out = terms.new_zeros(self.count[at], *terms.shape[1:]).index_add_(0, where[kept], terms[kept])
-        return out.movedim(0, v.axes.index(at)).contiguous()
+        first = torch.arange(len(where), device=where.device)[:, None] * self.count[at]  # of each row
+        where, kept = (where + first).reshape(-1), kept.reshape(-1)
+        out = terms.new_zeros(math.prod(extents) * self.count[at], *terms.shape[1:])
+        out = out.index_add_(0, where[kept], terms[kept]).reshape(*extents, self.count[at], *terms.shape[1:])
+        order = [*rows, at, *rest]
+        return out.permute([order.index(a) for a in v.axes]).contiguous()
 
     def squares_at(self, v: Value, arg: Tensor, places: Tensor) -> Tensor:
         """The sums of squares of an index-add's terms, without those that are NaN or infinite."""

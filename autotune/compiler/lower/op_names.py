@@ -40,6 +40,7 @@ PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1, "mv": 0, "addmv": 1}
 SCATTERS = {
     "embedding_dense_backward": 0,
     "index_add": 3,
+    "scatter_add": 3,
     "index_put": 2,
     "_unsafe_index_put": 2,
     "_unsafe_masked_index_put_accumulate": 3,

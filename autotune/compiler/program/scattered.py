@@ -5,6 +5,9 @@ Each is a separate program over the same values. The destinations are walked alo
 summed over). The terms are walked along the *columns* (the axes that a term and its sum share) of one token, and the
 results along the columns of one *destination*. Several sums, such as those of an embedding that was read twice, share
 the result's destinations and columns, and have separate tokens. See :mod:`autotune.compiler.targets.cuda.scatter`.
+
+:class:`ScatteredRows` is the same for one sum along rows with separate indices, such as the gradient of ``gather``. See
+:mod:`autotune.compiler.targets.cuda.scatter_rows`.
 """
 
 from __future__ import annotations
@@ -176,6 +179,8 @@ def scattered(graph: Graph) -> Scattered:
     (at, wide), *others = [(at_axis(graph, values[i]), set(values[i].axes)) for i in totals]
     if any(other != (at, wide) for other in others):
         raise Unsupported("sums at different indices")
+    if any(not set(values[values[i].args[1]].axes) <= set(values[i].over) for i in totals):
+        raise Unsupported("indices that differ between the columns of a term")
     results = _needed(graph, [o.value for o in graph.outputs], totals)
     if any(not set(values[i].axes) <= wide for i in results) or any(set(o.axes) != wide for o in graph.outputs):
         raise Unsupported("results that vary over other axes than the sums")
@@ -194,3 +199,116 @@ def scattered(graph: Graph) -> Scattered:
         destinations, terms = _part(graph, (), tokens, finding), _part(graph, tokens, cols, before[i])
         sums.append(Sum(i, term, destination, tokens, destinations, terms))
     return Scattered(graph, tuple(sums), at, cols, _part(graph, (at,), cols, results, tuple(totals)))
+
+
+@dataclass(frozen=True)
+class ScatteredRows:
+    """An index-add along rows, each with its own indices, with pointwise operators before and after it.
+
+    The rows are the axes that the terms and the sum share. Rows whose indices are the same are *repeats* of one *key*:
+    the keys are the axes that the indices vary over, and all rows where these are few.
+
+    Attributes:
+        graph: the group.
+        total, term, destination: the values of the sum, of its terms and of its indices.
+        at: the axis of the result that the indices count along.
+        tokens: the axes that are summed over, outermost first.
+        repeats, keys: the axes of the rows, outermost first.
+        destinations: the program of the indices, walked along the tokens.
+        terms: that of the terms, walked along the tokens, or along the last key axis if ``is_across``.
+        results: the program that reads the sums, walked along ``at``, and stores all outputs.
+        is_across: True if adjacent terms in memory belong to adjacent keys.
+    """
+
+    graph: Graph
+    total: int
+    term: int
+    destination: int
+    at: int
+    tokens: tuple[int, ...]
+    repeats: tuple[int, ...]
+    keys: tuple[int, ...]
+    destinations: Program
+    terms: Program
+    results: Program
+    is_across: bool
+
+    @property
+    def n_tokens(self) -> int:
+        return self.graph.size(self.tokens)
+
+    @property
+    def n_destinations(self) -> int:
+        return self.graph.extents[self.at]
+
+    @property
+    def n_keys(self) -> int:
+        return self.graph.size(self.keys)
+
+    @property
+    def n_repeats(self) -> int:
+        return self.graph.size(self.repeats)
+
+    @property
+    def unit(self) -> int:
+        """Bytes of the narrowest storage type of terms and results: the unit of ``vector_bytes``."""
+        return min(narrowest(self.results), narrowest(self.terms))
+
+    def vector(self, vector_bytes: int) -> int:
+        """Elements that a thread takes at a time; 0 where these do not divide what terms and results walk along."""
+        n, rest = divmod(vector_bytes, self.unit)
+        extents = (self.graph.extents[self.terms.cols[-1]], self.n_destinations)
+        return n if n and not rest and n <= 16 and all(e % n == 0 for e in extents) else 0
+
+    @property
+    def pick(self) -> int:
+        """Number of indices that a thread reads at a time."""
+        inner = self.graph.extents[self.tokens[-1]]
+        return next(n for n in (4, 2, 1) if inner % n == 0)
+
+
+FEW_KEYS = 16
+"""Keys below which every row is a key."""
+
+
+@lru_cache(maxsize=256)
+def scattered_rows(graph: Graph) -> ScatteredRows:
+    """The parts of a group. Raises Unsupported where it is not one sum at indices along rows with pointwise operators
+    before and after it.
+    """
+    totals = _totals(graph)
+    if len(totals) > 1:
+        raise Unsupported("several sums at indices along rows")
+    values, (total,) = graph.values, totals
+    (term, destination), over = values[total].args, set(values[total].over)
+    at = at_axis(graph, values[total])
+    wide = set(values[total].axes)
+    results = _needed(graph, [o.value for o in graph.outputs], totals)
+    if any(not set(values[i].axes) <= wide for i in results) or any(set(o.axes) != wide for o in graph.outputs):
+        raise Unsupported("results that vary over other axes than the sums")
+    before, finding = _needed(graph, [term]), _needed(graph, [destination])
+    for j in (*before, *results, *finding):
+        if values[j].op not in POINTWISE and values[j].op not in LEAVES:
+            raise Unsupported(f"operator {values[j].op} with sums at indices")
+    shared = wide - {at}
+    if not {a for j in before for a in values[j].axes} <= over | shared:
+        raise Unsupported("terms that vary over other axes than their sums")
+    keyed = set(values[destination].axes) - over
+    if graph.size(keyed) < FEW_KEYS:
+        keyed = shared
+    repeats = _by_stride(graph, shared - keyed, before)
+    keys = _by_stride(graph, keyed, before)
+    tokens = _by_stride(graph, over, [*before, *finding])
+    loads = [v for v in (values[i] for i in before) if v.op == "load" and set(v.axes) & over]
+    largest = max(loads, key=lambda v: graph.size(v.axes), default=None)
+    is_across = bool(keys) and largest is not None and stride_of(largest, keys[-1]) == 1
+    rows, cols = (*repeats, *keys), tokens
+    if is_across:
+        rows, cols = (*repeats, *keys[:-1], *tokens), keys[-1:]
+    return ScatteredRows(
+        graph, total, term, destination, at, tokens, repeats, keys,
+        destinations=_part(graph, keys, tokens, finding),
+        terms=_part(graph, rows, cols, before),
+        results=_part(graph, (*repeats, *keys), (at,), results, (total,)),
+        is_across=is_across,
+    )  # fmt: skip

@@ -27,7 +27,7 @@ _library.define("index_check(Tensor index, str name) -> ()")
 torch.library.register_fake("autotune::index_check", lambda index, name: None, lib=_library)
 has_side_effect(torch.ops.autotune.index_check.default)
 
-_ALONG = frozenset(["gather", "scatter", "index_add"])
+_ALONG = frozenset(["gather", "scatter", "scatter_add", "index_add"])
 """Operators with arguments (table, dimension, index): negative indices are out of range."""
 
 _LISTED = frozenset(["index", "index_put"])

@@ -60,7 +60,7 @@ class Thread:
         self.copies: list[list[Any]] = [[]]  # groups of asynchronous copies not awaited yet, the last one still open
         self.waits: tuple[Any, ...] | None = None
         self.answer: Any = None
-        self.stamp: Stamp = (number, block.number, 0, 0)
+        self.stamp: Stamp = (number, block.number, 0, 0, 0)
 
     @property
     def name(self) -> str:
@@ -194,6 +194,9 @@ def _shuffle(kind: str, warp: list[Thread]) -> None:
         votes = intrinsics.int32(sum(bool(wait[1]) << lane for lane, wait in enumerate(waits)))
     for lane, thread in enumerate(warp):
         thread.waits = None
+        if kind == "syncwarp":
+            thread.answer, thread.stamp = None, (*thread.stamp[:4], thread.stamp[4] + 1)
+            continue
         if kind == "ballot_sync":
             thread.answer = votes
             continue
@@ -208,4 +211,4 @@ def _go(threads: list[Thread]) -> None:
     """Let threads go on, in a new epoch where there is one."""
     for t in threads:
         t.waits = t.answer = None
-        t.stamp = (t.number, t.block.number, t.block.epoch, t.block.cluster_epoch)
+        t.stamp = (t.number, t.block.number, t.block.epoch, t.block.cluster_epoch, t.stamp[4])

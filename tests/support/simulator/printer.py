@@ -20,7 +20,7 @@ from autotune.compiler.targets.cuda.printer import CudaPrinter
 from autotune.compiler.targets.cuda.source import CudaSource
 from tests.support.simulator import intrinsics
 
-SHUFFLES = frozenset({"shfl_xor_sync", "shfl_sync", "ballot_sync"})
+SHUFFLES = frozenset({"shfl_xor_sync", "shfl_sync", "ballot_sync", "syncwarp"})
 WAITING = SHUFFLES | {"syncthreads", "cluster_sync", "cluster_wait"}
 _EVERY_LANE = nodes.Const(0xFFFFFFFF)
 
@@ -121,7 +121,7 @@ class PlainPrinter(CudaPrinter):
         if kind not in WAITING:
             return self.call(self.bind(kind, *x.of), x.args)
         every, args = x.args[:1], x.args[1:]
-        assert every == ((_EVERY_LANE,) if kind in SHUFFLES else ()), f"{kind} of some lanes"
+        assert every == ((_EVERY_LANE,) if kind in SHUFFLES - {"syncwarp"} else ()), f"{kind} of some lanes"
         return f"(yield ({', '.join([repr(kind), *map(self.text, args)])},))"
 
     def for_Invoke(self, x: nodes.Invoke) -> str:

@@ -11,10 +11,12 @@ from tests.support.simulator.errors import KernelError
 if TYPE_CHECKING:
     from tests.support.simulator.machine import Machine
 
-Stamp = tuple[int, int, int, int]
-"""Who touched a word: a thread by its number and its block's, in which epoch of the block, and of all of the cluster.
+Stamp = tuple[int, int, int, int, int]
+"""Who touched a word: a thread by its number and its block's, in which epoch of the block, of the cluster and of
+its warp.
 
 A barrier begins an epoch."""
+WARP = 32
 
 
 class Buffer:
@@ -65,14 +67,25 @@ class Words:
                 buffer.writer[word] = stamp
             elif not readers or readers[0][2] != stamp[2]:
                 buffer.readers[word] = (stamp,)
+            elif stamp[4] or readers[0][4]:
+                buffer.readers[word] = _with_reader(readers, stamp)
             elif len(readers) == 1 and readers[0] is not stamp:  # whoever writes is another than one of two
                 buffer.readers[word] = (readers[0], stamp)
+
+
+def _with_reader(readers: tuple[Stamp, ...], now: Stamp) -> tuple[Stamp, ...]:
+    """The readers of a word, of each warp at most two, of its last epoch."""
+    others = tuple(r for r in readers if r[0] // WARP != now[0] // WARP)
+    own = tuple(r for r in readers if r[0] // WARP == now[0] // WARP and r[4] == now[4])
+    return (*others, *own, now) if len(own) < 2 and now not in own else (*others, *own)
 
 
 def _apart(before: Stamp, now: Stamp) -> bool:
     """Return True if two threads accessed a word with no barrier between."""
     if before[1] != now[1]:
         return before[3] >= now[3]
+    if before[0] // WARP == now[0] // WARP and before[4] < now[4]:
+        return False
     return before[0] != now[0] and before[2] >= now[2]
 
 

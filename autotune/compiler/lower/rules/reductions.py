@@ -8,9 +8,9 @@ few results, the time of a product is that of its bytes. The time of a small pro
 products, it fuses with the following operators: a recurrence's cell with the product for its gates, a decoder's
 activation with its two products. All other products are left to a library.
 
-Index-add has the gradients of an embedding and of indexing, and additions at an index. A sum is one value of the graph
-(``sum_at``). It is stored once and without atomic additions. Operators that add to it or read it, such as the gradient
-of a decoder tied to the embedding, fuse with it.
+Index-add has the gradients of an embedding, of indexing and of ``gather``, and additions at an index. A sum is one
+value of the graph (``sum_at``). It is stored once and without atomic additions. Operators that add to it or read it,
+such as the gradient of a decoder tied to the embedding, fuse with it.
 """
 
 from __future__ import annotations
@@ -266,15 +266,20 @@ def _addmm(region: Region, self: Lazy, mat1: Lazy, mat2: Lazy, *, beta: Number =
 # Index-add ------------------------------------------------------------------------------------------------------------
 
 
-def _sum_at(rows: Lazy, destinations: Lazy, extent: int) -> Lazy:
+def _sum_at(rows: Lazy, destinations: Lazy, extent: int, tokens: int | None = None) -> Lazy:
     """The fp32 sum [extent, *rest] of the rows [*destinations.shape, *rest] of each index in ``destinations``.
 
     Rows with an index outside [0, extent) are ignored.
+
+    Args:
+        tokens: the number of dimensions that are summed over, by default all of ``destinations``. Its other dimensions
+            are the first ones of ``rest``: each of their elements has separate indices.
     """
     if rows.kind != "float32" or destinations.kind not in ("int32", "int64"):
         raise Unsupported("sums at indices of other types than floats at integers")
-    region, tokens, origin = rows.region, destinations.ndim, rows.region.origin
-    for d in range(tokens):
+    region, origin = rows.region, rows.region.origin
+    tokens = destinations.ndim if tokens is None else tokens
+    for d in range(destinations.ndim):
         if destinations.shape[d] > 1:
             region.names.unify(destinations.names[d], rows.names[d])
 
@@ -284,10 +289,12 @@ def _sum_at(rows: Lazy, destinations: Lazy, extent: int) -> Lazy:
         for i in index:
             used.update(a for a, _ in i.terms)
             used.update(build.values[i.pick[0]].axes if i.pick else ())
-        runs = zip(destinations.names, destinations.shape, strict=True)
+        runs = zip(destinations.names[:tokens], destinations.shape[:tokens], strict=True)
         token = tuple([region.run_over(n, used) if e > 1 else Index() for n, e in runs])
         over = [a for i in token for a, _ in i.terms]
-        destination, term = destinations.at(token), rows.at((*token, *index[1:]), guards)
+        shared = index[1 : 1 + destinations.ndim - tokens]
+        destination = destinations.at((*token, *shared), guards if shared else ())
+        term = rows.at((*token, *index[1:]), guards)
         if extent == 1 or not over:  # one index, or one term
             here = build.index(where.terms, where.offset, where.pick, build.values[destination].dtype)
             found = build.pointwise("eq", [destination, here])
@@ -295,7 +302,7 @@ def _sum_at(rows: Lazy, destinations: Lazy, extent: int) -> Lazy:
         axis = where.terms[0][0] if where.terms else -1
         if where != Index(((axis, 1),)) or build.extents[axis] != extent:
             raise Unsupported("sums at indices of which a part is read")
-        if axis in build.values[term].axes:
+        if axis in (*build.values[term].axes, *build.values[destination].axes):
             raise Unsupported("a diagonal of sums at indices")
         if not set(over) & set(build.values[destination].axes) or not _walked(build, term, destination, over):
             raise Unsupported("terms or indices that are the same everywhere")
@@ -346,6 +353,18 @@ def _index_add(region: Region, self: Lazy, dim: int, index: Lazy, source: Lazy, 
         raise Unsupported("an addition at an index of another than the first dimension")
     added = _sum_at(source, index, self.shape[0])
     return self + (added if alpha == 1 else added * alpha)
+
+
+@rule("scatter_add")
+def _scatter_add(region: Region, self: Lazy, dim: int, index: Lazy, src: Lazy) -> Lazy:
+    """The gradient of ``gather``: each line of ``src`` along ``dim`` is added at the indices of that line."""
+    along = self.dim(dim)
+    rest = [d for d in range(self.ndim) if d != along]
+    if index.shape != src.shape or any(index.shape[d] != self.shape[d] for d in rest) or not self.ndim:
+        raise Unsupported("an addition of a part of a tensor at an index")
+    lines, destinations = (views.permute(x, [along, *rest]) for x in (src, index))
+    added = _sum_at(lines, destinations, self.shape[along], tokens=1)
+    return self + views.permute(added, [1 + rest.index(d) if d != along else 0 for d in range(self.ndim)])
 
 
 @rule("index_put", "_unsafe_index_put")

@@ -3,17 +3,18 @@
 The scheme of a group depends on its graph alone: it is the first by rank that fits. So a plan is legal if each of its
 groups has a scheme, and deployment finds the schemes from the plan alone.
 
-===========  =========================================================================================================
-transpose    no reductions, tensors with unit stride along different axes: tiles that go through shared memory
-flat         no reductions: every element is independent
-rows         reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
-columns      as ``flat`` or ``rows``, and reductions over all the rows: per-block partials, finished by a second
-             kernel
-outer        reductions over outer axes, results used again at full size: adjacent threads along the kept axis
-interleaved  as ``columns``, for rows of short pieces between those of other rows: group norm in channels last
-scatter      index-add: each block scans the indices for those of its rows
-tile         as ``outer``, and reductions over the unit-stride axis, both inside small tiles
-===========  =========================================================================================================
+============  =========================================================================================================
+transpose     no reductions, tensors with unit stride along different axes: tiles that go through shared memory
+flat          no reductions: every element is independent
+rows          reductions over one set of axes, everything else row by row: thread, warp, block or cluster scope
+columns       as ``flat`` or ``rows``, and reductions over all the rows: per-block partials, finished by a second
+              kernel
+outer         reductions over outer axes, results used again at full size: adjacent threads along the kept axis
+interleaved   as ``columns``, for rows of short pieces between those of other rows: group norm in channels last
+scatter       index-add: each block scans the indices for those of its rows
+scatter_rows  index-add along rows, each with its own indices: a warp adds a row's terms in shared memory
+tile          as ``outer``, and reductions over the unit-stride axis, both inside small tiles
+============  =========================================================================================================
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def scheme_of(graph: Graph) -> Scheme:
     """
     if 0 in graph.extents:
         raise Unsupported("an empty axis")
-    return first_fit(graph, ("scatter",) if has_sum_at(graph) else schemes())
+    return first_fit(graph, ("scatter", "scatter_rows") if has_sum_at(graph) else schemes())
 
 
 def first_fit(graph: Graph, names: Iterable[str]) -> Scheme:

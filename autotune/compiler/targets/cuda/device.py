@@ -78,6 +78,8 @@ def _do(name: str, *args: Expr, of: tuple[str | int, ...] = ()) -> Do:
 
 BARRIER = _do("cuda.syncthreads")
 """Barrier of the block: its threads wait for each other, and their earlier writes become visible."""
+WARP_BARRIER = _do("cuda.syncwarp")
+"""The same for the threads of a warp."""
 CLUSTER_RANK = Intrinsic("cluster_rank", (), "int32")
 """Number of the block in its cluster."""
 CLUSTER_ARRIVE, CLUSTER_WAIT = _do("cluster_arrive"), _do("cluster_wait")

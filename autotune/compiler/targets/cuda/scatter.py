@@ -100,26 +100,26 @@ def fetchable(s: Scattered) -> tuple[int, ...]:
 TRUE = Const(True, "bool")
 
 
-def _int(x: Operand) -> Cast:
+def as_int(x: Operand) -> Cast:
     return Cast("int32", expr(x))
 
 
-def _least(a: Expr, b: Operand) -> Intrinsic:
-    return Intrinsic("least", (a, _int(b)), "int32")
+def least(a: Expr, b: Operand) -> Intrinsic:
+    return Intrinsic("least", (a, as_int(b)), "int32")
 
 
-def _select(test: Expr, x: Expr) -> Select:
+def both(test: Expr, x: Expr) -> Select:
     """Both of two tests, without a branch."""
     return Select(test, x, FALSE)
 
 
-def _emitter(program: Program, schedule: CudaSchedule, vec: int, *, tested: bool = False) -> CudaEmitter:
+def emitter_of(program: Program, schedule: CudaSchedule, vec: int, *, tested: bool = False) -> CudaEmitter:
     loads = [i for i, v in enumerate(program.graph.values) if v.op == "load"]
     own = replace(schedule, rows_per_block=1, vector_bytes=vec * narrowest(program))
     return CudaEmitter(program, own, RowOptions(apart=loads, tested=tested))
 
 
-def _before(part: CudaEmitter, q: int) -> list[Stmt]:
+def before_pass(part: CudaEmitter, q: int) -> list[Stmt]:
     """The row values and offsets that pass ``q`` of ``part`` takes, of row number ``row``."""
     pas = part.program.passes[q]
     values = [line for i in pas.row_values for line in part.row_value(i)]
@@ -147,8 +147,8 @@ class _Adder:
 
     def __init__(self, one: Sum, schedule: ScatterSchedule, vec: int, begin: int) -> None:
         self.one, self.tokens, self.pick = one, one.n_tokens, one.place_vector
-        self.destinations = _emitter(one.destinations, schedule, self.pick)
-        self.terms = _emitter(one.terms, schedule, vec)
+        self.destinations = emitter_of(one.destinations, schedule, self.pick)
+        self.terms = emitter_of(one.terms, schedule, vec)
         self.packs = _packs(one, schedule)
         self.step = schedule.block * self.pick * self.packs
         self.begin, self.sorted = begin, begin + schedule.owned + 1
@@ -192,7 +192,7 @@ class ScatterKernel:
         self.vec = s.vector(schedule.vector_bytes)
         if not self.vec:
             raise Unsupported(f"vectors of {schedule.vector_bytes} bytes do not divide the columns")
-        self.results = _emitter(s.results, schedule, self.vec, tested=True)
+        self.results = emitter_of(s.results, schedule, self.vec, tested=True)
         self.result, _ = self.results.pass_function(1, s.results.passes[1])
         self.nothing = Assign(_Adder.accumulated, closed([Return((ZERO,) * self.vec)])())
         if max(s.n_destinations, s.n_cols, *(one.n_tokens * owned for one in s.sums)) >= LIMIT:
@@ -231,9 +231,9 @@ class ScatterKernel:
         out: list[Stmt] = []
         terms = [(self.entry + u * stride if u else self.entry, Var(f"x{u}")) for u in range(flight)]
         for at, term in terms:
-            out.append(Assign(CudaEmitter.row, self.word(Const(first) + _least(_int(at), end - 1))))
+            out.append(Assign(CudaEmitter.row, self.word(Const(first) + least(as_int(at), end - 1))))
             out += [Assign(CudaEmitter.row, quotient(CudaEmitter.row, scale))] if scale > 1 else []
-            out += [*_before(one.terms, 0), Assign(term, one.term({CudaEmitter.column.name: self.column}))]
+            out += [*before_pass(one.terms, 0), Assign(term, one.term({CudaEmitter.column.name: self.column}))]
         return out + [
             Assign(_Adder.accumulated, one.add({_Adder.taken.name: term, _Adder.on.name: at < end}))
             for at, term in terms
@@ -243,13 +243,13 @@ class ScatterKernel:
         """Stores what is made of the sums of destination number ``destination`` of the block's where ``ok``. That of
         another destination is computed all the same, at the last one there is.
         """
-        row = Assign(CudaEmitter.row, _least(_int(self.first + destination), self.s.n_destinations - 1))
+        row = Assign(CudaEmitter.row, least(as_int(self.first + destination), self.s.n_destinations - 1))
         given = {
             CudaEmitter.column.name: self.column,
             self.results.kept(0).name: reduce(add, sums),
             CudaEmitter.ok.name: ok,
         }
-        return [row, *_before(self.results, 1), Do(self.result(given))]
+        return [row, *before_pass(self.results, 1), Do(self.result(given))]
 
     def fetch(self) -> list[Stmt]:
         """Bring other tensors into the L2, each match lane those of its destinations."""
@@ -257,7 +257,7 @@ class ScatterKernel:
         if not self.schedule.prefetch or not chosen:
             return []
         out: list[Stmt] = [
-            Assign(CudaEmitter.row, _int(self.first + self.destination)),
+            Assign(CudaEmitter.row, as_int(self.first + self.destination)),
             *e.row_indices(),
             *e.bases(chosen, ()),
         ]
@@ -267,7 +267,7 @@ class ScatterKernel:
             line = Do(Intrinsic("to_l2", (Pointer(self.s.graph.values[i].slot), at)))
             out += [when((across % lanes).equals(0), [line])] if lanes > 1 else [line]
         before = [
-            Assign(across, _int(THREAD - self.grid.line * self.lanes)),
+            Assign(across, as_int(THREAD - self.grid.line * self.lanes)),
             Assign(CudaEmitter.column, self.column),
             *e.column_indices(),
         ]
@@ -282,8 +282,8 @@ class ScatterKernel:
         out: list[Stmt] = []
         packs = [(p, Var(f"t{p}", "int32"), Var(f"g{p}")) for p in range(one.packs)]
         for p, token, pack in packs:
-            out.append(Assign(token, _int(self.base + (p * self.block + THREAD) * one.pick)))
-            out.append(Assign(pack, one.destination({CudaEmitter.column.name: _least(token, one.tokens - one.pick)})))
+            out.append(Assign(token, as_int(self.base + (p * self.block + THREAD) * one.pick)))
+            out.append(Assign(pack, one.destination({CudaEmitter.column.name: least(token, one.tokens - one.pick)})))
         hits = []  # whether it is one, the token, the destination
         for p, token, pack in packs:
             there = Var(f"on{p}", "bool")
@@ -291,27 +291,29 @@ class ScatterKernel:
             for e in range(one.pick):
                 destination, hit = Var(f"d{p}_{e}", "int64"), Var(f"h{p}_{e}", "bool")
                 out.append(Assign(destination, Cast("int64", pack[e]) - self.low))
-                out.append(Assign(hit, _select(there, _select(destination >= 0, destination < self.count))))
+                out.append(Assign(hit, both(there, both(destination >= 0, destination < self.count))))
                 hits.append((hit, token + e, destination))
         own, upto, other, w = (Var(name, "int32") for name in ("own", "upto", "other", "w"))
         zero = Const(0, "int32")
         ones: list[Expr] = [Select(hit, Const(1, "int32"), zero) for hit, _, _ in hits]
-        out += [Assign(own, _int(reduce(add, ones))), Assign(upto, own)]
+        out += [Assign(own, as_int(reduce(add, ones))), Assign(upto, own)]
         for d in (1, 2, 4, 8, 16):
-            out.append(Assign(other, shuffle_from(upto, _int(Select(d <= self.lane, _int(self.lane - d), self.lane)))))
-            out.append(Assign(upto, _int(upto + Select(d <= self.lane, other, zero))))
+            out.append(
+                Assign(other, shuffle_from(upto, as_int(Select(d <= self.lane, as_int(self.lane - d), self.lane))))
+            )
+            out.append(Assign(upto, as_int(upto + Select(d <= self.lane, other, zero))))
         out += [when(self.lane.equals(31), [Assign(self.word(self.warp), upto)]), BARRIER]
         before = [
             Assign(other, self.word(w)),
-            when(w < self.warp, [Assign(self.at, _int(self.at + other))]),
-            Assign(self.found, _int(self.found + other)),
+            when(w < self.warp, [Assign(self.at, as_int(self.at + other))]),
+            Assign(self.found, as_int(self.found + other)),
         ]
-        out += [Assign(self.at, _int(self.total + upto - own)), Assign(self.found, zero), loop(w, self.warps, before)]
+        out += [Assign(self.at, as_int(self.total + upto - own)), Assign(self.found, zero), loop(w, self.warps, before)]
         listed = []
         for hit, number, destination in hits:
-            entry = _int(number * self.owned + (self.low - self.first) + destination)
+            entry = as_int(number * self.owned + (self.low - self.first) + destination)
             fits = when(self.at < self.room, [Assign(self.word(Const(self.list) + self.at), entry)])
-            listed.append(when(hit, [fits, Assign(self.at, _int(self.at + 1))]))
+            listed.append(when(hit, [fits, Assign(self.at, as_int(self.at + 1))]))
         return [*out, when(own > 0, listed), BARRIER]
 
     def sort(self, one: _Adder) -> list[Stmt]:
@@ -321,21 +323,21 @@ class ScatterKernel:
         )
         here, zero = Var("here", "bool"), Const(0, "int32")
         entry: list[Stmt] = [
-            Assign(self.entry, _int(first + self.lane)),
-            Assign(e, self.word(Const(self.list) + _least(self.entry, self.total - 1))),
+            Assign(self.entry, as_int(first + self.lane)),
+            Assign(e, self.word(Const(self.list) + least(self.entry, self.total - 1))),
             Assign(token, quotient(e, self.owned)),
-            Assign(destination, _int(e - token * self.owned)),
+            Assign(destination, as_int(e - token * self.owned)),
             Assign(_Adder.on, self.entry < self.total),
-            Assign(here, _select(_Adder.on, destination.equals(self.destination))),
+            Assign(here, both(_Adder.on, destination.equals(self.destination))),
         ]
         count = [
-            Assign(start, _int(start + bits_set(ballot(_select(_Adder.on, destination < self.destination))))),
-            Assign(n, _int(n + bits_set(ballot(here)))),
+            Assign(start, as_int(start + bits_set(ballot(both(_Adder.on, destination < self.destination))))),
+            Assign(n, as_int(n + bits_set(ballot(here)))),
         ]
         put = [
             Assign(votes, ballot(here)),
             when(here, [Assign(self.word(Const(one.sorted) + start + bits_set(votes & self.below)), token)]),
-            Assign(start, _int(start + bits_set(votes))),
+            Assign(start, as_int(start + bits_set(votes))),
         ]
         of_destination = [
             Assign(start, zero),
@@ -374,7 +376,7 @@ class ScatterKernel:
         destinations = [(Var(f"r{q}", "int32"), Var(f"ok{q}", "bool")) for q in range(self.unroll)]
         ends = [(Var(f"start{n}", "int32"), Var(f"stop{n}", "int32")) for n in range(len(self.sums))]
         for q, (destination, ok) in enumerate(destinations):
-            out += [Assign(destination, _int(self.destination + q * self.match)), Assign(ok, destination < self.rows)]
+            out += [Assign(destination, as_int(self.destination + q * self.match)), Assign(ok, destination < self.rows)]
             for one, (start, stop) in zip(self.sums, ends, strict=True):
                 out.append(Assign(start, self.word(Const(one.begin) + destination)))
                 out.append(Assign(stop, self.word(Const(one.begin + 1) + destination)))
@@ -385,7 +387,7 @@ class ScatterKernel:
                 out.append(Assign(Var(f"a{q}_{n}"), _Adder.accumulated))
         for q, (destination, ok) in enumerate(destinations):
             sums = [Var(f"a{q}_{n}") for n in range(len(self.sums))]
-            out += self.store(destination, sums, _select(self.inside, ok) if self.partial else ok)
+            out += self.store(destination, sums, both(self.inside, ok) if self.partial else ok)
         return [loop(self.destination, self.owned, out, self.grid.line, self.match * self.unroll)]
 
     @property
@@ -399,12 +401,12 @@ class ScatterKernel:
         """
         step, zero = self.match * FLIGHT_TOGETHER, Const(0, "int32")
         out: list[Stmt] = [Assign(self.low, Cast("int64", self.first + self.destination))]
-        out += [Assign(self.count, _int(1)), Assign(self.total, zero)]
+        out += [Assign(self.count, as_int(1)), Assign(self.total, zero)]
         sums = [Var(f"a_{n}") for n in range(len(self.sums))]
         for one, scan, total in zip(self.sums, self.scans, sums, strict=True):
             terms = self.add(one, self.list, self.owned, FLIGHT_TOGETHER, self.match, self.found)
             work = [Assign(self.found, scan()), loop(self.entry, self.found, terms, self.grid.line, step)]
-            out += [Assign(self.room, _int(one.step)), self.nothing, loop(self.base, one.tokens, work, step=one.step)]
+            out += [Assign(self.room, as_int(one.step)), self.nothing, loop(self.base, one.tokens, work, step=one.step)]
             out += [BARRIER, *self.join(), Assign(total, _Adder.accumulated)]
         store = self.store(self.destination, sums, self.inside if self.partial else TRUE)
         return [*out, *([when(self.grid.line.equals(0), store)] if self.match > 1 else store)]
@@ -413,33 +415,33 @@ class ScatterKernel:
         s, group = self.s, Var("group", "int32")
         out: list[Stmt] = [
             Assign(THREAD, ThreadIndex()),
-            Assign(self.lane, _int(THREAD & 31)),
+            Assign(self.lane, as_int(THREAD & 31)),
             Assign(self.warp, quotient(THREAD, 32)),
-            Assign(self.below, _int((_int(1) << self.lane) - 1)),
+            Assign(self.below, as_int((as_int(1) << self.lane) - 1)),
             Assign(self.grid.line, quotient(THREAD, self.lanes)),
             Assign(group, quotient(BLOCK, self.chunks)),
-            Assign(self.first, _int(group * self.owned)),
-            Assign(self.rows, _least(_int(self.owned), s.n_destinations - self.first)),
-            Assign(self.column, _int((BLOCK - group * self.chunks) * self.chunk + self.grid.offset * self.vec)),
+            Assign(self.first, as_int(group * self.owned)),
+            Assign(self.rows, least(as_int(self.owned), s.n_destinations - self.first)),
+            Assign(self.column, as_int((BLOCK - group * self.chunks) * self.chunk + self.grid.offset * self.vec)),
             Shared(self.memory, 0, "int32"),
         ]
         if self.partial:
             out += [
                 Assign(self.inside, s.n_cols > self.column),
-                Assign(self.column, _least(self.column, s.n_cols - self.vec)),
+                Assign(self.column, least(self.column, s.n_cols - self.vec)),
             ]
         if self.match > 1:
             out.append(Shared(self.lane_sums, 0, "float32"))
         for one in self.sums:
-            out += _before(one.destinations, 0)
+            out += before_pass(one.destinations, 0)
         out += self.fetch()
         if self.owned == 1:
-            return [*out, Assign(self.destination, _int(0)), *self.together()]
+            return [*out, Assign(self.destination, as_int(0)), *self.together()]
         out += [Assign(self.low, Cast("int64", self.first)), Assign(self.count, self.rows)]
-        out += [Assign(self.room, _int(self.most_sorted)), Assign(self.over, FALSE)]
+        out += [Assign(self.room, as_int(self.most_sorted)), Assign(self.over, FALSE)]
         for one, scan in zip(self.sums, self.scans, strict=True):
-            listed = [Assign(self.found, scan()), Assign(self.total, _int(self.total + self.found))]
-            out += [Assign(self.total, _int(0)), loop(self.base, one.tokens, listed, step=one.step)]
+            listed = [Assign(self.found, scan()), Assign(self.total, as_int(self.total + self.found))]
+            out += [Assign(self.total, as_int(0)), loop(self.base, one.tokens, listed, step=one.step)]
             out.append(when(self.most_sorted < self.total, [Assign(self.over, TRUE)], self.sort(one)))
         many = Var("many", "bool")
         crowded = []

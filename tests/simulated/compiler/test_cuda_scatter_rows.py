@@ -1,0 +1,163 @@
+"""Sums at indices along rows, in simulated kernels: equal and missing indices, shared and separate lists, odd sizes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from autotune.compiler.kernel.nodes import Do
+from autotune.compiler.program.scattered import scattered_rows
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda import scatter_rows as kernels
+from autotune.compiler.targets.cuda.device import BARRIER, WARP_BARRIER
+from autotune.compiler.targets.cuda.source import GroupKernels
+from autotune.domains.fusion.task import FusionTask
+from autotune.ir.graph import Graph
+from autotune.ir.inputs import make_inputs
+from autotune.space import load_space
+from autotune.task import Config
+from tests.support.edited import changed, without
+from tests.support.simulator.errors import KernelError
+from tests.support.simulator.groups import check_group, check_inputs, run_group
+from tests.support.zoo import BF16, F16, I32, I64, Case, T, workloads_of
+
+
+def gradient(extent: int, dim: int = -1) -> Callable[[Tensor, Tensor], Tensor]:
+    """The gradient of ``gather(x, dim, index)`` with indices that several batches share."""
+
+    def fn(grad: Tensor, index: Tensor) -> Tensor:
+        shape = list(grad.shape)
+        shape[dim] = extent
+        return torch.scatter_add(grad.new_zeros(shape), dim, index.expand(grad.shape), grad)
+
+    return fn
+
+
+def scaled(grad: Tensor, index: Tensor, base: Tensor) -> Tensor:
+    """With operators before and after the sums, and a tensor that they are added to."""
+    return torch.scatter_add(base, -1, index, grad / 3.0) * torch.sigmoid(base)
+
+
+def across(grad: Tensor, index: Tensor) -> Tensor:
+    """Adjacent terms belong to adjacent rows, as in the second gradient of disentangled attention."""
+    terms = grad.transpose(-1, -2)
+    return torch.scatter_add(grad.new_zeros((*terms.shape[:-1], 24)), -1, index.expand(terms.shape), terms)
+
+
+CASES = {
+    "shared lists": Case("", gradient(48), (T(6, 20, 40, d=BF16), T(1, 20, 40, d=I64))),
+    "own lists": Case("", gradient(64), (T(5, 7, 72), T(5, 7, 72, d=I64))),
+    "few destinations": Case("", gradient(2), (T(3, 33, 20, d=F16), T(3, 33, 20, d=I32))),
+    "odd sizes": Case("", gradient(13), (T(19, 45), T(19, 45, d=I64))),
+    "middle": Case("", gradient(10, 1), (T(3, 40, 8), T(3, 40, 8, d=I64))),
+    "operators around": Case("", scaled, (T(4, 9, 64, d=BF16), T(4, 9, 64, d=I64), T(4, 9, 32, d=BF16))),
+    "across": Case("", across, (T(4, 40, 16, d=BF16), T(1, 16, 40, d=I64))),
+    "across, own lists": Case("", across, (T(3, 24, 40), T(3, 40, 24, d=I64))),
+}
+
+
+def graph_of(case: Case) -> Graph:
+    (work,) = workloads_of(case)
+    (group,) = FusionTask(work, "cuda:0", target="sm_90", sms=3).plan.groups
+    return group.graph
+
+
+def made(graph: Graph, config: Config) -> GroupKernels:
+    scheme = scheme_of(graph)
+    assert scheme.name == "scatter_rows"
+    config = scheme.normalize(graph, scheme.default(graph) | config)
+    assert scheme.reject(graph, config) is None
+    return scheme.emit(graph, config, 3)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_default(name: str) -> None:
+    graph = graph_of(CASES[name])
+    check_group(graph, made(graph, {}))
+
+
+@pytest.mark.parametrize("name", ["shared lists", "own lists", "across"])
+def test_crowded_and_special(name: str) -> None:
+    """Half of the indices are equal, and some terms are NaN or infinite."""
+    graph = graph_of(CASES[name])
+    check_group(graph, made(graph, {}), special=True)
+
+
+@pytest.mark.parametrize("value", [0, 47, -1, 48, 1 << 40])
+def test_equal_indices_and_indices_outside(value: int) -> None:
+    """All terms of a row have the same index; those of an index outside are ignored."""
+    graph = graph_of(CASES["shared lists"])
+    slot = graph.inputs.index("int64")
+    inputs = make_inputs(graph, seed=3)
+    inputs[slot].fill_(value)
+    check_inputs(graph, made(graph, {}), inputs)
+    inputs[slot][::3] = 5
+    check_inputs(graph, made(graph, {"owned": 4}), inputs)
+
+
+def test_more_tokens_than_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "MOST_LISTED", 32)
+    monkeypatch.setattr(kernels, "LISTED", 32)
+    for name in ("own lists", "across"):
+        graph = graph_of(CASES[name])
+        check_group(graph, made(graph, {"owned": 2}))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_seeds_and_random_configurations(name: str) -> None:
+    graph = graph_of(CASES[name])
+    scheme = scheme_of(graph)
+    configs = scheme.seeds(graph)
+    space, rng = scheme.space_of(graph, load_space("fusion", "cuda")), random.Random(1)
+    configs = [*configs[::4], *(scheme.normalize(graph, space.sample(rng)) for _ in range(3))]
+    for config in configs:
+        if scheme.reject(graph, config) is None:
+            check_group(graph, scheme.emit(graph, config, 3))
+
+
+def test_runs_are_equal() -> None:
+    """The order of additions does not depend on the order of threads."""
+    graph = graph_of(CASES["own lists"])
+    inputs = make_inputs(graph, seed=1, special=False)
+    inputs[graph.inputs.index("int64")] %= 7
+    kernel = made(graph, {})
+    first, second = (run_group(graph, kernel, inputs, seed=seed)[0] for seed in (0, 1))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize(("name", "barrier"), [("shared lists", WARP_BARRIER), ("across", BARRIER)])
+def test_barriers_are_needed(name: str, barrier: Do) -> None:
+    """Without one kind of barrier, the simulator finds a race."""
+    graph = graph_of(CASES[name])
+    group = made(graph, {})
+    source = group.sources[0]
+    broken = changed(source, without(barrier))
+    with pytest.raises(KernelError, match="race"):
+        check_group(graph, replace(group, sources=(broken,)))
+
+
+def test_layouts() -> None:
+    """Indices that batches share are keys, listed once; terms are read across keys if those are adjacent in memory."""
+    shared, own, swapped, few = (
+        scattered_rows(graph_of(CASES[n])) for n in ("shared lists", "own lists", "across", "middle")
+    )
+    assert (shared.n_keys, shared.n_repeats, shared.is_across) == (20, 6, False)
+    assert (own.n_keys, own.n_repeats, own.is_across) == (35, 1, False)
+    assert (swapped.n_keys, swapped.n_repeats, swapped.is_across) == (16, 4, True)
+    assert (few.n_keys, few.n_repeats, few.is_across) == (24, 1, True)
+
+
+def test_one_list_for_all_rows_is_the_other_scheme() -> None:
+    """Indices of the tokens alone, as in graph networks: a block then scans them for its destinations."""
+
+    def fn(messages: Tensor, targets: Tensor) -> Tensor:
+        return torch.scatter_add(messages.new_zeros((30, 16)), 0, targets[:, None].expand(messages.shape), messages)
+
+    graph = graph_of(Case("", fn, (T(90, 16), T(90, d=I64))))
+    assert scheme_of(graph).name == "scatter"
+    check_group(graph, scheme_of(graph).emit(graph, scheme_of(graph).default(graph), 3))
