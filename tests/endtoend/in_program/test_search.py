@@ -6,10 +6,13 @@ import contextlib
 import gc
 import os
 import random
+import sys
 import weakref
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -391,6 +394,51 @@ def test_another_memory_format_is_searched_too(searches: Searches) -> None:
         run(one)
     first, second = searches.labels
     assert first != second
+
+
+def called(step: Callable[[], object]) -> Counter[str]:
+    """The Python functions that a step calls, by the number of calls."""
+    found = Counter[str]()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            found[frame.f_code.co_qualname] += 1
+
+    sys.setprofile(note)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def test_a_search_without_gain_adds_one_function_to_a_graph(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short step waits for Python, so each function would make it slower than with torch.compile."""
+    faster(monkeypatch, kept=False)
+
+    def calls(steps: int, **how: Any) -> Counter[str]:
+        torch._dynamo.reset()
+        model, x = Model(), torch.randn(64, 48)
+        run = torch.compile(model, **how)
+
+        def step() -> None:
+            run(x).backward()
+
+        for _ in range(steps):
+            step()
+        return called(step)
+
+    ours = calls(STEPS + 4, backend=dynamo_backend, options={"search": 100})
+    assert searches.labels
+    assert search._contest is not None
+    assert search._contest.kept is False
+    theirs = calls(4, backend="inductor")
+    assert ours["Frame.__call__"] == 1
+    # torch has another one around code whose backward graph is compiled with its forward graph.
+    around = ours["SerializableCompiledFunction.__call__"] - theirs["SerializableCompiledFunction.__call__"]
+    assert ours.total() <= theirs.total() + 1 + around, (ours - theirs, theirs - ours)
 
 
 @pytest.mark.parametrize("option", ["emulate_precision_casts", "aot_inductor.use_runtime_constant_folding"])
