@@ -36,8 +36,9 @@ from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
-WRITTEN = b"region 6"
-"""Version of the code that :mod:`autotune.runtime.inductor.region_op` and ``region_cpp`` write into Inductor's.
+WRITTEN = b"region 7"
+"""Version of the code that :mod:`autotune.runtime.inductor.region_op`, ``region_cpp`` and ``index_check`` write into
+Inductor's.
 Inductor's caches outlive an upgrade. So this changes with the code, and older code is not loaded."""
 
 Pairs = tuple[tuple[int, int], ...]
