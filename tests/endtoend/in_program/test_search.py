@@ -6,13 +6,11 @@ import contextlib
 import gc
 import os
 import random
-import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -31,6 +29,7 @@ from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor import code, verdict
 from autotune.store import Store
 from autotune.store.snapshot_writer import export_snapshot
+from tests.support.runtime.calls import called
 from tests.support.runtime.searches import Searches
 
 STEPS = 2 * contest.WARM + 2 * contest.ROUNDS * contest.BLOCK
@@ -394,22 +393,6 @@ def test_another_memory_format_is_searched_too(searches: Searches) -> None:
         run(one)
     first, second = searches.labels
     assert first != second
-
-
-def called(step: Callable[[], object]) -> Counter[str]:
-    """The Python functions that a step calls, by the number of calls."""
-    found = Counter[str]()
-
-    def note(frame: FrameType, event: str, argument: object) -> None:
-        if event == "call":
-            found[frame.f_code.co_qualname] += 1
-
-    sys.setprofile(note)
-    try:
-        step()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 def test_a_search_without_gain_adds_one_function_to_a_graph(
