@@ -51,8 +51,8 @@ def _by_operators(gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> 
             name, read = node.args
             node.target, node.args = _region(region_op.pending(name), [n.meta["val"] for n in read], known), tuple(read)
         elif node.target is torch.ops.autotune.index_check.default:
-            index, name = node.args
-            node.target, node.args = _check(name, known), (index,)
+            indices, name = node.args
+            node.target, node.args = _check(name, known), tuple(indices)
     places = _symbols([n.meta.get("val") for n in gm.graph.nodes if n.op == "placeholder"])
     gm.recompile()
     run_all = boxed(gm)
@@ -88,10 +88,15 @@ def _region(pending: region_op.Pending, inputs: Sequence[Tensor], sizes: Sizes) 
     return region
 
 
-def _check(name: str, sizes: Sizes) -> Callable[[Tensor], None]:
-    """The check of an index tensor that a region reads."""
-    *ends, text = index_check.pending(name)
-    return lambda index: index_check.check_index(index, *_numbers(ends, sizes), text)
+def _check(name: str, sizes: Sizes) -> Callable[..., None]:
+    """The check of index tensors that regions read."""
+
+    def check(*indices: Tensor) -> None:
+        for index, one in zip(indices, index_check.pending(name), strict=True):
+            low, extent = _numbers((one.low, one.extent), sizes)
+            index_check.check_index(index, low, extent, one.text)
+
+    return check
 
 
 def _numbers(extents: Sequence[Any], sizes: Sizes) -> tuple[int, ...]:

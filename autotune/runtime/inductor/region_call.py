@@ -28,7 +28,7 @@ from autotune.errors import Unsupported
 from autotune.runtime.deployment import deployment
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.cuda import LaunchError
-from autotune.runtime.launch.executor import executor_of
+from autotune.runtime.launch.executor import executor_of, generated
 from autotune.runtime.launch.prepared import RegionTensors, TensorSpec, prepare
 from autotune.runtime.launch.verify import Check, WrongResult, checked_calls, copies_of_overwritten
 from autotune.task import Artifact, Status
@@ -36,8 +36,9 @@ from autotune.workload import Workload
 
 log = logging.getLogger("autotune")
 
-WRITTEN = b"region 6"
-"""Version of the code that :mod:`autotune.runtime.inductor.region_op` and ``region_cpp`` write into Inductor's.
+WRITTEN = b"region 7"
+"""Version of the code that :mod:`autotune.runtime.inductor.region_op`, ``region_cpp`` and ``index_check`` write into
+Inductor's.
 Inductor's caches outlive an upgrade. So this changes with the code, and older code is not loaded."""
 
 Pairs = tuple[tuple[int, int], ...]
@@ -143,7 +144,7 @@ def load_call(text: str) -> Call:
                 found = product_call.load(text, Operators)
             else:
                 call = RegionCall.of(text)
-                found = _BySizes(call) if call.symbols else _ready(call)
+                found = _BySizes(call).call if call.symbols else _ready(call)
                 if call.counts:
                     found = own.savings.counted(found, call.device, **call.counts)
             own.calls[text] = found
@@ -151,18 +152,21 @@ def load_call(text: str) -> Call:
 
 
 class _BySizes:
-    """A region of symbolic sizes: one function for each set of sizes, built at its first call."""
+    """A region of symbolic sizes: one function for each set of sizes, built at its first call.
+
+    Attributes:
+        call: the region's function, generated: a loop over the sizes would take a microsecond of each call.
+    """
 
     def __init__(self, call: RegionCall) -> None:
         self._call, self._made = call, dict[tuple[int, ...], Call]()
         self._places = [(name, k, dim) for name, (k, dim) in call.symbols.items()]
-
-    def __call__(self, *tensors: Any) -> None:
-        key = tuple([tensors[k].shape[dim] for _, k, dim in self._places])
-        run = self._made.get(key)
-        if run is None:
-            run = self._make(key, tensors)
-        run(*tensors)
+        takes = [f"x{k}" for k in range(len(call.inputs) + len(call.outputs))]
+        takes += ["on"] if call.device != "cpu" else []
+        given = ", ".join(takes)
+        key = "".join(f"x{int(k)}.shape[{int(dim)}], " for _, k, dim in self._places)
+        body = [f"key = ({key})", "run = get(key)", f"if run is None: run = make(key, ({given},))", f"run({given})"]
+        self.call: Call = generated(f"call({given})", body, {"get": self._made.get, "make": self._make})
 
     def _make(self, key: tuple[int, ...], tensors: Sequence[Any]) -> Call:
         with deployment().loading:

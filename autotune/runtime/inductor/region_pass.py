@@ -33,7 +33,7 @@ from autotune.compiler.targets.cuda import PREFIX
 from autotune.errors import Unsupported
 from autotune.runtime.coverage import covered
 from autotune.runtime.deployment import deployment
-from autotune.runtime.inductor.index_check import add_check, indices_of
+from autotune.runtime.inductor.index_check import add_check, indices_of, together
 from autotune.runtime.inductor.product_call import ProductCall, is_faster, searched_products
 from autotune.runtime.inductor.region_call import RegionCall, at_these, permitted
 from autotune.runtime.inductor.region_cpp import prepared
@@ -134,11 +134,10 @@ def replace_regions(
         for region, found, call in zip(regions, matches, calls, strict=True):
             if region.workload is not None and call is not None and found.schedule is not None:
                 trial.met(name, call.device, region.workload, found.schedule)
+    _check_indices(graph, facts, regions, calls, origin)
     made: dict[fx.Node, fx.Node] = {}
-    checked: set[tuple[fx.Node, object, object]] = set()
     for region, call in zip(regions, calls, strict=True):
         if call is not None:
-            _check_indices(graph, facts, region, call, origin, checked)
             made |= _replace(graph, region, call, origin, made)
     stable_topological_sort(graph)  # a reader of a result may precede the last of the region's nodes
     graph.eliminate_dead_code()
@@ -341,22 +340,27 @@ def _with_numbers(region: Region, label: str, found: Match) -> RegionCall:
 def _check_indices(
     graph: fx.Graph,
     facts: GraphFacts,
-    region: Region,
-    call: RegionCall,
+    regions: Sequence[Region],
+    calls: Sequence[RegionCall | None],
     origin: Mapping[fx.Node, fx.Node],
-    checked: set[tuple[fx.Node, object, object]],
 ) -> None:
-    """Insert assertions on a region's indices, once per index and range in a graph, if Inductor's option is set."""
+    """Insert assertions on the regions' indices before the first region that reads them, if Inductor's option is set.
+
+    Args:
+        calls: of :func:`_call_of`, None for a region that Inductor compiles.
+        origin: as of :func:`_call_of`.
+    """
     from torch._inductor import config
 
     if not config.assert_indirect_indexing:
         return
-    for indexed in indices_of(facts, region, origin):
-        key = indexed.index, indexed.low, indexed.extent
-        if key not in checked:
-            checked.add(key)
-            with graph.inserting_before(origin.get(region.nodes[-1], region.nodes[-1])):
-                add_check(graph, indexed, call.label)
+    reads = [
+        (indices_of(facts, region, origin), call.label, origin.get(region.nodes[-1], region.nodes[-1]))
+        for region, call in zip(regions, calls, strict=True)
+        if call is not None
+    ]
+    for check in together(reads):
+        add_check(graph, check)
 
 
 def _replace(

@@ -35,9 +35,11 @@ def compiled_again(retained: Callable[[], object]) -> Iterator[None]:
         compiled_bw: Callable[..., Any] | None
 
         def get_or_compile(self, *, saved_tensors_use_once: bool) -> Callable[..., Any]:
+            if saved_tensors_use_once and self.compiled_bw is not None:
+                return self.compiled_bw  # as torch's, in each step
             donates = bool(getattr(self.fw_metadata, "bw_donated_idxs", None))
             may = isinstance(self.lazy_backward_info, _COMPILABLE) and self.bw_compiler is not None
-            if self.compiled_bw is not None and donates and may and not saved_tensors_use_once:
+            if self.compiled_bw is not None and donates and may:
                 self.compiled_bw = None
                 self.try_save_cache_entry = None
                 retained()

@@ -142,7 +142,7 @@ class Executor:
         body.append("on = stream(index)")
         body += self._launches(names)
         body.append(f"return ({''.join(f'y{k}, ' for k in range(len(self._alloc)))})")
-        return _function(f"call({takes})", body, names)
+        return generated(f"call({takes})", body, names)
 
     def writer(
         self, instead: Callable[[Exception], Callable[..., None]], check: Check | None = None
@@ -170,7 +170,7 @@ class Executor:
             "slow": slow, "give_up": give_up, "given_up": None, "no_memory": torch.OutOfMemoryError
         }  # fmt: skip
         if not self._steps:
-            return _function(f"call({takes}{', on' if self._is_cuda else ''})", ["return"], names)
+            return generated(f"call({takes}{', on' if self._is_cuda else ''})", ["return"], names)
         misaligned = self._misaligned()
         work = self._addresses()
         work += [f"if {' or '.join(misaligned)}: return slow({takes})"] if misaligned else []
@@ -181,8 +181,8 @@ class Executor:
         body += ["except no_memory: raise", f"except Exception as error: give_up(error)({takes}); return True"]
         signature = f"call({takes}{', on' if self._is_cuda else ''})"
         if check is not None:
-            names["given_up"] = self._checked(_function(signature, body, names), names, instead, check)
-        return _function(signature, [f"if other := given_up: return other({takes})", *body], names)
+            names["given_up"] = self._checked(generated(signature, body, names), names, instead, check)
+        return generated(signature, [f"if other := given_up: return other({takes})", *body], names)
 
     def _checked(
         self,
@@ -293,7 +293,7 @@ class Executor:
         return torch.empty_strided(size, stride, dtype=dtype, device=self._device)
 
 
-def _function(signature: str, body: Sequence[str], names: dict[str, Any]) -> Callable[..., Any]:
+def generated(signature: str, body: Sequence[str], names: dict[str, Any]) -> Callable[..., Any]:
     """A function from generated text, which contains only indices; everything else is passed as objects."""
     source = f"def {signature}:\n" + "".join(f"    {line}\n" for line in body)
     exec(compile(source, "<autotune executor>", "exec"), names)

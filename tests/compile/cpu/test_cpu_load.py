@@ -383,3 +383,26 @@ def test_shipped_space_matches_the_schedule() -> None:
     for name, entry in space.items():
         for choice in entry["choices"]:
             CpuSchedule.from_config({name: choice})
+
+
+def test_calls_in_turn_share_an_argument_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make one for each call takes longer than to call the kernel. Calls in two threads need two."""
+    made: list[cpu_load.Blocks] = []
+    real = cpu_load.Blocks
+    monkeypatch.setattr(cpu_load, "Blocks", lambda words: made.append(real(words)) or made[-1])  # type: ignore[func-returns-value]
+    graph = softmax(8, 64)
+    (x,) = random_inputs(graph)
+    kernel: Any = load(build_program(graph), CpuSchedule(threads=1))
+    bound, y = kernel.bind(8, 2), torch.zeros(8, 64)
+    for _ in range(3):
+        bound(0, [x.data_ptr(), y.data_ptr()])
+        torch.testing.assert_close(y, torch.softmax(x.view(8, 64) * 0.7, 1))
+        y.zero_()
+    (own,) = made
+    assert own.take()[0][-3:] == [8, 1, 2]  # the extent, the threads, and the counter of the last of one unit
+    assert own._free == []
+    blocks = real(2)
+    first, second = blocks.take(), blocks.take()
+    assert first[1] != second[1]
+    blocks.give(first)
+    assert blocks.take() is first

@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from autotune.runtime.deployment import deployment
 from autotune.runtime.inductor import code, verdict
 from autotune.store import Store
 from autotune.store.snapshot_writer import export_snapshot
+from tests.support.runtime.calls import called
 from tests.support.runtime.searches import Searches
 
 STEPS = 2 * contest.WARM + 2 * contest.ROUNDS * contest.BLOCK
@@ -391,6 +393,35 @@ def test_another_memory_format_is_searched_too(searches: Searches) -> None:
         run(one)
     first, second = searches.labels
     assert first != second
+
+
+def test_a_search_without_gain_adds_one_function_to_a_graph(
+    searches: Searches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A short step waits for Python, so each function would make it slower than with torch.compile."""
+    faster(monkeypatch, kept=False)
+
+    def calls(steps: int, **how: Any) -> Counter[str]:
+        torch._dynamo.reset()
+        model, x = Model(), torch.randn(64, 48)
+        run = torch.compile(model, **how)
+
+        def step() -> None:
+            run(x).backward()
+
+        for _ in range(steps):
+            step()
+        return called(step)
+
+    ours = calls(STEPS + 4, backend=dynamo_backend, options={"search": 100})
+    assert searches.labels
+    assert search._contest is not None
+    assert search._contest.kept is False
+    theirs = calls(4, backend="inductor")
+    assert ours["Frame.__call__"] == 1
+    # torch has another one around code whose backward graph is compiled with its forward graph.
+    around = ours["SerializableCompiledFunction.__call__"] - theirs["SerializableCompiledFunction.__call__"]
+    assert ours.total() <= theirs.total() + 1 + around, (ours - theirs, theirs - ours)
 
 
 @pytest.mark.parametrize("option", ["emulate_precision_casts", "aot_inductor.use_runtime_constant_folding"])

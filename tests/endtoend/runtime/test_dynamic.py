@@ -16,6 +16,7 @@ from autotune.errors import Unsupported
 from autotune.runtime.inductor.region_call import RegionCall
 from autotune.store import Store
 from tests.support.deployment import Tune
+from tests.support.runtime.calls import called
 from tests.support.runtime.models import Block, assert_same_step, twin
 
 WIDTH = 48
@@ -228,6 +229,24 @@ def test_sizes_that_cannot_be_looked_up_run_the_operators(
         close(f(x), model(x))
     assert "ZeroDivisionError('a fault of ours')" in caplog.text
     assert autotune.counters().fallbacks == 1
+
+
+@torch.no_grad()
+def test_a_region_runs_few_python_functions(tune: Tune) -> None:
+    """The choice by sizes if they are symbolic, the arguments, the launch and its argument block."""
+    model, x = Block().eval(), torch.randn(32, WIDTH)
+    regions = len(tune(model, (x,)))
+
+    def functions(backend: str, dynamic: bool) -> int:
+        torch._dynamo.reset()
+        f = torch.compile(model, backend=backend, dynamic=dynamic)
+        for _ in range(3):
+            f(x)
+        return called(lambda: f(x)).total()
+
+    for dynamic, most in ((False, 3), (True, 4)):
+        more = functions("autotune", dynamic) - functions("inductor", dynamic)
+        assert 0 < more <= regions * most
 
 
 def test_the_call_keeps_its_symbols_as_text() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._inductor.utils import run_and_get_code
 from torch.nn import functional as F
 
@@ -14,7 +15,7 @@ import autotune
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions.find import regions_from
-from autotune.runtime.inductor.index_check import indices_of
+from autotune.runtime.inductor.index_check import MOST, indices_of, together
 from tests.support.deployment import Tune
 
 
@@ -103,6 +104,59 @@ def test_the_option_is_obeyed_and_each_index_is_checked_once(tune: Tune) -> None
     _, (code,) = run_and_get_code(f, labels())
     assert "autotune_check_index" not in code
     f(labels((3, 1000)))  # reads inside of the table all the same
+
+
+class Tables(nn.Module):
+    """Embeddings of a recommender: a table for each column of the categories, some found by a computed index."""
+
+    def __init__(self, tables: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(32 + k, 8) for k in range(tables))
+
+    def forward(self, categories: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        found = [table(categories[:, k]) for k, table in enumerate(self.tables)]
+        found += [table(others[:, 0] + k) for k, table in enumerate(self.tables[:2])]
+        return torch.stack(found, 1).softmax(1)
+
+
+@torch.no_grad()
+def test_indices_of_a_region_are_checked_together(tune: Tune) -> None:
+    """A step has one check of the columns and one of the computed indices, however many tables there are."""
+    tables = 6
+    model, categories, others = Tables(tables), torch.arange(16 * tables).view(16, -1) % 32, torch.zeros(16, 1).long()
+    assert tune(model, (categories, others))
+    found, (code,) = run_and_get_code(compiled(model), categories, others)
+    torch.testing.assert_close(found, model(categories, others))
+    assert code.count("autotune_check_index(") == tables + 2
+    assert sum("autotune_check_index(" in line for line in code.splitlines()) == 2
+    f = compiled(model)
+    for k in range(tables):
+        wrong = categories.clone()
+        wrong[15, k] = 32 + k
+        with pytest.raises(IndexError, match=rf"{32 + k} is not in \[0, {32 + k}\)"):
+            f(wrong, others)
+    for bad in (32, -1):
+        with pytest.raises(IndexError, match=r"is out of range: (32|-1) is not in \[0, 32\)"):
+            f(categories, others + bad)
+    torch.testing.assert_close(f(categories, others), found)
+
+
+def test_inputs_of_one_length_are_checked_once_a_graph(db: str) -> None:
+    """A longer one has its own check, and no check has too many arguments."""
+    tables = MOST + 2
+
+    def fn(columns: list[torch.Tensor], long: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = [F.embedding(i.view(4, 4), X) * (k + 2) for k, i in enumerate(columns)]
+        return *found, F.embedding(long, X).sum(0)
+
+    inputs = [labels(count=16) for _ in range(tables)], labels(count=48)
+    (graph,) = capture(fn, inputs, grad=False)
+    facts = GraphFacts(graph.module.graph)
+    reads = [(indices_of(facts, one, {}), str(k), one.nodes[-1]) for k, one in enumerate(regions_from(facts))]
+    checks = together(reads)
+    assert sorted(len(check.indices) for check in checks) == [1, 2, MOST]
+    first = min(node for _, _, node in reads)
+    assert all(check.before >= first for check in checks)
 
 
 def test_a_training_step(tune: Tune) -> None:

@@ -77,13 +77,13 @@ def test_lanes_past_the_end_are_in_range(
 ) -> None:
     """``first`` is the given tensor's first element. With ``past`` 1 one index is out of range, and is found."""
     index_check._register_lowering()
-    monkeypatch.setitem(index_check._pending, "lanes", (0, EXTENT - past, "the index of a test"))
+    monkeypatch.setitem(index_check._pending, "lanes", (index_check.Range(0, EXTENT - past, "the index of a test"),))
     numel: list[int] = []
 
     def compute(given: Tensor) -> Tensor:
         checked = index(given)
         numel.append(checked.numel())
-        torch.ops.autotune.index_check(checked, "lanes")
+        torch.ops.autotune.index_check([checked], "lanes")
         return given + 1
 
     asserting = [
@@ -95,3 +95,29 @@ def test_lanes_past_the_end_are_in_range(
             run(asserting[0], np.arange(first, first + EXTENT), numel[-1])
     else:
         run(asserting[0], np.arange(first, first + EXTENT), numel[-1])
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("wrong", [None, 0, 1, 2, 3])
+def test_one_kernel_checks_several_indices(wrong: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three columns and a matrix, each with its own range; the last index of one of them is out of range."""
+    index_check._register_lowering()
+    ranges = tuple(index_check.Range(-k, EXTENT + k, f"the index {k} of a test") for k in range(4))
+    monkeypatch.setitem(index_check._pending, "several", ranges)
+
+    def compute(given: Tensor) -> Tensor:
+        columns = [torch.ops.aten.select.int(given, 1, k) for k in range(4)]
+        columns[3] = torch.ops.aten.view.default(columns[3], [ROWS, EXTENT // ROWS])
+        torch.ops.autotune.index_check(columns, "several")
+        return given + 1
+
+    (kernel,) = (
+        text for text in kernels(compute, torch.empty(EXTENT, 4, dtype=torch.int64)) if "device_assert" in text
+    )
+    given = np.arange(EXTENT)[:, None] + np.array([0, -1, 2, 3])
+    if wrong is None:
+        run(kernel, given.ravel(), EXTENT)
+        return
+    given[-1, wrong] = EXTENT + wrong
+    with pytest.raises(AssertionError, match=rf"the index {wrong} of a test: not in \[-?{wrong}, {EXTENT + wrong}\)"):
+        run(kernel, given.ravel(), EXTENT)

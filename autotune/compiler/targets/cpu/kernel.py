@@ -25,7 +25,7 @@ from autotune.compiler.program.program import Program
 from autotune.compiler.targets.cpu.builder import Builder
 from autotune.compiler.targets.cpu.columns import ColumnBuilder, column_split, parts_of, plane_bytes
 from autotune.compiler.targets.cpu.lanes import LaneBuilder, lanes_suit
-from autotune.compiler.targets.cpu.launcher import TAIL, CpuKernel, compile_source, starter
+from autotune.compiler.targets.cpu.launcher import TAIL, Blocks, CpuKernel, compile_source, starter
 from autotune.compiler.targets.cpu.printer import CpuPrinter, hide_ends
 from autotune.compiler.targets.cpu.rows import RowBuilder
 from autotune.compiler.targets.cpu.schedule import CpuSchedule, flatten, thin
@@ -148,11 +148,13 @@ def batch(parts: Sequence[tuple[CpuKernel, int, int]]) -> Callable[[Sequence[int
         blocks += [*range(first, first + count), constant(n0), constant(threads), constant(0)]
         offset, first = offset + (count + TAIL) * _WORD, first + count
     pick = itemgetter(*head, *blocks)
-    form = ctypes.c_int64 * (len(head) + len(blocks))
+    free = Blocks(len(head) + len(blocks))
 
     def launch(addresses: Sequence[int]) -> None:
-        block = form(*pick((*addresses, *constants)))
-        start(ctypes.addressof(block), threads)
+        words, at = block = free.take()
+        free.fill(words, 0, *pick((*addresses, *constants)))
+        start(at, threads)
+        free.give(block)
 
     return launch
 

@@ -21,6 +21,7 @@ import hashlib
 import importlib.util
 import os
 import shutil
+import struct
 import sys
 import tempfile
 import threading
@@ -77,22 +78,54 @@ class CpuKernel:
         reloading it takes microseconds.
         """
         address, n = self.address, self._team(n0)
-        form = ctypes.c_int64 * (count + TAIL)
-        run = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+        blocks = Blocks(count + TAIL)
+        take, fill, give = blocks.take, blocks.fill, blocks.give
+        run = ctypes.CFUNCTYPE(None, ctypes.c_int64)(address)
         gomp: Any = _gomp_parallel() if n > 1 else None
         allowed: Any = _torch_threads() if n > 1 else None
 
         def alone(nothing: int, addresses: Sequence[int]) -> None:
-            run(form(*addresses, n0, 1, 0))
+            words, at = block = take()
+            fill(words, 0, *addresses, n0, 1, 0)
+            run(at)
+            give(block)
 
         def together(nothing: int, addresses: Sequence[int]) -> None:
             team = 1 if _forked else min(n, allowed())
             if team == 1:
                 alone(nothing, addresses)
             else:
-                gomp(address, form(*addresses, n0, team, 0), team, 0)
+                words, at = block = take()
+                fill(words, 0, *addresses, n0, team, 0)
+                gomp(address, at, team, 0)
+                give(block)
 
         return alone if gomp is None else together
+
+
+class Blocks:
+    """Argument blocks of a launch, each for one call at a time. To make one takes longer than to fill an old one: 1 us
+    for a kernel of a few tensors, 40 us for 40 kernels in a launch.
+
+    Args:
+        words: of 64 bits in a block.
+
+    Attributes:
+        fill: writes words to a block, from a byte of it on.
+        give: takes back a block that no thread uses any more.
+    """
+
+    def __init__(self, words: int) -> None:
+        self._form, self._free = ctypes.c_int64 * words, list[tuple[Any, int]]()
+        self.fill, self.give = struct.Struct(f"{words}q").pack_into, self._free.append
+
+    def take(self) -> tuple[Any, int]:
+        """A block and its address."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            made = self._form()
+            return made, ctypes.addressof(made)
 
 
 def starter(address: int, threads: int) -> Callable[[int, int], None]:
