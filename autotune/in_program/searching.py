@@ -68,7 +68,8 @@ class Search:
             self.graph = GraphSearch(link, device, message["numerics"], message["seconds"])
             self._graphs.put(self.graph)
             if first:
-                threading.Thread(target=self._run, args=(device,), name="autotune-search", daemon=True).start()
+                args = device, message["numerics"]
+                threading.Thread(target=self._run, args=args, name="autotune-search", daemon=True).start()
         elif "rest" in message:
             self._rest = threading.Timer(REST_S, os._exit, (0,))
             self._rest.daemon = True
@@ -76,8 +77,12 @@ class Search:
         elif self.graph is not None:
             self.graph.handle(message)
 
-    def _run(self, device: str) -> None:
-        """Start the worker and the pools, which import what they need while the program is traced, and search."""
+    def _run(self, device: str, settings: Mapping[str, Any]) -> None:
+        """Start the worker and the pools, which import what they need while the program is traced, and search.
+
+        Args:
+            settings: the program's numerics; those of later graphs, which are on a GPU, have the same policy.
+        """
         from autotune.domain import domain_of
         from autotune.measure.pool import BaselinePool, CompilePool
         from autotune.measure.worker import Worker
@@ -86,7 +91,7 @@ class Search:
         with ExitStack() as opened:
             helpers, error = None, ""
             try:
-                policy = domain_of(_KIND).policy(device).within(REGION_S)
+                policy = domain_of(_KIND).policy(device).within(REGION_S).under(settings)
                 worker = opened.enter_context(Worker(None, device, policy, without=_WITHOUT))
                 pool = opened.enter_context(CompilePool(timeout_s=policy.build_s))
                 pool.start()
