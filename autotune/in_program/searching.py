@@ -65,7 +65,8 @@ class Search:
             if self._rest is not None:
                 self._rest.cancel()
             first, device = self.graph is None, message["device"]
-            self.graph = GraphSearch(link, device, message["numerics"], message["seconds"])
+            expected = message["seconds"], message.get("measured_us", 0.0)
+            self.graph = GraphSearch(link, device, message["numerics"], *expected)
             self._graphs.put(self.graph)
             if first:
                 args = device, message["numerics"]
@@ -130,10 +131,13 @@ class GraphSearch:
     Args:
         settings: the program's numerics.
         seconds: that it will probably have.
+        measured_us: as of :class:`RegionQueue`.
     """
 
-    def __init__(self, link: Link, device: str, settings: Mapping[str, Any], seconds: float) -> None:
-        self.queue = RegionQueue(seconds)
+    def __init__(
+        self, link: Link, device: str, settings: Mapping[str, Any], seconds: float, measured_us: float
+    ) -> None:
+        self.queue = RegionQueue(seconds, measured_us)
         self._link, self._device, self._settings = link, device, settings
         self._changed = threading.Condition()
         self._context: Context | None = None
