@@ -229,6 +229,7 @@ def tune_workloads(
     import warnings
     from dataclasses import replace
 
+    from autotune import numerics
     from autotune.device import resolve_devices
     from autotune.domain import policy_for
     from autotune.tuner.context import Context
@@ -250,10 +251,11 @@ def tune_workloads(
             raise UserError("your own measurer or pool searches on one device: leave it out, or name one device")
     results: list[Result] = []
     each = None if chosen.timeout is None else chosen.timeout / len(workloads)
+    settings = numerics.read(["cpu"]) if chosen.numerics is None else chosen.numerics
     context = Context(
         store=store,
         device=devices[0],
-        policy=chosen.policy or policy_for(workloads[0], devices[0]).within(each),
+        policy=(chosen.policy or policy_for(workloads[0], devices[0]).within(each)).under(settings),
         options=chosen,
         lent=(measurer, pool, baselines),
         report=progress,

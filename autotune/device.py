@@ -212,6 +212,26 @@ def usable_processors() -> int:
     return len(_usable_cpus(0))
 
 
+def one_each_core() -> list[int]:
+    """One processor of each core in the calling thread's affinity.
+
+    If only one core is usable (a virtual machine with two hardware threads of one core), all of its processors.
+    """
+    return list(_one_each_core(tuple(_usable_cpus(0))))
+
+
+@lru_cache(maxsize=16)
+def _one_each_core(allowed: tuple[int, ...]) -> tuple[int, ...]:
+    cores: dict[str, int] = {}
+    for cpu in allowed:
+        try:
+            siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text().strip()
+        except OSError:
+            siblings = str(cpu)
+        cores.setdefault(siblings, cpu)
+    return tuple(sorted(cores.values())) if len(cores) > 1 else allowed
+
+
 def describe_cuda(device: str) -> tuple[str, int]:
     """("sm_90", 132) for a CUDA device, queried from the driver without creating a context.
 

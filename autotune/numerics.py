@@ -1,9 +1,9 @@
-"""Torch's settings of precision and determinism, which select the library kernels that a program's step runs.
+"""Torch's settings of precision, determinism and threads, which a program's step depends on.
 
-A step with matrix products in TF32 takes half the time of the same step without. So a verdict on a step holds under the
-settings that the step was timed under. A program sets them at its start, often by
-``torch.set_float32_matmul_precision``. The settings that differ from torch's defaults are one record, plain JSON. The
-parent of a search reads the record, its processes restore it, and a verdict stores it.
+They select its library kernels, and the threads of CPU kernels. A step with matrix products in TF32 takes half the time
+of the same step without. So a verdict on a step holds under the settings that the step was timed under. A program sets
+them at its start, often by ``torch.set_float32_matmul_precision``. The settings that differ from torch's defaults are
+one record, plain JSON. The parent of a search reads the record, its processes restore it, and a verdict stores it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from autotune.device import one_each_core
+
+THREADS = "num_threads"
+"""Name of ``torch.set_num_threads``. Its default is a thread on each usable core; more are read as that."""
 MATMUL = ("highest", "high", "medium")
 """Arguments of ``torch.set_float32_matmul_precision``."""
 
@@ -30,7 +34,7 @@ class _Setting(NamedTuple):
     """One setting.
 
     Attributes:
-        kinds: of the devices whose library kernels depend on it; empty for an older name of other settings.
+        kinds: of the devices whose kernels depend on it; empty for an older name of other settings.
         default: torch's own; ``get`` and ``put`` read and write it.
     """
 
@@ -45,7 +49,7 @@ def read(devices: Iterable[str] | None = None) -> dict[str, Any]:
     """Read the settings in force that differ from torch's defaults.
 
     Args:
-        devices: "cpu" or "cuda:N", for the settings that affect their library kernels. None for all settings of
+        devices: "cpu" or "cuda:N", for the settings that affect their kernels. None for all settings of
             :func:`restore`.
     """
     if "torch" not in sys.modules:
@@ -105,7 +109,7 @@ def _settings() -> Iterator[_Setting]:
     import torch.utils.deterministic
 
     cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    both, gpu, cpu = ("cpu", "cuda"), ("cuda",), ("cpu",)
+    both, gpu, cpu, cores = ("cpu", "cuda"), ("cuda",), ("cpu",), len(one_each_core())
 
     def of(owner: Any, name: str) -> _Access:
         return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
@@ -149,6 +153,7 @@ def _settings() -> Iterator[_Setting]:
     for name in ("flash", "mem_efficient", "math", "cudnn"):
         switches = getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")
         yield _Setting(f"{name}_sdp", both, True, *switches)
+    yield _Setting(THREADS, cpu, cores, lambda: min(torch.get_num_threads(), cores), torch.set_num_threads)
     yield _Setting("allow_fp16_bf16_reduction_math_sdp", both, False, cuda.fp16_bf16_reduction_math_sdp_allowed,
                    cuda.allow_fp16_bf16_reduction_math_sdp)  # fmt: skip
 

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,26 @@ _MORE_S = 1.5
 SHARE, _SHARE_OF_SEVERAL = 0.9, 0.5
 """Share of the remaining budget for one graph, and the least of one that others of the same function follow."""
 
+
+@dataclass(eq=False)
+class _Budget:
+    """The budget of a :func:`tuning` that has not ended.
+
+    Attributes:
+        thread: that entered it.
+        around: the budget around it, which gets the spent seconds at its end; None for that of the process.
+    """
+
+    seconds: float
+    thread: int
+    around: _Budget | None
+    spent_s: float = 0.0
+
+
 _lock = threading.RLock()
-_tuning: list[float] = []
+_tuning: list[_Budget] = []
 _spent_s = 0.0
+"""Seconds that all searches outside of :func:`tuning` have spent, and those in it from its end on."""
 _unfinished: dict[int, list[tuple[str, str, int]]] = {}
 """Functions that Dynamo has divided at a graph break, and whose last graph has not been compiled, by thread."""
 
@@ -49,7 +67,8 @@ def tuning(seconds: float) -> Iterator[None]:
         with autotune.tuning(seconds=120):
             step()
 
-    Dynamo is reset at the entrance, so that the step is compiled again and searched.
+    Dynamo is reset at the entrance, so that the step is compiled again and searched. Each thread has its own innermost
+    context. A thread without one, such as a worker that the step starts, takes the latest of the process.
 
     Args:
         seconds: budget of all searches in the context together.
@@ -59,18 +78,40 @@ def tuning(seconds: float) -> Iterator[None]:
     """
     import torch
 
-    global _spent_s
-    budget = parse(seconds, "tuning(seconds)")
+    thread = threading.get_ident()
+    budget = _Budget(parse(seconds, "tuning(seconds)"), thread, _own(thread))
     torch._dynamo.reset()
     with _lock:
         _tuning.append(budget)
-        before, _spent_s = _spent_s, 0.0
     try:
         yield
     finally:
         with _lock:
-            _tuning.pop()
-            _spent_s = before + _spent_s
+            _tuning.remove(budget)
+            _spend(budget.around, budget.spent_s)
+
+
+def _own(thread: int) -> _Budget | None:
+    """The innermost budget that a thread has entered."""
+    with _lock:
+        return next((budget for budget in reversed(_tuning) if budget.thread == thread), None)
+
+
+def _innermost() -> _Budget | None:
+    """The budget of this thread's searches; None for that of the process."""
+    with _lock:
+        return _own(threading.get_ident()) or (_tuning[-1] if _tuning else None)
+
+
+def _spend(budget: _Budget | None, seconds: float) -> None:
+    """Count seconds as spent from a budget, or from the one around it that has not ended; the caller has the lock."""
+    global _spent_s
+    while budget is not None and budget not in _tuning:
+        budget = budget.around
+    if budget is None:
+        _spent_s += seconds
+    else:
+        budget.spent_s += seconds
 
 
 def parse(value: Any, name: str) -> float:
@@ -98,8 +139,8 @@ def asked(options: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
     own = dict(options.get("options") or {})
     option = own.pop(OPTION, None)
     rest = {**options, "options": own} if option is not None else dict(options)
-    if _tuning:
-        return _tuning[-1], rest
+    if (innermost := _innermost()) is not None:
+        return innermost.seconds, rest
     if option is not None:
         return 0.0 if option in (0, False) else parse(option, f"options[{OPTION!r}]"), rest
     text = os.environ.get(VARIABLE, "").strip()
@@ -118,20 +159,20 @@ def is_enough(before: float, seconds: float) -> bool:
 
 
 def left_s(seconds: float) -> float:
-    """The rest of a budget of ``seconds``, which all searches of the process share."""
-    return seconds - _spent_s
+    """The rest of a budget of ``seconds``, which all searches of the context or of the process share."""
+    innermost = _innermost()
+    return seconds - (_spent_s if innermost is None else innermost.spent_s)
 
 
 @contextlib.contextmanager
 def spending() -> Iterator[None]:
     """Context manager that counts its time as spent."""
-    global _spent_s
-    begin = time.monotonic()
+    budget, begin = _innermost(), time.monotonic()
     try:
         yield
     finally:
         with _lock:
-            _spent_s += time.monotonic() - begin
+            _spend(budget, time.monotonic() - begin)
 
 
 def more_follow(gm: fx.GraphModule) -> bool:

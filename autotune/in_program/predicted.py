@@ -19,7 +19,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -154,10 +154,12 @@ class Trials:
         store: database for schedules and measurements.
         device: "cpu" or "cuda:N".
         run: id of the run for its measurements.
+        settings: the program's numerics.
     """
 
-    def __init__(self, store: Store, device: str, pool: CompilePool, run: str) -> None:
+    def __init__(self, store: Store, device: str, pool: CompilePool, run: str, settings: Mapping[str, Any]) -> None:
         self._store, self._device, self._pool, self._run = store, device, pool, run
+        self._settings = settings
         self._lock = threading.Lock()  # guards the store and the decided schedules
         self._decided: list[Schedule] = []
         self._here, self._env = identify(device), environment(device)
@@ -171,7 +173,8 @@ class Trials:
             WorkerFault: the machine failed.
         """
         begin = time.monotonic()
-        key = Key(workload.fingerprint, *self._stored_ids, policy_for(workload, self._device).key)
+        policy = policy_for(workload, self._device).under(self._settings)
+        key = Key(workload.fingerprint, *self._stored_ids, policy.key)
         task = open_task(workload, self._device)
         with self._lock:
             self._store.put_workload(workload)
@@ -280,7 +283,7 @@ class Predictor:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # a worker's baselines are one or two kernels
         count = 1 if device == "cpu" else max(1, min(_WORKERS, usable_processors() // 4))
         for number in range(count):
-            thread = threading.Thread(target=self._run, args=(number, device), daemon=True)
+            thread = threading.Thread(target=self._run, args=(number, device, settings), daemon=True)
             self._threads.append(thread)
             thread.start()
         try:
@@ -288,15 +291,15 @@ class Predictor:
             pool.start()
             numerics.restore(settings)
             self._room = int(_ROOM * (identify(device).memory_mib << 20))
-            self._trials = Trials(Store.open(None), device, pool, uuid.uuid4().hex)
+            self._trials = Trials(Store.open(None), device, pool, uuid.uuid4().hex, settings)
         except Exception as error:
             with self._changed:
                 self._error = one_line(error)
                 self._changed.notify_all()
 
-    def _run(self, number: int, device: str) -> None:
+    def _run(self, number: int, device: str, settings: Mapping[str, Any]) -> None:
         domain = domain_of(_KIND)
-        with Worker(None, device, domain.policy(device).within(_TRIAL_S)) as worker:
+        with Worker(None, device, domain.policy(device).within(_TRIAL_S).under(settings)) as worker:
             if (sample := domain.sample(number)) is not None:
                 with contextlib.suppress(ChildDied, ChildSilent):  # the first trial reports it
                     worker.warm(sample)

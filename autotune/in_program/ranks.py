@@ -72,10 +72,17 @@ def rank_turn(graph: str) -> Iterator[RankTurn]:
             own.end()
 
 
+def has_ranks() -> bool:
+    """True in a program of several ranks."""
+    import torch.distributed as dist
+
+    return bool(dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
+
+
 def _store() -> Any:
     """The key-value store of the ranks; None in a program of one rank."""
     import torch.distributed as dist
 
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    if not has_ranks():
         return None
     return dist.distributed_c10d._get_default_store()

@@ -21,13 +21,13 @@ from autotune.errors import UserError, first_line
 from autotune.in_program import searcher
 from autotune.in_program.contest import Contest, DeviceTimer, Frame
 from autotune.in_program.options import SHARE, is_enough, left_s, share_of, spending
-from autotune.in_program.ranks import RankTurn, rank_turn
+from autotune.in_program.ranks import RankTurn, has_ranks, rank_turn
 from autotune.in_program.searcher import ProgressLine, Searcher, notify
 from autotune.in_program.searching import COMMAND
 from autotune.in_program.traced import Traced, copied
 from autotune.in_program.verdicts import Decided, First, explained, note_code, note_verdicts
 from autotune.runtime.deployment import Counted, deployment
-from autotune.runtime.inductor.code import device_of, name_of, new_name, stored_code
+from autotune.runtime.inductor.code import device_of, is_forgotten, name_of, new_name, stored_code
 from autotune.runtime.inductor.verdict import Lacking, Surveyed, lacking, stored_verdict, surveying
 from autotune.words import plural
 
@@ -80,8 +80,8 @@ def compiled(
     if device is None or not can_store():
         return compile_once(gm, inputs)
     name = name_of(gm, device)
-    if _was_searched(name, device, mode, seconds):
-        return compile_once(gm, inputs)
+    if is_enough(_searched_s(name, device, mode), seconds):
+        return compile_decided(gm, inputs, compile_once, name, device, mode)
     with Searcher(device, share * left_s(seconds), more=more) as searcher, rank_turn(name) as turn:
         if not turn.searches:
             turn.wait()
@@ -168,6 +168,30 @@ def compile_surveyed(
     return First(before, before_name, new_name(), name, device, mode, surveyed, apart, compile_s)
 
 
+def compile_decided(
+    gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compile, name: str, device: str, mode: str
+) -> Any:
+    """Compile a graph with a verdict, whose code is not in torch's caches or has other schedules than the database.
+
+    Later processes find the code by its name. The key of code without a name depends on the whole database, so every
+    schedule of another graph would have it compiled again.
+
+    Args:
+        name, device, mode: as of :class:`First`.
+    """
+    if is_forgotten(name, mode) or has_ranks():
+        return compile_once(gm, inputs)
+    surveyed: list[Surveyed] = []
+    code, begin = new_name(), time.monotonic()
+    with surveying(surveyed.append):
+        made = compile_once(gm, inputs, code=code)
+    if surveyed:
+        counted, seconds = Counted({}, []), time.monotonic() - begin
+        one = First(made, code, "", name, device, mode, surveyed, counted, seconds)
+        note_code([one], _searched_s(name, device, mode), after=False)
+    return made
+
+
 def compile_again(gm: fx.GraphModule, inputs: Sequence[Any], compile_once: Compile, traced: Traced, code: str) -> Any:
     """Compile a graph with the new schedules, from the graphs that the first compilation traced.
 
@@ -194,15 +218,15 @@ def granted_s(left: float, again_s: float, searched_s: float = 0.0, share: float
     return max(share * left - again_s, _LEAST * share * left - searched_s, LEAST_S)
 
 
-def _was_searched(name: str, device: str, mode: str, seconds: float) -> bool:
-    """True if a search of the graph has ended, with a budget of about as many seconds."""
+def _searched_s(name: str, device: str, mode: str) -> float:
+    """The budget of a search of the graph that has ended; 0 without one."""
     try:
         found = stored_verdict(name, device, mode)
     except Exception as error:
         deployment().warn_once("verdict", f"autotune: verdicts on steps are not looked up: {first_line(error)}")
-        return False
+        return 0.0
     budget = 0.0 if found is None else found.record.get("budget_s", 0.0)
-    return isinstance(budget, (int, float)) and is_enough(budget, seconds)
+    return budget if isinstance(budget, (int, float)) else 0.0
 
 
 def _searched(one: First, granted: float, again_s: float, budget_s: float, turn: RankTurn, searcher: Searcher) -> bool:

@@ -97,9 +97,18 @@ class Companion:
 
 _resting: tuple[str, Child] | None = None
 """The process that waits for the next graph of a function, and its device."""
+_measured_us = 0.0
+"""Microseconds of a step in the regions that searches have measured since Dynamo's last reset."""
 
 
 def reset() -> None:
+    """Forget the earlier graphs, which ``torch._dynamo.reset()`` has dropped."""
+    global _measured_us
+    _measured_us = 0.0
+    _end_resting()
+
+
+def _end_resting() -> None:
     """End the process that waits for another graph."""
     global _resting
     resting, _resting = _resting, None
@@ -111,7 +120,7 @@ def _taken(device: str) -> Child | None:
     """The process that waits for a graph on this device, if it still runs."""
     global _resting
     if _resting is None or _resting[0] != device or not _resting[1].alive:
-        reset()
+        _end_resting()
         return None
     (_, child), _resting = _resting, None
     return child
@@ -138,7 +147,7 @@ class Searcher(Companion):
     """
 
     def __init__(self, device: str, seconds: float, *, more: bool = False) -> None:
-        super().__init__(MODULE, device, seconds=seconds)
+        super().__init__(MODULE, device, seconds=seconds, measured_us=_measured_us)
         self._more = more
         self._begun: float | None = None
         self._done = False
@@ -146,11 +155,11 @@ class Searcher(Companion):
     def __exit__(self, *raised: object) -> None:
         global _resting
         if not self._more:
-            reset()
+            _end_resting()
         if self._child is not None and self._more and self._done and raised[0] is None and _may_rest(self.device):
             with contextlib.suppress(ChildDied, ChildSilent):
                 self._child.send({"rest": True})
-                reset()  # of another thread's search
+                _end_resting()  # of another thread's search
                 _resting = self.device, self._child
                 return
         super().__exit__(*raised)
@@ -192,9 +201,11 @@ class Searcher(Companion):
             UserError: the search failed before any region had a kernel.
             KeyboardInterrupt: the user interrupted it, and the program has no handler of its own.
         """
+        from autotune.in_program.turns import step_us
         from autotune.tuner.result import Progress, Result
         from autotune.tuner.threads import Interrupt
 
+        global _measured_us
         self.start()
         results: list[Result] = []
         last = time.monotonic() + seconds + GRACE_S
@@ -226,6 +237,7 @@ class Searcher(Companion):
             except (ChildDied, ValueError) as death:
                 error = f"its process ended: {death}"
         error = error or self._error
+        _measured_us += step_us({workload.fingerprint: count for workload, count in counted}, results)
         if interrupt.requested:
             signal.raise_signal(signal.SIGINT)  # for the handler that the program had before
         if error and not any(result.winner == "autotune" for result in results):

@@ -65,10 +65,12 @@ class Search:
             if self._rest is not None:
                 self._rest.cancel()
             first, device = self.graph is None, message["device"]
-            self.graph = GraphSearch(link, device, message["numerics"], message["seconds"])
+            expected = message["seconds"], message.get("measured_us", 0.0)
+            self.graph = GraphSearch(link, device, message["numerics"], *expected)
             self._graphs.put(self.graph)
             if first:
-                threading.Thread(target=self._run, args=(device,), name="autotune-search", daemon=True).start()
+                args = device, message["numerics"]
+                threading.Thread(target=self._run, args=args, name="autotune-search", daemon=True).start()
         elif "rest" in message:
             self._rest = threading.Timer(REST_S, os._exit, (0,))
             self._rest.daemon = True
@@ -76,8 +78,12 @@ class Search:
         elif self.graph is not None:
             self.graph.handle(message)
 
-    def _run(self, device: str) -> None:
-        """Start the worker and the pools, which import what they need while the program is traced, and search."""
+    def _run(self, device: str, settings: Mapping[str, Any]) -> None:
+        """Start the worker and the pools, which import what they need while the program is traced, and search.
+
+        Args:
+            settings: the program's numerics; those of later graphs, which are on a GPU, have the same policy.
+        """
         from autotune.domain import domain_of
         from autotune.measure.pool import BaselinePool, CompilePool
         from autotune.measure.worker import Worker
@@ -86,7 +92,7 @@ class Search:
         with ExitStack() as opened:
             helpers, error = None, ""
             try:
-                policy = domain_of(_KIND).policy(device).within(REGION_S)
+                policy = domain_of(_KIND).policy(device).within(REGION_S).under(settings)
                 worker = opened.enter_context(Worker(None, device, policy, without=_WITHOUT))
                 pool = opened.enter_context(CompilePool(timeout_s=policy.build_s))
                 pool.start()
@@ -125,10 +131,13 @@ class GraphSearch:
     Args:
         settings: the program's numerics.
         seconds: that it will probably have.
+        measured_us: as of :class:`RegionQueue`.
     """
 
-    def __init__(self, link: Link, device: str, settings: Mapping[str, Any], seconds: float) -> None:
-        self.queue = RegionQueue(seconds)
+    def __init__(
+        self, link: Link, device: str, settings: Mapping[str, Any], seconds: float, measured_us: float
+    ) -> None:
+        self.queue = RegionQueue(seconds, measured_us)
         self._link, self._device, self._settings = link, device, settings
         self._changed = threading.Condition()
         self._context: Context | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from autotune.workload import PRODUCT, Workload
@@ -26,6 +26,10 @@ REGION_S = 4.0
 _HOPELESS = 1.25
 """A region whose best candidate takes this multiple of the deployed code's time has no second turn. In five programs 30
 of 31 second turns that began below it won, and none of five that began at 1.37 to 3.0 and took 54 s."""
+
+_NEGLIGIBLE = 0.002
+"""A region that may gain less than this share of the measured regions' time has no second turn. These regions, of all
+graphs so far, take about a half of a step, so that it is 0.1% of a step."""
 
 
 class RegionTurn(NamedTuple):
@@ -49,6 +53,7 @@ class RegionQueue:
 
     Args:
         seconds: expected time of the search, until :attr:`end` is set.
+        measured_us: microseconds of a step in the measured regions of earlier graphs.
 
     Attributes:
         workloads: in the order of their arrival.
@@ -56,10 +61,10 @@ class RegionQueue:
         results: of the turns that have ended.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, measured_us: float = 0.0) -> None:
         self.workloads: list[Workload] = []
         self.end: float | None = None
-        self._seconds = seconds
+        self._seconds, self._measured_us = seconds, measured_us
         self._counts: dict[str, int] = {}
         self._shares: dict[str, float] = {}
         self._begun: set[str] = set()
@@ -108,7 +113,8 @@ class RegionQueue:
             return RegionTurn(waiting[0], Budget(trials, min(left, most), baselines=most / 2), 0.0)
         counted = [(w, self._counts[w.fingerprint]) for w in self.workloads if w.fingerprint not in self._again]
         most = max(1, int(self.left_s / REGION_S))
-        gains = gains_left(counted, self.results)[:most]
+        least = _NEGLIGIBLE * (self._measured_us + step_us(self._counts, self.results))
+        gains = [found for found in gains_left(counted, self.results) if found[1] >= least][:most]
         if not gains or self.left_s < REGION_S:
             return None
         (workload, gain), every = gains[0], sum(gain for _, gain in gains)
@@ -155,6 +161,17 @@ def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result
         if r.best_us < _HOPELESS * (r.deployed_us or r.best_us)
     ]
     return sorted((found for found in gains if found[1] > 0), key=lambda found: -found[1])
+
+
+def step_us(counts: Mapping[str, int], results: Sequence[Result]) -> float:
+    """Microseconds of a step in measured regions.
+
+    Args:
+        counts: occurrences of workloads, by fingerprint.
+        results: of their searches; the last one of a workload counts.
+    """
+    times = {r.workload: r.deployed_us or r.best_us or 0.0 for r in results}
+    return sum(counts.get(name, 0) * us for name, us in times.items())
 
 
 def shares(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:

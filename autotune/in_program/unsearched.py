@@ -70,7 +70,7 @@ def compiled(gm: fx.GraphModule, inputs: Sequence[Any], mode: str, compile_once:
         return compile_once(gm, inputs)
     name = name_of(gm, device)
     if _was_tried(name, device, mode):
-        return compile_once(gm, inputs)
+        return search.compile_decided(gm, inputs, compile_once, name, device, mode)
     with Trying(device) as trying, rank_turn(name) as turn:
         if not turn.searches:
             turn.wait()

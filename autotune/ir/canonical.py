@@ -183,10 +183,12 @@ def _side_by_side(graph: Graph, parts: Sequence[Sequence[int]]) -> Form:
 
 def _connected(graph: Graph) -> Form:
     """The canonical form of a graph of one part."""
-    colours = _Colours(graph)
-    deep = colours.discrete()
-    rows = _order(graph, colours)[2][:1]
-    # Repeat without the rows' extent, so that the members of a family have the same numbering.
+    rows, deep = list(range(len(graph.extents))), False
+    if len(rows) > 1:
+        colours = _Colours(graph)
+        deep = colours.discrete()
+        rows = _order(graph, colours)[2][:1]
+    # Without the rows' extent, so that the members of a family have the same numbering.
     colours = _Colours(graph, *rows)
     colours.discrete(deep)
     order, outputs, by_place = _order(graph, colours)
@@ -233,7 +235,8 @@ class _Colours:
     """The colouring of a graph's values, axes, slots and outputs; the extent of ``open_axis`` does not affect it.
 
     Every stored fingerprint depends on the colours: the hashed text must never change by a character. A round is that
-    of ``tests/support/plain_colours.py``, with everything that is the same in all rounds computed before the first.
+    of ``tests/support/plain_colours.py``, with everything that is the same in all rounds computed before the first, and
+    equal values computed once.
     """
 
     def __init__(self, graph: Graph, open_axis: int | None = None) -> None:
@@ -254,6 +257,20 @@ class _Colours:
         self._commutes = [_commutes(v) for v in graph.values]
         self._places = [[(u, repr(_positions(graph.values[u], i))) for u in us] for i, us in enumerate(self.users)]
         self._strides = [v.strides or (0,) * len(v.axes) for v in graph.values]
+        stored: dict[int, list[int]] = {}
+        for k, o in enumerate(graph.outputs):
+            stored.setdefault(o.value, []).append(k)
+        kinds: dict[tuple[object, ...], int] = {}
+        self._kinds = [kinds.setdefault(self._kind(i, stored.get(i, ())), i) for i in range(len(graph.values))]
+
+    def _kind(self, i: int, stored: Sequence[int]) -> tuple[object, ...]:
+        """All that a round reads of a value, except for the colours of itself, its arguments and its users.
+
+        Args:
+            stored: the outputs of the value.
+        """
+        v, places = self.graph.values[i], [place for _, place in self._places[i]]
+        return (v.axes, self._strides[i], v.guards, v.over, v.slot, self._commutes[i], len(v.args), *places, *stored)
 
     def classes(self) -> int:
         return sum(len(set(c)) for c in (self.value, self.axis, self.slot, self.output))
@@ -301,29 +318,37 @@ class _Colours:
                 on_axis[a].append(_mix("stored", output[k], s))
         quoted = [f"'{c}'" for c in value]
         walks: dict[tuple[tuple[int, ...], tuple[int, ...]], str] = {}
+        equal: dict[tuple[object, ...], tuple[Colour, list[tuple[int, Colour]]]] = {}
         new_value = []
         for i, v in enumerate(g.values):
-            own_colour, strides = quoted[i], self._strides[i]
+            own_colour, places = quoted[i], self._places[i]
             args = [quoted[a] for a in v.args]
-            if len(args) > 1 and self._commutes[i]:
-                args.sort()
-            walk = walks.get((v.axes, strides))
-            if walk is None:
-                walk = walks[v.axes, strides] = repr(sorted((axis[a], s) for a, s in zip(v.axes, strides, strict=True)))
-            users = sorted(f"'{_hash(f'({quoted[u]}, {place})')}'" for u, place in self._places[i])
-            guards = repr(sorted((axis[a], lo, hi) for a, lo, hi in v.guards)) if v.guards else "[]"
-            over = repr(sorted(axis[a] for a in v.over)) if v.over else "[]"
-            read = repr(slot[v.slot]) if v.slot >= 0 else "''"
-            stored = repr(sorted(stores[i])) if stores[i] else "[]"
-            made, used = f"[{', '.join(args)}]", f"[{', '.join(users)}]"
-            new_value.append(_hash(f"({own_colour}, {made}, {used}, {walk}, {guards}, {over}, {read}, {stored})"))
-            said = {s: _hash(f"('in', {own_colour}, {s})") for s in set(strides)}
-            for a, s in zip(v.axes, strides, strict=True):
-                on_axis[a].append(said[s])
-            for a in v.over:
-                on_axis[a].append(_hash(f"('over', {own_colour})"))
-            for a, lo, hi in v.guards:
-                on_axis[a].append(_hash(f"('guard', {own_colour}, {lo}, {hi})"))
+            key = (self._kinds[i], own_colour, *args, *[quoted[u] for u, _ in places])
+            if (found := equal.get(key)) is None:
+                strides = self._strides[i]
+                if len(args) > 1 and self._commutes[i]:
+                    args.sort()
+                walk = walks.get((v.axes, strides))
+                if walk is None:
+                    pairs = sorted((axis[a], s) for a, s in zip(v.axes, strides, strict=True))
+                    walk = walks[v.axes, strides] = repr(pairs)
+                users = [f"'{_hash(f'({quoted[u]}, {place})')}'" for u, place in places]
+                if len(users) > 1:
+                    users.sort()
+                guards = repr(sorted((axis[a], lo, hi) for a, lo, hi in v.guards)) if v.guards else "[]"
+                over = repr(sorted(axis[a] for a in v.over)) if v.over else "[]"
+                read = repr(slot[v.slot]) if v.slot >= 0 else "''"
+                stored = repr(sorted(stores[i])) if stores[i] else "[]"
+                made, used = f"[{', '.join(args)}]", f"[{', '.join(users)}]"
+                new = _hash(f"({own_colour}, {made}, {used}, {walk}, {guards}, {over}, {read}, {stored})")
+                said = {s: _hash(f"('in', {own_colour}, {s})") for s in set(strides)}
+                to_axes = [(a, said[s]) for a, s in zip(v.axes, strides, strict=True)]
+                to_axes += [(a, _hash(f"('over', {own_colour})")) for a in v.over]
+                to_axes += [(a, _hash(f"('guard', {own_colour}, {lo}, {hi})")) for a, lo, hi in v.guards]
+                found = equal[key] = new, to_axes
+            new_value.append(found[0])
+            for a, colour in found[1]:
+                on_axis[a].append(colour)
         self.axis = [_mix(axis[a], sorted(on_axis[a])) for a in range(len(axis))]
         self.slot = [_mix(slot[s], sorted(value[i] for i in self.reads[s])) for s in range(len(slot))]
         self.value, self.output = new_value, new_output

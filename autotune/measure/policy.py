@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+from autotune.numerics import THREADS, Numerics
 from autotune.workload import digest
 
 MIB = 1 << 20
@@ -52,6 +53,7 @@ class Policy:
         baseline_s: time for one baseline to compile and warm up.
         lock_s: time to wait for another search that is timing on the same device.
         quiet_s: time to wait on a CPU until other processes leave it alone; a tenth of it for a first timing.
+        threads: on a CPU, threads of torch's operators and of kernels; 0 for one on each usable core.
     """
 
     method: str
@@ -76,11 +78,13 @@ class Policy:
     baseline_s: float = 300.0
     lock_s: float = 600.0
     quiet_s: float = 5.0
+    threads: int = 0
 
     @cached_property
     def key(self) -> str:
         """SHA-256 (64 hex digits) of every field that latencies depend on."""
-        return digest({k: v for k, v in asdict(self).items() if k not in _OPERATIONAL})
+        without = _OPERATIONAL if self.threads else (*_OPERATIONAL, "threads")  # keys are older than this field
+        return digest({k: v for k, v in asdict(self).items() if k not in without})
 
     def within(self, seconds: float | None) -> Policy:
         """Return the policy of a search with so many seconds for a workload; None for no limit.
@@ -88,6 +92,11 @@ class Policy:
         A final comparison waits for a quiet CPU for 5% of them at most. The key is the same.
         """
         return self if seconds is None else replace(self, quiet_s=min(self.quiet_s, _QUIET_SHARE * seconds))
+
+    def under(self, settings: Numerics) -> Policy:
+        """Return the policy for a program with these settings of torch: as many threads as its CPU kernels have."""
+        here = self.method in ("cpu", COPIES)
+        return replace(self, threads=settings.get(THREADS, self.threads)) if here else self
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object from which :meth:`from_json` makes an equal policy."""

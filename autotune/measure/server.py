@@ -107,7 +107,7 @@ class Server:
         else:
             from autotune.measure.timer import pin_cpu
 
-            pin_cpu()
+            pin_cpu(self.policy.threads)
         try:
             self.bench = domain_of(workload.kind).open_bench(workload, self.device)
             self.moved = self.bench.bytes_moved()

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from autotune.device import one_each_core
 from autotune.measure.policy import Policy
 from autotune.task import Runnable
 
@@ -53,7 +54,7 @@ class ColdCache:
         self._buffer = torch.zeros(size // 4, dtype=torch.int32, device=device) if size >= 4 else None
         self._parts: list[Any] = []
         if self._buffer is not None and not self._buffer.is_cuda:
-            threads = min(torch.get_num_threads(), max(1, size // _SWEEP_BYTES))
+            threads = min(len(one_each_core()), max(1, size // _SWEEP_BYTES))
             self._parts = [part.numpy() for part in self._buffer.chunk(threads)]
             self._pool = ThreadPoolExecutor(threads, thread_name_prefix="autotune-sweep")
         self._spins = self._buffer is None and device.startswith("cuda")
@@ -83,25 +84,17 @@ def _cold_cache(policy: Policy, device: str) -> ColdCache:
     return _cold[key]
 
 
-def pin_cpu() -> int:
-    """Pin this process to one hardware thread of each usable core; return the number of threads.
+def pin_cpu(threads: int = 0) -> int:
+    """Pin this process to :func:`autotune.device.one_each_core`; return the number of these processors.
 
-    Migration between hardware threads of one core causes most of the jitter. If only one core is usable (a virtual
-    machine with two hardware threads of one core), the process keeps all threads. The size of torch's thread pool is
-    set to match.
+    Migration between hardware threads of one core causes most of the jitter.
+
+    Args:
+        threads: of torch's operators and of CPU kernels, on any of these processors; 0 for one on each.
     """
-    allowed = sorted(os.sched_getaffinity(0))
-    cores: dict[str, int] = {}
-    for cpu in allowed:
-        try:
-            with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as f:
-                siblings = f.read().strip()
-        except OSError:
-            siblings = str(cpu)
-        cores.setdefault(siblings, cpu)
-    chosen = sorted(cores.values()) if len(cores) > 1 else allowed
+    chosen = one_each_core()
     os.sched_setaffinity(0, chosen)
-    torch.set_num_threads(len(chosen))
+    torch.set_num_threads(min(threads or len(chosen), len(chosen)))
     return len(chosen)
 
 

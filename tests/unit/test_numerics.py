@@ -1,4 +1,4 @@
-"""Torch's settings of precision and determinism: read, restored, and their effect on a device's kernels."""
+"""Torch's settings of precision, determinism and threads: read, restored, and their effect on a device's kernels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from autotune import numerics
+from autotune.device import one_each_core
 
 pytestmark = pytest.mark.usefixtures("default_numerics")
 
@@ -69,6 +70,10 @@ def searching() -> None:
     torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)
 
 
+def fewer_threads() -> None:
+    torch.set_num_threads(1)
+
+
 TF32 = {"cuda.matmul.fp32_precision": "tf32"}
 NO_CUDNN = {"cudnn.conv.fp32_precision": "ieee", "cudnn.rnn.fp32_precision": "ieee"}
 CASES = [
@@ -107,6 +112,7 @@ CASES = [
         {"cudnn.benchmark": True, "flash_sdp": False, "allow_fp16_bf16_reduction_math_sdp": True},
         {"flash_sdp": False, "allow_fp16_bf16_reduction_math_sdp": True},
     ),
+    (fewer_threads, {}, {"num_threads": 1} if len(one_each_core()) > 1 else {}),
 ]
 
 

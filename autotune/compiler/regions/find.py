@@ -364,6 +364,8 @@ def workload_of(
 
 def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
     """The regions after remote fusion (:mod:`autotune.compiler.regions.grouping`), in graph order."""
+    if len(regions) < 2:
+        return regions
     facts, flow = finder.facts, finder.flow()
     level = flow.levels()
     known: list[Candidate | None] = []

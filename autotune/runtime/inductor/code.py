@@ -4,7 +4,8 @@ torch computes the keys of its caches before a graph has regions. So the key of 
 on the whole database. A compilation for a search has a random name in its key instead. A file in Inductor's cache
 folder has the name, what the code's look-ups depend on, the regions of the graph, and the kernels. Later processes
 compile under that name, while these look-ups have the same results. They read no kernel from the database and plan
-none, and they may search the regions without compiling them first. The file is as trusted as torch's caches.
+none, and they may search the regions without compiling them first. A process that finds other results compiles under a
+new name. The file is as trusted as torch's caches.
 """
 
 from __future__ import annotations
@@ -193,11 +194,20 @@ _forgotten: set[Path] = set()
 
 
 def forget(path: Path | None) -> None:
-    """Remove stored code, and store none in its place in this process. Never raises."""
+    """Replace stored code by an empty file, in this process for good. Never raises."""
     if path is not None:
         _forgotten.add(path)
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+
+
+def is_forgotten(graph: str, mode: str) -> bool:
+    """True if a process has used :func:`forget`; arguments as of :func:`stored_code`."""
+    try:
+        return _path(graph, mode).stat().st_size == 0
+    except OSError:
+        return False
 
 
 def stored_code(graph: str, mode: str) -> Code | None:
@@ -208,7 +218,9 @@ def stored_code(graph: str, mode: str) -> Code | None:
         mode: of :func:`autotune.runtime.inductor.verdict.base_mode`.
     """
     try:
-        code: Code = pickle.loads(_path(graph, mode).read_bytes())
+        if not (written := _path(graph, mode).read_bytes()):
+            return None
+        code: Code = pickle.loads(written)
         return code if code.state and _state(code.scope) == code.state else None
     except FileNotFoundError:
         return None

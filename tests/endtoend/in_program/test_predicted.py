@@ -94,7 +94,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def tried(store: Store, bench: Bench, pool: Pool | None = None, of: Workload | None = None) -> Prediction:
-    trials = Trials(store, "cpu", cast(CompilePool, pool or Pool()), "run")
+    trials = Trials(store, "cpu", cast(CompilePool, pool or Pool()), "run", {})
     found = trials.run(of or workload(), cast(Worker, bench))
     assert not any(s.predicted and s.key.workload == found.workload for s in store.schedules()), "not before the end"
     trials.store()

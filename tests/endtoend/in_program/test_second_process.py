@@ -79,6 +79,17 @@ def test_another_program_in_the_same_database_changes_nothing(program: Program) 
     assert_warm(program.run("99 kept silu"), hits=2)
 
 
+@pytest.mark.parametrize("option", ["", " plain"], ids=["with the option", "without"])
+def test_code_whose_schedules_changed_is_compiled_again_once(program: Program, option: str) -> None:
+    """The region that was left has a schedule then. What other programs store changes nothing further."""
+    program.run("1 kept")
+    program.run("99 kept renamed")
+    changed = program.run("1 kept")
+    assert (changed["searched"], changed["counters"]) == ([], {"graphs": 2, "hits": 2})
+    assert len(program.run("99 kept silu")["searched"]) == 2
+    assert_warm(program.run(f"1 kept{option}"), hits=2)
+
+
 def test_new_schedules_are_noticed(program: Program) -> None:
     program.run("1 kept")
     more = program.run("99 kept more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autotune.device import one_each_core
 from autotune.domain import domain_of
 from autotune.in_program import searching, turns
 from autotune.measure.outcome import Outcome
@@ -155,6 +157,21 @@ def test_a_cpu_measures_nothing_before_inductor_has_finished(program: Program, s
     program.tell(workloads=listed(A), end=500.0)
     program.wait(lambda: program.done)
     assert program.results[0].ok
+
+
+def test_a_cpu_measures_with_the_programs_threads(
+    search: searching.Search, db: str, tmp_path: Path, threads: None
+) -> None:
+    """The deployed kernels obey them, and so does the key of the measurements."""
+    given = {"num_threads": 1} if len(one_each_core()) > 1 else {}
+    subject, program = workload(numerics=str(tmp_path / "found")), Program(search)
+    program.tell(device="cpu", numerics=given, seconds=600.0)
+    program.tell(workloads=listed(subject), end=500.0)
+    program.wait(lambda: program.done)
+    assert json.loads((tmp_path / "found").read_text()) == given
+    with Store.open(db) as store:
+        assert {m.key.policy for m in store.measurements()} == {QUICK.under(given).key}
+        assert [s.key.policy for s in store.schedules()] == [QUICK.under(given).key]
 
 
 def test_a_cpu_compiles_regions_while_inductor_compiles_and_no_longer(

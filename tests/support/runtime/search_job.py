@@ -2,7 +2,7 @@
 
 The first word is the largest number of regions for which the tuner stores default kernels. The second word is the
 outcome of the contest, "kept" or "left". "optimizer" compiles the optimizer's step too, "brief" gives a budget that is
-spent, "more" a larger one, "plain" none, and "silu" trains another program.
+spent, "more" a larger one, "plain" none. "silu" trains another program, and "renamed" another one with equal regions.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ STEPS = 2 * contest.WARM + 2 * contest.ROUNDS * contest.BLOCK + 2
 class Model(nn.Module):
     """A region in the forward graph, one in the backward graph."""
 
-    def __init__(self, activation: Any) -> None:
+    def __init__(self, activation: Any, name: str) -> None:
         super().__init__()
-        self.linear, self.norm, self.activation = nn.Linear(48, 48), nn.LayerNorm(48), activation
+        self.add_module(name, nn.Linear(48, 48))
+        self.norm, self.activation, self.name = nn.LayerNorm(48), activation, name
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.activation(self.linear(x)) + x).square().mean()
+        return self.norm(self.activation(self.get_submodule(self.name)(x)) + x).square().mean()
 
 
 def main(words: Sequence[str]) -> int:
@@ -76,7 +77,8 @@ def main(words: Sequence[str]) -> int:
 
 def train(words: Sequence[str]) -> list[float]:
     torch.manual_seed(0)
-    model, x = Model(nn.functional.silu if "silu" in words else nn.functional.gelu), torch.randn(64, 48)
+    activation = nn.functional.silu if "silu" in words else nn.functional.gelu
+    model, x = Model(activation, "other" if "renamed" in words else "linear"), torch.randn(64, 48)
     how: Any = {
         "backend": dynamo_backend,
         "options": None if "plain" in words else {"search": 600 if "more" in words else 300},

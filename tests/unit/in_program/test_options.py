@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -82,3 +84,67 @@ def test_a_context_has_a_separate_budget(monkeypatch: pytest.MonkeyPatch) -> Non
                 pass
         assert left_s(90.0) == 86.0
     assert left_s(90.0) == 6.0, "what it spent counts outside, too"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_contexts_of_two_threads_have_separate_budgets(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    monkeypatch.setenv("AUTOTUNE_SEARCH", "60")
+    both, one_ended = threading.Barrier(2, timeout=30), threading.Event()
+    seen: dict[int, list[float]] = {}
+
+    def run(k: int) -> None:
+        budget = 30.0 + k
+        with tuning(seconds=budget):
+            both.wait()
+            _spend(5.0 + k)
+            both.wait()
+            if k != first:
+                assert one_ended.wait(30)
+            seen[k] = [asked({})[0], left_s(budget)]
+        one_ended.set()
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == {0: [30.0, 25.0], 1: [31.0, 25.0]}
+    assert asked({})[0] == 60.0
+    assert left_s(60.0) == 49.0, "what both spent counts outside"
+
+
+def test_a_thread_without_a_context_takes_the_one_around_it() -> None:
+    seen: list[float] = []
+
+    def work() -> None:
+        seen.append(asked({})[0])
+        _spend(4.0)
+
+    with tuning(seconds=30):
+        worker = threading.Thread(target=work)
+        worker.start()
+        worker.join()
+        assert left_s(30.0) == 26.0
+    assert seen == [30.0]
+
+
+def test_a_context_that_outlives_the_one_around_it_keeps_its_budget() -> None:
+    def steps(seconds: float) -> Generator[None, None, None]:
+        with tuning(seconds=seconds):
+            yield
+
+    outer, inner = steps(30.0), steps(20.0)
+    next(outer)
+    next(inner)
+    outer.close()
+    assert asked({})[0] == 20.0
+    _spend(4.0)
+    inner.close()
+    assert asked({})[0] == 0.0
+    assert left_s(90.0) == 86.0
+
+
+def _spend(seconds: float) -> None:
+    """Spend seconds without waiting; threads may do this at once."""
+    with options._lock:
+        options._spend(options._innermost(), seconds)

@@ -241,6 +241,17 @@ def test_the_graphs_of_a_function_have_one_process(process: Process, half_free: 
     assert [frame for frame in process.sent if "device" in frame] == [begin] * 3
 
 
+def test_the_next_graph_s_search_is_told_what_the_earlier_ones_take(process: Process, half_free: None) -> None:
+    took = {"result": {**WON["result"], "workload": WORKLOAD.fingerprint, "best_us": 120.0, "deployed_us": 100.0}}
+    of_graph(process, more=True, answers=[took, {"done": ""}])
+    of_graph(process, more=True)
+    searcher._measured_us += 1.0
+    searcher.reset()
+    process.kills = 0
+    of_graph(process, more=False)
+    assert [frame["measured_us"] for frame in process.sent if "device" in frame] == [0.0, 300.0, 0.0]
+
+
 def test_a_process_that_waits_ends_with_the_last_graph_though_nothing_is_searched(
     process: Process, half_free: None
 ) -> None:

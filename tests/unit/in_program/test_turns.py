@@ -67,6 +67,27 @@ def test_a_region_with_much_to_gain_has_a_second_turn(clock: Clock) -> None:
     assert label(turns) == "late"
 
 
+@pytest.mark.parametrize(("earlier_us", "again"), [(0.0, "slow"), (3000.0, "slow"), (5000.0, "")])
+def test_a_region_that_hardly_matters_to_the_step_has_no_second_turn(
+    clock: Clock, earlier_us: float, again: str
+) -> None:
+    """DeBERTa's second graph: two regions of 17 us were searched for 25 s, behind a graph of 37 ms."""
+    slow, fast = region("slow"), region("fast")
+    turns = RegionQueue(25.0, earlier_us)
+    turns.add([(slow, 1), (fast, 1)])
+    for one, us in ((slow, 17.0), (fast, 10.0)):
+        turns.next()
+        turns.done(result(one, us, winner="autotune"))
+    assert label(turns) == again
+
+
+def test_a_step_is_measured_by_the_last_results() -> None:
+    a, b = region("a"), region("b")
+    found = [result(a, 50.0), result(b, 10.0, deployed_us=8.0), result(a, 40.0)]
+    assert turns.step_us({a.fingerprint: 3, b.fingerprint: 2}, found) == 3 * 40.0 + 2 * 8.0
+    assert turns.step_us({a.fingerprint: 1}, found[1:2]) == 0.0
+
+
 def test_a_region_that_takes_long_does_not_keep_the_others_waiting(clock: Clock) -> None:
     """One of T5's candidates compiled for 30 s, and its baseline for 13: 40 of the search's 62 s."""
     slow, quick = region("slow", 9), region("quick")

@@ -331,6 +331,35 @@ def test_a_long_chain_is_coloured_from_end_to_end(monkeypatch: pytest.MonkeyPatc
         assert canonicalize(shuffled(form, 3)[0])[0] == form, name
 
 
+@pytest.mark.parametrize(("length", "name"), [(99, "cca50b3675c7"), (500, "3f0d23e8fd64")])
+def test_a_chain_of_equal_operators_takes_few_hashes(monkeypatch: pytest.MonkeyPatch, length: int, name: str) -> None:
+    hashed, whole = [0], canonical._hash
+
+    def counted(text: str) -> str:
+        hashed[0] += 1
+        return whole(text)
+
+    monkeypatch.setattr(canonical, "_hash", counted)
+    graph = Graph(
+        (64,),
+        (Value("load", axes=(0,), slot=0, strides=(1,)), *(Value("sin", (i,), (0,)) for i in range(length))),
+        ("float32",),
+        (Output(value=length, axes=(0,), strides=(1,), dtype="float32"),),
+    )
+    assert to_workload(canonicalize(graph)[0]).fingerprint[:12] == name
+    assert hashed[0] < length * length, "a hash of each value in each round would be three times as many and more"
+    quick, plain = _Colours(graph, 0), PlainColours(graph, 0)
+    for _ in range(60):
+        quick._round()
+        plain._round()
+        assert (quick.value, quick.axis, quick.slot, quick.output) == (
+            plain.value,
+            plain.axis,
+            plain.slot,
+            plain.output,
+        )
+
+
 def test_integer_inputs_keep_their_width() -> None:
     fn = lambda i: i + 1  # noqa: E731
     assert fingerprint(fn, ints(8)) != fingerprint(fn, ints(8, dtype=torch.int32))

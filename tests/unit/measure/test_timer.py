@@ -16,9 +16,10 @@ import torch
 
 from autotune.measure import timer
 from autotune.measure.outcome import Outcome, one_line, spread
-from autotune.measure.policy import Policy, default_policy
+from autotune.measure.policy import _OPERATIONAL, Policy, default_policy
 from autotune.measure.timer import ColdCache, balanced, interleave, time_cpu
 from autotune.task import Status
+from autotune.workload import digest
 from tests.support.clock import Clock
 
 
@@ -157,6 +158,27 @@ def test_pinning_keeps_to_the_processors_allowed() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == ["True"] * 3
+
+
+def test_pinning_obeys_the_number_of_threads() -> None:
+    code = (
+        "import torch; from autotune.measure.timer import pin_cpu\n"
+        "cores = pin_cpu(1); one = torch.get_num_threads(); pin_cpu(999); most = torch.get_num_threads()\n"
+        "print(one, most == cores == pin_cpu() == torch.get_num_threads())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["1", "True"]
+
+
+def test_a_policy_of_fewer_threads_has_its_own_key() -> None:
+    cpu, cuda = default_policy("cpu"), default_policy("cuda:0")
+    one = cpu.under({"num_threads": 1})
+    assert (one.threads, one.key != cpu.key, one.key != cpu.under({"num_threads": 2}).key) == (1, True, True)
+    assert Policy.from_json(one.to_json()) == one
+    assert cpu.under({}) == cpu
+    assert cuda.under({"num_threads": 1}) == cuda
+    older = {k: v for k, v in cpu.to_json().items() if k not in (*_OPERATIONAL, "threads")}
+    assert cpu.key == digest(older), "keys that databases have stay"
 
 
 def test_policy_key_covers_the_fields_that_change_measurements() -> None:
