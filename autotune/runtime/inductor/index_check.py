@@ -87,7 +87,14 @@ def indices_of(facts: GraphFacts, region: Region, origin: Mapping[fx.Node, fx.No
             shape = _argument(node, 0).meta["val"].shape
             extent = shape[dim] if shape else 1
             operand = f"the index {index.name} of {facts[n].origin}"
-            yield Indexed(index, -extent if negative else 0, extent, operand)
+            yield Indexed(_unrepeated(index), -extent if negative else 0, extent, operand)
+
+
+def _unrepeated(index: fx.Node) -> fx.Node:
+    """The index without the repetition of elements: attention's heads share relative positions."""
+    while index.target is torch.ops.aten.expand.default:
+        index = index.args[0]  # type: ignore[assignment]
+    return index
 
 
 def index_arguments(name: str, node: fx.Node) -> Iterator[tuple[fx.Node, int, bool]]:

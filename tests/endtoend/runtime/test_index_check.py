@@ -159,6 +159,26 @@ def test_inputs_of_one_length_are_checked_once_a_graph(db: str) -> None:
     assert all(check.before >= first for check in checks)
 
 
+def test_repeated_indices_are_checked_once(tune: Tune) -> None:
+    """The heads of an attention share relative positions: the check reads them once, and two readers have one check."""
+    heads, positions = torch.randn(6, 8, 32), (torch.arange(8)[:, None] + torch.arange(8)) % 32
+
+    def fn(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return (x * 2).gather(2, i.expand(6, 8, 8)).softmax(2) + (x * 3).gather(2, i.expand(6, 8, 8))
+
+    (graph,) = capture(fn, (heads, positions), grad=False)
+    facts = GraphFacts(graph.module.graph)
+    reads = [(indices_of(facts, one, {}), "", one.nodes[-1]) for one in regions_from(facts)]
+    (check,) = together(reads)
+    assert [one.index.meta["val"].numel() for one in check.indices] == [64]
+    assert tune(fn, (heads, positions))
+    f = compiled(fn)
+    torch.testing.assert_close(f(heads, positions), fn(heads, positions))
+    positions[7, 7] = 32
+    with pytest.raises(IndexError, match=r"32 is not in \[0, 32\)"):
+        f(heads, positions)
+
+
 def test_a_training_step(tune: Tune) -> None:
     """The embedding's gradient and the loss's: a label beyond the classes does not train on."""
     table = torch.randn(32, 16, requires_grad=True)
