@@ -105,12 +105,22 @@ def draft(
             # The kernels after the first one finish its results.
             own = name if n == 0 else f"{name}_finish{n if n > 1 else ''}"
             out.append(Draft(replace(source, name=own), tuple(of_region[ref] for ref in args), k))
-    if len(plan.groups) > 1:  # another group may read a tensor that this one overwrites
-        launches = [{k: v for k, v in d.source.launch.items() if k != OVERWRITES} for d in out]
-        out = [replace(d, source=replace(d.source, launch=own)) for d, own in zip(out, launches, strict=True)]
+    out = [_overwriting(d, last=n == len(out) - 1) for n, d in enumerate(out)]
     if graph.precision == STRICT:
         out = [replace(d, source=replace(d.source, fast=False)) for d in out]
     return out, tuple(scratch)
+
+
+def _overwriting(made: Draft, *, last: bool) -> Draft:
+    """The kernel with those of its group's pairs of tensors that may share memory in the region: inputs and results.
+
+    Only the last launch overwrites inputs. All other launches have read them by then, and a failure of one leaves them
+    unchanged for the region's operators.
+    """
+    launch = {k: v for k, v in made.source.launch.items() if k != OVERWRITES}
+    pairs = made.source.launch.get(OVERWRITES, ()) if last else ()
+    kept = [pair for pair in pairs if [made.refs[p][0] for p in pair] == ["input", "output"]]
+    return replace(made, source=replace(made.source, launch=launch | ({OVERWRITES: kept} if kept else {})))
 
 
 def packed(plan: Plan, numbers: Sequence[int], parts: Sequence[Config], sms: int) -> tuple[CudaSource, tuple[Ref, ...]]:

@@ -104,8 +104,13 @@ def run_packed(task: FusionTask, config: Config | None = None, seed: int = 0, sp
     return grids
 
 
-def run_plan(task: FusionTask, text: str, seed: int = 0, special: bool = False) -> list[int]:
+def run_plan(
+    task: FusionTask, text: str, seed: int = 0, special: bool = False, over: Sequence[tuple[int, int]] = ()
+) -> list[int]:
     """Run a plan's kernels one after the other by the simulator, and compare the region's outputs with the oracle.
+
+    Args:
+        over: inputs and outputs that are one tensor.
 
     Returns:
         Blocks of each kernel.
@@ -117,11 +122,14 @@ def run_plan(task: FusionTask, text: str, seed: int = 0, special: bool = False) 
     config = task.joined(plan, [on.default(g.graph) for on, g in task.sides(plan)])
     drafts, scratch = draft(graph, plan, group_configs(plan, config), 3)
     inputs = make_inputs(graph, seed=seed, special=special)
-    memory: dict[str, Sequence[Pointer]] = {
+    memory: dict[str, list[Pointer]] = {
         "input": [Pointer.reading(t, graph.inputs[k]) for k, t in enumerate(inputs)],
         "output": [Pointer.poisoned(o.dtype, graph.output_numel(k), once=True) for k, o in enumerate(graph.outputs)],
         "scratch": [Pointer.poisoned(dtype, n) for dtype, n in scratch],
     }
+    for slot, k in over:
+        given = memory["input"][slot]
+        memory["input"][slot] = memory["output"][k] = Pointer(given.short, given.data, once=True)
     grids = []
     for d in drafts:
         extents = plan.groups[d.group].graph.extents

@@ -22,6 +22,7 @@ from torch import fx
 from torch._inductor import config, custom_graph_pass
 from torch._inductor.fx_passes.post_grad import remove_noop_ops
 from torch._inductor.pattern_matcher import stable_topological_sort
+from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.compiler.capture.complexes import split_parts
 from autotune.compiler.capture.convolutions import convolve_gradients, multiply_patches, put_channels_last
@@ -128,6 +129,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     joint = _is_joint(graph)
     put_channels_last(gm, inference=not joint)
     if joint:
+        takes_bias_apart(graph)  # autograd keeps the convolution's own result; its gradient adds the bias again
         save_compared(graph)
 
 
@@ -260,7 +262,8 @@ def takes_bias_apart(graph: fx.Graph) -> None:
     """Write the bias of convolutions on CUDA as an addition, which can fuse with the following operators.
 
     Inductor's lowering does the same, but after the search for regions. (CPU convolutions add the bias themselves.)
-    Capture and deployment both call this.
+    Capture and deployment both call this, for joint graphs before the split into forward and backward. If the user's
+    checkpointing saves the convolution, then that is without its bias.
     """
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         bias, made = node.args[2], node.meta["val"]
@@ -269,5 +272,7 @@ def takes_bias_apart(graph: fx.Graph) -> None:
         call = Calls(node)
         alone = call(aten.convolution.default, *node.args[:2], None, *node.args[3:])
         added = call(aten.add.Tensor, alone, call(aten.reshape.default, bias, [-1] + [1] * (made.ndim - 2)))
+        if node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE:
+            del added.meta["recompute"]
         node.replace_all_uses_with(added)
         graph.erase_node(node)

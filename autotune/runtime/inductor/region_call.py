@@ -121,9 +121,9 @@ def permitted(artifact: Artifact | None, slots: Sequence[int], results: Sequence
             (:mod:`autotune.compiler.assemble`).
         slots, results: as in :class:`autotune.compiler.regions.find.Binding`.
     """
-    if artifact is None or artifact.target == "cpu" or len(artifact.kernels) != 1:
+    if artifact is None or artifact.target == "cpu" or not artifact.kernels:
         return ()
-    pairs = artifact.kernels[0].launch.get(OVERWRITES, ())
+    pairs = artifact.kernels[-1].launch.get(OVERWRITES, ())  # earlier launches overwrite nothing
     return tuple((slots[slot], results[k]) for slot, k in pairs)
 
 

@@ -24,7 +24,7 @@ from autotune.runtime.launch.cuda import LaunchError
 from autotune.runtime.launch.executor import load_executor
 from autotune.runtime.launch.verify import Check, copies_of_overwritten
 from autotune.store.records import Schedule
-from autotune.task import Artifact
+from autotune.task import Artifact, Kernel
 from autotune.workload import Workload
 from tests.support.deployment import Tune
 from tests.support.memory import peak_bytes
@@ -287,6 +287,12 @@ def test_only_an_aligned_part_that_autograd_saved(
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
     assert any(asked) == overwritten
     assert asked
+
+
+def test_only_the_last_of_several_kernels_overwrites() -> None:
+    plain, writing = Kernel("k"), Kernel("k", launch={OVERWRITES: [[1, 0]]})
+    for kernels, pairs in (((plain, writing), ((7, 2),)), ((writing, plain), ()), ((writing,), ((7, 2),)), ((), ())):
+        assert region_call.permitted(Artifact("sm_90", kernels), [5, 7], [2]) == pairs
 
 
 def test_in_place_keeps_inputs_with_a_live_view() -> None:
