@@ -343,8 +343,10 @@ class _Colours:
                 new = _hash(f"({own_colour}, {made}, {used}, {walk}, {guards}, {over}, {read}, {stored})")
                 said = {s: _hash(f"('in', {own_colour}, {s})") for s in set(strides)}
                 to_axes = [(a, said[s]) for a, s in zip(v.axes, strides, strict=True)]
-                to_axes += [(a, _hash(f"('over', {own_colour})")) for a in v.over]
-                to_axes += [(a, _hash(f"('guard', {own_colour}, {lo}, {hi})")) for a, lo, hi in v.guards]
+                if v.over:
+                    to_axes += [(a, _hash(f"('over', {own_colour})")) for a in v.over]
+                if v.guards:
+                    to_axes += [(a, _hash(f"('guard', {own_colour}, {lo}, {hi})")) for a, lo, hi in v.guards]
                 found = equal[key] = new, to_axes
             new_value.append(found[0])
             for a, colour in found[1]:
