@@ -386,3 +386,44 @@ def test_a_training_step_is_right() -> None:
     for region in found:
         for special in {False, BACKWARD in names(region)}:
             check(region, special=special)
+
+
+# scatter_add along a dimension, the gradient of gather ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_oracle_adds_lines_as_torch(dim: int, shared: bool) -> None:
+    """Each line has indices of its own, or several lines share them."""
+    terms, base = torch.randn(5, 6, 7), torch.randn(5, 6, 7)
+    index = torch.randint(0, 5, (1, 6, 7) if shared and dim else (5, 6, 7))
+
+    def fn(i: Tensor, y: Tensor, x: Tensor) -> Tensor:  # in the order of their first use
+        return torch.scatter_add(x, dim, i.expand(y.shape), y * 3)
+
+    out, graph = evaluated(fn, index, terms, base)
+    assert len(sums(graph)) == 1
+    want = fn(index, terms.double(), base.double())
+    torch.testing.assert_close(out.reshape(want.shape).double(), want, atol=1e-5, rtol=1e-5)
+
+
+def test_the_gradient_of_one_element_a_row_is_pointwise() -> None:
+    """As in the losses of reinforcement learning: the gradient of a row is written once, with that of its softmax."""
+
+    def chosen(logits: Tensor, ids: Tensor) -> Tensor:
+        return torch.log_softmax(logits, -1).gather(-1, ids[..., None]).squeeze(-1)
+
+    logits, ids = torch.randn(4, 16, 100, requires_grad=True), torch.randint(0, 100, (4, 16))
+    *_, region = regions_of(chosen, logits, ids, grad=True)
+    assert "scatter_add" in names(region)
+    graph = graph_of(region)
+    assert not sums(graph)
+    assert scheme_of(make_plan(graph, "cuda").groups[0].graph).name == "rows"
+
+
+def test_a_part_of_a_tensor_stays_outside() -> None:
+    """Fewer indices than elements along another dimension than the one that is added along."""
+    x, y, index = torch.randn(5, 6), torch.randn(5, 6), torch.randint(0, 5, (3, 4))
+    found = regions_of(lambda x, i, y: torch.scatter_add(x, 0, i, y) * 2, x, index, y)
+    assert not any("scatter_add" in names(r) for r in found)
+    assert not any("scatter_add" in names(r) for r in regions_of(torch.scatter_add, x, 0, index, y, side="cpu"))
