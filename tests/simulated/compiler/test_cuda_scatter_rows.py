@@ -24,7 +24,7 @@ from autotune.task import Config
 from tests.support.edited import changed, without
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.groups import check_group, check_inputs, run_group
-from tests.support.zoo import BF16, F16, I32, I64, Case, T, workloads_of
+from tests.support.zoo import BF16, F16, F32, I32, I64, Case, T, workloads_of
 
 
 def gradient(extent: int, dim: int = -1) -> Callable[[Tensor, Tensor], Tensor]:
@@ -150,6 +150,13 @@ def test_layouts() -> None:
     assert (own.n_keys, own.n_repeats, own.is_across) == (35, 1, False)
     assert (swapped.n_keys, swapped.n_repeats, swapped.is_across) == (16, 4, True)
     assert (few.n_keys, few.n_repeats, few.is_across) == (24, 1, True)
+
+
+def test_the_longest_rows_of_sums() -> None:
+    """As many sums a row as the translation permits fit shared memory in each type."""
+    for dtype in (BF16, F32):
+        graph = graph_of(Case("", gradient(1 << 14), (T(40, 16, d=dtype), T(40, 16, d=I64))))
+        check_group(graph, made(graph, {}))
 
 
 def test_one_list_for_all_rows_is_the_other_scheme() -> None:

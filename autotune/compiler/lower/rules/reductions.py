@@ -33,6 +33,8 @@ F32 = torch.float32
 Dim = int | Sequence[int] | None
 Pair = int | Sequence[int]
 
+_MOST_SUMS = 1 << 14
+"""Most sums of a row with separate indices, which a warp holds in shared memory."""
 _MOST_TAPS = 25
 """Window elements above which the operator is left to torch: each one is a separate load."""
 
@@ -304,6 +306,8 @@ def _sum_at(rows: Lazy, destinations: Lazy, extent: int, tokens: int | None = No
             raise Unsupported("sums at indices of which a part is read")
         if axis in (*build.values[term].axes, *build.values[destination].axes):
             raise Unsupported("a diagonal of sums at indices")
+        if extent > _MOST_SUMS and not set(build.values[destination].axes) <= set(over):
+            raise Unsupported("a row with separate indices of more sums than shared memory holds")
         if not set(over) & set(build.values[destination].axes) or not _walked(build, term, destination, over):
             raise Unsupported("terms or indices that are the same everywhere")
         _, ways = region.work.setdefault(origin, (made.numel, {}))

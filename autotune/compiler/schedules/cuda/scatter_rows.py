@@ -19,6 +19,7 @@ from autotune.compiler.schedules.cuda import SMS, Scheme
 from autotune.compiler.targets.cuda.scatter_rows import ScatterRowsKernel
 from autotune.compiler.targets.cuda.source import CudaSource, ScatterSchedule
 from autotune.compiler.targets.cuda.threads import WARP
+from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
 from autotune.space import Space
 from autotune.task import Config
@@ -50,8 +51,8 @@ class ScatterRowsScheme(Scheme):
     name, rank, schedule = "scatter_rows", 15, ScatterSchedule
 
     def check(self, graph: Graph) -> None:
-        s = scattered_rows(graph)
-        ScatterRowsKernel(s, ScatterSchedule.from_config(self.normalize(graph, PLAIN_CUDA | {"owned": 1})))
+        if why := self.reject(graph, self.normalize(graph, PLAIN_CUDA | {"owned": 1})):  # the fewest warps
+            raise Unsupported(why)
 
     def space_of(self, graph: Graph, space: Space) -> Space:
         s = scattered_rows(graph)

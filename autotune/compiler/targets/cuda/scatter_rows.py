@@ -64,7 +64,7 @@ ROUNDS = 5
 """Rounds in which 32 lanes with equal indices add their terms."""
 MOST_DESTINATIONS = 1 << 24
 """Most indices, of which an entry of a list holds one, with 6 bits for its lane."""
-NONE, ONE = Const(0, "int32"), Const(1, "int32")
+ZERO_INT, ONE_INT = Const(0, "int32"), Const(1, "int32")
 _PIECE = Const(4, "int32")
 
 
@@ -168,19 +168,21 @@ class ScatterRowsKernel:
         alike = both(there.equals(here), k < self.lane)
         count: list[Stmt] = [
             Assign(there, shuffle_from(here, k)),
-            Assign(place, as_int(place + Select(there < here, ONE, Select(alike, ONE, NONE)))),
-            Assign(equal, as_int(equal | Select(alike, ONE, NONE))),
+            Assign(place, as_int(place + Select(there < here, ONE_INT, Select(alike, ONE_INT, ZERO_INT)))),
+            Assign(equal, as_int(equal | Select(alike, ONE_INT, ZERO_INT))),
         ]
         marked = ballot(both(here < self.s.n_destinations, equal.differs(0)))
         return [
             Assign(here, self.word(self.lists, own + self.step * WARP + self.lane)),
-            Assign(place, NONE),
-            Assign(equal, NONE),
+            Assign(place, ZERO_INT),
+            Assign(equal, ZERO_INT),
             loop(k, rounds(WARP), count),
             WARP_BARRIER,
             Assign(entry, as_int(here * 64 + equal * 32 + self.lane)),
             Assign(there, marked),
-            Assign(self.clashes, as_int(self.clashes | Select(there.equals(0), NONE, as_int(ONE << self.step)))),
+            Assign(
+                self.clashes, as_int(self.clashes | Select(there.equals(0), ZERO_INT, as_int(ONE_INT << self.step)))
+            ),
         ]
 
     def unpacked(self, pack: Expr) -> list[Stmt]:
@@ -291,7 +293,7 @@ class ScatterRowsKernel:
         return closed([
             Assign(own, self.given),
             Assign(index, quotient(self.entry, 64)),
-            Assign(distance, ONE),
+            Assign(distance, ONE_INT),
             loop(Var("turn", "int32"), rounds(ROUNDS), [when(distance < WARP, turn)]),
             Return((own,), alone=True),
         ])  # fmt: skip

@@ -427,3 +427,18 @@ def test_a_part_of_a_tensor_stays_outside() -> None:
     found = regions_of(lambda x, i, y: torch.scatter_add(x, 0, i, y) * 2, x, index, y)
     assert not any("scatter_add" in names(r) for r in found)
     assert not any("scatter_add" in names(r) for r in regions_of(torch.scatter_add, x, 0, index, y, side="cpu"))
+
+
+def test_rows_of_more_sums_than_shared_memory_holds_stay_outside() -> None:
+    """As with the largest words of a vocabulary, in a loss of distillation. Its neighbours stay in regions."""
+
+    def chosen(logits: Tensor, ids: Tensor) -> Tensor:
+        return torch.log_softmax(logits, -1).gather(-1, ids)
+
+    for words, inside in ((16384, True), (16385, False)):
+        logits, ids = torch.randn(16, words, requires_grad=True), torch.randint(0, words, (16, 8))
+        found = regions_of(chosen, logits, ids, grad=True)
+        assert any("scatter_add" in names(r) for r in found) == inside
+        assert any({"exp", "sum"} <= names(r) for r in found)
+        for region in found:
+            make_plan(graph_of(region), "cuda")
