@@ -306,8 +306,11 @@ def _sum_at(rows: Lazy, destinations: Lazy, extent: int, tokens: int | None = No
             raise Unsupported("sums at indices of which a part is read")
         if axis in (*build.values[term].axes, *build.values[destination].axes):
             raise Unsupported("a diagonal of sums at indices")
-        if extent > _MOST_SUMS and not set(build.values[destination].axes) <= set(over):
+        varied, separate = set(build.values[term].axes), set(build.values[destination].axes) - set(over)
+        if extent > _MOST_SUMS and separate:
             raise Unsupported("a row with separate indices of more sums than shared memory holds")
+        if separate and not (separate <= varied and varied & set(over)):
+            raise Unsupported("a row with separate indices whose terms are equal, or are those of other rows")
         if not set(over) & set(build.values[destination].axes) or not _walked(build, term, destination, over):
             raise Unsupported("terms or indices that are the same everywhere")
         _, ways = region.work.setdefault(origin, (made.numel, {}))

@@ -442,3 +442,18 @@ def test_rows_of_more_sums_than_shared_memory_holds_stay_outside() -> None:
         assert any({"exp", "sum"} <= names(r) for r in found)
         for region in found:
             make_plan(graph_of(region), "cuda")
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (18, 1), (1, 1)])
+def test_equal_terms_at_separate_indices_stay_outside(shape: tuple[int, int]) -> None:
+    """As in the gradient of a mean of what ``gather`` read. Their neighbours stay in regions."""
+
+    def fn(x: Tensor, index: Tensor, y: Tensor) -> Tensor:
+        terms = x.exp().expand(18, 40)
+        return (torch.scatter_add(x.new_zeros(18, 20), -1, index, terms) + torch.softmax(y, -1)).tanh()
+
+    found = regions_of(fn, torch.randn(shape), torch.randint(0, 20, (18, 40)), torch.randn(18, 20))
+    assert not any("scatter_add" in names(r) for r in found)
+    assert any({"sum", "tanh"} <= names(r) for r in found)
+    for region in found:
+        make_plan(graph_of(region), "cuda")
