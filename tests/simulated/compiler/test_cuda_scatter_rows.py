@@ -159,6 +159,21 @@ def test_the_longest_rows_of_sums() -> None:
         check_group(graph, made(graph, {}))
 
 
+@pytest.mark.parametrize(("dtype", "sums"), [(BF16, 1 << 13), (BF16, 1 << 14), (torch.uint8, 1 << 14)])
+def test_long_rows_of_narrow_terms_across_have_narrower_vectors(dtype: torch.dtype, sums: int) -> None:
+    """A vector of 16 bytes would be for as many warps as have no room for their sums."""
+
+    def fn(terms: Tensor, index: Tensor) -> Tensor:
+        return torch.scatter_add(torch.zeros(32, sums), -1, index, terms.t().float() * 2)
+
+    graph = graph_of(Case("", fn, (T(48, 32, d=dtype), T(32, 48, d=I64))))
+    scheme = scheme_of(graph)
+    assert scattered_rows(graph).is_across
+    assert scheme.reject(graph, scheme.default(graph)) is None
+    assert scheme.reject(graph, scheme.normalize(graph, scheme.default(graph) | {"vector_bytes": 32})) is None
+    check_group(graph, made(graph, {}))
+
+
 def test_one_list_for_all_rows_is_the_other_scheme() -> None:
     """Indices of the tokens alone, as in graph networks: a block then scans them for its destinations."""
 

@@ -12,10 +12,13 @@ See :mod:`autotune.compiler.targets.cuda.scatter_rows`.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from autotune.compiler.program.program import power_of_two
 from autotune.compiler.program.scattered import ScatteredRows, scattered_rows
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, having, narrow
 from autotune.compiler.schedules.cuda import SMS, Scheme
+from autotune.compiler.targets.cuda.compile import too_large
 from autotune.compiler.targets.cuda.scatter_rows import ScatterRowsKernel
 from autotune.compiler.targets.cuda.source import CudaSource, ScatterSchedule
 from autotune.compiler.targets.cuda.threads import WARP
@@ -36,8 +39,29 @@ _BLOCKS = 4
 
 
 def vectors(s: ScatteredRows) -> list[int]:
-    """Vector sizes in bytes that divide terms and results, widest first, at most three."""
-    return [b for b in (32, 16, 8, 4, 2, 1) if s.vector(b)][:3]
+    """Vector sizes in bytes that divide terms and results, widest first, at most three.
+
+    A vector of terms across rows is for as many warps. So those of which one block does not fit an SM are left out,
+    unless that is each of them.
+    """
+    return list(_vectors(s.graph))
+
+
+@lru_cache(maxsize=256)
+def _vectors(graph: Graph) -> tuple[int, ...]:
+    s = scattered_rows(graph)
+    dividing = [b for b in (32, 16, 8, 4, 2, 1) if s.vector(b)]
+    return tuple([b for b in dividing if _fits(s, b)][:3] or dividing[-1:])
+
+
+def _fits(s: ScatteredRows, vector_bytes: int) -> bool:
+    """True if the fewest warps that share a vector of terms have room for their sums."""
+    shape: Config = {"vector_bytes": vector_bytes, "rows_per_block": _least_warps(s, vector_bytes), "owned": 1}
+    try:
+        made = ScatterRowsKernel(s, ScatterSchedule.from_config(PLAIN_CUDA | _ONE | shape))
+    except Unsupported:
+        return False
+    return too_large(4 * made.words, made.schedule.block, 0) is None
 
 
 def _least_warps(s: ScatteredRows, vector_bytes: int) -> int:
@@ -51,7 +75,8 @@ class ScatterRowsScheme(Scheme):
     name, rank, schedule = "scatter_rows", 15, ScatterSchedule
 
     def check(self, graph: Graph) -> None:
-        if why := self.reject(graph, self.normalize(graph, PLAIN_CUDA | {"owned": 1})):  # the fewest warps
+        narrowest = {"vector_bytes": vectors(scattered_rows(graph))[-1]}  # for the fewest warps
+        if why := self.reject(graph, self.normalize(graph, PLAIN_CUDA | {"owned": 1} | narrowest)):
             raise Unsupported(why)
 
     def space_of(self, graph: Graph, space: Space) -> Space:
@@ -65,7 +90,7 @@ class ScatterRowsScheme(Scheme):
     def normalize(self, graph: Graph, config: Config) -> Config:
         s = scattered_rows(graph)
         c = PLAIN_CUDA | {n: config[n] for n in (*_SAME, "owned") if n in config} | _ONE | {"prefetch": False}
-        if not s.vector(int(c["vector_bytes"])):
+        if not s.vector(int(c["vector_bytes"])) or int(c["vector_bytes"]) > vectors(s)[0]:
             c |= {"vector_bytes": next((b for b in vectors(s) if b <= 16), vectors(s)[-1])}
         warps = 1 << (int(c["rows_per_block"]).bit_length() - 1)
         warps = max(_least_warps(s, int(c["vector_bytes"])), min(warps, power_of_two(s.n_keys), WARPS[-1]))
