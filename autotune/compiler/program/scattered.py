@@ -12,7 +12,7 @@ the result's destinations and columns, and have separate tokens. See :mod:`autot
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -53,8 +53,7 @@ class Sum:
     @property
     def place_vector(self) -> int:
         """Number of indices that a thread reads at a time: 16 or 32 bytes if it divides their number."""
-        inner = self.terms.graph.extents[self.tokens[-1]]
-        return next(n for n in (4, 2, 1) if inner % n == 0)
+        return _pick(self.terms.graph, self.tokens)
 
 
 @dataclass(frozen=True)
@@ -157,6 +156,27 @@ def _with_column(graph: Graph, totals: list[int]) -> Graph:
     return made
 
 
+def _pick(graph: Graph, tokens: Sequence[int]) -> int:
+    """The largest of 4, 2 and 1 indices that divides the innermost axis of the tokens."""
+    return next(n for n in (4, 2, 1) if graph.extents[tokens[-1]] % n == 0)
+
+
+def _results(graph: Graph, totals: list[int]) -> list[int]:
+    """The values between the sums and the outputs. Raises Unsupported if one varies over other axes than the sums."""
+    values, wide = graph.values, set(graph.values[totals[0]].axes)
+    found = _needed(graph, [o.value for o in graph.outputs], totals)
+    if any(not set(values[i].axes) <= wide for i in found) or any(set(o.axes) != wide for o in graph.outputs):
+        raise Unsupported("results that vary over other axes than the sums")
+    return found
+
+
+def _check_pointwise(graph: Graph, values: Iterable[int]) -> None:
+    """Raise Unsupported unless all values are loads, constants, indices and pointwise operators."""
+    for op in (graph.values[i].op for i in values):
+        if op not in POINTWISE and op not in LEAVES:
+            raise Unsupported(f"operator {op} with sums at indices")
+
+
 def _totals(graph: Graph) -> list[int]:
     found = [i for i in graph.live if graph.values[i].op in REDUCTIONS]
     if not 0 < len(found) <= MOST_SUMS or any(graph.values[i].op != "sum_at" for i in found):
@@ -181,18 +201,14 @@ def scattered(graph: Graph) -> Scattered:
         raise Unsupported("sums at different indices")
     if any(not set(values[values[i].args[1]].axes) <= set(values[i].over) for i in totals):
         raise Unsupported("indices that differ between the columns of a term")
-    results = _needed(graph, [o.value for o in graph.outputs], totals)
-    if any(not set(values[i].axes) <= wide for i in results) or any(set(o.axes) != wide for o in graph.outputs):
-        raise Unsupported("results that vary over other axes than the sums")
+    results = _results(graph, totals)
     before = {i: _needed(graph, [values[i].args[0]]) for i in totals}
     cols = _by_stride(graph, wide - {at}, [*(j for i in totals for j in before[i]), *results])
     sums = []
     for i in totals:
         (term, destination), over = values[i].args, values[i].over
         finding = _needed(graph, [destination])
-        for j in (*before[i], *results, *finding):
-            if values[j].op not in POINTWISE and values[j].op not in LEAVES:
-                raise Unsupported(f"operator {values[j].op} with sums at indices")
+        _check_pointwise(graph, (*before[i], *results, *finding))
         if not {a for j in before[i] for a in values[j].axes} <= {*over, *cols}:
             raise Unsupported("terms that vary over other axes than their sums")
         tokens = _by_stride(graph, over, finding)
@@ -263,8 +279,7 @@ class ScatteredRows:
     @property
     def pick(self) -> int:
         """Number of indices that a thread reads at a time."""
-        inner = self.graph.extents[self.tokens[-1]]
-        return next(n for n in (4, 2, 1) if inner % n == 0)
+        return _pick(self.graph, self.tokens)
 
 
 FEW_KEYS = 16
@@ -283,13 +298,9 @@ def scattered_rows(graph: Graph) -> ScatteredRows:
     (term, destination), over = values[total].args, set(values[total].over)
     at = at_axis(graph, values[total])
     wide = set(values[total].axes)
-    results = _needed(graph, [o.value for o in graph.outputs], totals)
-    if any(not set(values[i].axes) <= wide for i in results) or any(set(o.axes) != wide for o in graph.outputs):
-        raise Unsupported("results that vary over other axes than the sums")
+    results = _results(graph, totals)
     before, finding = _needed(graph, [term]), _needed(graph, [destination])
-    for j in (*before, *results, *finding):
-        if values[j].op not in POINTWISE and values[j].op not in LEAVES:
-            raise Unsupported(f"operator {values[j].op} with sums at indices")
+    _check_pointwise(graph, (*before, *results, *finding))
     shared = wide - {at}
     if not {a for j in before for a in values[j].axes} <= over | shared:
         raise Unsupported("terms that vary over other axes than their sums")

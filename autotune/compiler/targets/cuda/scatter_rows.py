@@ -84,6 +84,8 @@ class ScatterRowsKernel:
     inside, clashes = Var("inside", "bool"), int_var("clashes")
     """True if the warp's key exists; a bit for each step in which lanes have equal indices."""
     step, token = int_var("step"), int_var("token")
+    own_list, own_terms = int_var("own"), int_var("mine")
+    """Where the warp's list and its terms begin in shared memory."""
     taken = Var("x")
     entry, given = int_var("e"), Var("t", "float32")
     """A lane's entry in the list of a step, and its term."""
@@ -133,8 +135,7 @@ class ScatterRowsKernel:
 
     def listing(self) -> list[Stmt]:
         """Lists the indices of the warp's key from token ``base`` on, the number of destinations for one outside."""
-        s, value, first = self.s, Var("v", "int64"), as_int(Const(self.at_lists) + self.warp * self.listed)
-        pack, own = Var("g"), Var("own", "int32")
+        s, value, pack = self.s, Var("v", "int64"), Var("g")
         some: list[Stmt] = [
             Assign(
                 pack, self.destination({CudaEmitter.column.name: least(self.base + self.token, s.n_tokens - s.pick)})
@@ -145,26 +146,25 @@ class ScatterRowsKernel:
             valid = both(there, both(value >= 0, value < s.n_destinations))
             some.append(Assign(value, Cast("int64", pack[e])))
             listed = as_int(Select(valid, as_int(value), Const(s.n_destinations, "int32")))
-            some.append(Assign(self.word(self.lists, own + self.token + e), listed))
+            some.append(Assign(self.word(self.lists, self.own_list + self.token + e), listed))
         return [
             Assign(CudaEmitter.row, self.key),
             *before_pass(self.destinations, 0),
-            Assign(own, first),
             loop(self.token, self.listed, some, as_int(self.lane * s.pick), WARP * s.pick),
             Assign(self.clashes, Const(0, "int32")),
             WARP_BARRIER,
-            loop(self.step, self.steps, self.sorting(own)),
+            loop(self.step, self.steps, self.sorting()),
             WARP_BARRIER,
         ]
 
-    def sorting(self, own: Var) -> list[Stmt]:
+    def sorting(self) -> list[Stmt]:
         """Sorts the indices of one step, and marks the step if some are equal.
 
         The entry of a lane becomes its index times 64, plus the number of the term, plus 32 if another lane with this
         index comes before it.
         """
         here, there, place, equal, k = (Var(name, "int32") for name in ("e", "f", "at", "equal", "k"))
-        entry = self.word(self.lists, own + self.step * WARP + place)
+        entry = self.word(self.lists, self.own_list + self.step * WARP + place)
         alike = both(there.equals(here), k < self.lane)
         count: list[Stmt] = [
             Assign(there, shuffle_from(here, k)),
@@ -173,7 +173,7 @@ class ScatterRowsKernel:
         ]
         marked = ballot(both(here < self.s.n_destinations, equal.differs(0)))
         return [
-            Assign(here, self.word(self.lists, own + self.step * WARP + self.lane)),
+            Assign(here, self.word(self.lists, self.own_list + self.step * WARP + self.lane)),
             Assign(place, ZERO_INT),
             Assign(equal, ZERO_INT),
             loop(k, rounds(WARP), count),
@@ -197,7 +197,6 @@ class ScatterRowsKernel:
     def along(self) -> list[Stmt]:
         """The same for the warp's key, by the warp."""
         s, vec, flight = self.s, self.vec, self.flight(self.listed // self.vec, WARP)
-        place = as_int(Const(self.at_terms) + self.warp * self.stride)
         spots = [as_int(self.token + u * WARP * vec) for u in range(flight)]
         packs = [Var(f"x{u}") for u in range(flight)]
         work: list[Stmt] = []
@@ -206,7 +205,7 @@ class ScatterRowsKernel:
             work.append(Assign(pack, self.term({CudaEmitter.column.name: column})))
         for spot, pack in zip(spots, packs, strict=True):
             work += self.unpacked(pack)
-            words = (self.words32, as_int(place + spot), _PIECE)
+            words = (self.words32, as_int(self.own_terms + spot), _PIECE)
             write = put(words, tuple(self.taken[e] for e in range(vec)))
             work.append(write if flight == 1 and self.listed % (WARP * vec) == 0 else when(spot < self.listed, [write]))
         return [
@@ -252,14 +251,13 @@ class ScatterRowsKernel:
     def adding(self) -> list[Stmt]:
         """Adds the warp's terms to its sums, a list at a time."""
         many = next(n for n in (4, 2, 1) if self.steps % n == 0)
-        own, terms = Var("own", "int32"), Var("mine", "int32")
         steps = [self.step + u if u else self.step for u in range(many)]
         entries = [(at, Var(f"e{u}", "int32"), Var(f"t{u}", "float32")) for u, at in enumerate(steps)]
         out: list[Stmt] = []
         for at, entry, _ in entries:
-            out.append(Assign(entry, self.word(self.lists, own + at * WARP + self.lane)))
+            out.append(Assign(entry, self.word(self.lists, self.own_list + at * WARP + self.lane)))
         for at, entry, term in entries:
-            out.append(Assign(term, self.word(self.sums, terms + at * WARP + (entry & 31))))
+            out.append(Assign(term, self.word(self.sums, self.own_terms + at * WARP + (entry & 31))))
         for at, entry, term in entries:
             index = quotient(entry, 64)
             total = self.word(self.sums, self.warp * self.row + index)
@@ -267,11 +265,7 @@ class ScatterRowsKernel:
             out.append(when(as_int((self.clashes >> at) & 1).equals(1), [Assign(term, joined)]))
             first = both(index < self.s.n_destinations, (entry & 32).equals(0))
             out += [when(first, [Assign(total, total + term)]), WARP_BARRIER]
-        return [
-            Assign(own, as_int(Const(self.at_lists) + self.warp * self.listed)),
-            Assign(terms, as_int(Const(self.at_terms) + self.warp * self.stride)),
-            loop(self.step, self.steps, out, step=many),
-        ]
+        return [loop(self.step, self.steps, out, step=many)]
 
     def joining(self) -> Function:
         """A function that adds the terms of lanes with equal indices to that of the first.
@@ -336,6 +330,8 @@ class ScatterRowsKernel:
             Assign(self.inside, self.first + self.warp < s.n_keys),
             Assign(self.key, least(self.first + self.warp, s.n_keys - 1)),
             Assign(self.base, Const(0, "int32")),
+            Assign(self.own_list, as_int(Const(self.at_lists) + self.warp * self.listed)),
+            Assign(self.own_terms, as_int(Const(self.at_terms) + self.warp * self.stride)),
             Shared(self.sums, 0, "float32"),
             Shared(self.lists, 0, "int32"),
             Shared(self.words32, 0, "uint32"),
