@@ -66,7 +66,7 @@ def _fits(s: ScatteredRows, vector_bytes: int) -> bool:
 
 def _least_warps(s: ScatteredRows, vector_bytes: int) -> int:
     """Warps that share a vector of terms."""
-    return max(2, s.vector(vector_bytes) if s.is_across else 1)
+    return s.vector(vector_bytes) if s.is_across else 1
 
 
 class ScatterRowsScheme(Scheme):

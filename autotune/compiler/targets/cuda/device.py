@@ -138,8 +138,8 @@ def take(storage: str, lanes: int, words: Words) -> Expr:
 
 
 def put(words: Words, values: tuple[Expr, ...]) -> Do:
-    """Leaves float32 numbers in shared memory."""
-    return _do("put", *words, Tuple(values), of=("f32", len(values)))
+    """Leaves float32 or int32 numbers in shared memory."""
+    return _do("put", *words, Tuple(values), of=(SHORT[values[0].dtype], len(values)))
 
 
 def rounds(count: int) -> Expr:

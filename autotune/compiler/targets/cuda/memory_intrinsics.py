@@ -341,20 +341,21 @@ def _make_take(short: str, n: int) -> Any:
     return made(3, lambda array, *_: (types.UniTuple(NUMBA[short], n)(array, types.int32, types.int32), write))
 
 
-def _make_put(_: str, n: int) -> Any:
-    """``put_f32_<n>(array, word, step, values)``: ``n`` fp32 values, a tuple, to shared memory."""
+def _make_put(short: str, n: int) -> Any:
+    """``put_<type>_<n>(array, word, step, values)``: ``n`` fp32 or int32 values, a tuple, to shared memory."""
+    element = {"f32": F32, "i32": I32}[short]
 
     def write(context: Any, b: Any, sig: Any, args: Any) -> None:
         for done, size, more in _pieces(b, 4 * n, args[2]):
             at = _shared_at(context, b, sig.args[0], args[0], args[1], more)
-            many = ir.VectorType(F32, size // 4)
+            many = ir.VectorType(element, size // 4)
             vector = ir.Constant(many, ir.Undefined)
             for k in range(size // 4):
                 value = b.extract_value(args[3], done // 4 + k)
                 vector = b.insert_element(vector, value, I32(k))
             b.store(vector, b.bitcast(at, many.as_pointer(_SHARED)), align=size)
 
-    values = types.UniTuple(types.float32, n)
+    values = types.UniTuple(NUMBA[short], n)
     return made(4, lambda array, *_: (types.void(array, types.int32, types.int32, values), write))
 
 

@@ -1,15 +1,16 @@
 """The scatter_rows skeleton: index-add along rows that have separate indices, without atomic additions.
 
-A warp has one key, the rows with equal indices. It reads the key's indices once, as a list in shared memory, and sorts
-the 32 indices of each step. For each row of the key it then adds the terms to sums in shared memory, 32 in a step.
-Lanes with equal indices, which are adjacent, first add their terms to the first one's. So one lane writes a sum, and
-results do not vary from run to run. The operators after the sum read it from shared memory.
+A warp has one key, the rows with equal indices. It reads the key's indices once and finds the *position* of each term
+in the order of the indices, by a counting sort. For each row of the key, the terms go to their positions in shared
+memory, so that those of one sum are adjacent. The warp lists the sums of several terms, and a lane adds those of one to
+the first. Then each lane reads its sums, and computes and stores what follows them. So a result is written once, and
+results do not vary from run to run.
 
-On an H200, ``match.any`` takes about 67 cycles of a multiprocessor. Finding equal indices by it in each step cost more
-than all other work.
+Equal indices among the 32 of a step are found by a ballot for each bit of an index. On an H200, ``match.any`` takes
+about 67 cycles of a multiprocessor.
 
-Terms reach their warp through shared memory. If adjacent terms belong to adjacent keys (the second of two gradients in
-disentangled attention), the block reads them for all its warps.
+If adjacent terms belong to adjacent keys (the second of two gradients in disentangled attention), the block reads them
+for all its warps.
 """
 
 from __future__ import annotations
@@ -21,14 +22,12 @@ from autotune.compiler.kernel.nodes import (
     Const,
     Do,
     Expr,
-    Function,
     Item,
-    Return,
     Select,
     Stmt,
+    Tuple,
     Unpack,
     Var,
-    closed,
     loop,
     when,
 )
@@ -45,6 +44,7 @@ from autotune.compiler.targets.cuda.device import (
     Units,
     Words,
     ballot,
+    bits_set,
     put,
     rounds,
     shuffle_from,
@@ -57,13 +57,13 @@ from autotune.compiler.targets.cuda.threads import WARP, int_var, quotient
 from autotune.errors import Unsupported
 
 MOST_LISTED = 1024
-"""Most tokens whose indices a warp lists once for all rows of a key: one bit marks each of its steps."""
+"""Most tokens whose positions a warp finds once for all rows of a key."""
 LISTED = 512
-"""Tokens that it lists at a time if there are more."""
-ROUNDS = 5
-"""Rounds in which 32 lanes with equal indices add their terms."""
-MOST_DESTINATIONS = 1 << 24
-"""Most indices, of which an entry of a list holds one, with 6 bits for its lane."""
+"""Tokens that it sorts at a time if there are more. Shared memory then has the sums too."""
+COUNTERS = 4
+"""Adjacent counters of indices that a lane adds up."""
+_COUNT_BITS = 11
+"""Bits of the number of terms of a sum, with the first position above them in an entry of the list of several terms."""
 ZERO_INT, ONE_INT = Const(0, "int32"), Const(1, "int32")
 _PIECE = Const(4, "int32")
 
@@ -75,20 +75,22 @@ class ScatterRowsKernel:
     key. A thread has ``unroll`` vectors of terms in flight.
     """
 
-    sums, lists, words32 = Var("sf"), Var("si"), Var("sw")
-    """Shared memory as sums and terms, as indices, and as words of vectors."""
+    floats, numbers, words32 = Var("sf"), Var("si"), Var("sw")
+    """Shared memory as terms and sums, as numbers, and as words of vectors."""
     lane, warp = int_var("lane"), int_var("warp")
     """Number of the thread in its warp, and of the warp."""
     first, key, repeat, base = int_var("first"), int_var("key"), int_var("repeat"), int_var("base")
     """The first key of the block and that of the warp, the row of the key, the first token of a list."""
-    inside, clashes = Var("inside", "bool"), int_var("clashes")
-    """True if the warp's key exists; a bit for each step in which lanes have equal indices."""
-    step, token = int_var("step"), int_var("token")
-    own_list, own_terms = int_var("own"), int_var("mine")
-    """Where the warp's list and its terms begin in shared memory."""
+    inside = Var("inside", "bool")
+    """True if the warp's key exists."""
+    step, token, column = int_var("step"), int_var("token"), int_var("p")
+    own_terms, own_positions, own_starts, own_several = (int_var(x) for x in ("mine", "own", "counts", "several"))
+    """Where the warp's parts of shared memory begin: terms, their positions, the first position of each index, and the
+    sums of several terms. Positions count from the beginning of shared memory."""
+    n_several = int_var("many")
+    below = int_var("below")
+    """A bit for each lane before this one."""
     taken = Var("x")
-    entry, given = int_var("e"), Var("t", "float32")
-    """A lane's entry in the list of a step, and its term."""
 
     def __init__(self, s: ScatteredRows, schedule: ScatterSchedule) -> None:
         schedule.check_block()
@@ -102,39 +104,51 @@ class ScatterRowsKernel:
             raise Unsupported("vectors of terms for more rows than a block has")
         if max(s.terms.n_rows, s.terms.n_cols, s.results.n_rows) >= LIMIT:
             raise Unsupported("more rows or terms than 32-bit counters hold")
-        if s.n_destinations >= MOST_DESTINATIONS:
-            raise Unsupported("more indices than a list's entries hold")
         self.destinations = emitter_of(s.destinations, schedule, s.pick)
         self.terms = emitter_of(s.terms, schedule, self.vec)
         self.results = emitter_of(s.results, schedule, self.vec, tested=True)
         self.destination, _ = self.destinations.pass_function(0, s.destinations.passes[0])
         self.term, _ = self.terms.pass_function(0, s.terms.passes[0])
         self.result, _ = self.results.pass_function(1, s.results.passes[1])
-        self.joined = self.joining()  # a function, so that it is compiled once
+        self.barrier = BARRIER if s.is_across else WARP_BARRIER
         whole = -(-s.n_tokens // WARP) * WARP
         self.listed = whole if whole <= MOST_LISTED else LISTED
-        self.steps = self.listed // WARP
-        # Words of shared memory of a warp: its sums, its terms, its indices. The terms of adjacent keys begin in
-        # separate banks.
-        self.row = -(-s.n_destinations // 4) * 4
-        self.stride = self.listed + (max(1, 4 * self.vec // self.warps) if s.is_across else 0)
-        self.at_terms = self.warps * self.row
-        self.at_lists = self.at_terms + self.warps * self.stride
-        self.words = self.at_lists + self.warps * self.listed
+        self.in_lists = self.listed < s.n_tokens
+        # Words of shared memory: terms and a zero, positions, starts (the last one is the end), sums of several terms,
+        # and all sums if there are several lists. The terms of adjacent keys begin in separate banks.
+        self.stride = self.listed + (max(1, 4 * self.vec // self.warps) if s.is_across else 4)
+        self.row = -(-(s.n_destinations + 1) // COUNTERS) * COUNTERS
+        self.at_positions = self.warps * self.stride
+        self.at_starts = -(-2 * self.at_positions // 4) * 4
+        self.at_several = self.at_starts + self.warps * self.row
+        self.at_sums = self.at_several + self.warps * (self.listed // 2)
+        self.words = self.at_sums + (self.warps * self.row if self.in_lists else 0)
         self.parts = -(-s.n_repeats // schedule.owned)
         self.groups = -(-s.n_keys // self.warps)
 
     # ---- pieces -----------------------------------------------------------------------------------------------------
 
-    def word(self, array: Var, at: Expr) -> Item:
-        return array[Cast("uint32", at)]
+    def float_at(self, place: Expr) -> Item:
+        return self.floats[Cast("uint32", place)]
 
-    def sum_words(self, column: Expr) -> Words:
+    def number_at(self, place: Expr) -> Item:
+        return self.numbers[Cast("uint32", place)]
+
+    def words_at(self, place: Expr) -> Words:
+        """The words of a pack in shared memory."""
+        return self.words32, as_int(place), _PIECE
+
+    def sums(self) -> Words:
         """The words of a pack of the warp's sums."""
-        return self.words32, as_int(self.warp * self.row + column), _PIECE
+        return self.words_at(self.warp * self.row + self.at_sums + self.column)
+
+    # ---- positions --------------------------------------------------------------------------------------------------
 
     def listing(self) -> list[Stmt]:
-        """Lists the indices of the warp's key from token ``base`` on, the number of destinations for one outside."""
+        """Finds the positions of the terms of the warp's key from token ``base`` on.
+
+        The place of the terms has their indices meanwhile. An index outside becomes the number of destinations.
+        """
         s, value, pack = self.s, Var("v", "int64"), Var("g")
         some: list[Stmt] = [
             Assign(
@@ -146,44 +160,105 @@ class ScatterRowsKernel:
             valid = both(there, both(value >= 0, value < s.n_destinations))
             some.append(Assign(value, Cast("int64", pack[e])))
             listed = as_int(Select(valid, as_int(value), Const(s.n_destinations, "int32")))
-            some.append(Assign(self.word(self.lists, self.own_list + self.token + e), listed))
+            some.append(Assign(self.number_at(self.own_terms + self.token + e), listed))
+        zeros = put(self.words_at(self.own_starts + self.column), (ZERO_INT,) * COUNTERS)
+        position = self.number_at(self.own_positions + self.token)
+        start = self.number_at(self.own_starts + self.number_at(self.own_terms + self.token))
         return [
             Assign(CudaEmitter.row, self.key),
             *before_pass(self.destinations, 0),
             loop(self.token, self.listed, some, as_int(self.lane * s.pick), WARP * s.pick),
-            Assign(self.clashes, Const(0, "int32")),
+            loop(self.column, self.row, [zeros], as_int(self.lane * COUNTERS), WARP * COUNTERS),
             WARP_BARRIER,
-            loop(self.step, self.steps, self.sorting()),
+            loop(self.step, self.listed, self.counting(), step=WARP),
+            *self.starting(),
+            loop(self.token, self.listed, [Assign(position, as_int(position + start))], self.lane, WARP),
             WARP_BARRIER,
+            Assign(self.n_several, ZERO_INT),
+            loop(self.step, s.n_destinations, self.choosing(), step=WARP),
+            self.barrier,
         ]
 
-    def sorting(self) -> list[Stmt]:
-        """Sorts the indices of one step, and marks the step if some are equal.
+    def counting(self) -> list[Stmt]:
+        """Counts the indices of the step from token ``step`` on; a term's position is the number of equal ones before.
 
-        The entry of a lane becomes its index times 64, plus the number of the term, plus 32 if another lane with this
-        index comes before it.
+        A bit of ``equal`` is set for each lane with the same index.
         """
-        here, there, place, equal, k = (Var(name, "int32") for name in ("e", "f", "at", "equal", "k"))
-        entry = self.word(self.lists, self.own_list + self.step * WARP + place)
-        alike = both(there.equals(here), k < self.lane)
-        count: list[Stmt] = [
-            Assign(there, shuffle_from(here, k)),
-            Assign(place, as_int(place + Select(there < here, ONE_INT, Select(alike, ONE_INT, ZERO_INT)))),
-            Assign(equal, as_int(equal | Select(alike, ONE_INT, ZERO_INT))),
-        ]
-        marked = ballot(both(here < self.s.n_destinations, equal.differs(0)))
+        index, equal, bit, one, lower, before = (
+            Var(name, "int32") for name in ("i", "equal", "bit", "one", "lower", "before")
+        )
+        count = self.number_at(self.own_starts + index)
+        agree = ballot(one.differs(0)) ^ (one - 1)
         return [
-            Assign(here, self.word(self.lists, self.own_list + self.step * WARP + self.lane)),
-            Assign(place, ZERO_INT),
-            Assign(equal, ZERO_INT),
-            loop(k, rounds(WARP), count),
-            WARP_BARRIER,
-            Assign(entry, as_int(here * 64 + equal * 32 + self.lane)),
-            Assign(there, marked),
-            Assign(
-                self.clashes, as_int(self.clashes | Select(there.equals(0), ZERO_INT, as_int(ONE_INT << self.step)))
+            Assign(index, self.number_at(self.own_terms + self.step + self.lane)),
+            Assign(equal, Const(-1, "int32")),
+            loop(
+                bit,
+                rounds(self.s.n_destinations.bit_length()),
+                [Assign(one, as_int((index >> bit) & 1)), Assign(equal, as_int(equal & agree))],
             ),
+            Assign(lower, bits_set(as_int(equal & self.below))),
+            Assign(before, count),
+            Assign(self.number_at(self.own_positions + self.step + self.lane), as_int(before + lower)),
+            WARP_BARRIER,
+            when(lower.equals(0), [Assign(count, as_int(before + bits_set(equal)))]),
+            WARP_BARRIER,
         ]
+
+    def starting(self) -> list[Stmt]:
+        """Replaces the count of each index by its first position."""
+        s, counts, here = self.s, Var("c"), Var("here", "bool")
+        done, total, further = (Var(name, "int32") for name in ("done", "total", "further"))
+        words = self.words_at(self.own_starts + self.column)
+        scan: list[Stmt] = []
+        for distance in (1, 2, 4, 8, 16):
+            there = self.lane >= distance
+            scan.append(Assign(further, shuffle_from(total, as_int(Select(there, self.lane - distance, self.lane)))))
+            scan.append(Assign(total, as_int(total + Select(there, further, ZERO_INT))))
+        starts: list[Expr] = [as_int(done + further)]
+        for e in range(COUNTERS - 1):
+            starts.append(as_int(starts[-1] + counts[e]))
+        last = self.number_at(self.own_starts + s.n_destinations)
+        end = [when(self.lane.equals(0), [Assign(last, done)])] if s.n_destinations % COUNTERS == 0 else []
+        work = [
+            Assign(self.column, as_int(self.step + self.lane * COUNTERS)),
+            Assign(here, self.column < s.n_destinations),
+            Assign(counts, Tuple((ZERO_INT,) * COUNTERS)),
+            when(here, [Assign(counts, take("int32", COUNTERS, words))]),
+            Assign(total, as_int(sum((counts[e] for e in range(1, COUNTERS)), counts[0]))),
+            *scan,
+            Assign(further, as_int(total - sum((counts[e] for e in range(1, COUNTERS)), counts[0]))),
+            when(here, [put(words, tuple(starts))]),
+            Assign(done, as_int(done + shuffle_from(total, Const(WARP - 1, "int32")))),
+        ]
+        return [
+            Assign(done, self.own_terms),
+            loop(self.step, s.n_destinations, work, step=WARP * COUNTERS),
+            *end,
+            WARP_BARRIER,
+        ]
+
+    def choosing(self) -> list[Stmt]:
+        """Lists the sums of several terms among the step's indices.
+
+        The first position of an index without terms becomes that of a zero.
+        """
+        index, start, end, voted = (Var(name, "int32") for name in ("i", "start", "end", "voted"))
+        several = start + 1 < end
+        entry = self.number_at(self.own_several + self.n_several + bits_set(as_int(voted & self.below)))
+        found = Select(start < end, start, as_int(self.own_terms + self.listed))
+        return [
+            Assign(index, as_int(self.step + self.lane)),
+            Assign(start, self.number_at(self.own_starts + least(index, self.s.n_destinations))),
+            Assign(end, self.number_at(self.own_starts + least(as_int(index + 1), self.s.n_destinations))),
+            Assign(voted, ballot(several)),
+            WARP_BARRIER,
+            when(index < self.s.n_destinations, [Assign(self.number_at(self.own_starts + index), found)]),
+            when(several, [Assign(entry, as_int((start << _COUNT_BITS) + (end - start)))]),
+            Assign(self.n_several, as_int(self.n_several + bits_set(voted))),
+        ]
+
+    # ---- rows -------------------------------------------------------------------------------------------------------
 
     def unpacked(self, pack: Expr) -> list[Stmt]:
         """Sets ``x`` to the numbers of a pack of terms."""
@@ -191,23 +266,24 @@ class ScatterRowsKernel:
         return [Assign(self.taken, Unpack(self.terms.storage(self.s.term), self.vec, pack) if packed else pack)]
 
     def staging(self) -> list[Stmt]:
-        """Brings the terms of row ``repeat`` of each key, from token ``base`` on, to shared memory."""
+        """Brings the terms of row ``repeat`` of each key, from token ``base`` on, to their positions."""
         return self.across() if self.s.is_across else self.along()
 
     def along(self) -> list[Stmt]:
         """The same for the warp's key, by the warp."""
         s, vec, flight = self.s, self.vec, self.flight(self.listed // self.vec, WARP)
         spots = [as_int(self.token + u * WARP * vec) for u in range(flight)]
-        packs = [Var(f"x{u}") for u in range(flight)]
+        packs, positions = [Var(f"x{u}") for u in range(flight)], Var("to")
         work: list[Stmt] = []
         for spot, pack in zip(spots, packs, strict=True):
             column = least(self.base + spot, s.n_tokens - vec)
             work.append(Assign(pack, self.term({CudaEmitter.column.name: column})))
         for spot, pack in zip(spots, packs, strict=True):
             work += self.unpacked(pack)
-            words = (self.words32, as_int(self.own_terms + spot), _PIECE)
-            write = put(words, tuple(self.taken[e] for e in range(vec)))
-            work.append(write if flight == 1 and self.listed % (WARP * vec) == 0 else when(spot < self.listed, [write]))
+            write: list[Stmt] = [Assign(positions, take("int32", vec, self.words_at(self.own_positions + spot)))]
+            write += [Assign(self.float_at(positions[e]), self.taken[e]) for e in range(vec)]
+            exact = flight == 1 and self.listed % (WARP * vec) == 0
+            work += write if exact else [when(spot < self.listed, write)]
         return [
             Assign(CudaEmitter.row, as_int(self.repeat * s.n_keys + self.key)),
             *before_pass(self.terms, 0),
@@ -227,7 +303,7 @@ class ScatterRowsKernel:
             work += [
                 Assign(self.token, quotient(as_int(number + u * block), many)),
                 Assign(pack, as_int(number + u * block - self.token * many)),
-                Assign(spot, as_int(Const(self.at_terms) + pack * (vec * self.stride) + self.token)),
+                Assign(spot, as_int(pack * (vec * self.stride) + self.at_positions + self.token)),
                 Assign(column, least(self.first + pack * vec, s.n_keys - vec)),
                 Assign(outer, quotient(column, inner)),
                 Assign(column, as_int(column - outer * inner)),
@@ -240,7 +316,7 @@ class ScatterRowsKernel:
         exact = self.listed * many % (block * flight) == 0
         for place, spot, terms in spots:
             writes = self.unpacked(terms)
-            writes += [Assign(self.word(self.sums, spot + e * self.stride), self.taken[e]) for e in range(vec)]
+            writes += [Assign(self.float_at(self.number_at(spot + e * self.stride)), self.taken[e]) for e in range(vec)]
             work += writes if exact else [when(place < self.listed * many, writes)]
         return [loop(number, self.listed * many, work, THREAD, block * flight)]
 
@@ -248,78 +324,72 @@ class ScatterRowsKernel:
         """Vectors that a thread has in flight, of ``packs`` that ``threads`` share."""
         return max(1, min(self.schedule.unroll, -(-packs // threads)))
 
-    def adding(self) -> list[Stmt]:
-        """Adds the warp's terms to its sums, a list at a time."""
-        many = next(n for n in (4, 2, 1) if self.steps % n == 0)
-        steps = [self.step + u if u else self.step for u in range(many)]
-        entries = [(at, Var(f"e{u}", "int32"), Var(f"t{u}", "float32")) for u, at in enumerate(steps)]
-        out: list[Stmt] = []
-        for at, entry, _ in entries:
-            out.append(Assign(entry, self.word(self.lists, self.own_list + at * WARP + self.lane)))
-        for at, entry, term in entries:
-            out.append(Assign(term, self.word(self.sums, self.own_terms + at * WARP + (entry & 31))))
-        for at, entry, term in entries:
-            index = quotient(entry, 64)
-            total = self.word(self.sums, self.warp * self.row + index)
-            joined = self.joined({self.entry.name: entry, self.given.name: term})
-            out.append(when(as_int((self.clashes >> at) & 1).equals(1), [Assign(term, joined)]))
-            first = both(index < self.s.n_destinations, (entry & 32).equals(0))
-            out += [when(first, [Assign(total, total + term)]), WARP_BARRIER]
-        return [loop(self.step, self.steps, out, step=many)]
-
-    def joining(self) -> Function:
-        """A function that adds the terms of lanes with equal indices to that of the first.
-
-        In each round, a lane adds the partial sum of the lane ``distance`` further on if that has the same index. Equal
-        indices are adjacent, so that the first lane then has the sum of twice as many.
-        """
-        index, distance, other = (Var(name, "int32") for name in ("i", "distance", "other"))
-        own, partial, same = Var("x", "float32"), Var("y", "float32"), Var("same", "bool")
-        further = as_int(Select(self.lane + distance < WARP, self.lane + distance, self.lane))
-        turn: list[Stmt] = [
-            Assign(other, shuffle_from(index, further)),
-            Assign(partial, shuffle_from(own, further)),
-            Assign(same, both(other.equals(index), self.lane + distance < WARP)),
-            Assign(own, own + Select(same, partial, ZERO)),
-            Assign(other, ballot(both(same, index < self.s.n_destinations))),
-            Assign(distance, as_int(Select(other.equals(0), Const(WARP, "int32"), as_int(distance * 2)))),
+    def joining(self) -> list[Stmt]:
+        """Adds the terms of each sum of several terms to its first term."""
+        number, entry, start, k = (Var(name, "int32") for name in ("q", "several_at", "start", "k"))
+        total = Var("total", "float32")
+        work: list[Stmt] = [
+            Assign(entry, self.number_at(self.own_several + number)),
+            Assign(start, as_int(entry >> _COUNT_BITS)),
+            Assign(total, self.float_at(start)),
+            loop(
+                k,
+                as_int(start + (entry & ((1 << _COUNT_BITS) - 1))),
+                [Assign(total, total + self.float_at(k))],
+                as_int(start + 1),
+            ),
+            Assign(self.float_at(start), total),
         ]
-        return closed([
-            Assign(own, self.given),
-            Assign(index, quotient(self.entry, 64)),
-            Assign(distance, ONE_INT),
-            loop(Var("turn", "int32"), rounds(ROUNDS), [when(distance < WARP, turn)]),
-            Return((own,), alone=True),
-        ])  # fmt: skip
+        return [loop(number, self.n_several, work, self.lane, WARP), WARP_BARRIER]
 
-    def clear(self, column: Expr) -> Stmt:
-        return put(self.sum_words(column), (ZERO,) * self.vec)
+    def adding(self) -> list[Stmt]:
+        """Reads the sums of the lane's destinations from ``column`` on, one variable for each."""
+        first, before, totals = Var("c"), Var("z"), self.totals()
+        out: list[Stmt] = [Assign(first, take("int32", self.vec, self.words_at(self.own_starts + self.column)))]
+        out += [Assign(total, self.float_at(first[e])) for e, total in enumerate(totals)]
+        if self.in_lists:
+            out.append(Assign(before, take("float32", self.vec, self.sums())))
+            out += [Assign(total, before[e] + total) for e, total in enumerate(totals)]
+        return out
+
+    def totals(self) -> list[Var]:
+        return [Var(f"t{e}", "float32") for e in range(self.vec)]
+
+    def each_pack(self, work: list[Stmt]) -> Stmt:
+        """``work`` for each pack of the lane's destinations."""
+        start, step = as_int(self.lane * self.vec), WARP * self.vec
+        return loop(self.column, self.s.n_destinations, work, start, step)
+
+    def clear(self) -> list[Stmt]:
+        return [put(self.sums(), (ZERO,) * self.vec)]
 
     def storing(self) -> list[Stmt]:
-        """Stores what the warp's sums make, and clears them."""
-        s, column, found = self.s, Var("p", "int32"), Var("z")
+        """Stores what the warp's sums make."""
+        s, found = self.s, Var("z")
         given = {
-            CudaEmitter.column.name: column,
+            CudaEmitter.column.name: self.column,
             self.results.kept(0).name: found,
             CudaEmitter.ok.name: self.inside,
         }
-        work = [Assign(found, take("float32", self.vec, self.sum_words(column))), self.clear(column)]
+        if self.in_lists:
+            work = [Assign(found, take("float32", self.vec, self.sums())), *self.clear()]
+        else:
+            work = [*self.adding(), Assign(found, Tuple(tuple(self.totals())))]
         return [
             Assign(CudaEmitter.row, as_int(self.repeat * s.n_keys + self.key)),
             *before_pass(self.results, 1),
-            loop(
-                column, s.n_destinations, [*work, Do(self.result(given))], as_int(self.lane * self.vec), WARP * self.vec
-            ),
-            WARP_BARRIER,
+            self.each_pack([*work, Do(self.result(given))]),
+            self.barrier,
         ]
 
     def body(self) -> list[Stmt]:
-        s, part, column = self.s, Var("part", "int32"), Var("p", "int32")
-        barrier = BARRIER if s.is_across else WARP_BARRIER
-        listed_once = self.listed >= s.n_tokens
-        work = [*self.staging(), barrier, *self.adding(), barrier]
-        if not listed_once:
-            work = [loop(self.base, s.n_tokens, [*self.listing(), *work], step=self.listed)]
+        s, part = self.s, Var("part", "int32")
+        work = [*self.staging(), self.barrier, *self.joining()]
+        before = self.listing()
+        if self.in_lists:
+            work += [self.each_pack([*self.adding(), put(self.sums(), tuple(self.totals()))]), self.barrier]
+            work = [loop(self.base, s.n_tokens, [*before, *work], step=self.listed)]
+            before = [self.each_pack(self.clear())]
         start = as_int(part * self.schedule.owned)
         return [
             Assign(THREAD, ThreadIndex()),
@@ -329,14 +399,17 @@ class ScatterRowsKernel:
             Assign(self.first, as_int((BLOCK - part * self.groups) * self.warps)),
             Assign(self.inside, self.first + self.warp < s.n_keys),
             Assign(self.key, least(self.first + self.warp, s.n_keys - 1)),
-            Assign(self.base, Const(0, "int32")),
-            Assign(self.own_list, as_int(Const(self.at_lists) + self.warp * self.listed)),
-            Assign(self.own_terms, as_int(Const(self.at_terms) + self.warp * self.stride)),
-            Shared(self.sums, 0, "float32"),
-            Shared(self.lists, 0, "int32"),
+            Assign(self.base, ZERO_INT),
+            Assign(self.below, as_int((ONE_INT << self.lane) - 1)),
+            Assign(self.own_terms, as_int(self.warp * self.stride)),
+            Assign(self.own_positions, as_int(Const(self.at_positions) + self.warp * self.stride)),
+            Assign(self.own_starts, as_int(Const(self.at_starts) + self.warp * self.row)),
+            Assign(self.own_several, as_int(Const(self.at_several) + self.warp * (self.listed // 2))),
+            Shared(self.floats, 0, "float32"),
+            Shared(self.numbers, 0, "int32"),
             Shared(self.words32, 0, "uint32"),
-            loop(column, s.n_destinations, [self.clear(column)], as_int(self.lane * self.vec), WARP * self.vec),
-            *(self.listing() if listed_once else [WARP_BARRIER]),
+            when(self.lane.equals(0), [Assign(self.float_at(self.own_terms + self.listed), ZERO)]),
+            *before,
             loop(self.repeat, least(start + self.schedule.owned, s.n_repeats), [*work, *self.storing()], start),
         ]
 
