@@ -105,7 +105,7 @@ class ScatterRowsScheme(Scheme):
         while groups * -(-s.n_repeats // (2 * owned)) >= _BLOCKS * SMS and owned < OWNED[-1]:
             owned *= 2
         shape: Config = {"vector_bytes": vector_bytes, "rows_per_block": WARPS_OF_DEFAULT, "owned": owned}
-        made = self.normalize(graph, PLAIN_CUDA | shape | {"unroll": 2, "max_registers": 40})
+        made = self.normalize(graph, PLAIN_CUDA | shape | {"unroll": 2, "max_registers": 48})
         while self.reject(graph, made) and int(made["rows_per_block"]) > _least_warps(s, int(made["vector_bytes"])):
             made = self.normalize(graph, made | {"rows_per_block": int(made["rows_per_block"]) // 2})
         return made
@@ -116,7 +116,7 @@ class ScatterRowsScheme(Scheme):
         out: list[Config] = [d | {"rows_per_block": w} for w in (warps // 2, warps * 2) if w in WARPS]
         out += [d | {"owned": r} for r in (owned // 2, owned * 2, owned * 4) if r in OWNED]
         out += [d | {"vector_bytes": b} for b in vectors(s) if b != d["vector_bytes"]]
-        out += [d | {"unroll": u} for u in UNROLLS] + [d | {"max_registers": cap} for cap in (32, 48, 0)]
+        out += [d | {"unroll": u} for u in UNROLLS] + [d | {"max_registers": cap} for cap in (32, 40, 0)]
         out += [d | {"store_hint": "evict_last"}, d | {"store_hint": "streaming"}, d | {"load_hint": "evict_first"}]
         made = [self.normalize(graph, c) for c in out]
         return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]

@@ -1,8 +1,8 @@
 """The scatter_rows skeleton: index-add along rows that have separate indices, without atomic additions.
 
 A warp has one key, the rows with equal indices. It reads the key's indices once and finds the *position* of each term
-in the order of the indices, by a counting sort. For each row of the key, the terms go to their positions in shared
-memory, so that those of one sum are adjacent. The warp lists the sums of several terms, and a lane adds those of one to
+such that those of equal indices are adjacent, by counting. For each row of the key, the terms go to their positions in
+shared memory. The warp lists the sums of several terms, and a lane adds those of one to
 the first. Then each lane reads its sums, and computes and stores what follows them. So a result is written once, and
 results do not vary from run to run.
 
@@ -60,8 +60,8 @@ MOST_LISTED = 1024
 """Most tokens whose positions a warp finds once for all rows of a key."""
 LISTED = 512
 """Tokens that it sorts at a time if there are more. Shared memory then has the sums too."""
-COUNTERS = 4
-"""Adjacent counters of indices that a lane adds up."""
+_FILLED = 4
+"""Adjacent counts that a lane fills at a time."""
 _COUNT_BITS = 11
 """Bits of the number of terms of a sum, with the first position above them in an entry of the list of several terms."""
 ZERO_INT, ONE_INT = Const(0, "int32"), Const(1, "int32")
@@ -114,10 +114,12 @@ class ScatterRowsKernel:
         whole = -(-s.n_tokens // WARP) * WARP
         self.listed = whole if whole <= MOST_LISTED else LISTED
         self.in_lists = self.listed < s.n_tokens
-        # Words of shared memory: terms and a zero, positions, starts (the last one is the end), sums of several terms,
-        # and all sums if there are several lists. The terms of adjacent keys begin in separate banks.
+        self.zero = self.own_terms + self.listed
+        # Words of shared memory: terms and a zero, positions, starts (the last one is of indices outside), the list of
+        # sums of several terms, and all sums if there are several lists. The terms of adjacent keys begin in separate
+        # banks.
         self.stride = self.listed + (max(1, 4 * self.vec // self.warps) if s.is_across else 4)
-        self.row = -(-(s.n_destinations + 1) // COUNTERS) * COUNTERS
+        self.row = -(-(s.n_destinations + 1) // _FILLED) * _FILLED
         self.at_positions = self.warps * self.stride
         self.at_starts = -(-2 * self.at_positions // 4) * 4
         self.at_several = self.at_starts + self.warps * self.row
@@ -149,7 +151,7 @@ class ScatterRowsKernel:
 
         The place of the terms has their indices meanwhile. An index outside becomes the number of destinations.
         """
-        s, value, pack = self.s, Var("v", "int64"), Var("g")
+        s, value, pack, done = self.s, Var("v", "int64"), Var("g"), Var("done", "int32")
         some: list[Stmt] = [
             Assign(
                 pack, self.destination({CudaEmitter.column.name: least(self.base + self.token, s.n_tokens - s.pick)})
@@ -161,28 +163,29 @@ class ScatterRowsKernel:
             some.append(Assign(value, Cast("int64", pack[e])))
             listed = as_int(Select(valid, as_int(value), Const(s.n_destinations, "int32")))
             some.append(Assign(self.number_at(self.own_terms + self.token + e), listed))
-        zeros = put(self.words_at(self.own_starts + self.column), (ZERO_INT,) * COUNTERS)
+        none = put(self.words_at(self.own_starts + self.column), (as_int(self.zero),) * _FILLED)
         position = self.number_at(self.own_positions + self.token)
         start = self.number_at(self.own_starts + self.number_at(self.own_terms + self.token))
         return [
             Assign(CudaEmitter.row, self.key),
             *before_pass(self.destinations, 0),
             loop(self.token, self.listed, some, as_int(self.lane * s.pick), WARP * s.pick),
-            loop(self.column, self.row, [zeros], as_int(self.lane * COUNTERS), WARP * COUNTERS),
+            loop(self.column, self.row, [none], as_int(self.lane * _FILLED), WARP * _FILLED),
             WARP_BARRIER,
             loop(self.step, self.listed, self.counting(), step=WARP),
-            *self.starting(),
-            loop(self.token, self.listed, [Assign(position, as_int(position + start))], self.lane, WARP),
-            WARP_BARRIER,
+            Assign(done, self.own_terms),
             Assign(self.n_several, ZERO_INT),
-            loop(self.step, s.n_destinations, self.choosing(), step=WARP),
+            loop(self.step, self.listed, self.starting(done), step=WARP),
+            WARP_BARRIER,
+            loop(self.token, self.listed, [Assign(position, as_int(position + start))], self.lane, WARP),
             self.barrier,
         ]
 
     def counting(self) -> list[Stmt]:
         """Counts the indices of the step from token ``step`` on; a term's position is the number of equal ones before.
 
-        A bit of ``equal`` is set for each lane with the same index.
+        A bit of ``equal`` is set for each lane with the same index. The count of an index begins at the position of a
+        zero, where an index without terms remains.
         """
         index, equal, bit, one, lower, before = (
             Var(name, "int32") for name in ("i", "equal", "bit", "one", "lower", "before")
@@ -199,63 +202,40 @@ class ScatterRowsKernel:
             ),
             Assign(lower, bits_set(as_int(equal & self.below))),
             Assign(before, count),
-            Assign(self.number_at(self.own_positions + self.step + self.lane), as_int(before + lower)),
+            Assign(self.number_at(self.own_positions + self.step + self.lane), as_int(before + lower - self.zero)),
             WARP_BARRIER,
             when(lower.equals(0), [Assign(count, as_int(before + bits_set(equal)))]),
             WARP_BARRIER,
         ]
 
-    def starting(self) -> list[Stmt]:
-        """Replaces the count of each index by its first position."""
-        s, counts, here = self.s, Var("c"), Var("here", "bool")
-        done, total, further = (Var(name, "int32") for name in ("done", "total", "further"))
-        words = self.words_at(self.own_starts + self.column)
+    def starting(self, done: Var) -> list[Stmt]:
+        """Replaces the count of each index by its first position, in the order of the first terms.
+
+        ``done`` is the first position that is not used. The sums of several terms are listed.
+        """
+        index, own, total, further, voted = (Var(name, "int32") for name in ("i", "n", "total", "further", "voted"))
+        is_first, several = Var("is_first", "bool"), Var("is_several", "bool")
+        start = self.number_at(self.own_starts + index)
+        entry = self.number_at(self.own_several + self.n_several + bits_set(as_int(voted & self.below)))
         scan: list[Stmt] = []
         for distance in (1, 2, 4, 8, 16):
             there = self.lane >= distance
             scan.append(Assign(further, shuffle_from(total, as_int(Select(there, self.lane - distance, self.lane)))))
             scan.append(Assign(total, as_int(total + Select(there, further, ZERO_INT))))
-        starts: list[Expr] = [as_int(done + further)]
-        for e in range(COUNTERS - 1):
-            starts.append(as_int(starts[-1] + counts[e]))
-        last = self.number_at(self.own_starts + s.n_destinations)
-        end = [when(self.lane.equals(0), [Assign(last, done)])] if s.n_destinations % COUNTERS == 0 else []
-        work = [
-            Assign(self.column, as_int(self.step + self.lane * COUNTERS)),
-            Assign(here, self.column < s.n_destinations),
-            Assign(counts, Tuple((ZERO_INT,) * COUNTERS)),
-            when(here, [Assign(counts, take("int32", COUNTERS, words))]),
-            Assign(total, as_int(sum((counts[e] for e in range(1, COUNTERS)), counts[0]))),
+        return [
+            Assign(index, self.number_at(self.own_terms + self.step + self.lane)),
+            Assign(is_first, self.number_at(self.own_positions + self.step + self.lane).equals(0)),
+            Assign(own, ZERO_INT),
+            when(is_first, [Assign(own, as_int(start - self.zero))]),
+            Assign(total, own),
             *scan,
-            Assign(further, as_int(total - sum((counts[e] for e in range(1, COUNTERS)), counts[0]))),
-            when(here, [put(words, tuple(starts))]),
-            Assign(done, as_int(done + shuffle_from(total, Const(WARP - 1, "int32")))),
-        ]
-        return [
-            Assign(done, self.own_terms),
-            loop(self.step, s.n_destinations, work, step=WARP * COUNTERS),
-            *end,
-            WARP_BARRIER,
-        ]
-
-    def choosing(self) -> list[Stmt]:
-        """Lists the sums of several terms among the step's indices.
-
-        The first position of an index without terms becomes that of a zero.
-        """
-        index, start, end, voted = (Var(name, "int32") for name in ("i", "start", "end", "voted"))
-        several = start + 1 < end
-        entry = self.number_at(self.own_several + self.n_several + bits_set(as_int(voted & self.below)))
-        found = Select(start < end, start, as_int(self.own_terms + self.listed))
-        return [
-            Assign(index, as_int(self.step + self.lane)),
-            Assign(start, self.number_at(self.own_starts + least(index, self.s.n_destinations))),
-            Assign(end, self.number_at(self.own_starts + least(as_int(index + 1), self.s.n_destinations))),
+            Assign(further, as_int(done + total - own)),
+            when(is_first, [Assign(start, further)]),
+            Assign(several, both(own > 1, index < self.s.n_destinations)),
             Assign(voted, ballot(several)),
-            WARP_BARRIER,
-            when(index < self.s.n_destinations, [Assign(self.number_at(self.own_starts + index), found)]),
-            when(several, [Assign(entry, as_int((start << _COUNT_BITS) + (end - start)))]),
+            when(several, [Assign(entry, as_int((further << _COUNT_BITS) + own))]),
             Assign(self.n_several, as_int(self.n_several + bits_set(voted))),
+            Assign(done, as_int(done + shuffle_from(total, Const(WARP - 1, "int32")))),
         ]
 
     # ---- rows -------------------------------------------------------------------------------------------------------
@@ -408,7 +388,7 @@ class ScatterRowsKernel:
             Shared(self.floats, 0, "float32"),
             Shared(self.numbers, 0, "int32"),
             Shared(self.words32, 0, "uint32"),
-            when(self.lane.equals(0), [Assign(self.float_at(self.own_terms + self.listed), ZERO)]),
+            when(self.lane.equals(0), [Assign(self.float_at(self.zero), ZERO)]),
             *before,
             loop(self.repeat, least(start + self.schedule.owned, s.n_repeats), [*work, *self.storing()], start),
         ]
