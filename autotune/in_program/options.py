@@ -53,6 +53,8 @@ _lock = threading.RLock()
 _tuning: list[_Budget] = []
 _spent_s = 0.0
 """Seconds that all searches outside of :func:`tuning` have spent, and those in it from its end on."""
+_functions = 0
+"""Number of functions whose first graph Dynamo has compiled."""
 _unfinished: dict[int, list[tuple[str, str, int]]] = {}
 """Functions that Dynamo has divided at a graph break, and whose last graph has not been compiled, by thread."""
 
@@ -187,8 +189,10 @@ def more_follow(gm: fx.GraphModule) -> bool:
     if translator is None:
         return False
     running = set(_running())
+    global _functions
     with _lock:
         unfinished = [one for one in _unfinished.pop(threading.get_ident(), ()) if one in running]
+        _functions += not unfinished
         if unfinished and translator.f_code.co_name.startswith(TORCH_DYNAMO_RESUME_IN_PREFIX):
             unfinished.pop()
         if getattr(reason, "graph_break", False):
@@ -196,6 +200,11 @@ def more_follow(gm: fx.GraphModule) -> bool:
         if unfinished:
             _unfinished[threading.get_ident()] = unfinished
         return bool(unfinished)
+
+
+def function_number() -> int:
+    """The number of the function whose graph Dynamo compiles now; the graphs between its breaks have the same."""
+    return _functions
 
 
 def _translator() -> Any:

@@ -22,13 +22,13 @@ from autotune.in_program import searcher
 from autotune.in_program.contest import Contest, DeviceTimer, Frame
 from autotune.in_program.options import SHARE, is_enough, left_s, share_of, spending
 from autotune.in_program.ranks import RankTurn, has_ranks, rank_turn
-from autotune.in_program.searcher import ProgressLine, Searcher, notify
+from autotune.in_program.searcher import ProgressLine, Searcher, notify, to_search
 from autotune.in_program.searching import COMMAND
 from autotune.in_program.traced import Traced, copied
 from autotune.in_program.verdicts import Decided, First, explained, note_code, note_verdicts
 from autotune.runtime.deployment import Counted, deployment
 from autotune.runtime.inductor.code import device_of, is_forgotten, name_of, new_name, stored_code
-from autotune.runtime.inductor.verdict import Lacking, Surveyed, lacking, stored_verdict, surveying
+from autotune.runtime.inductor.verdict import Lacking, Surveyed, stored_verdict, surveying
 from autotune.words import plural
 
 if TYPE_CHECKING:
@@ -49,7 +49,10 @@ _ONCE = 0.6
 six layers, and 17 of 32 s in the second compilation."""
 _UNREACHED = "not searched within the budget"
 _NONE_WORKS = "none of its candidates works"
+_SMALL = "too small to matter for the step"
 _MISSES = _UNREACHED, _NONE_WORKS
+_LEFT = (*_MISSES, _SMALL)
+"""Reasons that hold for the second code too."""
 _TOO_LATE = "its kernel was found after this code was compiled"
 LARGE = 64
 """Nodes of a Dynamo graph whose search starts before the graph is traced; a smaller one may lack nothing."""
@@ -110,7 +113,7 @@ def compiled(
                     return one.before
                 with deployment().counting_apart() as second:
                     after = compile_again(gm, inputs, compile_once, traced, one.after_name)
-                second.rows = explained(second.rows, {what: why for what, why in one.reasons.items() if why in _MISSES})
+                second.rows = explained(second.rows, {what: why for what, why in one.reasons.items() if why in _LEFT})
                 deployment().count_again(second)
                 note_code([one], seconds, after=True)
             except Exception as error:
@@ -241,12 +244,12 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
     Raises:
         KeyboardInterrupt: the user interrupted the search.
     """
-    missed = lacking(one.graphs)
+    missed, small = to_search(one.graphs, last=True)
     found: list[Result] = []
     if missed and granted:
         if granted + again_s > left_s(budget_s) and again_s <= budget_s:
             notify(f"compiling again takes about {again_s:.0f} s after the search, more than the budget leaves")
-        found = _search(missed, granted, turn, searcher)
+        found = _search(missed, granted, turn, searcher, len(small))
     failed = {result.workload for result in found if is_decided(result) and not result.winner}
     for device, regions in missed.items():
         whys = [(workload, _why_inductor(workload, device, failed)) for workload, _ in regions]
@@ -254,6 +257,10 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
         for workload, why in whys:
             if one.reasons.get(workload.label) != _UNREACHED:  # of several regions with one label
                 one.reasons[workload.label] = why
+    for graph in one.graphs:
+        for _, w in graph.regions:
+            if w is not None and w.fingerprint in small:
+                one.reasons.setdefault(w.label, _SMALL)
     one.apart.rows = explained(one.apart.rows, one.reasons)
     won = any(result.winner == "autotune" for result in found)
     complete = bool(one.graphs) and not missed  # ranks that do not agree look at no graph
@@ -296,8 +303,8 @@ def can_store() -> bool:
     return store is not None or not deployment().is_shut()  # the look-up has warned of a database that is unusable
 
 
-def _search(missed: Lacking, seconds: float, turn: RankTurn, searcher: Searcher) -> list[Result]:
-    """Search for ``seconds`` more."""
+def _search(missed: Lacking, seconds: float, turn: RankTurn, searcher: Searcher, small: int) -> list[Result]:
+    """Search for ``seconds`` more; ``small`` regions are left out."""
     from autotune.store.connection.urls import parse_url, show_url
 
     turn.begin(seconds)
@@ -315,6 +322,7 @@ def _search(missed: Lacking, seconds: float, turn: RankTurn, searcher: Searcher)
     won = len({result.workload for result in results if result.winner == "autotune"})
     unreached = count - len({result.workload for result in results})
     more = f"; {unreached} not reached: give more seconds, or run `autotune search --missed`" if unreached > 0 else ""
+    more += f"; {small} more left to Inductor: {_SMALL}" if small else ""
     have = "has" if count == 1 else "have"
     notify(f"{won} of {plural(count, 'region')} {have} a kernel now, after {time.monotonic() - begin:.0f} s{more}")
     return results

@@ -6,17 +6,21 @@ The progress is one updated line on a terminal, or a line every ten seconds else
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from autotune import numerics
 from autotune.errors import UserError, first_line
+from autotune.in_program.options import function_number
+from autotune.in_program.turns import small, step_us, weights
 from autotune.measure.child import Child, ChildDied, ChildSilent
-from autotune.runtime.inductor.verdict import Surveyed, lacking
+from autotune.runtime.inductor.verdict import Lacking, Surveyed, lacking, occurrences
 from autotune.task import SHARED_BUILDS
 from autotune.words import microseconds
 from autotune.workload import Workload
@@ -97,14 +101,56 @@ class Companion:
 
 _resting: tuple[str, Child] | None = None
 """The process that waits for the next graph of a function, and its device."""
-_measured_us = 0.0
-"""Microseconds of a step in the regions that searches have measured since Dynamo's last reset."""
+
+
+@dataclass
+class _Step:
+    """The graphs of one function so far, which a step runs together.
+
+    Attributes:
+        function: of :func:`autotune.in_program.options.function_number`.
+        measured_us: microseconds of a step in the regions that searches have measured.
+        weight: of the regions of the earlier graphs, by device, as of :func:`autotune.in_program.turns.weights`.
+    """
+
+    function: int
+    measured_us: float = 0.0
+    weight: dict[str, float] = field(default_factory=dict)
+
+
+_last_step = _Step(-1)
+
+
+def _step() -> _Step:
+    """The step of the function whose graph is compiled."""
+    global _last_step
+    if _last_step.function != (number := function_number()):
+        _last_step = _Step(number)
+    return _last_step
+
+
+def to_search(graphs: Sequence[Surveyed], *, last: bool = False) -> tuple[Lacking, set[str]]:
+    """The regions of a Dynamo graph to search, and the fingerprints of those too small to matter for the step.
+
+    Args:
+        graphs: the post-grad graphs.
+        last: no further one of this Dynamo graph follows. The next Dynamo graph may be of the same step.
+    """
+    missed, left = lacking(graphs), set[str]()
+    for device, counted in occurrences(graphs).items():
+        every = weights(counted, device)
+        whole = _step().weight.get(device, 0.0) + sum(weight for weight in every.values() if weight < math.inf)
+        left |= small({w.fingerprint: every[w.fingerprint] for w, _ in missed.get(device, ())}, whole)
+        if last:
+            _step().weight[device] = whole
+    found = {device: [one for one in counted if one[0].fingerprint not in left] for device, counted in missed.items()}
+    return {device: counted for device, counted in found.items() if counted}, left
 
 
 def reset() -> None:
     """Forget the earlier graphs, which ``torch._dynamo.reset()`` has dropped."""
-    global _measured_us
-    _measured_us = 0.0
+    global _last_step
+    _last_step = _Step(-1)
     _end_resting()
 
 
@@ -147,7 +193,7 @@ class Searcher(Companion):
     """
 
     def __init__(self, device: str, seconds: float, *, more: bool = False) -> None:
-        super().__init__(MODULE, device, seconds=seconds, measured_us=_measured_us)
+        super().__init__(MODULE, device, seconds=seconds, measured_us=_step().measured_us)
         self._more = more
         self._begun: float | None = None
         self._done = False
@@ -175,7 +221,7 @@ class Searcher(Companion):
     def add(self, graph: Surveyed) -> None:
         """Search the regions of a graph that lack a schedule. Never raises."""
         try:
-            if counted := lacking([graph]).get(self.device, ()):
+            if counted := to_search([graph])[0].get(self.device, ()):
                 self.start()
                 quiet = _measures()
                 self._send({"workloads": _listed(counted), "quiet": quiet})
@@ -201,11 +247,9 @@ class Searcher(Companion):
             UserError: the search failed before any region had a kernel.
             KeyboardInterrupt: the user interrupted it, and the program has no handler of its own.
         """
-        from autotune.in_program.turns import step_us
         from autotune.tuner.result import Progress, Result
         from autotune.tuner.threads import Interrupt
 
-        global _measured_us
         self.start()
         results: list[Result] = []
         last = time.monotonic() + seconds + GRACE_S
@@ -237,7 +281,7 @@ class Searcher(Companion):
             except (ChildDied, ValueError) as death:
                 error = f"its process ended: {death}"
         error = error or self._error
-        _measured_us += step_us({workload.fingerprint: count for workload, count in counted}, results)
+        _step().measured_us += step_us({workload.fingerprint: count for workload, count in counted}, results)
         if interrupt.requested:
             signal.raise_signal(signal.SIGINT)  # for the handler that the program had before
         if error and not any(result.winner == "autotune" for result in results):

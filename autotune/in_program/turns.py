@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,12 @@ of 31 second turns that began below it won, and none of five that began at 1.37 
 _NEGLIGIBLE = 0.002
 """A region that may gain less than this share of the measured regions' time has no second turn. These regions, of all
 graphs so far, take about a half of a step, so that it is 0.1% of a step."""
+
+
+SMALL = 0.005
+"""Regions that are not searched move together less than this share of the bytes of a step's regions, half of a step."""
+_LAUNCH_BYTES = {"cuda": 1 << 23, "cpu": 1 << 16}
+"""Bytes that are moved in the time of a launch, or of a call: about two microseconds of a GPU."""
 
 
 class RegionTurn(NamedTuple):
@@ -90,7 +97,7 @@ class RegionQueue:
     def waiting(self) -> list[int]:
         """Numbers of the regions without a turn, the most promising first, and then of the undecided ones."""
         prints = [w.fingerprint for w in self.workloads]
-        left = [i for i, key in enumerate(prints) if key not in self._begun]
+        left = [i for i, key in enumerate(prints) if key not in self._begun and self._counts[key]]
         return sorted(left, key=lambda i: (prints[i] in self._late, -self._shares[prints[i]]))
 
     @property
@@ -161,6 +168,39 @@ def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result
         if r.best_us < _HOPELESS * (r.deployed_us or r.best_us)
     ]
     return sorted((found for found in gains if found[1] > 0), key=lambda found: -found[1])
+
+
+def weights(counted: Sequence[tuple[Workload, int]], device: str) -> dict[str, float]:
+    """The bytes that each workload moves in a step, by fingerprint, with those of the time of its launches.
+
+    A product computes for longer than its bytes take, so it is never small.
+    """
+    from autotune.domain import domain_of
+
+    launch = _LAUNCH_BYTES[device.partition(":")[0]]
+    return {
+        workload.fingerprint: count * (domain_of(workload.kind).bytes_moved(workload) + launch)
+        if workload.kind != PRODUCT
+        else math.inf
+        for workload, count in counted
+    }
+
+
+def small(weights: Mapping[str, float], whole: float) -> set[str]:
+    """The lightest workloads that have together less than :data:`SMALL` of ``whole``: the step gains nothing by them.
+
+    Args:
+        weights: of the workloads that lack a schedule, as of :func:`weights`.
+        whole: weight of all regions of the step.
+    """
+    found: set[str] = set()
+    room = SMALL * whole
+    for name in sorted(weights, key=weights.__getitem__):
+        room -= weights[name]
+        if room < 0:
+            break
+        found.add(name)
+    return found
 
 
 def step_us(counts: Mapping[str, int], results: Sequence[Result]) -> float:

@@ -117,6 +117,9 @@ def test_figures_of_the_readme_are_those_of_the_files() -> None:
         assert f"{text} {gain(further[name]):.2f}x" in readme
     mean = statistics.geometric_mean(gain(case) for case in further.values())
     assert re.search(rf"have rounds: {mean:.2f}x in the\s+geometric mean", readme)
+    after = {case["name"]: gain(case) for case in read(RESULTS / "h200/held_out_after.json")["cases"]}
+    text = f"DeBERTa gains {after['deberta_train']:.2f}x and PointNet {after['pointnet_train']:.2f}x"
+    assert text in " ".join(readme.split())
     means = re.findall(
         r"over torch.compile(?:, default| with attention rewritten): (\d\.\d+)x",
         _text("docs/explanation/benchmarks.md"),

@@ -110,10 +110,8 @@ def note(graph: Surveyed) -> None:
             take(graph)
 
 
-def lacking(graphs: Sequence[Surveyed]) -> Lacking:
-    """The regions without a schedule of their device."""
-    from autotune.runtime.match import look_up  # a warm start imports this module, and looks nothing up
-
+def occurrences(graphs: Sequence[Surveyed]) -> Lacking:
+    """All regions that stored kernels may run."""
     counts: dict[str, Counter[str]] = {}
     workloads: dict[str, Workload] = {}
     for graph in graphs:
@@ -121,9 +119,15 @@ def lacking(graphs: Sequence[Surveyed]) -> Lacking:
             if workload is not None:
                 counts.setdefault(device, Counter())[workload.fingerprint] += 1
                 workloads[workload.fingerprint] = workload
+    return {device: [(workloads[name], n) for name, n in counted.items()] for device, counted in counts.items()}
+
+
+def lacking(graphs: Sequence[Surveyed]) -> Lacking:
+    """The regions without a schedule of their device."""
+    from autotune.runtime.match import look_up  # a warm start imports this module, and looks nothing up
+
     missed = {}
-    for device, counted in counts.items():
-        found = [(workloads[name], count) for name, count in counted.items()]
+    for device, found in occurrences(graphs).items():
         own = {w.fingerprint for w, _ in found if look_up(w, device, packaged=False).level.own}
         missed[device] = [(w, count) for w, count in found if w.fingerprint not in own]
     return {device: found for device, found in missed.items() if found}

@@ -157,6 +157,26 @@ def test_coverage_names_the_regions_that_a_search_did_not_reach(searches: Search
     assert sorted((row.stored, row.why) for row in rows) == [(False, "not searched within the budget"), (True, "")]
 
 
+def test_a_small_graph_behind_a_large_one_is_left_to_inductor(searches: Searches) -> None:
+    """A loss of a few operators behind a graph break, in the first process and in the next."""
+
+    def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        most = torch.softmax(x * 2, -1)
+        torch._dynamo.graph_break()
+        return most, torch.log_softmax(y * 3, -1)
+
+    inputs = torch.randn(2048, 1024), torch.randn(4, 8)
+    for _ in range(2):
+        run = torch.compile(step, backend=dynamo_backend, options={"search": 100})
+        torch.testing.assert_close(run(*inputs), step(*inputs))
+        rows = {row.what: (row.stored, row.why) for row in autotune.coverage().rows}
+        assert len(searches.labels) == 1
+        (searched,) = searches.labels[0]
+        assert rows.pop(searched)[0]
+        torch._dynamo.reset()
+    assert (False, "too small to matter for the step") in rows.values()
+
+
 @pytest.mark.parametrize(
     ("outcome", "why"),
     [("inductor", "the search found nothing faster"), ("", "none of its candidates works")],

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from autotune.in_program import turns
 from autotune.in_program.search import is_decided
 from autotune.in_program.turns import RegionQueue
 from autotune.tuner.result import Result
-from autotune.workload import Workload
+from autotune.workload import PRODUCT, Workload
 from tests.support.clock import Clock
+from tests.support.zoo import Case, T, workloads_of
 
 
 @pytest.fixture
@@ -79,6 +83,33 @@ def test_a_region_that_hardly_matters_to_the_step_has_no_second_turn(
         turns.next()
         turns.done(result(one, us, winner="autotune"))
     assert label(turns) == again
+
+
+def test_regions_that_are_small_together_are_not_searched() -> None:
+    """The lightest ones are left out until they are half a percent of the step's bytes."""
+    many = {str(k): 1.0 + k / 100 for k in range(20)}
+    assert turns.small(many, 1000.0) == {"0", "1", "2", "3"}, "many that are small each are not small together"
+    assert turns.small({"a": 5.0, "product": math.inf}, 1000.0) == {"a"}
+    assert turns.small({"a": 5.1}, 1000.0) == set()
+    assert turns.small(many, sum(many.values())) == set()
+
+
+def test_a_launch_has_its_weight_and_a_product_is_never_small() -> None:
+    (tiny,) = workloads_of(Case("", lambda x: torch.softmax(x, -1), (T(4, 8),)))
+    (large,) = workloads_of(Case("", lambda x: torch.softmax(x, -1), (T(4096, 1024),)))
+    found = turns.weights([(tiny, 3), (large, 2)], "cuda:0")
+    assert found[tiny.fingerprint] == 3 * (2 * 4 * 4 * 8 + turns._LAUNCH_BYTES["cuda"])
+    assert found[large.fingerprint] == 2 * (2 * 4 * 4096 * 1024 + turns._LAUNCH_BYTES["cuda"])
+    product = replace(tiny, kind=PRODUCT)
+    assert turns.weights([(product, 1)], "cpu") == {product.fingerprint: math.inf}
+
+
+def test_a_region_that_later_graphs_leave_out_has_no_turn(clock: Clock) -> None:
+    queue = RegionQueue(80.0)
+    queue.add([(region("small"), 1), (region("large"), 1)])
+    queue.add([(region("large"), 1)], whole=True)
+    assert label(queue) == "large"
+    assert label(queue) == ""
 
 
 def test_a_step_is_measured_by_the_last_results() -> None:

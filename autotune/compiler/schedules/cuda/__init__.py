@@ -12,7 +12,7 @@ columns       as ``flat`` or ``rows``, and reductions over all the rows: per-blo
 outer         reductions over outer axes, results used again at full size: adjacent threads along the kept axis
 interleaved   as ``columns``, for rows of short pieces between those of other rows: group norm in channels last
 scatter       index-add: each block scans the indices for those of its rows
-scatter_rows  index-add along rows, each with its own indices: a warp adds a row's terms in shared memory
+scatter_rows  index-add along rows, each with its own indices: a warp places the terms of a sum side by side
 tile          as ``outer``, and reductions over the unit-stride axis, both inside small tiles
 ============  =========================================================================================================
 """
