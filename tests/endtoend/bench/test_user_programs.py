@@ -368,6 +368,11 @@ def test_the_table_has_gains_and_seconds() -> None:
     assert "beyond attention: 1.200x in the geometric mean of 1 program" in lines
     without, *_ = step_table.means([case(ratios={"unsearched": [1.1, 1.2, 1.3]})])
     assert without == "without a search, over torch.compile: 1.200x in the geometric mean of 1 program"
+    # A step of 30 ms less the 4 above the floor, and less the time that library kernels save; or as measured.
+    assert step_table.limit(other) == pytest.approx(30 / 26)
+    other["contenders"]["search"]["kernels"]["library_us"] = 8000.0
+    assert step_table.limit(other) == pytest.approx(30 / 25)
+    assert (step_table.limit(case()), step_table.limit(lost)) == (pytest.approx(1.32), None)
     assert lines[-3:] == [
         "swin_train: search: the time was up", "a failed: why", "b skipped: timm is not installed",
     ]  # fmt: skip
