@@ -259,6 +259,28 @@ def scatter_twice(g: Tensor, ids: Tensor, h: Tensor, others: Tensor, tied: Tenso
     return backward(g, ids, 40, 1, False) + backward(h, others, 40, -1, False) + tied
 
 
+def gather_backward(extent: int, dim: int = -1) -> Callable[[Tensor, Tensor], Tensor]:
+    """The gradient of ``gather(x, dim, index)`` with indices that several batches share."""
+
+    def fn(grad: Tensor, index: Tensor) -> Tensor:
+        shape = list(grad.shape)
+        shape[dim] = extent
+        return torch.scatter_add(grad.new_zeros(shape), dim, index.expand(grad.shape), grad)
+
+    return fn
+
+
+def gather_scaled_backward(grad: Tensor, index: Tensor, base: Tensor) -> Tensor:
+    """With operators before and after the sums, and a tensor that they are added to."""
+    return torch.scatter_add(base, -1, index, grad / 3.0) * torch.sigmoid(base)
+
+
+def gather_across_backward(grad: Tensor, index: Tensor) -> Tensor:
+    """Adjacent terms belong to adjacent rows, as in the second gradient of disentangled attention."""
+    terms = grad.transpose(-1, -2)
+    return torch.scatter_add(grad.new_zeros((*terms.shape[:-1], 24)), -1, index.expand(terms.shape), terms)
+
+
 def scatter_made(grad: Tensor, gate: Tensor, ids: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """With pointwise operators before the sums, and two results after them, of two types."""
     d = torch.ops.aten.embedding_dense_backward(grad * torch.sigmoid(gate), ids, weight.shape[0], -1, False)
@@ -489,6 +511,18 @@ SCATTERS = (
         (T(6, 31, 24, d=F16), T(6, 31, d=I64), T(90, 24, d=F16), T(90, d=I32), T(40, 24, d=F16)),
     ),
     Case("scatter_made", scatter_made, (T(40, 3, 20), T(40, 3, 20), T(40, 3, d=I64), T(61, 20, d=BF16))),
+    Case("gather_backward", gather_backward(48), (T(6, 20, 40, d=BF16), T(1, 20, 40, d=I64))),
+    Case("gather_own_backward", gather_backward(64), (T(5, 7, 72), T(5, 7, 72, d=I64))),
+    Case("gather_few_backward", gather_backward(2), (T(3, 33, 20, d=F16), T(3, 33, 20, d=I32))),
+    Case("gather_odd_backward", gather_backward(13), (T(19, 45), T(19, 45, d=I64))),
+    Case("gather_middle_backward", gather_backward(10, 1), (T(3, 40, 8), T(3, 40, 8, d=I64))),
+    Case(
+        "gather_scaled_backward",
+        gather_scaled_backward,
+        (T(4, 9, 64, d=BF16), T(4, 9, 64, d=I64), T(4, 9, 32, d=BF16)),
+    ),
+    Case("gather_across_backward", gather_across_backward, (T(4, 40, 16, d=BF16), T(1, 16, 40, d=I64))),
+    Case("gather_across_own_backward", gather_across_backward, (T(3, 24, 40), T(3, 40, 24, d=I64))),
 )
 """Sums at places that other data tell, which are in regions on a GPU only."""
 BY_NAME = {c.name: c for c in (*ZOO, *SCATTERS)}

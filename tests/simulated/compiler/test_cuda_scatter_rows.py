@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -24,41 +23,9 @@ from autotune.task import Config
 from tests.support.edited import changed, without
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.groups import check_group, check_inputs, run_group
-from tests.support.zoo import BF16, F16, F32, I32, I64, Case, T, workloads_of
+from tests.support.zoo import BF16, BY_NAME, F32, I64, SCATTERS, Case, T, gather_backward, workloads_of
 
-
-def gradient(extent: int, dim: int = -1) -> Callable[[Tensor, Tensor], Tensor]:
-    """The gradient of ``gather(x, dim, index)`` with indices that several batches share."""
-
-    def fn(grad: Tensor, index: Tensor) -> Tensor:
-        shape = list(grad.shape)
-        shape[dim] = extent
-        return torch.scatter_add(grad.new_zeros(shape), dim, index.expand(grad.shape), grad)
-
-    return fn
-
-
-def scaled(grad: Tensor, index: Tensor, base: Tensor) -> Tensor:
-    """With operators before and after the sums, and a tensor that they are added to."""
-    return torch.scatter_add(base, -1, index, grad / 3.0) * torch.sigmoid(base)
-
-
-def across(grad: Tensor, index: Tensor) -> Tensor:
-    """Adjacent terms belong to adjacent rows, as in the second gradient of disentangled attention."""
-    terms = grad.transpose(-1, -2)
-    return torch.scatter_add(grad.new_zeros((*terms.shape[:-1], 24)), -1, index.expand(terms.shape), terms)
-
-
-CASES = {
-    "shared lists": Case("", gradient(48), (T(6, 20, 40, d=BF16), T(1, 20, 40, d=I64))),
-    "own lists": Case("", gradient(64), (T(5, 7, 72), T(5, 7, 72, d=I64))),
-    "few destinations": Case("", gradient(2), (T(3, 33, 20, d=F16), T(3, 33, 20, d=I32))),
-    "odd sizes": Case("", gradient(13), (T(19, 45), T(19, 45, d=I64))),
-    "middle": Case("", gradient(10, 1), (T(3, 40, 8), T(3, 40, 8, d=I64))),
-    "operators around": Case("", scaled, (T(4, 9, 64, d=BF16), T(4, 9, 64, d=I64), T(4, 9, 32, d=BF16))),
-    "across": Case("", across, (T(4, 40, 16, d=BF16), T(1, 16, 40, d=I64))),
-    "across, own lists": Case("", across, (T(3, 24, 40), T(3, 40, 24, d=I64))),
-}
+CASES = [case.name for case in SCATTERS if case.name.startswith("gather")]
 
 
 def graph_of(case: Case) -> Graph:
@@ -77,21 +44,21 @@ def made(graph: Graph, config: Config) -> GroupKernels:
 
 @pytest.mark.parametrize("name", CASES)
 def test_default(name: str) -> None:
-    graph = graph_of(CASES[name])
+    graph = graph_of(BY_NAME[name])
     check_group(graph, made(graph, {}))
 
 
-@pytest.mark.parametrize("name", ["shared lists", "own lists", "across"])
+@pytest.mark.parametrize("name", ["gather_backward", "gather_own_backward", "gather_across_backward"])
 def test_crowded_and_special(name: str) -> None:
     """Half of the indices are equal, and some terms are NaN or infinite."""
-    graph = graph_of(CASES[name])
+    graph = graph_of(BY_NAME[name])
     check_group(graph, made(graph, {}), special=True)
 
 
 @pytest.mark.parametrize("value", [0, 47, -1, 48, 1 << 40])
 def test_equal_indices_and_indices_outside(value: int) -> None:
     """All terms of a row have the same index; those of an index outside are ignored."""
-    graph = graph_of(CASES["shared lists"])
+    graph = graph_of(BY_NAME["gather_backward"])
     slot = graph.inputs.index("int64")
     inputs = make_inputs(graph, seed=3)
     inputs[slot].fill_(value)
@@ -103,14 +70,14 @@ def test_equal_indices_and_indices_outside(value: int) -> None:
 def test_more_tokens_than_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "MOST_LISTED", 32)
     monkeypatch.setattr(kernels, "LISTED", 32)
-    for name in ("own lists", "across"):
-        graph = graph_of(CASES[name])
+    for name in ("gather_own_backward", "gather_across_backward"):
+        graph = graph_of(BY_NAME[name])
         check_group(graph, made(graph, {"owned": 2}))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_seeds_and_random_configurations(name: str) -> None:
-    graph = graph_of(CASES[name])
+    graph = graph_of(BY_NAME[name])
     scheme = scheme_of(graph)
     configs = scheme.seeds(graph)
     space, rng = scheme.space_of(graph, load_space("fusion", "cuda")), random.Random(1)
@@ -122,7 +89,7 @@ def test_seeds_and_random_configurations(name: str) -> None:
 
 def test_runs_are_equal() -> None:
     """The order of additions does not depend on the order of threads."""
-    graph = graph_of(CASES["own lists"])
+    graph = graph_of(BY_NAME["gather_own_backward"])
     inputs = make_inputs(graph, seed=1, special=False)
     inputs[graph.inputs.index("int64")] %= 7
     kernel = made(graph, {})
@@ -130,10 +97,10 @@ def test_runs_are_equal() -> None:
     assert torch.equal(first, second)
 
 
-@pytest.mark.parametrize(("name", "barrier"), [("shared lists", WARP_BARRIER), ("across", BARRIER)])
+@pytest.mark.parametrize(("name", "barrier"), [("gather_backward", WARP_BARRIER), ("gather_across_backward", BARRIER)])
 def test_barriers_are_needed(name: str, barrier: Do) -> None:
     """Without one kind of barrier, the simulator finds a race, or an index that no thread has written yet."""
-    graph = graph_of(CASES[name])
+    graph = graph_of(BY_NAME[name])
     group = made(graph, {})
     source = group.sources[0]
     broken = changed(source, without(barrier))
@@ -143,9 +110,8 @@ def test_barriers_are_needed(name: str, barrier: Do) -> None:
 
 def test_layouts() -> None:
     """Indices that batches share are keys, listed once; terms are read across keys if those are adjacent in memory."""
-    shared, own, swapped, few = (
-        scattered_rows(graph_of(CASES[n])) for n in ("shared lists", "own lists", "across", "middle")
-    )
+    names = "gather_backward", "gather_own_backward", "gather_across_backward", "gather_middle_backward"
+    shared, own, swapped, few = (scattered_rows(graph_of(BY_NAME[name])) for name in names)
     assert (shared.n_keys, shared.n_repeats, shared.is_across) == (20, 6, False)
     assert (own.n_keys, own.n_repeats, own.is_across) == (35, 1, False)
     assert (swapped.n_keys, swapped.n_repeats, swapped.is_across) == (16, 4, True)
@@ -155,7 +121,7 @@ def test_layouts() -> None:
 def test_the_longest_rows_of_sums() -> None:
     """As many sums a row as the translation permits fit shared memory in each type."""
     for dtype in (BF16, F32):
-        graph = graph_of(Case("", gradient(1 << 14), (T(40, 16, d=dtype), T(40, 16, d=I64))))
+        graph = graph_of(Case("", gather_backward(1 << 14), (T(40, 16, d=dtype), T(40, 16, d=I64))))
         check_group(graph, made(graph, {}))
 
 
