@@ -249,7 +249,7 @@ def _become(request: dict[str, Any], standard: list[int]) -> Callable[[], None]:
     random.seed()
     sys.modules["numpy"].random.seed()
     _open_standard_streams()
-    return _program(args)
+    return _program(args, request["safe"])
 
 
 def _set_threads() -> None:
@@ -310,12 +310,12 @@ def _open_standard_streams() -> None:
     sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
 
 
-def _program(args: list[str]) -> Callable[[], None]:
-    """A call with the effect of ``python *args``."""
+def _program(args: list[str], safe: bool) -> Callable[[], None]:
+    """A call with the effect of ``python *args``, or of ``python -P *args`` if it is safe."""
     path = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     first, rest = args[0], args[1:]
     begin = {"-m": os.getcwd(), "-c": ""}.get(first, os.path.dirname(os.path.abspath(first)))
-    sys.path[:] = [begin, *path, *(p for p in _installed if p not in path)]
+    sys.path[:] = [*([] if safe else [begin]), *path, *(p for p in _installed if p not in path)]
     if first == "-m":
         sys.argv = rest
         return lambda: _run_module(rest[0])
