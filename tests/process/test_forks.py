@@ -61,6 +61,21 @@ def test_processes_of_the_package_are_forks_without_the_working_directory(
     assert other.stdout.removeprefix("False ") == done.stdout.removeprefix("True ")
 
 
+def test_what_it_writes_without_a_buffer_arrives_at_once() -> None:
+    code = "import sys; print('first'); sys.stdout.write('second '); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.read(len("first\nsecond ")) == b"first\nsecond "
+        process.stdin.close()
+        assert process.wait() == 0
+
+
 def test_it_starts_others_and_they_are_its_children() -> None:
     inner = "import os; print(os.getppid())"
     code = f"import os, subprocess, sys; print(os.getpid()); subprocess.run([sys.executable, '-c', {inner!r}])"

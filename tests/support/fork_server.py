@@ -12,6 +12,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import io
 import json
 import os
 import random
@@ -303,8 +304,12 @@ def _own_server(standard: list[int]) -> tuple[socket.socket, Callable[[], int]]:
 
 def _open_standard_streams() -> None:
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
-    terminal = os.isatty(1)
-    out = open(1, "w", 1 if terminal else -1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    out: io.TextIOWrapper
+    if os.environ.get("PYTHONUNBUFFERED"):
+        raw = open(1, "wb", 0, closefd=False)  # noqa: SIM115
+        out = io.TextIOWrapper(raw, "utf-8", write_through=True)  # type: ignore[arg-type]
+    else:
+        out = open(1, "w", 1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)  # noqa: SIM115
     err = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
