@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.measure import child
 from tests.support import forks
 
 
@@ -39,6 +40,40 @@ def test_it_ends_as_a_process_does() -> None:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     process.terminate()
     assert process.wait() == -signal.SIGTERM
+
+
+def test_processes_of_the_package_are_forks_without_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new interpreter for each worker, lane and rank would take most of the time of the tests."""
+    (tmp_path / "queue.py").write_text("raise SystemExit('the queue of the working directory')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*dict.fromkeys(filter(None, sys.path))])
+    words, environ = child.interpreter()
+    assert forks._server is not None
+    program = "import sys; print('torch' in getattr(sys, 'mod' + 'ules'), sys.path, sys.argv)"
+    run = [*words, "-c", f"import queue; {program}", "x"]
+    done = subprocess.run(run, env=environ, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("True ["), done
+    assert done.stdout.endswith("] ['-c', 'x']\n"), done
+    with forks.new_interpreters():
+        other = subprocess.run([*words, "-c", program, "x"], env=environ, capture_output=True, text=True, check=False)
+    assert other.stdout.removeprefix("False ") == done.stdout.removeprefix("True ")
+
+
+def test_what_it_writes_without_a_buffer_arrives_at_once() -> None:
+    code = "import sys; print('first'); sys.stdout.write('second '); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.read(len("first\nsecond ")) == b"first\nsecond "
+        process.stdin.close()
+        assert process.wait() == 0
 
 
 def test_it_starts_others_and_they_are_its_children() -> None:

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import gc
 import importlib
+import io
 import json
 import os
 import random
@@ -249,7 +250,7 @@ def _become(request: dict[str, Any], standard: list[int]) -> Callable[[], None]:
     random.seed()
     sys.modules["numpy"].random.seed()
     _open_standard_streams()
-    return _program(args)
+    return _program(args, request["safe"])
 
 
 def _set_threads() -> None:
@@ -303,19 +304,23 @@ def _own_server(standard: list[int]) -> tuple[socket.socket, Callable[[], int]]:
 
 def _open_standard_streams() -> None:
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # type: ignore[misc] # noqa: SIM115
-    terminal = os.isatty(1)
-    out = open(1, "w", 1 if terminal else -1, encoding="utf-8", closefd=False)  # noqa: SIM115
+    out: io.TextIOWrapper
+    if os.environ.get("PYTHONUNBUFFERED"):
+        raw = open(1, "wb", 0, closefd=False)  # noqa: SIM115
+        out = io.TextIOWrapper(raw, "utf-8", write_through=True)  # type: ignore[arg-type]
+    else:
+        out = open(1, "w", 1 if os.isatty(1) else -1, encoding="utf-8", closefd=False)  # noqa: SIM115
     err = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = out  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = err  # type: ignore[misc]
 
 
-def _program(args: list[str]) -> Callable[[], None]:
-    """A call with the effect of ``python *args``."""
+def _program(args: list[str], safe: bool) -> Callable[[], None]:
+    """A call with the effect of ``python *args``, or of ``python -P *args`` if it is safe."""
     path = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     first, rest = args[0], args[1:]
     begin = {"-m": os.getcwd(), "-c": ""}.get(first, os.path.dirname(os.path.abspath(first)))
-    sys.path[:] = [begin, *path, *(p for p in _installed if p not in path)]
+    sys.path[:] = [*([] if safe else [begin]), *path, *(p for p in _installed if p not in path)]
     if first == "-m":
         sys.argv = rest
         return lambda: _run_module(rest[0])

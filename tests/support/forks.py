@@ -21,7 +21,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 from tests.support import ROOT
@@ -34,8 +34,9 @@ _AT_IMPORT = (
     "CUDA", "KMP_", "LANG", "LC_", "LD_", "MKL_", "NUMBA_", "OMP_", "OPENBLAS_", "PYTHON", "PYTORCH", "TORCH", "TRITON",
 )  # fmt: skip
 _LATER = (
-    "CUDA_DEVICE_MAX_CONNECTIONS", "PYTHONBREAKPOINT", "PYTHONPATH", "TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR",
-    "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_NCCL_",
+    "CUDA_DEVICE_MAX_CONNECTIONS", "PYTHONBREAKPOINT", "PYTHONPATH", "PYTHONUNBUFFERED", "TORCHELASTIC_",
+    "TORCHINDUCTOR_CACHE_DIR", "NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE",
+    "TORCHINDUCTOR_COMPILE_THREADS", "TORCH_NCCL_",
 )  # fmt: skip
 """Variables that libraries read when they are imported, and those among them that are read again, or by a fork."""
 
@@ -140,7 +141,8 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             super()._execute_child(*given)  # type: ignore[misc]
             return
         request = {
-            "args": program,
+            "args": program.args,
+            "safe": program.safe,
             "env": dict(env),
             "cwd": os.fspath(asked["cwd"] or os.getcwd()),
             "session": asked["start_new_session"],
@@ -156,19 +158,34 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
             self._close_pipe_fds(*(asked[name] for name in names))  # type: ignore[attr-defined]
 
 
-def _program(args: Any) -> list[str] | None:
-    """Arguments of Python, for a program of the project or torchrun that does not inspect imports."""
-    if not isinstance(args, list | tuple) or len(args) < 2 or args[0] != sys.executable:
+class _Program(NamedTuple):
+    """What a fork runs.
+
+    Attributes:
+        args: Python's arguments without its options.
+        safe: whether ``-P`` keeps the program's folder, or the working directory, out of ``sys.path``.
+    """
+
+    args: list[str]
+    safe: bool
+
+
+def _program(args: Any) -> _Program | None:
+    """What Python is asked to run, if it is a program of the project or torchrun that does not inspect imports."""
+    if not isinstance(args, list | tuple) or not args or args[0] != sys.executable:
         return None
     program = [os.fspath(a) for a in args[1:]]
-    if program[0] == "-u":  # torchrun's: a fork writes what it has when it ends
-        del program[0]
+    safe = False
+    while program and program[0] in ("-u", "-P"):  # -u is torchrun's: a fork writes what it has when it ends
+        safe |= program.pop(0) == "-P"
+    if not program:
+        return None
     how = program[0]
     if how == "-m":
         known = program[1] == "torch.distributed.run" or program[1].split(".")[0] in _OURS
     else:
         known = "sys.modules" not in program[1] if how == "-c" else not how.startswith("-")
-    return program if known else None
+    return _Program(program, safe) if known else None
 
 
 def adopt(server: Server | None) -> None:

@@ -363,6 +363,7 @@ def test_known_results_are_reported_however_late(store: Store, policy: Policy) -
     assert found[1].best == known.best
 
 
+@pytest.mark.usefixtures("half_a_second_each")  # a second is spent before all candidates are measured
 @pytest.mark.parametrize("known", [{"trials": 2}, {"timeout": 1e-9}])
 def test_known_workload_with_more_budget_counts_as_not_begun_after_the_time(
     store: Store, policy: Policy, known: dict[str, Any], monkeypatch: pytest.MonkeyPatch
