@@ -31,9 +31,7 @@ of 31 second turns that began below it won, and none of five that began at 1.37 
 _NEGLIGIBLE = 0.002
 """A region that may gain less than this share of the measured regions' time has no second turn. These regions, of all
 graphs so far, take about a half of a step, so that it is 0.1% of a step."""
-
-
-SMALL = 0.005
+_SMALL = 0.005
 """Regions that are not searched move together less than this share of the bytes of a step's regions, half of a step."""
 _LAUNCH_BYTES = {"cuda": 1 << 23, "cpu": 1 << 16}
 """Bytes that are moved in the time of a launch, or of a call: about two microseconds of a GPU."""
@@ -187,14 +185,14 @@ def weights(counted: Sequence[tuple[Workload, int]], device: str) -> dict[str, f
 
 
 def small(weights: Mapping[str, float], whole: float) -> set[str]:
-    """The lightest workloads that have together less than :data:`SMALL` of ``whole``: the step gains nothing by them.
+    """The lightest workloads that have together less than :data:`_SMALL` of ``whole``: the step gains nothing by them.
 
     Args:
         weights: of the workloads that lack a schedule, as of :func:`weights`.
         whole: weight of all regions of the step.
     """
     found: set[str] = set()
-    room = SMALL * whole
+    room = _SMALL * whole
     for name in sorted(weights, key=weights.__getitem__):
         room -= weights[name]
         if room < 0:

@@ -159,7 +159,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
 
 
 class _Program(NamedTuple):
-    """What a fork runs.
+    """A program for a fork.
 
     Attributes:
         args: Python's arguments without its options.
@@ -171,7 +171,7 @@ class _Program(NamedTuple):
 
 
 def _program(args: Any) -> _Program | None:
-    """What Python is asked to run, if it is a program of the project or torchrun that does not inspect imports."""
+    """The program of a command of Python, if it is the project's or torchrun and does not inspect imports."""
     if not isinstance(args, list | tuple) or not args or args[0] != sys.executable:
         return None
     program = [os.fspath(a) for a in args[1:]]

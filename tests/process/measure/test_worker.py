@@ -182,6 +182,7 @@ def test_a_program_may_have_a_thousand_open_files(policy: Policy) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_torchs_debugging_is_about_the_program(policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
@@ -194,6 +195,7 @@ def test_torchs_debugging_is_about_the_program(policy: Policy, tmp_path: Path, m
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_files_in_the_working_directory_do_not_replace_modules(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -321,6 +321,7 @@ def test_a_process_does_not_wait_where_it_could_not_serve_or_would_disturb(
     assert process.kills == 1
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_the_folder_of_builds_ends_with_the_killed_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with Companion("autotune.measure.pool", "cpu") as companion:

@@ -98,7 +98,7 @@ class ScatterRowsScheme(Scheme):
         return c | {"rows_per_block": warps, "owned": owned, "unroll": max(1, min(int(c["unroll"]), UNROLLS[-1]))}
 
     def default(self, graph: Graph) -> Config:
-        """Blocks of eight warps, six on each SM, and a wave of blocks: the indices are listed as rarely as possible."""
+        """Blocks of eight warps, five on each SM, and a wave of blocks: indices are listed as rarely as possible."""
         s = scattered_rows(graph)
         vector_bytes = next((b for b in vectors(s) if b <= 16), vectors(s)[-1])
         owned, groups = 1, -(-s.n_keys // WARPS_OF_DEFAULT)

@@ -88,9 +88,11 @@ class ScatterRowsKernel:
     """Where the warp's parts of shared memory begin: terms, their positions, the first position of each index, and the
     sums of several terms. Positions count from the beginning of shared memory."""
     n_several = int_var("many")
+    """Number of the key's sums of several terms."""
     below = int_var("below")
     """A bit for each lane before this one."""
     taken = Var("x")
+    """The numbers of a pack of terms."""
 
     def __init__(self, s: ScatteredRows, schedule: ScatterSchedule) -> None:
         schedule.check_block()
