@@ -511,6 +511,9 @@ SCATTERS = (
         (T(6, 31, 24, d=F16), T(6, 31, d=I64), T(90, 24, d=F16), T(90, d=I32), T(40, 24, d=F16)),
     ),
     Case("scatter_made", scatter_made, (T(40, 3, 20), T(40, 3, 20), T(40, 3, d=I64), T(61, 20, d=BF16))),
+)
+"""Sums at places that other data tell, which are in regions on a GPU only."""
+GATHERS = (
     Case("gather_backward", gather_backward(48), (T(6, 20, 40, d=BF16), T(1, 20, 40, d=I64))),
     Case("gather_own_backward", gather_backward(64), (T(5, 7, 72), T(5, 7, 72, d=I64))),
     Case("gather_few_backward", gather_backward(2), (T(3, 33, 20, d=F16), T(3, 33, 20, d=I32))),
@@ -524,8 +527,8 @@ SCATTERS = (
     Case("gather_across_backward", gather_across_backward, (T(4, 40, 16, d=BF16), T(1, 16, 40, d=I64))),
     Case("gather_across_own_backward", gather_across_backward, (T(3, 24, 40), T(3, 40, 24, d=I64))),
 )
-"""Sums at places that other data tell, which are in regions on a GPU only."""
-BY_NAME = {c.name: c for c in (*ZOO, *SCATTERS)}
+"""Gradients of ``gather``: such sums along rows."""
+BY_NAME = {c.name: c for c in (*ZOO, *SCATTERS, *GATHERS)}
 
 
 @functools.cache

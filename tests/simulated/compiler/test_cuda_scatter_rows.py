@@ -23,9 +23,9 @@ from autotune.task import Config
 from tests.support.edited import changed, without
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.groups import check_group, check_inputs, run_group
-from tests.support.zoo import BF16, BY_NAME, F32, I64, SCATTERS, Case, T, gather_backward, workloads_of
+from tests.support.zoo import BF16, BY_NAME, F32, GATHERS, I64, Case, T, gather_backward, workloads_of
 
-CASES = [case.name for case in SCATTERS if case.name.startswith("gather")]
+CASES = [case.name for case in GATHERS]
 
 
 def graph_of(case: Case) -> Graph:

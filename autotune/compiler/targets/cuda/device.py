@@ -137,9 +137,9 @@ def take(storage: str, lanes: int, words: Words) -> Expr:
     return Intrinsic("take", words, of=(SHORT[storage], lanes))
 
 
-def put(words: Words, values: tuple[Expr, ...]) -> Do:
-    """Leaves float32 or int32 numbers in shared memory."""
-    return _do("put", *words, Tuple(values), of=(SHORT[values[0].dtype], len(values)))
+def put(words: Words, values: tuple[Expr, ...], storage: str = "float32") -> Do:
+    """Leaves numbers of type ``storage``, float32 or int32, in shared memory."""
+    return _do("put", *words, Tuple(values), of=(SHORT[storage], len(values)))
 
 
 def rounds(count: int) -> Expr:

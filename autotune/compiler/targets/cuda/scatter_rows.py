@@ -165,7 +165,7 @@ class ScatterRowsKernel:
             some.append(Assign(value, Cast("int64", pack[e])))
             listed = as_int(Select(valid, as_int(value), Const(s.n_destinations, "int32")))
             some.append(Assign(self.number_at(self.own_terms + self.token + e), listed))
-        none = put(self.words_at(self.own_starts + self.column), (as_int(self.zero),) * _FILLED)
+        none = put(self.words_at(self.own_starts + self.column), (as_int(self.zero),) * _FILLED, "int32")
         position = self.number_at(self.own_positions + self.token)
         start = self.number_at(self.own_starts + self.number_at(self.own_terms + self.token))
         return [
