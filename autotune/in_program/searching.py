@@ -162,6 +162,7 @@ class GraphSearch:
             if "end" in message:
                 self.queue.end = time.monotonic() + message["end"]
                 self._end()
+                self._send_pending()  # the present turn may last longer than the program waits
             self._compile_ahead()
             self._changed.notify_all()
 
@@ -295,19 +296,19 @@ class GraphSearch:
 
     def _report(self, progress: Progress) -> None:
         """Send progress after the end of the compilation; nothing reads it before."""
-        if self.queue.end is None:
+        with self._changed:
             self._last[progress.workload] = progress
-            return
-        self._send_pending()
-        self._link.send({"progress": asdict(progress)})
+            if self.queue.end is not None:
+                self._send_pending()
 
     def _send_pending(self) -> None:
         """Send what was kept back while Inductor compiled, and the results since."""
-        for label in list(self._last):
-            self._link.send({"progress": asdict(self._last.pop(label))})
-        for result in self.queue.results[self._sent :]:
-            self._link.send({"result": asdict(result)})
-        self._sent = len(self.queue.results)
+        with self._changed:
+            for label in list(self._last):
+                self._link.send({"progress": asdict(self._last.pop(label))})
+            for result in self.queue.results[self._sent :]:
+                self._link.send({"result": asdict(result)})
+            self._sent = len(self.queue.results)
 
 
 def _warm_up(

@@ -21,7 +21,7 @@ _CANDIDATE_S, _FIXED_S = 0.12, 0.6
 """Seconds of a candidate, and of the rest of a region: its inputs, its oracle and the final comparison."""
 _TURN_S = 6.0
 """Most seconds of a first turn, unless turns usually take a quarter of that. Most take 0.5 to 2 s; single candidates
-compile for 10 to 30 s, and so do some baselines. A region without a decision has another turn after all others."""
+compile for 10 to 30 s, and so do some baselines. A region without a decision has another turn."""
 REGION_S = 4.0
 """Minimum seconds of a region's second turn."""
 _HOPELESS = 1.25
@@ -53,8 +53,9 @@ class RegionTurn(NamedTuple):
 class RegionQueue:
     """The regions of a program, and which of them is searched next.
 
-    The first turn of a region measures a few candidates, which bring most of the gain. When all regions have had it,
-    those that it left undecided have one without a limit, and then those with the most to gain a second one.
+    The first turn of a region measures a few candidates, which bring most of the gain. Regions with the largest share
+    of a step for their expected time come first. A region that a turn left undecided is expected to take as long again.
+    So a heavy one comes before light ones without a turn. Then those with the most to gain have a second turn.
 
     Args:
         seconds: expected time of the search, until :attr:`end` is set.
@@ -73,7 +74,8 @@ class RegionQueue:
         self._counts: dict[str, int] = {}
         self._shares: dict[str, float] = {}
         self._begun: set[str] = set()
-        self._late: set[str] = set()
+        self._spent: dict[str, float] = {}  # seconds, of regions that a turn left undecided
+        self._last: set[str] = set()
         self._again: set[str] = set()
         self.results: list[Result] = []
 
@@ -93,10 +95,11 @@ class RegionQueue:
         return self._seconds if self.end is None else max(0.0, self.end - time.monotonic())
 
     def waiting(self) -> list[int]:
-        """Numbers of the regions without a turn, the most promising first, and then of the undecided ones."""
+        """Numbers of the regions without a turn or undecided by it, in the order of their turns."""
         prints = [w.fingerprint for w in self.workloads]
         left = [i for i, key in enumerate(prints) if key not in self._begun and self._counts[key]]
-        return sorted(left, key=lambda i: (prints[i] in self._late, -self._shares[prints[i]]))
+        usual = self._usual_s() or 1.0
+        return sorted(left, key=lambda i: -self._shares[prints[i]] / self._spent.get(prints[i], usual))
 
     @property
     def trials(self) -> int:
@@ -112,10 +115,11 @@ class RegionQueue:
                 return None
             trials = self.trials
             self._begun.add(key := self.workloads[waiting[0]].fingerprint)
-            if key in self._late:
+            most = max(_TURN_S, 4 * self._usual_s(), 2 * self._spent.get(key, 0.0))
+            if key in self._spent and len(waiting) == 1:
+                self._last.add(key)
                 return RegionTurn(waiting[0], Budget(trials, left), 0.0)
-            most = max(_TURN_S, 4 * self._usual_s())
-            return RegionTurn(waiting[0], Budget(trials, min(left, most), baselines=most / 2), 0.0)
+            return RegionTurn(waiting[0], Budget(trials, min(left, most), waits=most / 2), 0.0)
         counted = [(w, self._counts[w.fingerprint]) for w in self.workloads if w.fingerprint not in self._again]
         most = max(1, int(self.left_s / REGION_S))
         least = _NEGLIGIBLE * (self._measured_us + step_us(self._counts, self.results))
@@ -130,9 +134,12 @@ class RegionQueue:
     def done(self, result: Result) -> None:
         """Record the result of a turn."""
         self.results.append(result)
-        if result.best is not None and not result.winner and result.workload not in self._late:
-            self._late.add(result.workload)
-            self._begun.discard(result.workload)
+        from autotune.tuner.phases.explore import TIME_UP
+
+        key, late = result.workload, result.stop == TIME_UP and not result.measured
+        if not result.winner and (result.best is not None or late) and key not in self._last | self._again:
+            self._spent[key] = self._spent.get(key, 0.0) + result.seconds
+            self._begun.discard(key)
 
     def _usual_s(self) -> float:
         """Seconds of a first turn, by those that have ended; the first one waits for the processes' start."""

@@ -87,15 +87,15 @@ class Budget:
         patience: candidates measured without a gain of 1% before giving up; None for half of ``trials`` and at least 40
             (48 if ``trials`` is None), 0 for never.
         final: seconds of ``timeout`` reserved for the final comparison, if known from earlier workloads.
-        baselines: seconds that the final comparison waits for baselines, without which nothing is decided; None to
-            wait until the run ends.
+        waits: seconds that a search waits for its first candidate after its time, and that the final comparison waits
+            for baselines: nothing is decided without them. None to wait until the run ends.
     """
 
     trials: int | None = None
     timeout: float | None = None
     patience: int | None = None
     final: float | None = None
-    baselines: float | None = None
+    waits: float | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:

@@ -34,7 +34,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "gather": lambda x, i: x.exp().gather(1, i[:, None]) + 1,
     "index": lambda x, i: x[:1024][i] * 2 + 1,
     "index_add": lambda x, i: torch.zeros_like(x[:1024]).index_add(0, i, x * 2) + 1,
-    "scatter_add": lambda x, i: torch.zeros_like(x).scatter_add(1, i[:, None].expand(4096, 64), x[:, :64] * 2) + 1,
+    "scatter_add": lambda x, i: torch.zeros_like(x[:64]).scatter_add(1, i.view(64, 64), x[:64, :64] * 2) + 1,
     "scatter": lambda x, i: (x * 2).scatter(1, i[:, None], 1.0) + 1,
 }
 

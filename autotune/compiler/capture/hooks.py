@@ -225,7 +225,11 @@ def _uniform(call: Calls, node: fx.Node) -> fx.Node:
     size, seed = node.args[0], node.args[1]
     like = node.meta["val"]
     options = {"start": 0, "step": 1, "dtype": torch.int32, "device": like.device, "requires_grad": False}
-    place = call(aten.reshape.default, call(prims.iota.default, like.numel(), **options), list(size))  # type: ignore[arg-type]
+    flat = call(prims.iota.default, like.numel(), **options)
+    place = call(aten.reshape.default, flat, list(size))  # type: ignore[arg-type]
+    for made in (flat, place):
+        # All checkpoints share it, and torch would save what another checkpoint reads. Its computation costs nothing.
+        made.meta.pop("recompute", None)
 
     def half(shift: int) -> fx.Node:
         shifted = call(aten.bitwise_right_shift.Tensor_Scalar, seed, shift) if shift else seed

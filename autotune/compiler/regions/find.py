@@ -38,6 +38,7 @@ from autotune.compiler.regions.grouping import (
     may_join,
     merge_groups,
 )
+from autotune.compiler.regions.lifetimes import Lifetimes
 from autotune.errors import Repeated, Unsupported
 from autotune.ir.canonical import canonicalize, to_workload
 from autotune.workload import Workload
@@ -379,7 +380,9 @@ def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
         return may_join([known[n] for n in bundle], known[k])
 
     out: list[Region] = []
-    for bundle in bundle_groups(flow, [r.nodes for r in regions], joins):
+    lifetimes = Lifetimes(facts, regions)
+    bundles = bundle_groups(flow, [r.nodes for r in regions], joins)
+    for bundle in (part for every in bundles for part in lifetimes.split(every, joins)):
         alone = [regions[k] for k in bundle]
         out += alone if len(bundle) == 1 else _joined(finder, alone)
     return sorted(out, key=lambda r: facts.place[r.nodes[0]])

@@ -66,7 +66,7 @@ def search(s: Session, compositions: Sequence[Composition], granted: float | Non
     learn_stored(s)
     if may_be_at_floor(s):
         begin = [Seed(s.default, "default")]
-        Explorer(s, s.task.space(s.context.options.space_file), None, begin, until_s=None, patience=0).run()
+        Explorer(s, s.task.space(s.context.options.space_file), None, begin, until_s=s.budget.until_s, patience=0).run()
         if is_at_floor(s) or is_baseline_at_floor(s):
             return AT_FLOOR
     parts = Parts()

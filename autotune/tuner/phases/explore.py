@@ -155,7 +155,7 @@ class Explorer:
         if self.context.interrupt.requested:
             return "interrupted"
         late = self._until_s is not None and self.s.elapsed >= self._until_s
-        if late and self.s.tried and self.s.measured >= self._least:
+        if late and ((self.s.tried and self.s.measured >= self._least) or self._has_waited()):
             return TIME_UP
         if self._patience and is_at_floor(self.s):
             return AT_FLOOR
@@ -164,6 +164,11 @@ class Explorer:
         if self._patience and self._since_gain >= self._patience and not self._seeds:
             return f"{NO_GAIN} of {_GAIN:.0%} in {self._patience} candidates"
         return ""
+
+    def _has_waited(self) -> bool:
+        """True if candidates take longer to compile than the budget waits for the first."""
+        waits = self.s.budget.waits
+        return waits is not None and self._until_s is not None and self.s.elapsed >= self._until_s + waits
 
     def _fill(self) -> None:
         """Keep enough candidates compiling. After the seeds, the number of results limits the proposals in progress."""

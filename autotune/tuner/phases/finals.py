@@ -145,7 +145,7 @@ def _has_baselines(s: Session) -> bool:
     """
     if (baselines := s.context.baselines(s.task.workload)) is None:
         return True
-    left, most = s.context.left_s, s.budget.baselines
+    left, most = s.context.left_s, s.budget.waits
     found = baselines.wait(s.task.workload, s.task.device, left if most is None else min(left, most))
     return found is not None or (most is None and s.context.left_s > 0.0)
 

@@ -59,13 +59,15 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
     return made
 
 
-def explored(store: Store, policy: Policy, hand: Hand, until_s: float, device: str, slow: Any = ()) -> tuple[str, int]:
+def explored(
+    store: Store, policy: Policy, hand: Hand, until_s: float, device: str, slow: Any = (), waits: float | None = None
+) -> tuple[str, int]:
     """Why a search with all candidates as seeds ended, and how many it measured."""
     pool = Compiled(len(CONFIGS))
     pool.slow = slow
     context = Context(store=store, device="cpu", policy=policy, lent=(pool,), _pool=pool, _worker=hand)  # type: ignore[arg-type]
     task = ToyTask(toy(), device)
-    s = context.session(task, Budget())
+    s = context.session(task, Budget(waits=waits))
     seeds = [Seed(c, "asked") for c in CONFIGS]
     stop = Explorer(s, task.space(), None, seeds, until_s=until_s, patience=0).run()
     return stop, len(hand.measured)
@@ -98,3 +100,17 @@ def test_nothing_is_measured_during_compilation_on_a_cpu(
 ) -> None:
     monkeypatch.setattr("autotune.tuner.phases.explore._QUIET_S", 0.0)
     assert explored(store, policy, hand, 2.0, "cpu", CONFIGS[11:]) == (TIME_UP, 4)
+
+
+def test_a_search_waits_for_its_first_candidate_as_long_as_its_budget_says(
+    store: Store, policy: Policy, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A region of 16 recomputed layers compiled for minutes, and 11 other regions lost their kernels."""
+
+    def passes(futures: Any, timeout: float, return_when: Any = None) -> tuple[set[Any], set[Any]]:
+        hand.now += 1.0
+        return set(), set(futures)
+
+    monkeypatch.setattr("autotune.tuner.phases.explore.wait", passes)
+    assert explored(store, policy, hand, 2.0, "cuda:0", CONFIGS, waits=4.0) == (TIME_UP, 0)
+    assert hand.now == 6.0

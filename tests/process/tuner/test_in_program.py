@@ -127,6 +127,34 @@ def test_nothing_is_reported_or_stored_before_inductor_has_finished(
         assert store.stats()["claims"] == 0
 
 
+def test_results_are_reported_at_the_end_of_the_compilation_while_a_turn_lasts(
+    program: Program, search: searching.Search, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program gives up a turn that does not end, with the results of the others."""
+    from autotune.tuner import study
+
+    monkeypatch.setattr(searching, "_overlaps", lambda device: True)
+    monkeypatch.setattr("autotune.tuner.context.Context.baselines", lambda self, workload: None)
+    ends, tune = threading.Event(), study.tune
+
+    def slow(context: Any, subject: Any, *more: Any) -> Result:
+        if subject == B:
+            ends.wait()
+        return tune(context, subject, *more)
+
+    monkeypatch.setattr(study, "tune", slow)
+    program.tell(workloads=listed(A))
+    program.wait(lambda: len(search.graph.queue.results) > 0)
+    program.tell(workloads=listed(A, B))
+    try:
+        program.tell(workloads=listed(A, B), end=500.0)
+        assert {r.workload for r in program.results} == {A.fingerprint}
+    finally:
+        ends.set()
+    program.wait(lambda: program.done)
+    assert {r.workload for r in program.results} == {A.fingerprint, B.fingerprint}
+
+
 def test_the_processes_serve_the_next_graph_too(
     workers: list[object], program: Program, search: searching.Search, monkeypatch: pytest.MonkeyPatch, db: str
 ) -> None:

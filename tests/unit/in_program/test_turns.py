@@ -121,21 +121,47 @@ def test_a_step_is_measured_by_the_last_results() -> None:
 
 def test_a_region_that_takes_long_does_not_keep_the_others_waiting(clock: Clock) -> None:
     """One of T5's candidates compiled for 30 s, and its baseline for 13: 40 of the search's 62 s."""
-    slow, quick = region("slow", 9), region("quick")
+    slow, quick = region("slow", 9), region("quick", 4)
     turns = RegionQueue(80.0)
     turns.add([(slow, 1), (quick, 1)])
     first = turns.next()
     assert first is not None
-    assert (first.budget.timeout, first.budget.baselines) == (6.0, 3.0)
-    turns.done(result(slow, best={"tile": 4}))
+    assert (first.budget.timeout, first.budget.waits) == (6.0, 3.0)
+    turns.done(result(slow, best={"tile": 4}, seconds=6.0))
     assert label(turns) == "quick"
     turns.done(result(quick, best={}, winner="inductor"))
     last = turns.next()
     assert last is not None
     assert turns.workloads[last.number] == slow
-    assert (last.budget.timeout, last.budget.baselines) == (80.0, None)
-    turns.done(result(slow, best={"tile": 4}))
+    assert (last.budget.timeout, last.budget.waits) == (80.0, None)
+    turns.done(result(slow, best={"tile": 4}, seconds=6.0))
     assert label(turns) == ""
+
+
+def test_a_heavy_region_without_a_decision_comes_before_light_ones(clock: Clock) -> None:
+    """A 3D UNet's heaviest region waited for its baseline and lost its turn; 20 small ones had theirs before it."""
+    heavy, light = region("heavy", 100), [region(f"light {k}", 1) for k in range(4)]
+    turns = RegionQueue(80.0)
+    turns.add([(heavy, 1), *((one, 1) for one in light)])
+    assert label(turns) == "heavy"
+    turns.done(result(heavy, best={"tile": 4}, seconds=8.0))
+    again = turns.next()
+    assert again is not None
+    assert turns.workloads[again.number] == heavy
+    assert (again.budget.timeout, again.budget.waits) == (16.0, 8.0), "twice the time that it has had"
+    turns.done(result(heavy, best={"tile": 4}, winner="autotune"))
+    assert [label(turns) for _ in range(5)] == ["light 0", "light 1", "light 2", "light 3", ""]
+
+
+def test_a_region_whose_candidates_compile_for_long_has_a_later_turn(clock: Clock) -> None:
+    slow, broken = region("slow", 2), region("broken", 1)
+    turns = RegionQueue(80.0)
+    turns.add([(slow, 1), (broken, 1)])
+    assert label(turns) == "slow"
+    turns.done(result(slow, us=0.0, stop="the time is up", seconds=9.0))
+    assert label(turns) == "broken"
+    turns.done(result(broken, us=0.0, stop="the trials are used up", measured=4))
+    assert label(turns) == "slow"
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_a_comparison_waits_no_longer_than_the_run_lasts(
     session: Any = SimpleNamespace(
         context=context,
         task=SimpleNamespace(workload=Workload("fusion", {}), device="cuda:0"),
-        budget=Budget(baselines=most),
+        budget=Budget(waits=most),
     )
     assert finals._has_baselines(session) is compared
     assert clock.ns / 1e9 == pytest.approx(waited_s)

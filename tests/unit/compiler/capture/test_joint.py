@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import checkpoint
 
 from autotune.compiler.capture.hooks import place_scalars, takes_bias_apart
 from autotune.compiler.capture.recording import capture, recording_backend
@@ -96,6 +97,23 @@ def test_forward_and_backward_agree_on_the_mask(dtype: torch.dtype) -> None:
     torch.testing.assert_close(dx, y.detach(), rtol=2e-2 if dtype != torch.float32 else 1e-5, atol=0)
     assert 0.38 < (y == 0).float().mean().item() < 0.42
     assert torch.equal(dx == 0, y == 0)
+
+
+def test_checkpoints_compute_their_masks_from_seeds_alone() -> None:
+    """torch saves what one checkpoint computes and another one reads, such as the numbers of the elements."""
+    weight = t(8, 8, grad=True)
+
+    def layer(x: Tensor) -> Tensor:
+        return F.dropout(torch.sigmoid(x @ weight), 0.1)
+
+    def f(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x.sum()
+
+    _, backward = capture(f, (t(6, 8, grad=True),), grad=True)
+    saved = [n.meta["val"] for n in backward.module.graph.find_nodes(op="placeholder")]
+    assert [value.shape for value in saved if not value.dtype.is_floating_point] == [(3,)], "the seeds"
 
 
 def test_dropout_is_part_of_the_adjacent_region() -> None:
