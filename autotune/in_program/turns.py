@@ -22,6 +22,8 @@ _CANDIDATE_S, _FIXED_S = 0.12, 0.6
 _TURN_S = 6.0
 """Most seconds of a first turn, unless turns usually take a quarter of that. Most take 0.5 to 2 s; single candidates
 compile for 10 to 30 s, and so do some baselines. A region without a decision has another turn."""
+_TURNS = 3
+"""Most turns of a region without a decision."""
 REGION_S = 4.0
 """Minimum seconds of a region's second turn."""
 _HOPELESS = 1.25
@@ -116,7 +118,7 @@ class RegionQueue:
             trials = self.trials
             self._begun.add(key := self.workloads[waiting[0]].fingerprint)
             most = max(_TURN_S, 4 * self._usual_s(), 2 * self._spent.get(key, 0.0))
-            if key in self._spent and len(waiting) == 1:
+            if key in self._spent and len(waiting) == 1 and self.end is not None:
                 self._last.add(key)
                 return RegionTurn(waiting[0], Budget(trials, left), 0.0)
             return RegionTurn(waiting[0], Budget(trials, min(left, most), waits=most / 2), 0.0)
@@ -133,10 +135,12 @@ class RegionQueue:
 
     def done(self, result: Result) -> None:
         """Record the result of a turn."""
-        self.results.append(result)
         from autotune.tuner.phases.explore import TIME_UP
 
+        self.results.append(result)
         key, late = result.workload, result.stop == TIME_UP and not result.measured
+        if sum(r.workload == key for r in self.results) >= _TURNS:
+            self._last.add(key)
         if not result.winner and (result.best is not None or late) and key not in self._last | self._again:
             self._spent[key] = self._spent.get(key, 0.0) + result.seconds
             self._begun.discard(key)

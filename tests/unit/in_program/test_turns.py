@@ -123,6 +123,7 @@ def test_a_region_that_takes_long_does_not_keep_the_others_waiting(clock: Clock)
     """One of T5's candidates compiled for 30 s, and its baseline for 13: 40 of the search's 62 s."""
     slow, quick = region("slow", 9), region("quick", 4)
     turns = RegionQueue(80.0)
+    turns.end = 80.0
     turns.add([(slow, 1), (quick, 1)])
     first = turns.next()
     assert first is not None
@@ -151,6 +152,17 @@ def test_a_heavy_region_without_a_decision_comes_before_light_ones(clock: Clock)
     assert (again.budget.timeout, again.budget.waits) == (16.0, 8.0), "twice the time that it has had"
     turns.done(result(heavy, best={"tile": 4}, winner="autotune"))
     assert [label(turns) for _ in range(5)] == ["light 0", "light 1", "light 2", "light 3", ""]
+
+
+def test_an_undecided_region_has_three_turns_and_no_long_one_before_all_graphs_are_known(clock: Clock) -> None:
+    turns = RegionQueue(80.0)
+    turns.add([(region("slow"), 1)])
+    for timeout in (6.0, 6.0, 12.0):
+        turn = turns.next()
+        assert turn is not None
+        assert turn.budget.timeout == timeout
+        turns.done(result(region("slow"), best={"tile": 4}, seconds=3.0))
+    assert label(turns) == ""
 
 
 def test_a_region_whose_candidates_compile_for_long_has_a_later_turn(clock: Clock) -> None:
