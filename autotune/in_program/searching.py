@@ -38,8 +38,8 @@ log = logging.getLogger("autotune")
 
 COMMAND = "search in the program"
 """The command of runs and of verdicts' records."""
-REST_S = 20.0
-"""Seconds between two graphs of a function, after which the process ends by itself."""
+REST_S = 40.0
+"""Seconds between two graphs of a function, after which the process ends by itself. T5's were 23 s apart on an H200."""
 _PREFETCHED = 10
 """Regions whose candidates are compiled while one is measured. Some regions' take eight seconds, the others' one."""
 _WITHOUT = ("eager",)

@@ -38,6 +38,7 @@ from autotune.runtime.inductor.product_call import ProductCall, is_faster, searc
 from autotune.runtime.inductor.region_call import RegionCall, at_these, permitted
 from autotune.runtime.inductor.region_cpp import prepared
 from autotune.runtime.inductor.region_op import memory_of, readers, region_node
+from autotune.runtime.inductor.saved import keep_strides
 from autotune.runtime.inductor.verdict import Left, Surveyed, Trial, graph_fingerprint, note, ranks_agree, stored_left
 from autotune.runtime.ladder import Level, Match
 from autotune.runtime.launch.prepared import TensorSpec
@@ -84,6 +85,8 @@ def replace_regions(
         numbers, origin = concrete(gm) if is_symbolic(graph) else (gm, {})
         facts = GraphFacts(numbers.graph)
         every = regions_from(facts)
+        if not origin:  # Inductor pads no symbolic sizes
+            keep_strides(facts, every)
         devices = [device for device in map(device_of, every) if device is not None]
         name = graph_fingerprint(numbers.graph, every, numerics.read(devices))
     except Exception as e:

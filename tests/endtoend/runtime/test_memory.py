@@ -59,6 +59,41 @@ def test_a_training_step_takes_no_more_memory_than_inductor_s(tune: Tune) -> Non
     assert autotune.counters().fallbacks == 0
 
 
+class Checkpointed(nn.Module):
+    """Layers that the backward pass computes again, each before its own gradients."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(self._thrice, layer, x, use_reentrant=False)
+        loss: Tensor = x.square().mean()
+        return loss
+
+    def _thrice(self, layer: nn.Module, x: Tensor) -> Tensor:
+        made: Tensor = x + layer(torch.tanh(layer(torch.tanh(layer(x)))))
+        return made
+
+
+@pytest.mark.slow
+def test_a_checkpointed_layer_takes_the_memory_of_its_input(tune: Tune) -> None:
+    """All its work depends on saved tensors only, so that one kernel could compute it for all layers."""
+    x = torch.randn(8192, 128, requires_grad=True)
+
+    def peak(layers: int) -> int:
+        model = Checkpointed(layers, x.shape[1])
+        tune(twin(model), (x,))
+        step = torch.compile(twin(model), backend="autotune")
+        step(x).backward()
+        return peak_bytes(lambda: step(x).backward())
+
+    assert peak(6) - peak(3) <= 3.1 * x.nbytes
+    assert autotune.counters().hits
+    assert autotune.counters().fallbacks == 0
+
+
 class Normed(nn.Module):
     """A convolution with a bias and a batch norm, whose gradient needs the convolution's result."""
 
