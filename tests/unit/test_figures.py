@@ -111,6 +111,7 @@ def test_figures_of_the_readme_are_those_of_the_files() -> None:
     gained = {
         "An image decoder gained": "decoder_infer", "wav2vec 2.0": "wav2vec2_train", "ModernBERT": "modernbert_train",
         "PointNet": "pointnet_train", "DeBERTa": "deberta_train", "a vocoder": "vocoder_train", "DLRM": "dlrm_train",
+        "Gemma 3": "gemma3_train", "CLIP": "clip_train", "a low-rank fine-tuning": "lora_train",
     }  # fmt: skip
     assert set(gained.values()) == set(further)
     for text, name in gained.items():
