@@ -49,7 +49,7 @@ class Lifetimes:
 
     def __init__(self, facts: GraphFacts, regions: Sequence[Block]) -> None:
         self._facts, self._regions = facts, regions
-        self._runs = [min(facts.place[n] for n in region.outputs) for region in regions]
+        self._runs = [min(facts.place[n] for n in region.outputs or region.nodes) for region in regions]
         self._home = {n: k for k, region in enumerate(regions) for n in region.nodes}
         stored = {n for region in regions for n in region.outputs}
         backward = any(str(n.target).startswith("tangents") for n in facts.nodes if n.op == "placeholder")

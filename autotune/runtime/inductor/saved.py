@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import fx
+from torch._inductor import config
 
 from autotune.compiler.lower.facts import GraphFacts
 from autotune.compiler.regions.find import Region
@@ -32,6 +33,14 @@ def keep_strides(facts: GraphFacts, regions: Iterable[Region]) -> None:
         k
         for k, n in enumerate(results)
         if isinstance(n, fx.Node) and k not in visible and stored.issuperset(facts.makers(n) or (n,))
-        if isinstance(value := n.meta["val"], torch.Tensor) and value.is_contiguous() and value.stride() == strides[k]
+        if isinstance(value := n.meta["val"], torch.Tensor) and value.stride() == strides[k] and _is_padded(value)
     ]
     output.meta["user_visible_output_idxs"] = [*visible, *saved]
+
+
+def _is_padded(value: torch.Tensor) -> bool:
+    """True if Inductor may pad rows of such a tensor."""
+    align = config.padding_alignment_bytes // value.dtype.itemsize
+    return value.is_contiguous() and any(
+        step > config.padding_stride_threshold and step % align for step in value.stride()
+    )

@@ -82,6 +82,20 @@ def test_a_backward_pass_frees_its_activations_and_a_forward_pass_does_not_free_
     assert used("primals_1", "tangents_1") == [0, 1, 2, 3, 1]
 
 
+def test_a_region_whose_results_nobody_reads_takes_no_memory() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    unused = graph.call_function(torch.ops.aten.neg.default, (x,))
+    graph.output((x,))
+    with FakeTensorMode() as mode:
+        for n in (x, unused):
+            n.meta["val"] = mode.from_tensor(torch.empty(4))
+    region: Any = SimpleNamespace(nodes=(unused,), inputs=(x,), outputs=())
+    lifetimes = Lifetimes(GraphFacts(graph), [region])
+    assert lifetimes.used == [0, 0, 0]
+    assert lifetimes.split([0], lambda part, k: True) == [[0]]
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_the_memory_of_joined_regions_is_that_of_a_simulation(seed: int) -> None:
     rng = random.Random(seed)
