@@ -25,8 +25,9 @@ from autotune import numerics
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.lower.facts import LIBRARY_CALL, GraphFacts
 from autotune.compiler.regions import aten
-from autotune.compiler.regions.find import Region, placeholders, workload_of
+from autotune.compiler.regions.find import Region, workload_of
 from autotune.compiler.regions.formulas import Fit, fit_of
+from autotune.compiler.regions.programs import placeholders
 from autotune.errors import Unsupported
 from autotune.ir.graph import SHORT
 from autotune.workload import PRODUCT, Workload

@@ -13,15 +13,13 @@ those that other nodes need remain in the graph.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import fx
-from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 
 from autotune.compiler.lower.facts import LIBRARY_CALL, GraphFacts, Kind
 from autotune.compiler.lower.op_names import ALLOCATIONS, GENERATORS, PRODUCTS, SCATTERS, VIEWS, describe
@@ -39,6 +37,7 @@ from autotune.compiler.regions.grouping import (
     merge_groups,
 )
 from autotune.compiler.regions.lifetimes import Lifetimes
+from autotune.compiler.regions.programs import program_of
 from autotune.errors import Repeated, Unsupported
 from autotune.ir.canonical import canonicalize, to_workload
 from autotune.workload import Workload
@@ -174,9 +173,13 @@ class Finder:
         self.copied = copied_nodes(self.facts, groups, flow.stored, self.once)
         return [g for g in groups if not self.copied.issuperset(g)]
 
-    def region(self, nodes: Sequence[fx.Node]) -> Region:
-        """The region of a group. Raises Unsupported with the responsible node of this graph as ``node``."""
-        inputs, outputs, module = self.submodule(nodes)
+    def region(self, nodes: Sequence[fx.Node], parts: Mapping[fx.Node, int] | None = None) -> Region:
+        """The region of a group. Raises Unsupported with the responsible node of this graph as ``node``.
+
+        Args:
+            parts: as of :func:`autotune.compiler.regions.programs.program_of`.
+        """
+        inputs, outputs, module = self.submodule(nodes, parts)
         self._check_float64(nodes, outputs)
         try:
             if not outputs:
@@ -194,32 +197,19 @@ class Finder:
             return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, reason=str(error))
         return Region(tuple(nodes), tuple(inputs), tuple(outputs), module, workload, binding)
 
-    def submodule(self, nodes: Sequence[fx.Node]) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
+    def submodule(
+        self, nodes: Sequence[fx.Node], parts: Mapping[fx.Node, int] | None = None
+    ) -> tuple[list[fx.Node], list[fx.Node], fx.GraphModule]:
         """(inputs, outputs, module) of a group, with copies of the free nodes between.
 
         A node is no output if other groups only read their own copies of it.
+
+        Args:
+            parts: as of :func:`autotune.compiler.regions.programs.program_of`.
         """
-        facts, members = self.facts, set(nodes)
+        members = set(nodes)
         outputs = [n for n in nodes if self._is_used_outside(n, members)]
-        inside, needed = set(outputs), set[fx.Node]()
-        stack = list(outputs)
-        while stack:
-            for n in stack.pop().all_input_nodes:
-                chosen = inside if n in members else needed if facts[n].is_free or n in self.copied else None
-                if chosen is not None and n not in chosen:
-                    chosen.add(n)
-                    stack.append(n)
-        needed = self._without_windows(inside, needed)
-        body = sorted(inside | needed, key=facts.place.__getitem__)
-        inputs = list(dict.fromkeys(i for n in body for i in n.all_input_nodes if i not in inside and i not in needed))
-        graph = fx.Graph()
-        env = placeholders(graph, facts, inputs)
-        for n in body:
-            env[n] = graph.node_copy(n, lambda a: env[a])
-            env[n].meta = {"val": facts[n].value, "origin": n, "original_aten": n.meta.get("original_aten")}
-        graph.output(tuple(env[n] for n in outputs))
-        with _use_lazy_graph_module(True):  # few submodules are called, and Python code takes a third of the search
-            module = _make_graph_module(torch.nn.Module(), graph)
+        inputs, module = program_of(self.facts, members, outputs, self.copied, parts)
         return inputs, outputs, module
 
     def keep_products(self, products: Sequence[fx.Node]) -> None:
@@ -295,28 +285,6 @@ class Finder:
             return False  # a tuple: its getitems are nodes of the region themselves
         return not self.facts.readers(node, self.copied) <= inside
 
-    def _without_windows(self, inside: set[fx.Node], needed: set[fx.Node]) -> set[fx.Node]:
-        """``needed`` without views that slice a tensor, if the region reads only that slice of it.
-
-        The slice is then the region's input, and its offset is not in the workload. So the steps of an unrolled
-        recurrence, each with its slice of one projection, are one workload.
-        """
-        facts, out = self.facts, set(needed)
-        body = inside | needed
-        sources = dict.fromkeys(i for n in body for i in n.all_input_nodes if i not in body)
-        for source in sources:
-            chain, window, node = list[fx.Node](), 0, source
-            # Follow single readers, up to the nodes that the region copies, which no other node computes.
-            while len(users := [u for u in node.users if u in body]) == 1 and users[0] in needed - self.copied:
-                if users[0].all_input_nodes != [node]:
-                    break
-                node = users[0]
-                chain.append(node)
-                window = len(chain) if facts[node].is_window else window
-            if window and facts[chain[window - 1]].is_aligned_in(facts[source]):
-                out -= set(chain[:window])
-        return out
-
     def _check_float64(self, nodes: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> None:
         """Raises Unsupported if a region would read or write float64, which it supports in registers only."""
         facts, inside = self.facts, set(nodes)
@@ -335,14 +303,6 @@ class Finder:
         if key not in self._known:
             self._known[key] = workload_of(module, program=program)
         return self._known[key]
-
-
-def placeholders(graph: fx.Graph, facts: GraphFacts, nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """The inputs of a new program, one for each of ``nodes``."""
-    made = {n: graph.placeholder(f"x{k}") for k, n in enumerate(nodes)}
-    for n, copy in made.items():
-        copy.meta = {"val": facts[n].value}
-    return made
 
 
 def workload_of(
@@ -391,7 +351,8 @@ def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
 def _joined(finder: Finder, regions: list[Region]) -> list[Region]:
     """Several regions joined into one; the same regions if together they have no workload."""
     try:
-        made = finder.region(sorted((n for r in regions for n in r.nodes), key=finder.facts.place.__getitem__))
+        parts = {n: k for k, r in enumerate(regions) for n in r.nodes}
+        made = finder.region(sorted(parts, key=finder.facts.place.__getitem__), parts)
     except Unsupported:
         return regions
     return regions if made.workload is None else [made]
