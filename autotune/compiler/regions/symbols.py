@@ -96,22 +96,25 @@ def symbolic_program(region: Region, origin: Mapping[fx.Node, fx.Node]) -> fx.Gr
         region: a region of a :func:`concrete` copy.
         origin: the map from that copy's nodes to the original nodes.
     """
-    graph, made = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in (origin[n] for n in region.inputs):
-        made[node] = graph.placeholder(node.name)
-        made[node].meta = {"val": node.meta["val"]}
+    graph, made, source = fx.Graph(), dict[fx.Node, fx.Node](), dict[fx.Node, fx.Node]()
+    inputs = [n for n in region.submodule.graph.nodes if n.op == "placeholder"]
+    for copied, n in zip(inputs, region.inputs, strict=True):
+        source[copied] = origin[n]
+        made[copied] = graph.placeholder(origin[n].name)
+        made[copied].meta = {"val": origin[n].meta["val"]}
+    for copied in (n for n in region.submodule.graph.nodes if n.op == "call_function"):
+        node = source[copied] = origin[copied.meta["origin"]]
+        read = {source[n]: made[n] for n in copied.all_input_nodes}  # a generated tensor may have several copies
 
-    def argument(node: fx.Node) -> Any:
-        value = node.meta.get("val")
-        return Size(expression_of(value)) if isinstance(value, torch.SymInt) else made[node]
+        def argument(n: fx.Node, read: Mapping[fx.Node, fx.Node] = read) -> Any:
+            value = n.meta.get("val")
+            return Size(expression_of(value)) if isinstance(value, torch.SymInt) else read[n]
 
-    for copied in region.submodule.graph.nodes:
-        if copied.op == "call_function":
-            node = origin[copied.meta["origin"]]
-            args, kwargs = fx.map_arg((node.args, node.kwargs), argument)
-            made[node] = graph.create_node("call_function", node.target, args, kwargs)
-            made[node].meta = {"val": node.meta["val"], "original_aten": node.meta.get("original_aten")}
-    graph.output(tuple(made[origin[n]] for n in region.outputs))
+        args, kwargs = fx.map_arg((node.args, node.kwargs), argument)
+        made[copied] = graph.create_node("call_function", node.target, args, kwargs)
+        made[copied].meta = {"val": node.meta["val"], "original_aten": node.meta.get("original_aten")}
+    results: Any = region.submodule.graph.output_node().args[0]
+    graph.output(tuple(made[n] for n in results))
     return fx.GraphModule(torch.nn.Module(), graph)
 
 
