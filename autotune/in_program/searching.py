@@ -161,8 +161,8 @@ class GraphSearch:
                 self.queue.add(counted, whole="end" in message)
             if "end" in message:
                 self.queue.end = time.monotonic() + message["end"]
-                self._end()
                 self._send_pending()  # the present turn may last longer than the program waits
+                self._end()
             self._compile_ahead()
             self._changed.notify_all()
 

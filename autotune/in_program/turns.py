@@ -22,8 +22,8 @@ _CANDIDATE_S, _FIXED_S = 0.12, 0.6
 _TURN_S = 6.0
 """Most seconds of a first turn, unless turns usually take a quarter of that. Most take 0.5 to 2 s; single candidates
 compile for 10 to 30 s, and so do some baselines. A region without a decision has another turn."""
-_TURNS = 3
-"""Most turns of a region without a decision."""
+_WAITS = 0.5
+"""Time that a turn waits for its first candidate, and for its baselines, by the most seconds of a turn."""
 REGION_S = 4.0
 """Minimum seconds of a region's second turn."""
 _HOPELESS = 1.25
@@ -56,8 +56,9 @@ class RegionQueue:
     """The regions of a program, and which of them is searched next.
 
     The first turn of a region measures a few candidates, which bring most of the gain. Regions with the largest share
-    of a step for their expected time come first. A region that a turn left undecided is expected to take as long again.
-    So a heavy one comes before light ones without a turn. Then those with the most to gain have a second turn.
+    of a step for their expected time come first. If a turn measured candidates and ended without a decision, another
+    turn is among them: its baseline is compiled meanwhile. A region that is still undecided, or has no candidate yet,
+    has its last turn after all others, without a limit. Then those with the most to gain have a second turn.
 
     Args:
         seconds: expected time of the search, until :attr:`end` is set.
@@ -76,8 +77,8 @@ class RegionQueue:
         self._counts: dict[str, int] = {}
         self._shares: dict[str, float] = {}
         self._begun: set[str] = set()
-        self._spent: dict[str, float] = {}  # seconds, of regions that a turn left undecided
-        self._last: set[str] = set()
+        self._undecided: set[str] = set()
+        self._late: set[str] = set()
         self._again: set[str] = set()
         self.results: list[Result] = []
 
@@ -100,8 +101,13 @@ class RegionQueue:
         """Numbers of the regions without a turn or undecided by it, in the order of their turns."""
         prints = [w.fingerprint for w in self.workloads]
         left = [i for i, key in enumerate(prints) if key not in self._begun and self._counts[key]]
-        usual = self._usual_s() or 1.0
-        return sorted(left, key=lambda i: -self._shares[prints[i]] / self._spent.get(prints[i], usual))
+        usual, long = self._usual_s() or 1.0, (1 + _WAITS) * self._most_s()
+
+        def order(i: int) -> tuple[bool, float]:
+            key = prints[i]
+            return key in self._late, -self._shares[key] / (long if key in self._undecided else usual)
+
+        return sorted(left, key=order)
 
     @property
     def trials(self) -> int:
@@ -112,16 +118,16 @@ class RegionQueue:
         """The next turn; None if none is left that fits the time."""
         from autotune.tuner.options import Budget
 
-        if waiting := self.waiting():
+        waiting = self.waiting()
+        key = self.workloads[waiting[0]].fingerprint if waiting else ""
+        if waiting and (self.end is not None or key not in self._late):
             if (left := self.left_s) <= self._usual_s():
                 return None
-            trials = self.trials
-            self._begun.add(key := self.workloads[waiting[0]].fingerprint)
-            most = max(_TURN_S, 4 * self._usual_s(), 2 * self._spent.get(key, 0.0))
-            if key in self._spent and len(waiting) == 1 and self.end is not None:
-                self._last.add(key)
+            trials, most = self.trials, self._most_s()
+            self._begun.add(key)
+            if key in self._late:
                 return RegionTurn(waiting[0], Budget(trials, left), 0.0)
-            return RegionTurn(waiting[0], Budget(trials, min(left, most), waits=most / 2), 0.0)
+            return RegionTurn(waiting[0], Budget(trials, min(left, most), waits=min(left, _WAITS * most)), 0.0)
         counted = [(w, self._counts[w.fingerprint]) for w in self.workloads if w.fingerprint not in self._again]
         most = max(1, int(self.left_s / REGION_S))
         least = _NEGLIGIBLE * (self._measured_us + step_us(self._counts, self.results))
@@ -138,16 +144,21 @@ class RegionQueue:
         from autotune.tuner.phases.explore import TIME_UP
 
         self.results.append(result)
-        key, late = result.workload, result.stop == TIME_UP and not result.measured
-        if sum(r.workload == key for r in self.results) >= _TURNS:
-            self._last.add(key)
-        if not result.winner and (result.best is not None or late) and key not in self._last | self._again:
-            self._spent[key] = self._spent.get(key, 0.0) + result.seconds
-            self._begun.discard(key)
+        key, slow = result.workload, result.stop == TIME_UP and result.best is None
+        if result.winner or not (slow or result.best is not None) or key in self._late | self._again:
+            return
+        if slow or key in self._undecided:
+            self._late.add(key)
+        self._undecided.add(key)
+        self._begun.discard(key)
+
+    def _most_s(self) -> float:
+        """Most seconds of a first turn."""
+        return max(_TURN_S, 4 * self._usual_s())
 
     def _usual_s(self) -> float:
-        """Seconds of a first turn, by those that have ended; the first one waits for the processes' start."""
-        ended = [r.seconds for r in self.results[1:]]
+        """Seconds of a turn that decides, by those that have ended; the first one waits for the processes' start."""
+        ended = [r.seconds for r in self.results[1:] if r.workload not in self._undecided]
         return statistics.median(ended) if ended else 0.0
 
 

@@ -140,7 +140,8 @@ class Budget:
         patience = self.patience
         if patience is None:
             patience = max(_LEAST_PATIENCE, round(self.patience_now * share**0.5))
-        return replace(self, trials=trials, timeout=seconds, patience=patience)
+        waits = None if self.waits is None else self.waits * share
+        return replace(self, trials=trials, timeout=seconds, patience=patience, waits=waits)
 
 
 @dataclass

@@ -340,7 +340,7 @@ def _side_by_side(finder: Finder, regions: list[Region]) -> list[Region]:
         return may_join([known[n] for n in bundle], known[k])
 
     out: list[Region] = []
-    lifetimes = Lifetimes(facts, regions)
+    lifetimes = Lifetimes(facts, regions, finder.copied)
     bundles = bundle_groups(flow, [r.nodes for r in regions], joins)
     for bundle in (part for every in bundles for part in lifetimes.split(every, joins)):
         alone = [regions[k] for k in bundle]

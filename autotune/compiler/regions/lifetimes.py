@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from typing import Protocol
 
 from torch import fx
 
-from autotune.compiler.lower.facts import GraphFacts
+from autotune.compiler.lower.facts import UNKNOWN_BYTES, GraphFacts
 from autotune.compiler.planner.groups import SMALL_BYTES
 
 _SLACK = 200
@@ -38,17 +39,18 @@ class Lifetimes:
 
     Nodes run in the graph's order, which is autograd's for a backward pass. A region runs at its first result. A tensor
     exists from its node to its last reader. The caller holds a graph's arguments, but a backward pass frees the
-    activations among them.
+    activations among them. Inductor may run nodes in another order. A tensor of unknown size has no bytes here.
 
     Args:
         regions: of the graph.
+        copied: the nodes that every region which reads them computes.
 
     Attributes:
         used: bytes at each node, arguments of a forward pass left out.
     """
 
-    def __init__(self, facts: GraphFacts, regions: Sequence[Block]) -> None:
-        self._facts, self._regions = facts, regions
+    def __init__(self, facts: GraphFacts, regions: Sequence[Block], copied: AbstractSet[fx.Node] = frozenset()) -> None:
+        self._facts, self._regions, self._copied = facts, regions, copied
         self._runs = [min(facts.place[n] for n in region.outputs or region.nodes) for region in regions]
         self._home = {n: k for k, region in enumerate(regions) for n in region.nodes}
         stored = {n for region in regions for n in region.outputs}
@@ -57,14 +59,14 @@ class Lifetimes:
         self._ends: dict[fx.Node, int] = {}
         changes: Counter[int] = Counter()
         for n in facts.nodes:
-            if not facts[n].is_tensor or facts[n].is_free or (n in self._home and n not in stored):
+            if not facts[n].is_tensor or facts[n].is_free or (n in self._home and n not in stored) or n in copied:
                 continue
-            if n.op == "placeholder" and (not backward or str(n.target).startswith("primals")):
+            if n.op == "get_attr" or (n.op == "placeholder" and (not backward or str(n.target).startswith("primals"))):
                 continue
             self._begins[n] = self._run(n)
-            self._ends[n] = max(map(self._run, facts.readers(n)), default=self._run(n))
-            changes[self._begins[n]] += facts[n].bytes
-            changes[self._ends[n] + 1] -= facts[n].bytes
+            self._ends[n] = max(map(self._run, self._readers(n)), default=self._run(n))
+            changes[self._begins[n]] += self._bytes(n)
+            changes[self._ends[n] + 1] -= self._bytes(n)
         self.used = list(accumulate(changes[at] for at in range(len(facts.nodes))))
         peak = max(self.used, default=0)
         self._limit = peak + peak // _SLACK + SMALL_BYTES
@@ -76,6 +78,8 @@ class Lifetimes:
             bundle: numbers of regions.
             joins: returns True if a part accepts another region, without regard to memory.
         """
+        if len(bundle) == 1:
+            return [list(bundle)]
         if self._fits(bundle):
             return [self._joined(bundle)]
         parts = list[list[int]]()
@@ -91,8 +95,16 @@ class Lifetimes:
         """The place where a node runs."""
         return self._runs[self._home[node]] if node in self._home else self._facts.place[node]
 
+    def _readers(self, node: fx.Node) -> set[fx.Node]:
+        return self._facts.readers(node, self._copied)
+
+    def _bytes(self, node: fx.Node) -> int:
+        size = self._facts[node].bytes
+        return size if size < UNKNOWN_BYTES else 0
+
     def _fits(self, part: Sequence[int]) -> bool:
-        return all(self.used[at] + size <= self._limit for at, size in self._added(self._moved(part)))
+        added = self._added(self._moved(part))
+        return all(size <= 0 or self.used[at] + size <= self._limit for at, size in added)
 
     def _joined(self, part: Sequence[int]) -> list[int]:
         """A part, whose regions run together from now on."""
@@ -113,7 +125,7 @@ class Lifetimes:
         made = [n for k in part for n in self._regions[k].outputs]
         found = {n: (first, self._ends[n]) for n in (*made, *self._early(part, first))}
         for n in self._read(part):
-            others = [self._run(r) for r in self._facts.readers(n) if r not in inside]
+            others = [self._run(r) for r in self._readers(n) if r not in inside]
             found[n] = min(self._begins[n], first), max([first, *others])
         return found
 
@@ -135,7 +147,9 @@ class Lifetimes:
         """Each place where the memory in use changes, with the bytes more."""
         changes: Counter[int] = Counter()
         for n, (begin, end) in moved.items():
-            size = self._facts[n].bytes
+            if (begin, end) == (self._begins[n], self._ends[n]):
+                continue
+            size = self._bytes(n)
             for at, more in ((self._begins[n], -size), (self._ends[n] + 1, size), (begin, size), (end + 1, -size)):
                 changes[at] += more
         places = range(min(changes, default=0), min(max(changes, default=0), len(self.used)))

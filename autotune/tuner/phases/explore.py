@@ -129,7 +129,7 @@ class Explorer:
         began = self.s.elapsed
         try:
             while True:
-                reason = self._enough()
+                reason = self._enough(began)
                 if reason == TIME_UP and self._until_s is not None:
                     granted = max(0.0, self._until_s - began)
                     self._harvest(self.s.elapsed + min(_HARVEST_S, _HARVEST_SHARE * granted))
@@ -151,11 +151,11 @@ class Explorer:
         finally:
             self._abandon()
 
-    def _enough(self) -> str:
+    def _enough(self, began: float) -> str:
         if self.context.interrupt.requested:
             return "interrupted"
         late = self._until_s is not None and self.s.elapsed >= self._until_s
-        if late and ((self.s.tried and self.s.measured >= self._least) or self._has_waited()):
+        if late and ((self.s.tried and self.s.measured >= self._least) or self._has_waited(began)):
             return TIME_UP
         if self._patience and is_at_floor(self.s):
             return AT_FLOOR
@@ -165,10 +165,12 @@ class Explorer:
             return f"{NO_GAIN} of {_GAIN:.0%} in {self._patience} candidates"
         return ""
 
-    def _has_waited(self) -> bool:
-        """True if candidates take longer to compile than the budget waits for the first."""
+    def _has_waited(self, began: float) -> bool:
+        """True if candidates take longer to compile than the budget waits for them, after the time or the begin."""
         waits = self.s.budget.waits
-        return waits is not None and self._until_s is not None and self.s.elapsed >= self._until_s + waits
+        if waits is None or self._until_s is None:
+            return False
+        return self.s.elapsed >= max(self._until_s, began) + waits
 
     def _fill(self) -> None:
         """Keep enough candidates compiling. After the seeds, the number of results limits the proposals in progress."""

@@ -60,7 +60,14 @@ def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
 
 
 def explored(
-    store: Store, policy: Policy, hand: Hand, until_s: float, device: str, slow: Any = (), waits: float | None = None
+    store: Store,
+    policy: Policy,
+    hand: Hand,
+    until_s: float,
+    device: str,
+    slow: Any = (),
+    waits: float | None = None,
+    least: int = 0,
 ) -> tuple[str, int]:
     """Why a search with all candidates as seeds ended, and how many it measured."""
     pool = Compiled(len(CONFIGS))
@@ -69,7 +76,7 @@ def explored(
     task = ToyTask(toy(), device)
     s = context.session(task, Budget(waits=waits))
     seeds = [Seed(c, "asked") for c in CONFIGS]
-    stop = Explorer(s, task.space(), None, seeds, until_s=until_s, patience=0).run()
+    stop = Explorer(s, task.space(), None, seeds, until_s=until_s, patience=0, least=least).run()
     return stop, len(hand.measured)
 
 
@@ -114,3 +121,9 @@ def test_a_search_waits_for_its_first_candidate_as_long_as_its_budget_says(
     monkeypatch.setattr("autotune.tuner.phases.explore.wait", passes)
     assert explored(store, policy, hand, 2.0, "cuda:0", CONFIGS, waits=4.0) == (TIME_UP, 0)
     assert hand.now == 6.0
+
+
+def test_an_explorer_that_begins_late_measures_what_is_compiled(store: Store, policy: Policy, hand: Hand) -> None:
+    """The parts of a composition may take longer than their time; the composed whole is measured in any case."""
+    hand.now = 8.0
+    assert explored(store, policy, hand, 4.5, "cuda:0", waits=3.0, least=2) == (TIME_UP, 2)

@@ -131,6 +131,8 @@ def test_a_region_that_takes_long_does_not_keep_the_others_waiting(clock: Clock)
     turns.done(result(slow, best={"tile": 4}, seconds=6.0))
     assert label(turns) == "quick"
     turns.done(result(quick, best={}, winner="inductor"))
+    assert label(turns) == "slow"
+    turns.done(result(slow, best={"tile": 4}, seconds=6.0))
     last = turns.next()
     assert last is not None
     assert turns.workloads[last.number] == slow
@@ -149,25 +151,55 @@ def test_a_heavy_region_without_a_decision_comes_before_light_ones(clock: Clock)
     again = turns.next()
     assert again is not None
     assert turns.workloads[again.number] == heavy
-    assert (again.budget.timeout, again.budget.waits) == (16.0, 8.0), "twice the time that it has had"
+    assert (again.budget.timeout, again.budget.waits) == (6.0, 3.0)
     turns.done(result(heavy, best={"tile": 4}, winner="autotune"))
     assert [label(turns) for _ in range(5)] == ["light 0", "light 1", "light 2", "light 3", ""]
 
 
-def test_an_undecided_region_has_three_turns_and_no_long_one_before_all_graphs_are_known(clock: Clock) -> None:
+@pytest.mark.parametrize("best", [None, {"tile": 4}])
+def test_a_region_that_is_never_decided_leaves_the_others_their_turns(clock: Clock, best: Any) -> None:
+    heavy, light = region("heavy", 100), [region(f"light {k}", 1) for k in range(20)]
+    turns = RegionQueue(60.0)
+    turns.add([(heavy, 1), *((one, 1) for one in light)], whole=True)
+    turns.end = clock.monotonic() + 60.0
+    begun = list[str]()
+    while (turn := turns.next()) is not None:
+        subject = turns.workloads[turn.number]
+        assert turn.budget.timeout is not None
+        assert 0 < turn.budget.timeout <= turns.left_s
+        begun.append(subject.label)
+        if subject == heavy:
+            clock.sleep(took := turn.budget.timeout + (turn.budget.waits or 0.0))
+            turns.done(result(heavy, us=0.0, best=best, stop="the time is up", seconds=took))
+        else:
+            clock.sleep(1.5)
+            turns.done(result(subject, winner="inductor", best={}, seconds=1.5, deployed_us=1.0))
+    early = 1 if best is None else 2
+    assert begun == ["heavy"] * early + [one.label for one in light] + ["heavy"]
+    assert turns.left_s == 0.0
+
+
+def test_an_undecided_region_has_no_long_turn_before_all_graphs_are_known(clock: Clock) -> None:
     turns = RegionQueue(80.0)
-    turns.add([(region("slow"), 1)])
-    for timeout in (6.0, 6.0, 12.0):
+    turns.add([(slow := region("slow"), 1)])
+    for _ in range(2):
         turn = turns.next()
         assert turn is not None
-        assert turn.budget.timeout == timeout
-        turns.done(result(region("slow"), best={"tile": 4}, seconds=3.0))
+        assert turn.budget.timeout == 6.0
+        turns.done(result(slow, us=0.0, best={"tile": 4}, seconds=3.0))
+    assert label(turns) == ""
+    turns.end = 80.0
+    last = turns.next()
+    assert last is not None
+    assert (last.budget.timeout, last.budget.waits) == (80.0, None)
+    turns.done(result(slow, us=0.0, best={"tile": 4}, seconds=3.0))
     assert label(turns) == ""
 
 
 def test_a_region_whose_candidates_compile_for_long_has_a_later_turn(clock: Clock) -> None:
     slow, broken = region("slow", 2), region("broken", 1)
     turns = RegionQueue(80.0)
+    turns.end = 80.0
     turns.add([(slow, 1), (broken, 1)])
     assert label(turns) == "slow"
     turns.done(result(slow, us=0.0, stop="the time is up", seconds=9.0))

@@ -13,22 +13,24 @@ from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.facts import GraphFacts
-from autotune.compiler.regions.find import Region, find_regions
+from autotune.compiler.regions.find import Finder, Region, find_regions
 from autotune.compiler.regions.lifetimes import Lifetimes
+from autotune.compiler.regions.symbols import concrete
 
 ROWS = 4096
 """Tensors of 64 MiB."""
 
 
 def found(fn: Callable[..., Any], *shapes: tuple[int, ...], rename: Callable[[str], str] = str) -> list[Region]:
-    with FakeTensorMode() as mode:
-        made = [mode.from_tensor(torch.empty(shape)) for shape in shapes]
-        gm = make_fx(fn, core_aten_decompositions(), tracing_mode="fake")(*made)
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        gm = make_fx(fn, core_aten_decompositions())(*map(torch.empty, shapes))
     for n in gm.graph.find_nodes(op="placeholder"):
         n.target = n.name = rename(n.name)
-    return find_regions(gm)
+    return find_regions(concrete(gm)[0])
 
 
 def layers(g: Tensor, w: Tensor, *saved: Tensor) -> Tensor:
@@ -45,6 +47,35 @@ def sizes(count: int, rows: int) -> list[tuple[int, ...]]:
 def test_activations_of_several_layers_are_not_computed_together() -> None:
     regions = found(layers, *sizes(6, ROWS))
     assert max(len(r.outputs) for r in regions if "tanh" in str(r.workload and r.workload.label)) == 1
+
+
+def test_a_tensor_of_unknown_size_changes_nothing() -> None:
+    def f(g: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
+        return layers(g, *more), torch.nonzero(g[:8, :8])
+
+    regions = found(f, *sizes(6, ROWS))
+    assert max(len(r.outputs) for r in regions if "tanh" in str(r.workload and r.workload.label)) == 1
+
+
+def test_a_tensor_exists_until_the_last_region_that_computes_its_conversion() -> None:
+    """Each region that reads a conversion of half precision computes it, from the tensor in half precision."""
+
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        wide = torch.mm(x, w).float()
+        y = (wide * 2).sin().bfloat16()
+        z = (wide + torch.mm(torch.mm(y, w), w).float()).cos().bfloat16()
+        return torch.mm((wide - torch.mm(torch.mm(z, w), w).float()).bfloat16(), w)
+
+    (captured,) = capture(f, [torch.randn(64, 64, dtype=torch.bfloat16) for _ in range(2)], grad=False)
+    facts = GraphFacts(captured.module.graph)
+    finder = Finder(facts)
+    regions = [finder.region(nodes) for nodes in finder.groups()]
+    assert finder.copied
+    used = Lifetimes(facts, regions, finder.copied).used
+    products = [facts.place[n] for n in facts.nodes if facts[n].operator == "mm"]
+    assert [used[at] // (2 * 64 * 64) for at in products] == [1, 3, 3, 3, 3, 2], (
+        "the first product and two more tensors"
+    )
 
 
 def test_small_activations_may_be_computed_together() -> None:
