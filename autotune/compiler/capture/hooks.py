@@ -30,7 +30,7 @@ from autotune.compiler.capture.extremes import save_compared
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.capture.products import align_products, share_pads
 from autotune.compiler.capture.rewriting import Calls
-from autotune.compiler.lower.nodes import stream_of
+from autotune.compiler.lower.nodes import stream_of, takes_gradients
 from autotune.files import code_digest
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -126,7 +126,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     convolve_gradients(graph)
     multiply_patches(gm)
     share_pads(gm)
-    joint = _is_joint(graph)
+    joint = takes_gradients(graph)
     put_channels_last(gm, inference=not joint)
     if joint:
         takes_bias_apart(graph)  # autograd keeps the convolution's own result; its gradient adds the bias again
@@ -139,11 +139,6 @@ def _rewritable(graph: fx.Graph) -> fx.GraphModule | None:
     if requirements() or any(stream_of(node) is not None for node in graph.nodes):
         return None
     return graph.owning_module
-
-
-def _is_joint(graph: fx.Graph) -> bool:
-    """True for a joint graph of forward and backward: AOTAutograd names the incoming gradients tangents."""
-    return any(str(n.target).startswith("tangents") for n in graph.find_nodes(op="placeholder"))
 
 
 def hide_rounding(graph: fx.Graph) -> None:

@@ -48,6 +48,11 @@ def used_results(node: fx.Node, value: Any) -> Any:
     return [value[u.args[1]] for u in node.users]  # type: ignore[index]
 
 
+def takes_gradients(graph: fx.Graph) -> bool:
+    """True for a backward graph, or a joint one: AOTAutograd names the incoming gradients tangents."""
+    return any(str(n.target).startswith("tangents") for n in graph.find_nodes(op="placeholder"))
+
+
 def is_random(node: fx.Node) -> bool:
     """True if a node draws from a generator, whose state orders such nodes.
 

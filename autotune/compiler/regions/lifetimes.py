@@ -17,6 +17,7 @@ from typing import Protocol
 from torch import fx
 
 from autotune.compiler.lower.facts import UNKNOWN_BYTES, GraphFacts
+from autotune.compiler.lower.nodes import takes_gradients
 from autotune.compiler.planner.groups import SMALL_BYTES
 
 _SLACK = 200
@@ -54,7 +55,7 @@ class Lifetimes:
         self._runs = [min(facts.place[n] for n in region.outputs or region.nodes) for region in regions]
         self._home = {n: k for k, region in enumerate(regions) for n in region.nodes}
         stored = {n for region in regions for n in region.outputs}
-        backward = any(str(n.target).startswith("tangents") for n in facts.nodes if n.op == "placeholder")
+        backward = takes_gradients(facts.graph)
         self._begins: dict[fx.Node, int] = {}
         self._ends: dict[fx.Node, int] = {}
         changes: Counter[int] = Counter()
@@ -138,9 +139,10 @@ class Lifetimes:
                 if n in seen or self._begins.get(n, self._run(n)) <= first:
                     continue
                 region = self._regions[self._home[n]] if n in self._home else None
-                seen.update(region.outputs if region else (n,))
-                found.update(dict.fromkeys(m for m in (region.outputs if region else (n,)) if m in self._ends))
-                stack += region.inputs if region else n.all_input_nodes
+                made, read = (region.outputs, region.inputs) if region else ((n,), n.all_input_nodes)
+                seen.update(made)
+                found.update(dict.fromkeys(m for m in made if m in self._ends))
+                stack += read
         return list(found)
 
     def _added(self, moved: Mapping[fx.Node, tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -97,8 +97,7 @@ def symbolic_program(region: Region, origin: Mapping[fx.Node, fx.Node]) -> fx.Gr
         origin: the map from that copy's nodes to the original nodes.
     """
     graph, made, source = fx.Graph(), dict[fx.Node, fx.Node](), dict[fx.Node, fx.Node]()
-    inputs = [n for n in region.submodule.graph.nodes if n.op == "placeholder"]
-    for copied, n in zip(inputs, region.inputs, strict=True):
+    for copied, n in zip(region.submodule.graph.find_nodes(op="placeholder"), region.inputs, strict=True):
         source[copied] = origin[n]
         made[copied] = graph.placeholder(origin[n].name)
         made[copied].meta = {"val": origin[n].meta["val"]}

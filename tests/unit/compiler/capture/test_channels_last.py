@@ -34,7 +34,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         return True
 
     def every(volumes: Any) -> bool:
-        return always(volumes[0].graph.owning_module, not hooks._is_joint(volumes[0].graph))
+        return always(volumes[0].graph.owning_module, not hooks.takes_gradients(volumes[0].graph))
 
     monkeypatch.setattr(layouts, "inductor_wants", always)
     monkeypatch.setattr(layouts, "cudnn_converts", every)
