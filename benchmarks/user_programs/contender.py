@@ -218,6 +218,7 @@ class Running:
         """The median of so many replays of a step's CUDA graph in ms as "graph_ms"; else "graph" has the reason."""
         if not self._cuda:
             return {"graph": "not on a GPU"}
+        self._last = None  # a loss keeps the last step's backward nodes, which run on that step's stream
         self._wait()
         graph = self._torch.cuda.CUDAGraph()
         try:
