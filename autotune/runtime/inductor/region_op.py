@@ -99,19 +99,46 @@ def register_lowering() -> None:
     from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V
 
-    class RegionKernel(ir.ExternKernel):
-        """A call that reads ``inputs`` and writes ``outputs``, buffers of Inductor's."""
+    class Result(ir.InputsKernel):
+        """A result of a region. Inductor allocates it at the call, so its order of calls can keep memory's peak low."""
 
-        def __init__(self, text: str, label: str, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-            tensors = [self.unwrap_storage_for_input(self.realize_input(x)) for x in (*inputs, *outputs)]
-            self.device = outputs[0].get_device()
+        def __init__(self, layout: Any, kernel: Any) -> None:
+            super().__init__(name=None, layout=layout, inputs=[])
+            self.kernel = kernel
+            self.name = V.graph.register_buffer(self)
+
+        def get_defining_op(self) -> Any:
+            return self.kernel
+
+        def should_allocate(self) -> bool:
+            return True
+
+    class RegionKernel(ir.ExternKernel):
+        """A call of a region.
+
+        Args:
+            inputs: tensors that it reads.
+            results: for each result its layout, or the tensor that it is written over.
+
+        Attributes:
+            arguments: buffers of inputs and results.
+        """
+
+        def __init__(self, text: str, label: str, inputs: Sequence[Any], results: Sequence[Any]) -> None:
+            written = [x for x in results if not isinstance(x, ir.Layout)]
+            tensors = [self.unwrap_storage_for_input(self.realize_input(x)) for x in (*inputs, *written)]
+            self.device = results[0].get_device()
             super().__init__(None, ir.NoneLayout(device=self.device), tensors)
             self.text, self.label = text, label
-            self.mutation_outputs = [ir.MutationOutput(ir.NoneLayout(device=self.device), out, self) for out in outputs]
+            over = iter(tensors[len(inputs) :])
+            made = [Result(x, self) if isinstance(x, ir.Layout) else next(over) for x in results]
+            self.arguments = [*tensors[: len(inputs)], *made]
+            none = ir.NoneLayout(device=self.device)
+            self.made = [x if isinstance(x, Result) else ir.MutationOutput(none, x, self) for x in made]
             V.graph.register_operation(self)
 
         def get_outputs(self) -> list[Any]:
-            return list(self.mutation_outputs)
+            return list(self.made)
 
         def get_device(self) -> Any:
             return self.device
@@ -122,8 +149,7 @@ def register_lowering() -> None:
             return OrderedSet()
 
         def codegen(self, wrapper: Any) -> None:
-            tensors: Sequence[Any] = self.inputs
-            arguments = [x.codegen_reference() for x in tensors]
+            arguments = [x.codegen_reference() for x in self.arguments]
             if V.graph.cpp_wrapper:
                 self.codegen_comment(wrapper)
                 write_call(wrapper, self.text, self.label, arguments, self.device.index, ahead_of_time=V.graph.aot_mode)
@@ -149,9 +175,11 @@ def register_lowering() -> None:
         for k, t in enumerate(region.outputs):
             if made[k] is None:
                 size, stride = convert_shape_to_inductor(t.shape), convert_shape_to_inductor(t.stride())
-                made[k] = lowering.empty_strided(size, stride, dtype=t.dtype, device=t.device)
-        RegionKernel(region.text, region.label, read, made)
-        return made
+                made[k] = ir.FixedLayout(t.device, t.dtype, size, stride)
+        kernel = RegionKernel(region.text, region.label, read, made)
+        return [
+            ir.TensorBox.create(x) if isinstance(x, Result) else over for x, over in zip(kernel.made, made, strict=True)
+        ]
 
 
 def outermost(wrapper: Any) -> Any:
