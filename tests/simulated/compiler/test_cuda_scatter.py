@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from tests.support.many_parts import run_packed, run_plan
 from tests.support.simulator import intrinsics
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.groups import check_group, check_inputs, run_group
+from tests.support.simulator.machine import Machine
 from tests.support.zoo import (
     BF16,
     F16,
@@ -155,6 +157,39 @@ def test_more_terms_than_a_block_sorts(owned: int, monkeypatch: pytest.MonkeyPat
     places[::40] = 3  # one after another within a step, and over all steps
     places[500:510] = 10
     check_inputs(graph, kernels, inputs_at(graph, places))
+
+
+@pytest.mark.parametrize("sums", [1, 2])
+def test_one_crowded_destination_takes_few_scans_more(sums: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block scanned all indices once for each of its destinations, in 8 ms for a graph network of 240 000 edges."""
+    monkeypatch.setattr(cuda_scatter, "MOST_SORTED", 64 if sums == 1 else 16)
+    graph = gradient(64, 4, 1024) if sums == 1 else graph_of(TWO_SUMS)
+    kernels = made(graph, shape(2, 32, 8, 32))
+    slots = [k for k, d in enumerate(graph.inputs) if d in ("int32", "int64")]
+    met: list[int] = []
+
+    def meet(machine: Machine, blocks: Any, threads: Any) -> None:
+        met.append(len(blocks))
+        meeting(machine, blocks, threads)
+
+    meeting = Machine._meet
+    monkeypatch.setattr(Machine, "_meet", meet)
+
+    def barriers(crowded: int | None) -> int:
+        inputs = make_inputs(graph, seed=1)
+        for k in slots:
+            places = torch.arange(len(inputs[k])) % (1 << 20) + 64  # no destination
+            places[::16] = torch.arange(len(places[::16])) % 40
+            if crowded is not None:
+                places[1::2] = crowded
+            inputs[k] = places.to(inputs[k].dtype)
+        met.clear()
+        check_inputs(graph, kernels, inputs)
+        return len(met)
+
+    even = barriers(None)
+    for crowded in (0, 5, 31):
+        assert barriers(crowded) <= 2 * even
 
 
 TWO_SUMS = Case(

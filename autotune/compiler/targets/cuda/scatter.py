@@ -7,8 +7,8 @@ in the list, so the order is always the same. The list is *sorted* by destinatio
 The threads then form ``rows_per_block`` *match lanes* of ``threads_per_row`` threads on the columns. A match lane takes
 a destination, adds its terms in registers and stores the results computed from the sum. All match lanes share a
 destination with many terms, and their sums are reduced in shared memory. If a block's destinations have more terms than
-the sorted list holds (padding, a column of two), the block processes one destination after the other and scans again
-for each.
+the sorted list holds (padding, a column of two), the block takes ranges of them: those before the destination that has
+most terms, it alone, and those behind it. Each range needs a scan.
 
 Terms are read once. Each block reads the indices once, from the L2. Other tensors may be prefetched into the L2 during
 the scan (``prefetch``), so that memory is busy then too.
@@ -68,7 +68,7 @@ from autotune.errors import Unsupported
 from autotune.ir.graph import STORAGE_BYTES
 
 MOST_SORTED = 2048
-"""Terms of a block's destinations that it sorts; of more, it takes destination by destination."""
+"""Terms that a block lists and sorts at a time."""
 MOST_PACKS = 4
 """Packs of destinations that a thread reads at a time."""
 MANY = 8
@@ -179,7 +179,10 @@ class ScatterKernel:
     """
     total, found, at = int_var("total"), int_var("found"), int_var("at")
     destination, entry = int_var("r"), int_var("k")
-    over, inside = Var("over", "bool"), Var("inside", "bool")
+    begin, end, tried = int_var("begin"), int_var("end"), int_var("tried")
+    """A range of the block's destinations whose terms are listed together, and the number of ranges before it."""
+    full, inside = Var("full", "bool"), Var("inside", "bool")
+    """The list has no room for all terms of the range; the thread has a column."""
 
     def __init__(self, s: Scattered, schedule: ScatterSchedule) -> None:
         owned = schedule.owned
@@ -346,9 +349,9 @@ class ScatterKernel:
             when(self.lane.equals(0), [Assign(self.word(Const(one.begin) + self.destination), start)]),
             when(n > 0, [loop(first, self.total, [*entry, *put], step=32)]),
         ]
-        end = Assign(self.word(Const(one.begin + self.owned)), self.total)
+        end = Assign(self.word(Const(one.begin) + self.end), self.total)
         return [
-            loop(self.destination, self.owned, of_destination, self.warp, self.warps),
+            loop(self.destination, self.end, of_destination, as_int(self.begin + self.warp), self.warps),
             when(THREAD.equals(0), [end]),
             BARRIER,
         ]
@@ -376,7 +379,8 @@ class ScatterKernel:
         destinations = [(Var(f"r{q}", "int32"), Var(f"ok{q}", "bool")) for q in range(self.unroll)]
         ends = [(Var(f"start{n}", "int32"), Var(f"stop{n}", "int32")) for n in range(len(self.sums))]
         for q, (destination, ok) in enumerate(destinations):
-            out += [Assign(destination, as_int(self.destination + q * self.match)), Assign(ok, destination < self.rows)]
+            out += [Assign(destination, as_int(self.destination + q * self.match)), Assign(ok, destination < self.end)]
+            out += [Assign(destination, least(destination, self.end - 1))] if q else []
             for one, (start, stop) in zip(self.sums, ends, strict=True):
                 out.append(Assign(start, self.word(Const(one.begin) + destination)))
                 out.append(Assign(stop, self.word(Const(one.begin + 1) + destination)))
@@ -388,7 +392,8 @@ class ScatterKernel:
         for q, (destination, ok) in enumerate(destinations):
             sums = [Var(f"a{q}_{n}") for n in range(len(self.sums))]
             out += self.store(destination, sums, both(self.inside, ok) if self.partial else ok)
-        return [loop(self.destination, self.owned, out, self.grid.line, self.match * self.unroll)]
+        first = as_int(self.begin + self.grid.line)
+        return [loop(self.destination, self.end, out, first, self.match * self.unroll)]
 
     @property
     def many(self) -> int:
@@ -437,21 +442,61 @@ class ScatterKernel:
         out += self.fetch()
         if self.owned == 1:
             return [*out, Assign(self.destination, as_int(0)), *self.together()]
-        out += [Assign(self.low, Cast("int64", self.first)), Assign(self.count, self.rows)]
-        out += [Assign(self.room, as_int(self.most_sorted)), Assign(self.over, FALSE)]
+        zero, retried, tries = Const(0, "int32"), int_var("retried"), int_var("tries")
+        tried = [
+            loop(self.tried, tries, [when(self.begin < self.rows, self.range_of_destinations(retried))]),
+            Assign(tries, Select(self.begin < self.rows, Const(2 * self.owned, "int32"), zero)),
+        ]
+        out += [Assign(self.begin, zero), Assign(self.end, self.rows), Assign(tries, Const(1, "int32"))]
+        return [*out, loop(retried, 2, tried)]  # one range, then as many as it takes
+
+    def range_of_destinations(self, retried: Var) -> list[Stmt]:
+        """Add up the terms of the destinations from number ``begin`` to ``end``, or make the range smaller.
+
+        The first range is the whole block. If its terms exceed the list, the entry in the middle of the list is likely
+        a term of the destination that has most. The next ranges are those before it, it alone, and those behind it.
+        After as many tries as there are destinations, each range has one. A range of one is not listed again.
+        """
+        zero, middle = Const(0, "int32"), int_var("middle")
+        alone, many, listed = Var("alone", "bool"), Var("many", "bool"), Unary("not ", self.full)
+        out: list[Stmt] = [
+            Assign(alone, (self.end - self.begin).equals(1)),
+            Assign(self.full, Select(retried > 0, alone, FALSE)),
+            Assign(self.low, Cast("int64", self.first + self.begin)),
+            Assign(self.count, as_int(self.end - self.begin)),
+            Assign(self.room, as_int(self.most_sorted)),
+        ]
         for one, scan in zip(self.sums, self.scans, strict=True):
-            listed = [Assign(self.found, scan()), Assign(self.total, as_int(self.total + self.found))]
-            out += [Assign(self.total, as_int(0)), loop(self.base, one.tokens, listed, step=one.step)]
-            out.append(when(self.most_sorted < self.total, [Assign(self.over, TRUE)], self.sort(one)))
-        many = Var("many", "bool")
+            step = [Assign(self.found, scan()), Assign(self.total, as_int(self.total + self.found))]
+            tokens = Select(self.full, zero, Const(one.tokens, "int32"))
+            out += [Assign(self.total, zero), loop(self.base, tokens, step, step=one.step)]
+            entry = self.word(Const(self.list + self.most_sorted // 2))
+            seen = [Assign(middle, entry), Assign(middle, as_int(middle - quotient(middle, self.owned) * self.owned))]
+            sort = [when(listed, self.sort(one))]
+            out.append(when(self.most_sorted < self.total, [*seen, Assign(self.full, TRUE)], sort))
         crowded = []
         for one in self.sums:
             terms = self.word(Const(one.begin + 1) + self.destination) - self.word(Const(one.begin) + self.destination)
             crowded.append(Assign(many, Select(terms > self.many, TRUE, many)))
-        alone = Unary("not ", self.over)
-        out.append(when(alone, self.alone()))
-        each = [Assign(many, self.over), when(alone, crowded), when(many, self.together())]
-        return [*out, loop(self.destination, self.rows, each)]
+        next_ = as_int(self.begin + 1)
+        shorter = Assign(self.end, Select(middle > self.begin, middle, next_))
+        is_cut = both(Unary("not ", alone), self.begin < self.rows)  # in front of the destination in the middle
+        summed = [
+            when(listed, self.alone()),
+            loop(
+                self.destination,
+                self.end,
+                [Assign(many, self.full), when(listed, crowded), when(many, self.together())],
+                self.begin,
+            ),
+            Assign(self.begin, self.end),
+            Assign(self.end, Select(is_cut, next_, self.rows)),
+        ]
+        return [
+            *out,
+            when(both(self.full, Unary("not ", alone)), [shorter], summed),
+            when(self.tried >= self.owned, [Assign(self.end, next_)]),
+        ]
 
     def source(self) -> CudaSource:
         units = Units(-(-self.s.n_destinations // self.owned) * self.chunks)
