@@ -20,10 +20,10 @@ from autotune.store.store import Store
 from autotune.task import Artifact, Composition, Task, config_key
 from autotune.tuner import seeds
 from autotune.tuner.context import Context, Session
-from autotune.tuner.history import History
 from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.phases.explore import Explorer
 from autotune.tuner.samplers import is_guided
+from autotune.tuner.studies import History
 from autotune.workload import Workload
 from benchmarks.replay.recording import Recording, Row
 

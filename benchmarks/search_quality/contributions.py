@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.device import identify
-from autotune.tuner import history
+from autotune.tuner import samplers
 from benchmarks.form import write
 from benchmarks.replay.recording import Recording, load_all
 from benchmarks.replay.regret import NEAR, Regret
@@ -51,9 +51,9 @@ def more_samplers() -> None:
     """Samplers that ``--sampler`` does not offer, for comparison."""
     from optuna.samplers import GPSampler, NSGAIISampler
 
-    offered: Any = history.SAMPLERS
-    gp = history.Sampler(lambda seed: GPSampler(seed=seed))
-    nsga2 = history.Sampler(lambda seed: NSGAIISampler(population_size=12, seed=seed))
+    offered: Any = samplers.SAMPLERS
+    gp = samplers.Sampler(lambda seed: GPSampler(seed=seed))
+    nsga2 = samplers.Sampler(lambda seed: NSGAIISampler(population_size=12, seed=seed))
     offered |= {
         "gp": gp,
         "guided gp": replace(gp, guided=True),

@@ -17,11 +17,11 @@ from autotune.store.records import Measurement
 from autotune.task import Config, Status, config_key
 from autotune.tuner import seeds
 from autotune.tuner.context import Session
-from autotune.tuner.history import History
 from autotune.tuner.options import Budget
 from autotune.tuner.phases.finals import is_at_floor
 from autotune.tuner.samplers import is_guided
 from autotune.tuner.seeds import Pruning, Seed
+from autotune.tuner.studies import History
 from autotune.tuner.threads import LEASE_S
 
 _ASKS = 24  # consecutive useless proposals of the sampler before a search without it

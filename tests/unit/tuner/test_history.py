@@ -11,9 +11,8 @@ from autotune.space import Parameter, Space
 from autotune.store import Store
 from autotune.store.records import Key, Measurement
 from autotune.task import Config, Status
-from autotune.tuner import history
-from autotune.tuner.history import History
-from autotune.tuner.studies import Studies
+from autotune.tuner import studies
+from autotune.tuner.studies import History, Studies
 from autotune.workload import Workload
 from tests.support.rows import put_key
 
@@ -40,7 +39,7 @@ def test_failures_cost_more_than_anything_measured_and_keep_their_place() -> Non
 
 
 def test_of_many_the_fastest_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_WARM", 2)
+    monkeypatch.setattr(studies, "_WARM", 2)
     known = [measured(1), measured(2, us=5.0), measured(4, us=7.0), measured(8, us=6.0)]
     assert [block for block, *_ in told(History(sampler="tpe", seed=0, space=SPACE, known=known))] == [2, 8]
 
