@@ -120,7 +120,7 @@ def _with_backward(gm: fx.GraphModule, inputs: Sequence[Any], mode: str) -> cont
     from torch._functorch import config as functorch
 
     from autotune.runtime.inductor.code import forget, path_of
-    from autotune.runtime.inductor.retained import compiled_again
+    from autotune.runtime.inductor.saved import compiled_again
 
     path, made = path_of(gm, inputs, mode), contextlib.ExitStack()
     made.enter_context(functorch.patch(force_non_lazy_backward_lowering=True))
