@@ -328,7 +328,7 @@ class FusionBench(Bench):
         return aten.from_json(self.source, self.device.type)
 
     def _inductor(self) -> Runnable:
-        from autotune.runtime.inductor.baseline import compile_bare, compile_cached
+        from autotune.compiler.regions.programs import compile_bare, compile_cached
 
         compiled = compile_bare if self.device.type == "cpu" else compile_cached
         return _Baseline(compiled(self._module(), self.given.views), self)
@@ -340,7 +340,7 @@ def compile_baselines(workload: Workload, device: str) -> None:
     Raises:
         Exception: any exception of Inductor.
     """
-    from autotune.runtime.inductor.baseline import compile_cached, fake_mode
+    from autotune.compiler.regions.programs import compile_cached, fake_mode
 
     if not workload.source or check_source(workload):
         return

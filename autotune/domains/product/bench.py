@@ -11,9 +11,9 @@ from torch import fx
 
 from autotune.compiler.regions import aten
 from autotune.compiler.regions.formulas import reference
+from autotune.compiler.regions.programs import compile_cached, fake_mode
 from autotune.measure.timer import capture, keep_running
 from autotune.measure.verify import compare
-from autotune.runtime.inductor.baseline import compile_cached, fake_mode
 from autotune.runtime.inductor.product_call import bound
 from autotune.task import Artifact, Bench, Config, Runnable, Verdict
 from autotune.workload import Workload

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from autotune.compiler.regions.programs import compile_cached
 from autotune.domains.fusion.bench import FusionBench
 from autotune.measure.policy import Policy
 from autotune.measure.pool import BaselinePool
-from autotune.runtime.inductor.baseline import compile_cached
 from autotune.tuner.context import Context
 from autotune.workload import Workload
 from tests.support.hostile import workload_of
