@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd import runtime_wrappers
 from torch._inductor import config
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from autotune.compiler.regions.find import Region
 
 _NAME = "_AutogradBackwardCompiler"
-_COMPILABLE: Any = getattr(runtime_wrappers, "AutogradLazyBackwardCompileInfo", None)
+_COMPILABLE = "AutogradLazyBackwardCompileInfo"
 """torch's record of a backward graph that it can still compile; a graph from its caches has another record."""
 
 
@@ -67,8 +66,11 @@ def compiled_again(retained: Callable[[], object]) -> Iterator[None]:
     Args:
         retained: called in that backward pass.
     """
+    from torch._functorch._aot_autograd import runtime_wrappers  # torch has a circle here until Dynamo is imported
+
     real: Any = getattr(runtime_wrappers, _NAME, None)
-    if real is None or _COMPILABLE is None:
+    compilable: Any = getattr(runtime_wrappers, _COMPILABLE, None)
+    if real is None or compilable is None:
         yield
         return
 
@@ -79,7 +81,7 @@ def compiled_again(retained: Callable[[], object]) -> Iterator[None]:
             if saved_tensors_use_once and self.compiled_bw is not None:
                 return self.compiled_bw  # as torch's, in each step
             donates = bool(getattr(self.fw_metadata, "bw_donated_idxs", None))
-            may = isinstance(self.lazy_backward_info, _COMPILABLE) and self.bw_compiler is not None
+            may = isinstance(self.lazy_backward_info, compilable) and self.bw_compiler is not None
             if self.compiled_bw is not None and donates and may:
                 self.compiled_bw = None
                 self.try_save_cache_entry = None
