@@ -149,6 +149,15 @@ def register_lowering() -> None:
             return OrderedSet()
 
         def codegen(self, wrapper: Any) -> None:
+            unread = [x for x in self.made if isinstance(x, Result) and x.get_name() in V.graph.removed_buffers]
+            for x in unread:  # Inductor allocates no buffer without readers, but the kernel writes it
+                V.graph.removed_buffers.discard(x.get_name())
+                wrapper.codegen_allocation(x)
+            self.write(wrapper)
+            for x in unread:
+                wrapper.codegen_free(x)
+
+        def write(self, wrapper: Any) -> None:
             arguments = [x.codegen_reference() for x in self.arguments]
             if V.graph.cpp_wrapper:
                 self.codegen_comment(wrapper)

@@ -99,6 +99,24 @@ def test_buffers_written_in_graphs_with_stored_kernels(tune: Tune) -> None:
     assert_same_step(compiled(model), model, twin(model), x)
 
 
+def normalized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows over their norms, and the first column of each that has the largest norm: there is one column."""
+    norm = x.norm(dim=-1, keepdim=True)
+    return x / norm, norm.argmax(-1)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_planning": True}], ids=["as is", "planned"])
+def test_a_result_whose_reader_needs_no_value(tune: Tune, options: dict[str, Any]) -> None:
+    """Inductor's argmax of one element reads nothing, so it allocates no memory for the norm. The kernel writes it."""
+    x = torch.randn(64, 96)
+    tune(normalized, (x,))
+    with torch._inductor.config.patch(options):
+        for got, want in zip(compiled(normalized)(x), normalized(x), strict=True):
+            close(got, want)
+    assert autotune.counters().hits
+    assert autotune.counters().fallbacks == 0
+
+
 def test_buffers_written_by_the_rest(tune: Tune) -> None:
     model, x = Statistics(), torch.randn(32, 24)
     stored = tune(twin(model), (x.clone().requires_grad_(),), select=lambda w: "softmax" in w.label)

@@ -69,6 +69,10 @@ from autotune.ir.graph import STORAGE_BYTES
 
 MOST_SORTED = 2048
 """Terms that a block lists and sorts at a time."""
+LEAST_RANGES = 8
+"""Ranges that a block tries, at least, before it takes destination by destination; or a quarter of its destinations. So
+a block with many terms at all destinations has hardly more scans than destinations.
+"""
 MOST_PACKS = 4
 """Packs of destinations that a thread reads at a time."""
 MANY = 8
@@ -211,6 +215,7 @@ class ScatterKernel:
         self.list = self.warps
         self.words = self.list + max(step, self.block * self.vec if self.match > 1 else 0)
         self.most_sorted = min(step, MOST_SORTED) if owned > 1 else 0
+        self.ranges = max(LEAST_RANGES, owned // 4)
         self.sums: list[_Adder] = []
         for one in s.sums:
             self.sums.append(_Adder(one, schedule, self.vec, self.words))
@@ -445,7 +450,7 @@ class ScatterKernel:
         zero, retried, tries = Const(0, "int32"), int_var("retried"), int_var("tries")
         tried = [
             loop(self.tried, tries, [when(self.begin < self.rows, self.range_of_destinations(retried))]),
-            Assign(tries, Select(self.begin < self.rows, Const(2 * self.owned, "int32"), zero)),
+            Assign(tries, Select(self.begin < self.rows, Const(self.ranges + self.owned + 1, "int32"), zero)),
         ]
         out += [Assign(self.begin, zero), Assign(self.end, self.rows), Assign(tries, Const(1, "int32"))]
         return [*out, loop(retried, 2, tried)]  # one range, then as many as it takes
@@ -455,7 +460,7 @@ class ScatterKernel:
 
         The first range is the whole block. If its terms exceed the list, the entry in the middle of the list is likely
         a term of the destination that has most. The next ranges are those before it, it alone, and those behind it.
-        After as many tries as there are destinations, each range has one. A range of one is not listed again.
+        After some tries each range has one destination. A range of one is not listed again.
         """
         zero, middle = Const(0, "int32"), int_var("middle")
         alone, many, listed = Var("alone", "bool"), Var("many", "bool"), Unary("not ", self.full)
@@ -495,7 +500,7 @@ class ScatterKernel:
         return [
             *out,
             when(both(self.full, Unary("not ", alone)), [shorter], summed),
-            when(self.tried >= self.owned, [Assign(self.end, next_)]),
+            when(self.tried >= self.ranges, [Assign(self.end, next_)]),
         ]
 
     def source(self) -> CudaSource:
