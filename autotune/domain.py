@@ -99,6 +99,10 @@ class Domain:
         """Bytes whose time a search usually saves in one call, which order a short search's workloads."""
         return float(self.bytes_moved(workload))
 
+    def alike(self, workload: Workload) -> str:
+        """A name that workloads share if the best schedule of one is that of the others: a search tries no other."""
+        return workload.fingerprint
+
     def bytes_held(self, workload: Workload) -> int:
         """Least bytes of device memory that the workload's tensors need."""
         return 0

@@ -65,8 +65,8 @@ class Search:
             if self._rest is not None:
                 self._rest.cancel()
             first, device = self.graph is None, message["device"]
-            expected = message["seconds"], message.get("measured_us", 0.0)
-            self.graph = GraphSearch(link, device, message["numerics"], *expected)
+            queue = RegionQueue(message["seconds"], message.get("measured_us", 0.0), message.get("kept_s", 0.0))
+            self.graph = GraphSearch(link, device, message["numerics"], queue)
             self._graphs.put(self.graph)
             if first:
                 args = device, message["numerics"]
@@ -130,14 +130,11 @@ class GraphSearch:
 
     Args:
         settings: the program's numerics.
-        seconds: that it will probably have.
-        measured_us: as of :class:`RegionQueue`.
+        queue: its regions, none so far.
     """
 
-    def __init__(
-        self, link: Link, device: str, settings: Mapping[str, Any], seconds: float, measured_us: float
-    ) -> None:
-        self.queue = RegionQueue(seconds, measured_us)
+    def __init__(self, link: Link, device: str, settings: Mapping[str, Any], queue: RegionQueue) -> None:
+        self.queue = queue
         self._link, self._device, self._settings = link, device, settings
         self._changed = threading.Condition()
         self._context: Context | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from autotune.workload import PRODUCT, Workload
 
 if TYPE_CHECKING:
+    from autotune.task import Config
     from autotune.tuner.options import Budget
     from autotune.tuner.result import Result
 
@@ -24,6 +25,8 @@ _TURN_S = 6.0
 compile for 10 to 30 s, and so do some baselines. A region without a decision has another turn."""
 _WAITS = 0.5
 """Time that a turn waits for its first candidate, and for its baselines, by the most seconds of a turn."""
+_COMPILING = 3
+"""Turns after that of a leader in which regions that are alike come last, since their candidate is being compiled."""
 REGION_S = 4.0
 """Minimum seconds of a region's second turn."""
 _HOPELESS = 1.25
@@ -60,9 +63,13 @@ class RegionQueue:
     turn is among them: its baseline is compiled meanwhile. A region that is still undecided, or has no candidate yet,
     has its last turn after all others, without a limit. Then those with the most to gain have a second turn.
 
+    Of regions that differ in constants alone, the first one with a winner leads: the others take its best configuration
+    (:func:`autotune.tuner.study.tune`), and take it again if a second turn has found another one.
+
     Args:
         seconds: expected time of the search, until :attr:`end` is set.
         measured_us: microseconds of a step in the measured regions of earlier graphs.
+        kept_s: last seconds of the search in which no second turn begins: other graphs of the function follow.
 
     Attributes:
         workloads: in the order of their arrival.
@@ -70,21 +77,25 @@ class RegionQueue:
         results: of the turns that have ended.
     """
 
-    def __init__(self, seconds: float, measured_us: float = 0.0) -> None:
+    def __init__(self, seconds: float, measured_us: float = 0.0, kept_s: float = 0.0) -> None:
         self.workloads: list[Workload] = []
         self.end: float | None = None
-        self._seconds, self._measured_us = seconds, measured_us
+        self._seconds, self._measured_us, self._kept_s = seconds, measured_us, kept_s
         self._counts: dict[str, int] = {}
         self._shares: dict[str, float] = {}
         self._begun: set[str] = set()
         self._undecided: set[str] = set()
         self._late: set[str] = set()
         self._again: set[str] = set()
+        self._alike: dict[str, str] = {}
+        self._leaders: dict[str, tuple[str, Config]] = {}
+        self._led: dict[str, int] = {}
         self.results: list[Result] = []
 
     def add(self, counted: Sequence[tuple[Workload, int]], *, whole: bool = False) -> None:
         """Add regions, or occurrences of known ones; with ``whole``, these are the occurrences in all graphs."""
         new = [workload for workload, _ in counted if workload.fingerprint not in self._counts]
+        self._alike |= {workload.fingerprint: alike(workload) for workload in new}
         if whole:
             self._counts = dict.fromkeys(self._counts, 0)
         for workload, count in counted:
@@ -103,9 +114,10 @@ class RegionQueue:
         left = [i for i, key in enumerate(prints) if key not in self._begun and self._counts[key]]
         usual, long = self._usual_s() or 1.0, (1 + _WAITS) * self._most_s()
 
-        def order(i: int) -> tuple[bool, float]:
+        def order(i: int) -> tuple[bool, bool, float]:
             key = prints[i]
-            return key in self._late, -self._shares[key] / (long if key in self._undecided else usual)
+            compiling = len(self.results) < self._led.get(self._alike[key], -_COMPILING) + _COMPILING
+            return key in self._late, compiling, -self._shares[key] / (long if key in self._undecided else usual)
 
         return sorted(left, key=order)
 
@@ -128,21 +140,22 @@ class RegionQueue:
             if key in self._late:
                 return RegionTurn(waiting[0], Budget(trials, left), 0.0)
             return RegionTurn(waiting[0], Budget(trials, min(left, most), waits=min(left, _WAITS * most)), 0.0)
-        counted = [(w, self._counts[w.fingerprint]) for w in self.workloads if w.fingerprint not in self._again]
-        most = max(1, int(self.left_s / REGION_S))
+        left = self.left_s - (0.0 if self.end is None else self._kept_s)
+        most = max(1, int(left / REGION_S))
         least = _NEGLIGIBLE * (self._measured_us + step_us(self._counts, self.results))
-        gains = [found for found in gains_left(counted, self.results) if found[1] >= least][:most]
-        if not gains or self.left_s < REGION_S:
+        gains = [found for found in self._gains() if found[1] >= least][:most]
+        if not gains or left < REGION_S:
             return None
         (workload, gain), every = gains[0], sum(gain for _, gain in gains)
         self._again.add(workload.fingerprint)
-        seconds = REGION_S if self.end is None else max(REGION_S, self.left_s * gain / every)
+        seconds = REGION_S if self.end is None else max(REGION_S, left * gain / every)
         return RegionTurn(self.workloads.index(workload), Budget(timeout=seconds), seconds)
 
     def done(self, result: Result) -> None:
         """Record the result of a turn."""
         from autotune.tuner.phases.explore import TIME_UP
 
+        self._lead(result)
         self.results.append(result)
         key, slow = result.workload, result.stop == TIME_UP and result.best is None
         if result.winner or not (slow or result.best is not None) or key in self._late | self._again:
@@ -151,6 +164,31 @@ class RegionQueue:
             self._late.add(key)
         self._undecided.add(key)
         self._begun.discard(key)
+
+    def _lead(self, result: Result) -> None:
+        """If a leader has another configuration than before, the regions that are alike have another turn."""
+        if not result.winner or result.best is None:
+            return
+        name = self._alike[result.workload]
+        leader, config = self._leaders.get(name, (result.workload, result.best))
+        if leader != result.workload:
+            return
+        if name not in self._leaders or config != result.best:
+            self._led[name] = len(self.results) + 1
+        self._leaders[name] = leader, result.best
+        if config != result.best:
+            self._begun.difference_update(key for key, alike in self._alike.items() if alike == name and key != leader)
+
+    def _gains(self) -> list[tuple[Workload, float]]:
+        """As :func:`gains_left`; regions that are alike have one second turn, that of their leader."""
+        named = {w.fingerprint: w for w in self.workloads}
+        sums: dict[str, float] = {}
+        for workload, gain in gains_left([(w, self._counts[key]) for key, w in named.items()], self.results):
+            key = workload.fingerprint
+            leader, _ = self._leaders.get(self._alike[key], (key, None))
+            sums[leader] = sums.get(leader, 0.0) + gain
+        gains = [(named[key], gain) for key, gain in sums.items() if key not in self._again]
+        return sorted(gains, key=lambda found: -found[1])
 
     def _most_s(self) -> float:
         """Most seconds of a first turn."""
@@ -171,8 +209,8 @@ def first_candidates(seconds: float, regions: int) -> int:
 def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result]) -> list[tuple[Workload, float]]:
     """The workloads that may still gain, with the possible gain in microseconds of a step, the largest first.
 
-    The possible gain is the time beyond moving the workload's bytes at the best rate of all results. Products compute
-    for longer than that, and the first turns have timed their few candidates. Where Inductor is much faster than all
+    The possible gain is the time beyond moving the workload's bytes at the best rate of all results, and beyond the
+    shortest time of all, since a small region mostly takes the time of its launch. Products compute for longer, and the first turns have timed their few candidates. Where Inductor is much faster than all
     candidates, more of them will not win.
 
     Args:
@@ -181,8 +219,9 @@ def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result
     """
     timed = {r.workload: r for r in results if r.kind != PRODUCT and r.best_us and r.bytes_moved}
     best = max((r.bytes_moved / r.best_us for r in timed.values() if r.best_us), default=1.0)
+    least = min((r.best_us for r in timed.values() if r.best_us), default=0.0)
     gains = [
-        (workload, count * (r.best_us - r.bytes_moved / best))
+        (workload, count * (r.best_us - max(least, r.bytes_moved / best)))
         for workload, count in counted
         if (r := timed.get(workload.fingerprint)) is not None and r.best_us
         if r.best_us < _HOPELESS * (r.deployed_us or r.best_us)
@@ -232,6 +271,13 @@ def step_us(counts: Mapping[str, int], results: Sequence[Result]) -> float:
     """
     times = {r.workload: r.deployed_us or r.best_us or 0.0 for r in results}
     return sum(counts.get(name, 0) * us for name, us in times.items())
+
+
+def alike(workload: Workload) -> str:
+    """See :meth:`autotune.domain.Domain.alike`."""
+    from autotune.domain import domain_of
+
+    return domain_of(workload.kind).alike(workload)
 
 
 def shares(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:

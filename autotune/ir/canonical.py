@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,8 @@ Colour = str
 Form = tuple[Graph, tuple[int, ...], tuple[int, ...]]
 """A canonical graph, and the orders of slots and outputs that :func:`canonicalize` returns."""
 
+_OPEN = 0.5
+"""Stands for each constant that is left open."""
 _WORK = 1 << 17
 """Limit of values times rounds, about a second; beyond it :meth:`_Colours.deepen` runs first.
 
@@ -85,6 +88,22 @@ def one_body(graph: Graph) -> str:
     family, because the definition of a family may widen.
     """
     return _with_open_rows(graph) if row_extent(graph) else ""
+
+
+def without_constants(graph: Graph) -> str:
+    """The digest of a canonical graph with its floating constants left open, except for 0, 1, -1 and infinities.
+
+    Layers of a network often differ in a constant alone, such as the probability of stochastic depth. Their kernels
+    have equal times.
+    """
+    values = tuple(v.but(number=_OPEN) if _is_open(v) else v for v in graph.values)
+    if values != graph.values:
+        graph = canonicalize(Graph(graph.extents, values, graph.inputs, graph.outputs, graph.precision))[0]
+    return digest({"kind": "fusion", "spec": graph.to_json()})
+
+
+def _is_open(v: Value) -> bool:
+    return v.op == "const" and v.dtype == "float32" and math.isfinite(v.number) and v.number not in (0.0, 1.0, -1.0)
 
 
 def to_workload(graph: Graph, label: str = "", source: Mapping[str, Any] | None = None) -> Workload:

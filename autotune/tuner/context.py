@@ -30,7 +30,7 @@ from autotune.store.store import Store
 from autotune.store.tables.measurements import owner_name
 from autotune.task import Artifact, Composition, Config, Status, Task, config_key
 from autotune.tuner.options import Budget, Pace, SearchOptions
-from autotune.tuner.result import Progress
+from autotune.tuner.result import Progress, Result
 from autotune.tuner.threads import Interrupt, Memory
 from autotune.words import size
 from autotune.workload import Workload, digest
@@ -55,6 +55,7 @@ class Context:
         lent: worker and pools owned and closed by the caller.
         picked: the cost model's picks by workload and space.
         end: time by ``time.monotonic()`` at which the run ends; None without a limit.
+        leaders: results of searches by :meth:`autotune.domain.Domain.alike`; see :meth:`leader`.
         stored_keys: workload to the fingerprints of its device (or devices) and their software, if another host has
             stored them.
     """
@@ -71,6 +72,8 @@ class Context:
     pace: Pace = field(default_factory=Pace)
     stored_keys: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     end: float | None = None
+    leaders: dict[str, Result] = field(default_factory=dict)
+    _alike: dict[str, str] = field(default_factory=dict)
     _worker: Measurer | None = None
     _pool: CompilePool | None = None
     _baselines: BaselinePool | None = None
@@ -140,6 +143,22 @@ class Context:
             self._confined[fingerprint] = domain_of(workload.kind).confined(workload)
         device, environment = self._stored_ids(workload)
         return Key(fingerprint, device, environment, self.policy.key)
+
+    def alike(self, workload: Workload) -> str:
+        """See :meth:`autotune.domain.Domain.alike`."""
+        if workload.fingerprint not in self._alike:
+            self._alike[workload.fingerprint] = domain_of(workload.kind).alike(workload)
+        return self._alike[workload.fingerprint]
+
+    def leader(self, workload: Workload) -> Result | None:
+        """Return this run's decided search of another workload that is alike, or None."""
+        found = self.leaders.get(self.alike(workload))
+        return None if found is None or found.workload == workload.fingerprint else found
+
+    def decided(self, workload: Workload, found: Result) -> None:
+        """Make a result that has a winner the leader of the workloads that are alike, unless they have another."""
+        if found.winner and found.best is not None and self.leader(workload) is None:
+            self.leaders[self.alike(workload)] = found
 
     def measured(self, workload: Workload) -> bool:
         """True if a measurement of the workload is stored for this device, software and policy."""

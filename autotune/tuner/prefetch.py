@@ -16,6 +16,7 @@ from autotune.task import Config, Task, config_key
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget
 from autotune.tuner.phases import compose
+from autotune.tuner.phases.explore import followed
 from autotune.tuner.seeds import planned, remembered, winners
 from autotune.workload import Workload
 
@@ -39,7 +40,8 @@ class Prefetcher:
 
     Args:
         budget: returns the expected budget of a workload by its number.
-        most: workloads, the current one included, whose candidates are prefetched.
+        most: workloads, the current one included, whose candidates are prefetched; those with a leader
+            (:meth:`Context.leader`) do not count.
         active: False to prefetch nothing; None for True on a GPU alone, since compiling disturbs measurements on a CPU.
     """
 
@@ -86,13 +88,27 @@ class Prefetcher:
         """Prefetch for workload ``i``, searched now, and for ``then``, the next ones (None: all that follow)."""
         if not self._active:
             return
-        coming = [i, *(range(i + 1, len(self._workloads)) if then is None else then)][: self._most]
+        coming = self._coming([i, *(range(i + 1, len(self._workloads)) if then is None else then)])
         self._leave(coming)
         for k in coming:
             if k not in self._met and not self._context.measured(self._workloads[k]):
                 self._put += 1
                 self._waiting.put(k)
             self._met.add(k)
+
+    def _coming(self, every: Sequence[int]) -> list[int]:
+        """Return the workloads to prefetch: first all with a leader, which need one candidate, then the next ones.
+
+        Workloads that are alike wait until one of them leads.
+        """
+        led: list[int] = []
+        others: dict[str, int] = {}
+        for k in every:
+            if self._context.leader(self._workloads[k]) is not None:
+                led.append(k)
+            else:
+                others.setdefault(self._context.alike(self._workloads[k]), k)
+        return [*led, *list(others.values())[: self._most]]
 
     @property
     def idle(self) -> bool:
@@ -143,6 +159,10 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
         Unsupported: the workload cannot be searched.
     """
     task = context.task(workload)
+    leader = context.leader(workload)
+    if leader is not None and leader.best is not None and (config := followed(context, task, leader.best)) is not None:
+        yield workload, config
+        return
     compositions = compose.first_compositions(context, workload, context.compositions(task), budget)
     parts = {p.fingerprint: p for c in compositions[:_COMPOSITIONS] for p in c.parts}
     if not parts or workload.fingerprint in parts:

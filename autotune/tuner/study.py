@@ -11,7 +11,7 @@ from autotune.task import config_key
 from autotune.tuner.context import Context, Session
 from autotune.tuner.options import Budget
 from autotune.tuner.phases import compose, finals
-from autotune.tuner.phases.explore import explore, settled
+from autotune.tuner.phases.explore import explore, follow, settled
 from autotune.tuner.phases.finals import WINNER, Final
 from autotune.tuner.result import Result
 from autotune.workload import Workload
@@ -25,6 +25,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
 
     The default is measured first, then the suggestions of heuristics, neighbours in the database and the cost model,
     then the sampler's proposals. A workload with parts is searched part by part (:mod:`autotune.tuner.phases.compose`).
+    A workload that is like a leader of this run (:meth:`Context.leader`) takes its best configuration, if that works.
     Stored candidates are not measured again, and candidates claimed by another search are left to it.
 
     Ctrl-C ends the search in an orderly way: the candidates known by then are compared with the baselines, and the
@@ -41,18 +42,24 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
     granted = budget.timeout if granted is None else granted
     key = context.key(workload)
     if (found := recalled(context, workload, key, budget, granted)) is not None:
+        context.decided(workload, found)
         return found
+    leader = context.leader(workload)
     try:
         task = context.task(workload)
         context.worker(workload)  # it starts meanwhile
-        compositions = context.compositions(task)
+        compositions = [] if leader is not None else context.compositions(task)
     except Unsupported as why:
         return Result(key.workload, workload.label, workload.kind, context.device, key.policy, error=str(why))
     s = context.session(task, budget)
     restarts, restart_s, baseline_s = s.worker.restarts, s.worker.restart_s, s.worker.baseline_s
     stop, error, final, broken = "", "", finals.Final(), False
     try:
-        if compositions:
+        if leader is not None and leader.best is not None and not (stop := follow(s, leader.best)):
+            compositions = context.compositions(task)
+        if stop:
+            pass
+        elif compositions:
             stop = compose.search(s, compositions, granted)
         else:
             stop = explore(s, budget, until_s=budget.until_s)
@@ -60,6 +67,8 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         s.worker.open(workload)
         s.search_s = s.elapsed
         final = finals.compare(s)
+    except Unsupported as why:
+        error = str(why)
     except WorkerFault as fault:
         broken = isinstance(fault, MachineFault)
         stop, error = FAULT if broken else stop or FAULT, str(fault)
@@ -80,6 +89,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         context.note(s, stop, settled(stop, budget, granted), granted)
     s.report("done", stop)
     found = result(s, final, stop, error)
+    context.decided(workload, found)
     return replace(
         found,
         fault=broken,

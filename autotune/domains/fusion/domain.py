@@ -67,6 +67,12 @@ class Fusion(Domain):
             share = max(share, _GATHERED)
         return share * graph.bytes_moved
 
+    def alike(self, workload: Workload) -> str:
+        from autotune.ir.canonical import without_constants
+        from autotune.ir.graph import Graph
+
+        return without_constants(Graph.from_json(workload.spec))
+
     def bytes_held(self, workload: Workload) -> int:
         from autotune.ir.graph import Graph
 

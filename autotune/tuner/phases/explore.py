@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 from optuna.trial import Trial
 
+from autotune.errors import Unsupported
 from autotune.measure.outcome import Outcome
 from autotune.measure.pool import Built
 from autotune.space import Space
 from autotune.store.records import Measurement
-from autotune.task import Config, Status, config_key
+from autotune.task import Config, Status, Task, config_key
 from autotune.tuner import seeds
-from autotune.tuner.context import Session
+from autotune.tuner.context import Context, Session
 from autotune.tuner.options import Budget
 from autotune.tuner.phases.finals import is_at_floor
 from autotune.tuner.samplers import is_guided
@@ -45,6 +46,7 @@ SEEDS = "what was suggested is measured"
 TIME_UP = "the time is up"
 TRIALS_UP = "the trials are used up"
 AT_FLOOR = "nothing is faster than moving the bytes"
+ALIKE = "a workload that differs in constants alone was searched"
 
 
 @dataclass
@@ -412,6 +414,37 @@ def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
     stop = explorer.run()
     s.context.pace.add(s.elapsed - began, s.measured - measured)
     return stop
+
+
+def follow(s: Session, config: Config) -> str:
+    """Screen the best configuration of a workload that is alike, and no other.
+
+    Returns:
+        The stop reason; "" if the configuration does not fit, does not work, or was not reached in the time.
+
+    Raises:
+        WorkerFault: the machine failed.
+    """
+    if (fitted := followed(s.context, s.task, config)) is None:
+        return ""
+    learn_stored(s)
+    space = s.task.space_for(fitted, s.context.options.space_file)
+    stop = Explorer(s, space, None, [Seed(fitted, "asked")], until_s=s.budget.until_s, patience=0).run()
+    found = s.known.get(config_key(fitted))
+    works = found is not None and found.status is Status.OK and s.allows(fitted)
+    return stop if s.context.interrupt.requested else ALIKE if works else ""
+
+
+def followed(context: Context, task: Task, config: Config) -> Config | None:
+    """Return the best configuration of a workload that is alike as one of the task's; None if it does not fit."""
+    adapted = task.adapt(config)
+    try:
+        space = None if adapted is None else task.space_for(adapted, context.options.space_file)
+    except Unsupported:
+        return None
+    fitted = None if space is None or adapted is None else space.project(adapted)
+    fitted = None if fitted is None else task.normalize(fitted)
+    return None if fitted is None or task.reject(fitted) is not None else fitted
 
 
 def settled(stop: str, budget: Budget, granted: float | None) -> bool:

@@ -20,6 +20,7 @@ from autotune.tuner import prefetch, seeds
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget, SearchOptions
 from autotune.tuner.prefetch import WORKLOADS, Prefetcher, first
+from autotune.tuner.result import Result
 from autotune.workload import Workload
 from tests.support.toy import pair_domain
 from tests.support.toy.toy_domain import ToyTask
@@ -290,3 +291,25 @@ def test_a_caller_may_compile_for_more_workloads(context: Context) -> None:
         waiting.advance(0)
         settle(waiting)
         assert {f for f, _ in noted(context)} == {w.fingerprint for w in works[:7]}
+
+
+def test_workloads_that_are_alike_wait_for_their_leader(context: Context) -> None:
+    works = [*(toy(columns=c, alike="layers", rows=4) for c in (8, 16, 32)), *(toy(rows=r) for r in (2, 3, 5, 6, 7))]
+    first_ones = [works[i].fingerprint for i in (0, *range(3, 2 + WORKLOADS))]
+    with ahead_of(context, works) as ahead:
+        ahead.advance(0)
+        settle(ahead)
+        assert [*dict.fromkeys(f for f, _ in noted(context))] == first_ones, "those that follow a leader do not count"
+        best = {"how": "vector", "block": 2}
+        found = Result(first_ones[0], "", "toy", "cuda:0", "", best=best, winner="autotune")
+        context.decided(works[0], found)
+        del noted(context)[:]
+        ahead.advance(3)
+        settle(ahead)
+        led = [(f, c) for f, c in noted(context) if f in {w.fingerprint for w in works[1:3]}]
+    assert led == [], "they have had their turns"
+    del noted(context)[:]
+    with ahead_of(context, works) as ahead:
+        ahead.advance(3, [1, 2, 4])
+        settle(ahead)
+    assert noted(context)[:2] == [(w.fingerprint, best) for w in works[1:3]], "one candidate each, before the others"

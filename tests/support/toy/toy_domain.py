@@ -9,8 +9,8 @@ space), ``broken`` (a candidate's ``how`` to the machine's fault, see ``FAULTS``
 a fault happens to each candidate once), ``eager_us`` (added to the baseline), ``least_us`` (a lower bound of all
 candidates), ``reference`` (is one timed with the baselines), ``log`` (a file that gets a line for every candidate
 loaded), ``hold`` (a file: while it exists, a worker waits after its second candidate), ``pause_s`` (that a worker
-sleeps before each candidate), ``never`` (the workload's inputs are never made) and ``numerics`` (a file that gets the
-settings of torch's that candidates are loaded under).
+sleeps before each candidate), ``alike`` (its name by :meth:`Domain.alike`), ``never`` (the workload's inputs are never
+made) and ``numerics`` (a file that gets the settings of torch's that candidates are loaded under).
 """
 
 from __future__ import annotations
@@ -233,6 +233,10 @@ class Toy(Domain):
 
     def open_bench(self, workload: Workload, device: str) -> ToyBench:
         return ToyBench(workload)
+
+    def alike(self, workload: Workload) -> str:
+        name: str = workload.spec.get("alike", workload.fingerprint)
+        return name
 
 
 DOMAIN = Toy()

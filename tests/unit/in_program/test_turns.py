@@ -23,11 +23,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(turns, "time", made)
     monkeypatch.setattr(turns, "shares", lambda counted: {w.fingerprint: n * w.spec["mib"] for w, n in counted})
+    monkeypatch.setattr(turns, "alike", lambda workload: workload.spec.get("alike", workload.fingerprint))
     return made
 
 
 def region(name: str, mib: float = 1.0) -> Workload:
     return Workload("toy", {"name": name, "mib": mib}, label=name)
+
+
+def replace_spec(of: Workload, **more: Any) -> Workload:
+    return Workload(of.kind, {**of.spec, **more}, label=of.label)
 
 
 def result(of: Workload, us: float = 10.0, seconds: float = 2.0, **more: Any) -> Result:
@@ -69,6 +74,70 @@ def test_a_region_with_much_to_gain_has_a_second_turn(clock: Clock) -> None:
     assert turns.next() is None, "nothing is left to gain"
     turns.add([(region("late"), 1)])
     assert label(turns) == "late"
+
+
+def test_regions_that_differ_in_constants_follow_their_leader(clock: Clock) -> None:
+    """Swin's regions with stochastic depth: nine of one kind, of which each had its own search."""
+    one, two, other = (replace_spec(region(name, 3), alike="layers") for name in ("one", "two", "other"))
+    rest = [region(f"rest{i}", 2 - i / 10) for i in range(4)]
+    turns = RegionQueue(80.0)
+    turns.add([(w, 1) for w in (one, two, other, *rest)])
+    assert label(turns) == "one"
+    turns.done(result(one, 100.0, winner="inductor", best={"block": 1}))
+    for i in range(3):  # meanwhile the others' candidate is compiled
+        assert label(turns) == f"rest{i}"
+        turns.done(result(rest[i], 10.0, winner="autotune", best={"block": 1}))
+    assert [label(turns) for _ in range(3)] == ["two", "other", "rest3"]
+    turns.done(result(two, 100.0, winner="inductor", best={"block": 1}))
+    turns.done(result(other, 100.0, winner="inductor", best={"block": 1}))
+    turns.done(result(rest[3], 10.0, winner="autotune", best={"block": 1}))
+    second = turns.next()
+    assert second is not None
+    assert (turns.workloads[second.number], second.budget.trials) == (one, None), "one second turn for all three"
+    turns.done(result(one, 50.0, winner="autotune", best={"block": 2}))
+    assert [label(turns) for _ in range(2)] == ["two", "other"], "they take the better configuration"
+    turns.done(result(two, 50.0, winner="autotune", best={"block": 2}))
+    turns.done(result(other, 50.0, winner="autotune", best={"block": 2}))
+    assert turns.next() is None
+
+
+def test_second_turns_leave_time_to_the_graphs_that_follow(clock: Clock) -> None:
+    """Llama with low-rank updates: second turns took the time of the loss, whose graph came after the budget's end."""
+    slow, fast = region("slow"), region("fast")
+    turns = RegionQueue(80.0, kept_s=12.0)
+    turns.add([(slow, 1), (fast, 1)])
+    assert [label(turns) for _ in range(2)] == ["slow", "fast"]
+    turns.done(result(slow, 100.0, winner="inductor"))
+    turns.done(result(fast, 10.0, winner="inductor"))
+    turns.end = clock.monotonic() + 15.0
+    assert turns.next() is None
+    turns.end = clock.monotonic() + 20.0
+    again = turns.next()
+    assert again is not None
+    assert again.granted == 8.0
+
+
+def test_a_launch_is_no_possible_gain(clock: Clock) -> None:
+    """Casts of 32 768 weights in 64 places: each takes the 2 us of a launch, and had a second turn of nine seconds."""
+    large, tiny = region("large"), region("tiny")
+    results = [result(large, 100.0), replace(result(tiny, 2.0), bytes_moved=1)]
+    assert turns.gains_left([(large, 1), (tiny, 64)], results) == []
+    results[0] = replace(results[0], bytes_moved=100)
+    slower = region("slower")
+    results.append(result(slower, 12.0))
+    assert turns.gains_left([(large, 1), (tiny, 64), (slower, 2)], results) == [(large, 98.0)]
+
+
+def test_a_leader_with_the_same_configuration_after_its_second_turn_ends_it(clock: Clock) -> None:
+    one, two = (replace_spec(region(name), alike="layers") for name in ("one", "two"))
+    turns = RegionQueue(80.0)
+    turns.add([(one, 1), (two, 1), (region("fast"), 1)])
+    for w in (one, region("fast"), two):
+        assert label(turns) == w.label
+        turns.done(result(w, 10.0 if w.label == "fast" else 100.0, winner="autotune", best={"block": 1}))
+    assert label(turns) == "one"
+    turns.done(result(one, 100.0, winner="autotune", best={"block": 1}))
+    assert turns.next() is None
 
 
 @pytest.mark.parametrize(("earlier_us", "again"), [(0.0, "slow"), (3000.0, "slow"), (5000.0, "")])

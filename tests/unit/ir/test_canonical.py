@@ -25,6 +25,7 @@ from autotune.ir.canonical import (
     open_extent,
     row_extent,
     to_workload,
+    without_constants,
 )
 from autotune.ir.graph import Graph, Output, Value
 from autotune.ir.inputs import make_inputs
@@ -363,3 +364,33 @@ def test_a_chain_of_equal_operators_takes_few_hashes(monkeypatch: pytest.MonkeyP
 def test_integer_inputs_keep_their_width() -> None:
     fn = lambda i: i + 1  # noqa: E731
     assert fingerprint(fn, ints(8)) != fingerprint(fn, ints(8, dtype=torch.int32))
+
+
+def kept(p: float, scale: float = 0.5, power: float = 2.0) -> str:
+    def fn(x: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * (noise < p) / p
+        return y, (y * scale).pow(power).mean(-1)
+
+    return without_constants(graph_of(only_region(fn, t(8, 16), t(8, 1))))
+
+
+def test_graphs_that_differ_in_constants_are_alike() -> None:
+    """Layers with stochastic depth of 0.04, 0.06 and 0.08."""
+    assert len({kept(p) for p in (0.96, 0.94, 0.92)}) == 1
+    assert kept(0.96, scale=0.3) == kept(0.92), "also if the order of constants by their hash is another one"
+    assert kept(0.96, power=3.0) != kept(0.96), "other values"
+    assert kept(1.0) != kept(0.96), "the neutral element is left out"
+
+
+def test_whole_numbers_zero_and_infinity_are_no_open_constants() -> None:
+    def shifted(n: int) -> str:
+        return without_constants(graph_of(only_region(lambda i: i + n, ints(8, 16))))
+
+    def where(value: float) -> str:
+        return without_constants(graph_of(only_region(lambda x: torch.where(x > 0.25, x, value), t(8, 16))))
+
+    assert shifted(3) != shifted(5)
+    assert len({where(v) for v in (0.0, float("-inf"), 0.5)}) == 3
+    assert where(0.5) == where(0.75)
+    plain = graph_of(only_region(lambda x: x + 1, t(8, 16)))
+    assert without_constants(plain) == to_workload(plain).fingerprint
