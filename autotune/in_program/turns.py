@@ -210,8 +210,9 @@ def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result
     """The workloads that may still gain, with the possible gain in microseconds of a step, the largest first.
 
     The possible gain is the time beyond moving the workload's bytes at the best rate of all results, and beyond the
-    shortest time of all, since a small region mostly takes the time of its launch. Products compute for longer, and the first turns have timed their few candidates. Where Inductor is much faster than all
-    candidates, more of them will not win.
+    shortest time of all, since a small region mostly takes the time of its launch. Products compute for longer, and the
+    first turns have timed their few candidates. Where Inductor is much faster than all candidates, more of them will
+    not win.
 
     Args:
         counted: workloads with their numbers of occurrences.

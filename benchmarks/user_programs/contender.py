@@ -39,6 +39,7 @@ _TRACES = 3
 _COMPILED = ("triton_", PREFIX)
 """What the names of kernels begin with that compiled graphs launch for memory-intensive operators."""
 _QUICK = replace(default_policy("cuda"), final_s=0.5)
+_PHASE_S = 2.0
 _ROWS = 40
 """Of the coverage that a result file keeps."""
 _PLAIN = ("eager", "compile", "compile again")
@@ -124,9 +125,11 @@ class Running:
         self._last: Any = None
         self._rested = False
         self._wait()
+        print("the first step begins", file=sys.stderr, flush=True)
         begin = time.perf_counter()
         self.step()
         self._wait()
+        print("the first step ends", file=sys.stderr, flush=True)
         self.first_s = sum(compiler.took) + time.perf_counter() - begin
         self.first_loss = self._loss()
         self._first_peak = self._peak()
@@ -173,7 +176,7 @@ class Running:
         self._rested = True
 
     def facts(self) -> dict[str, Any]:
-        """Memory in bytes, losses, autotune's counters, versions."""
+        """Memory in bytes, losses, seconds of compilation, autotune's counters, versions."""
         torch = self._torch
         plain = self._spec.contender in _PLAIN
         return {
@@ -183,6 +186,7 @@ class Running:
             "loss": self._loss(),
             "peak_bytes": self._peak(),
             "first_peak_bytes": self._first_peak,
+            "compile_s": _compile_s(),
             "reserved_bytes": torch.cuda.max_memory_reserved() if self._cuda else None,
             "counters": {} if plain else _counters(),
             **({} if plain else _coverage()),
@@ -278,6 +282,14 @@ def _coverage() -> dict[str, Any]:
         "moved_bytes": sum(row["bytes"] or 0 for row in rows),
         "coverage": [row for row in rows if not row["stored"]][:_ROWS],
     }
+
+
+def _compile_s() -> dict[str, float]:
+    """Seconds of torch's phases of compilation by name, those of two seconds and more; one may include others."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    sums = {name: round(sum(times), 1) for name, times in compilation_time_metrics.items()}
+    return dict(sorted(((name, s) for name, s in sums.items() if s >= _PHASE_S), key=lambda item: -item[1]))
 
 
 def _versions() -> dict[str, str]:

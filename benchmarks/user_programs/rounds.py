@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -64,16 +65,24 @@ class Process:
             "AUTOTUNE_PACKAGED": "refuse",
             "PYTHONUNBUFFERED": "1",
         }
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, spec.to_json()],
-                cwd=ROOT,
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", MODULE, spec.to_json()],
+            cwd=ROOT,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._writer = threading.Thread(target=self._write_log, args=(time.monotonic(),), daemon=True)
+        self._writer.start()
+
+    def _write_log(self, begin: float) -> None:
+        """Copy standard error into the log, each line behind its seconds since the start."""
+        assert self._process.stderr is not None
+        with self._log.open("wb", buffering=0) as log, self._process.stderr as lines:
+            for line in lines:
+                log.write(f"[{time.monotonic() - begin:6.1f}] ".encode() + line)
 
     def ask(self, line: str) -> dict[str, Any]:
         """Send a line and wait for the answer.
@@ -128,12 +137,14 @@ class Process:
     def _epitaph(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=10)
+        self._writer.join(timeout=1.0)
         last = [line for line in self.log().splitlines() if line.strip()][-1:]
-        return f"the process ended with {self._process.poll()}: {(last or [''])[0].strip()}"[:300]
+        text = (last or [""])[0].partition("] ")[2]
+        return f"the process ended with {self._process.poll()}: {text.strip()}"[:300]
 
     def log(self) -> str:
-        """The text of its standard error so far."""
-        return self._log.read_text(errors="replace")
+        """The text of its standard error so far, each line behind "[", seconds and "] "."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def told(self) -> list[str]:
         """Messages of autotune among it, those within warnings too; the last forty."""
@@ -145,6 +156,7 @@ class Process:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._writer.join(timeout=1.0)
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):

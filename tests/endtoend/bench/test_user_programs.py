@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -157,8 +158,9 @@ def test_a_process_answers_line_by_line(tmp_path: Path, monkeypatch: pytest.Monk
     process.send("4")
     process.send("5")
     assert [process.answer(), process.answer()] == [{"ms": [4.0]}, {"ms": [5.0]}]
-    assert process.told() == ["first", "second"]
     process.end()
+    assert process.told() == ["first", "second"]
+    assert re.fullmatch(r"\[ +\d+\.\d\] autotune: first", process.log().splitlines()[0])
     with pytest.raises(Failed):
         process.ask("6")
 
