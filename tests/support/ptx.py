@@ -14,7 +14,9 @@ import autotune
 from tests.support import ROOT
 
 FOLDER = ROOT / "build" / "ptx"
-MAKERS = tuple(f"compiler/targets/cuda/{name}.py" for name in ("compile", "operation_intrinsics", "memory_intrinsics"))
+MAKERS = tuple(
+    f"compiler/targets/cuda/{name}.py" for name in ("compile", "frontend", "operation_intrinsics", "memory_intrinsics")
+)
 """Files of the package that PTX depends on, in addition to a kernel's text."""
 
 

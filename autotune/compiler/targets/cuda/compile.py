@@ -24,6 +24,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any
 
+from autotune.compiler.targets.cuda.frontend import without_repeated_work
 from autotune.compiler.targets.cuda.source import CudaSource, Listing
 from autotune.errors import BuildError
 from autotune.files import whole_file
@@ -229,7 +230,7 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
     sig = types.void(*(types.CPointer(POINTER[s]) for s in params), *extent0)
     options = {"cc": cc, "output": "ptx", "abi": "numba", "fastmath": fast, "launch_bounds": block}
     try:
-        with _without_device(cc):
+        with _without_device(cc), without_repeated_work():
             ptx, _ = cuda.compile(space["kernel"], sig, device=False, **options)
     except Exception as error:  # numba raises many types; all mean this candidate does not compile
         raise BuildError(f"numba: {type(error).__name__}: {last_line(error)}") from error
