@@ -1,10 +1,14 @@
-"""Decomposition of masks that depend on inputs: the valid keys of each batch row, and a known structure.
+"""Recognition of masks that come with the data: a key mask with a known structure, spans of keys, packed documents.
 
-A mask ``m[b, h, i, j]`` is decomposed through its computation: ``and`` of tensors, repeats and views. A part that
-depends on no input of the graph is evaluated once (:mod:`.constants`), so that all its elements are known. If its size
-is a symbol, its formula is read instead (:mod:`.formulas`). A part of shape ``[B, 1, 1, keys]`` depends on the key
-alone, however it is computed. So every element satisfies ``m[b, h, i, j] = valid[b, j] and structure[i, j]``. Any other
-mask is not rewritten.
+:func:`padding_of` decomposes a mask ``m[b, h, i, j]`` through its computation: ``and`` of tensors, repeats and views. A
+part that depends on no input of the graph is evaluated once (:mod:`.constants`), so that all its elements are known. If
+its size is a symbol, its formula is read instead (:mod:`.formulas`). A part of shape ``[B, 1, 1, keys]`` depends on the
+key alone, however it is computed. So every element satisfies ``m[b, h, i, j] = valid[b, j] and structure[i, j]``.
+
+:func:`has_row_spans` and :func:`is_of_documents` give a reason to compute attention by spans, whose results are right
+for any mask. So nothing has to be proved there. In packed documents, a query sees only keys of its own document: such a
+mask is an ``and`` with a part that compares a number of each query with a number of each key. The other parts may be
+anything, for example a triangle, or a comparison of positions.
 """
 
 from __future__ import annotations
@@ -24,6 +28,9 @@ _AND = ("and_", "__and__", "bitwise_and", "logical_and")
 _MOST_SEEN = 0.6
 """With half of the keys seen, attention by spans took 0.63 of the time with a dense mask on an H100."""
 _SAME = ("expand", "expand_as", "to", "bool", "contiguous", "clone")
+_EQUAL = ("eq", "__eq__")
+_SUBSET = (*_SAME, "view", "reshape", "unsqueeze", "getitem", "tril")
+"""Operators whose result sees no more than their argument, if it is bool and has the same last two axes."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,30 @@ def has_row_spans(mask: fx.Node, constants: Constants, formulas: Formulas) -> bo
     seen = parts.structure.expand(queries, keys)
     begins = (seen[:, 1:] & ~seen[:, :-1]).sum(1) + seen[:, 0]
     return bool((begins <= 1).all()) and int(seen.sum()) <= _MOST_SEEN * seen.numel()
+
+
+def is_of_documents(mask: Any) -> bool:
+    """Return True if a mask [..., queries, keys] is an ``and`` with a comparison of queries and keys."""
+    if not is_tensor(mask) or fake(mask).dtype != torch.bool or fake(mask).ndim < 2:
+        return False
+    name = torch_name(mask)
+    if not name or not mask.args:
+        return False
+    if name in _EQUAL and len(mask.args) == 2:
+        return all(map(is_tensor, mask.args)) and _crosses(*(fake(a).shape for a in mask.args))
+    if name in _AND:
+        return any(map(is_of_documents, mask.args))
+    source = mask.args[0]
+    same = is_tensor(source) and same_shape(fake(source).shape[-2:], fake(mask).shape[-2:])
+    return name in _SUBSET and same and is_of_documents(source)
+
+
+def _crosses(left: torch.Size, right: torch.Size) -> bool:
+    """Return True for the shapes [..., queries, 1] and [..., 1, keys], in either order."""
+    if min(len(left), len(right)) < 1:
+        return False
+    a, b = ([type(size) is int and size == 1 for size in (1, *shape)[-2:]] for shape in (left, right))
+    return (a, b) in (([False, True], [True, False]), ([True, False], [False, True]))
 
 
 class _Parts:
