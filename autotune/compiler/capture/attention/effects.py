@@ -1,4 +1,4 @@
-"""In-place writes of a Dynamo graph, and the PyTorch context in which each of its nodes runs.
+"""In-place writes of a Dynamo graph, the PyTorch context in which each of its nodes runs, and edits that respect both.
 
 A Dynamo graph is not functional yet: a tensor may change between two readers (:class:`Writes`).
 
@@ -11,6 +11,8 @@ gradient, under autocast it has another type.
 There is no list of such calls, since it would differ between versions of torch. A call that neither takes a tensor nor
 returns a value is treated as one. Two nodes are alike if both have the same grad mode, are inside the same contexts,
 and have no other such call between them.
+
+A rule inserts nodes by :class:`Edits`, each in the context of the call that needs it.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
+from autotune.compiler.capture.attention.calls import fake
 from autotune.compiler.lower.nodes import stream_of
 
 _OPERATORS = (
@@ -222,6 +226,51 @@ class Contexts:
         self._of[made] = self._of[where]
         if "custom" in where.meta:
             made.meta["custom"] = dict(where.meta["custom"])
+
+
+class Edits:
+    """Insertion of nodes into one graph."""
+
+    def __init__(self, graph: fx.Graph, writes: Writes, contexts: Contexts) -> None:
+        self._graph, self._writes, self._contexts = graph, writes, contexts
+
+    def _method(self, where: fx.Node, name: str, node: fx.Node, *args: Any) -> fx.Node:
+        """A method of ``node``'s result, called in the context of ``where``."""
+        made = self._graph.call_method(name, (node, *args))
+        given = fx.node.map_arg(args, lambda n: n.meta["example_value"])
+        made.meta["example_value"] = getattr(fake(node), name)(*given)
+        self._contexts.put(made, where)
+        return made
+
+    def _function(self, where: fx.Node, function: Any, *args: Any) -> fx.Node:
+        """A call of a function in the context of ``where``."""
+        made = self._graph.call_function(function, args)
+        given = fx.node.map_arg(args, lambda n: n.meta["example_value"])
+        with next(t.fake_mode for t in pytree.tree_leaves(given) if isinstance(t, FakeTensor)):
+            made.meta["example_value"] = function(*given)
+        self._contexts.put(made, where)
+        return made
+
+    def _size(self, where: fx.Node, node: fx.Node, axis: int) -> int | fx.Node:
+        """An extent of ``node``'s result: a number, or a node for a symbol."""
+        size = fake(node).shape[axis]
+        return size if type(size) is int else self._method(where, "size", node, axis)
+
+    def _of_type(self, where: fx.Node, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        """``node`` in the type that autocast would have given it."""
+        return node if fake(node).dtype == dtype else self._method(where, "to", node, dtype)
+
+    def _after(self, node: fx.Node, method: str, *args: Any) -> None:
+        made = self._method(node, method, node, *args)
+        node.replace_all_uses_with(made, delete_user_cb=lambda user: user is not made)
+
+    def _written(self, source: fx.Node, copy: fx.Node, node: fx.Node) -> bool:
+        """True if ``source`` cannot replace ``copy`` because one of them is written in place.
+
+        For ``source`` this covers writes up to the call, or its backward; for ``copy``, writes before the call.
+        """
+        end = None if fake(node).requires_grad else node
+        return self._writes.between([source], copy, end) or self._writes.between([copy], copy, node)
 
 
 def _changes_state(node: fx.Node) -> bool:
