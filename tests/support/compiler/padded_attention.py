@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import autotune.compiler.capture.attention.padded  # noqa: F401
+import autotune.compiler.capture.attention.operators  # noqa: F401
 
 REFERENCE = "flash"
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]

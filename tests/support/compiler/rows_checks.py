@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from autotune.compiler.capture.attention import rows
-from autotune.compiler.capture.attention.padded import _bounds
+from autotune.compiler.capture.attention.operators import _bounds
 from tests.support.compiler.padded_attention import gradients, probabilities, seen_probabilities
 from tests.support.compiler.spans_checks import accept_numpy
 

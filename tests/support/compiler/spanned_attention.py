@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import autotune.compiler.capture.attention.spanned  # noqa: F401
+import autotune.compiler.capture.attention.operators  # noqa: F401
 from tests.support.compiler.padded_attention import gradients, seen_probabilities
 
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]

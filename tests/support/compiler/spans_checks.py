@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from autotune.compiler.capture.attention import spans
-from autotune.compiler.capture.attention.spanned import _spans
+from autotune.compiler.capture.attention.operators import _spans
 from tests.support.compiler.padded_attention import seen_probabilities
 
 _SHAPES = ((2, 4, 2, 70, 70, 16), (1, 2, 2, 64, 64, 24), (2, 2, 1, 33, 50, 16), (3, 2, 1, 1, 1, 16))

@@ -1,12 +1,17 @@
-"""Selection of the kernel for attention with a mask that is an input, from measurements."""
+"""Kernels of attention with a mask that is an input: their selection, from measurements, and their launches."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from autotune.compiler.capture.attention.sizes import at_hints, fits
 
+BY_LENGTHS, CUDNN, FLASH = "lengths", "cudnn", "flash"
+"""The fused kernels: flash attention by lengths, and two of a structure. Only flash attention has windows."""
 _HALF = (torch.bfloat16, torch.float16)
 _LARGEST_HEAD = 128
 """Largest head size; above it the kernels in Triton would spill."""
@@ -14,6 +19,9 @@ LEAST_QUERIES = 1024
 """Least query rows. With 512, launching the replacement of a mask takes the host longer than the mask (BERT-large)."""
 _LARGEST_GRID = 65535
 """Most blocks along the second axis of a CUDA grid, one for each head of a batch row."""
+_MOST_COMPILED = 4096
+_compiled: dict[tuple[Any, ...], Any] = {}
+"""Kernels by all that a launch is given. Lengths that vary bring other numbers, so that it is emptied at times."""
 
 
 def kernel_of(
@@ -30,9 +38,6 @@ def kernel_of(
     given = _run_by_triton(query, key, value)
     if given is None or torch.are_deterministic_algorithms_enabled():
         return None
-    # Imported for a call that is rewritten: registering operators takes tens of milliseconds.
-    from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH
-
     cuda = torch.backends.cuda
     parameters = cuda.SDPAParams(*given, None, float(dropout), causal, True)
     if causal and not window and cuda.can_use_cudnn_attention(parameters, False):
@@ -47,6 +52,35 @@ def has_spans(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> bool
     if dropout or _run_by_triton(query, key, value) is None:
         return False
     return fits(query.shape[2] * key.shape[2], 2**31 - 1)  # indices of 32 bits, into the mask of a batch row
+
+
+def launch(
+    kernel: Any, grid: tuple[int, int], tensors: Sequence[Tensor], numbers: tuple[Any, ...],
+    warps: int = 4, stages: int = 3,
+) -> None:  # fmt: skip
+    """Launch a kernel that Triton compiled for the same numbers, types and alignments.
+
+    Triton's own launch inspects each argument again, which takes longer than many of these kernels.
+
+    Args:
+        kernel: a function under ``triton.jit`` whose parameters are the tensors, then the numbers.
+        grid: blocks along the first and the second axis.
+        tensors: the tensors, on one device.
+        numbers: the other arguments, constants of the kernel included.
+        warps: the warps of a block.
+        stages: the stages in which a loop's loads are pipelined.
+    """
+    device = tensors[0].device
+    key = (kernel, numbers, warps, stages, device, *[(t.dtype, t.data_ptr() % 16) for t in tensors])
+    known = _compiled.get(key)
+    if known is None:
+        known = kernel[grid](*tensors, *numbers, num_warps=warps, num_stages=stages)
+        if known is not None:  # None of Triton's interpreter
+            if len(_compiled) >= _MOST_COMPILED:
+                _compiled.clear()
+            _compiled[key] = known
+    else:
+        known[(*grid, 1)](*tensors, *numbers, stream=torch._C._cuda_getCurrentRawStream(device.index))
 
 
 def _run_by_triton(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:

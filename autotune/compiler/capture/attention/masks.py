@@ -1,4 +1,7 @@
-"""Rules for masks that come with the data: attention by lengths (:mod:`.padded`) and by spans (:mod:`.spanned`)."""
+"""Rules for masks that come with the data: attention by lengths and by spans (:mod:`.operators`).
+
+That module is imported for a call that is rewritten: registering operators takes tens of milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -72,9 +75,11 @@ class Masks(Edits):
             return None
         for formula in found.formulas:
             self._formulas.rely_on(formula)
+        from autotune.compiler.capture.attention.operators import PADDED
+
         valid, *bounds = bounded
         how = found.causal, found.window, float(call.dropout_p), scale, kernel
-        return self._function(node, torch.ops.autotune.padded_attention.default, *given, valid, *bounds, *how)
+        return self._function(node, PADDED, *given, valid, *bounds, *how)
 
     def _operands(self, node: fx.Node, call: Call) -> tuple[tuple[fx.Node, fx.Node, fx.Node], float]:
         """The query, key and value without repeats, in the type that autocast would have given them, and the scale."""
@@ -121,7 +126,7 @@ class Masks(Edits):
         query, key, value = map(fake, given)
         if not has_spans(query, key, value, call.dropout_p):
             return None
-        from autotune.compiler.capture.attention.spanned import SPANNED  # registers operators, which takes long
+        from autotune.compiler.capture.attention.operators import SPANNED
 
         if not same_shape(fake(mask).shape[-2:], (queries, keys)):
             return None
@@ -151,7 +156,7 @@ class Masks(Edits):
                 seen = self._method(node, *(("select", mask, 1, 0) if value.ndim == 4 else ("unsqueeze", mask, 0)))
             if not same_length(fake(seen).shape[0], batch):
                 seen = self._method(node, "expand", seen, self._size(node, query, 0), -1, -1)
-            from autotune.compiler.capture.attention.spanned import SPANS
+            from autotune.compiler.capture.attention.operators import SPANS
 
             spans = self._function(node, SPANS, seen)
             parts = [self._function(node, operator.getitem, spans, place) for place in range(3)]
@@ -186,8 +191,10 @@ class Masks(Edits):
             seen = self._method(node, "flatten", found.valid, 1)
             if not same_length(fake(seen).shape[0], batch):
                 seen = self._method(node, "expand", seen, self._size(node, query, 0), -1)
+            from autotune.compiler.capture.attention.operators import BOUNDS
+
             rows = self._size(node, query, 2)
-            bounds = self._function(node, torch.ops.autotune.mask_bounds.default, seen, rows, found.causal)
+            bounds = self._function(node, BOUNDS, seen, rows, found.causal)
             parts = [self._function(node, operator.getitem, bounds, place) for place in range(3)]
             made = self._bounds[known] = node, (seen, *parts)
         return made[1]

@@ -1,8 +1,8 @@
 """Triton kernels for the query rows of an attention that its fused kernel cannot compute.
 
-:mod:`.padded` runs a fused kernel as if only the mask's structure hid keys. The kernels here compute the rows for which
-that is wrong, with the key mask. ``bounds`` has these rows on the device. A block without such a row returns at once,
-so a launch on a batch without padding costs a few microseconds.
+:mod:`.operators` runs a fused kernel as if only the mask's structure hid keys. The kernels here compute the rows for
+which that is wrong, with the key mask. ``bounds`` has these rows on the device. A block without such a row returns at
+once, so a launch on a batch without padding costs a few microseconds.
 
 The fused kernel's logsumexp of these rows becomes infinite. Its backward pass then adds nothing for them, and the
 kernels here add their contribution.
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from autotune.compiler.capture.attention.launching import launch
+from autotune.compiler.capture.attention.kernels import launch
 
 ROWS, KEYS = 64, 64
 """Query rows and keys of a block."""

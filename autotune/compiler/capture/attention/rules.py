@@ -10,8 +10,8 @@ These rules run on Dynamo's graph, before AOTAutograd. The results are those of 
 - A mask that is constant at compile time and hides nothing is removed. A mask that hides exactly the later keys becomes
   ``is_causal``.
 - A ``where`` with a constant condition is replaced by its branch, which exposes a bias of the model.
-- A key mask that is an input becomes attention by lengths (:mod:`.padded`). A mask of packed documents and a sliding
-  window become attention by spans (:mod:`.spanned`).
+- A key mask that is an input becomes attention by lengths. A mask of packed documents and a sliding window become
+  attention by spans (:mod:`.operators` has both).
 - A mask or bias whose last stride is not 1 is made contiguous, once for all its readers.
 - Keys and values repeated for groups of queries are passed once if PyTorch has a fused kernel for grouped queries. If
   it has none and a group has one position, as in decoding, the group's queries become positions of their key's head.

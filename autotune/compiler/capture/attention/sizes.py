@@ -16,9 +16,6 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-LAST = 2**31 - 1
-"""The largest int32, behind all indices."""
-
 
 def same_length(a: Any, b: Any) -> bool:
     """Return True if two lengths are the same number or the same symbol."""
@@ -29,15 +26,6 @@ def same_length(a: Any, b: Any) -> bool:
 def same_shape(left: Sequence[Any], right: Sequence[Any]) -> bool:
     """Return True for two shapes of the same lengths."""
     return len(left) == len(right) and all(map(same_length, left, right))
-
-
-def index_dtype(*sizes: Any) -> torch.dtype:
-    """Return the type for minima and maxima of indices along axes of these sizes: int64 if one is a symbol.
-
-    Triton's kernel for a part of a reduction counts from a symbol in int64. Torch 2.11 accumulates by the operator's
-    type, and Triton refuses an int32 accumulator of int64 numbers.
-    """
-    return torch.int32 if all(type(size) is int for size in sizes) else torch.int64
 
 
 def expression(size: Any) -> Any:

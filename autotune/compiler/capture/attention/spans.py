@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from autotune.compiler.capture.attention.launching import launch
+from autotune.compiler.capture.attention.kernels import launch
 
 LOG2_E = 1.4426950408889634
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from autotune.compiler.capture.attention import launching
+from autotune.compiler.capture.attention import kernels
 
 
 class Kernel:
@@ -26,14 +26,14 @@ class Kernel:
 
 def test_kernels_are_kept_by_sizes_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
-    monkeypatch.setattr(launching, "_MOST_COMPILED", 8)
-    monkeypatch.setattr(launching, "_compiled", {})
+    monkeypatch.setattr(kernels, "_MOST_COMPILED", 8)
+    monkeypatch.setattr(kernels, "_compiled", {})
     kernel, x = Kernel(), torch.empty(4)
     for _ in range(3):
-        launching.launch(kernel, (1, 2), (x,), (5, 0.5, True))
+        kernels.launch(kernel, (1, 2), (x,), (5, 0.5, True))
     assert (kernel.by_triton, kernel.kept) == (1, 2)
     for length in range(40):
         for _ in range(2):  # as layers of one step
-            launching.launch(kernel, (length, 2), (x,), (length, 0.5, True))
-        assert 0 < len(launching._compiled) <= 8
+            kernels.launch(kernel, (length, 2), (x,), (length, 0.5, True))
+        assert 0 < len(kernels._compiled) <= 8
     assert (kernel.by_triton, kernel.kept) == (40, 43), "the numbers of 5 were kept"

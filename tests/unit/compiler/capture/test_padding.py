@@ -15,10 +15,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
-import autotune.compiler.capture.attention.spanned  # noqa: F401 - defines operators
-from autotune.compiler.capture.attention import masks, padded, rewrite_attention
-from autotune.compiler.capture.attention.kernels import kernel_of
-from autotune.compiler.capture.attention.padded import BY_LENGTHS, CUDNN, FLASH, _bounds
+from autotune.compiler.capture.attention import masks, operators, rewrite_attention
+from autotune.compiler.capture.attention.kernels import BY_LENGTHS, CUDNN, FLASH, kernel_of
+from autotune.compiler.capture.attention.operators import _bounds
 from autotune.compiler.capture.attention.sizes import same_shape
 from tests.support.compiler.padded_attention import REFERENCE
 
@@ -406,10 +405,10 @@ def test_sequences_of_one_query_keep_their_heads(monkeypatch: pytest.MonkeyPatch
         longest.append(given[5])  # type: ignore[arg-type]
         return (given[0], *torch.zeros(4))  # type: ignore[return-value]
 
-    monkeypatch.setattr(padded.aten._flash_attention_forward, "default", forward)
+    monkeypatch.setattr(operators.aten._flash_attention_forward, "default", forward)
     for queries in (1, 5):
         q, k = torch.randn(B, 8, queries, D), torch.randn(B, 2, S, D)
-        out = padded._fused(q, k, k, (torch.zeros(7), torch.zeros(7)), False, 0, 0.0, 1.0, BY_LENGTHS)[0]
+        out = operators._fused(q, k, k, (torch.zeros(7), torch.zeros(7)), False, 0, 0.0, 1.0, BY_LENGTHS)[0]
         assert torch.equal(out, q)
     assert longest == [2, 5]
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from autotune.compiler.capture.attention import masks, rewrite_attention
 from autotune.compiler.capture.attention.kernels import has_spans
-from autotune.compiler.capture.attention.spanned import SPANNED, SPANS, _spans
+from autotune.compiler.capture.attention.operators import SPANNED, SPANS, _spans
 from tests.support.compiler import spanned_attention
 
 B, H, S, D = 2, 4, 12, 8

@@ -1,7 +1,7 @@
-"""Attention with a key mask that is an input, as operators without decisions on the host.
+"""Attention with a mask that comes with the data, as operators without decisions on the host.
 
-A mask is ``valid[b, key]`` and a known structure: none, a triangle, a window. Most batches need no dense mask for it.
-:func:`_bounds` computes the lengths on the device, once for all layers. Then:
+**By lengths**, for a mask of ``valid[b, key]`` and a known structure: none, a triangle, a window. Most batches need no
+dense mask for it. :func:`_bounds` computes the lengths on the device, once for all layers. Then:
 
 - Without a structure, flash attention runs by lengths. Each batch row is two sequences: the valid keys with all
   queries, and the padding without queries. Nothing is gathered, and gradients of padding are zeros.
@@ -9,32 +9,35 @@ A mask is ``valid[b, key]`` and a known structure: none, a triangle, a window. M
 - :mod:`.rows` computes the rows for which that is wrong: those of a mask with holes, and those after the first hidden
   key of a causal mask. Without such rows, its kernels return at once.
 
+**By spans**, for other masks, such as those of packed documents. A query row's *span* reaches from the first key that
+it sees to the last. :func:`_spans` computes all spans on the device, once for all layers. The kernels of :mod:`.spans`
+skip the blocks outside of spans, and read the mask only if a row does not see all keys of its span. So results are
+right for any mask, and no number of documents is a limit.
+
 A query that sees no key gets zeros, as in torch's formula.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from autotune.compiler.capture.attention.launching import differentiable
-from autotune.compiler.capture.attention.sizes import LAST, index_dtype
+from autotune.compiler.capture.attention.kernels import BY_LENGTHS, CUDNN, FLASH
 
 aten = torch.ops.aten
-BY_LENGTHS, CUDNN, FLASH = "lengths", "cudnn", "flash"
-"""The fused kernels: flash attention by lengths, and two of a structure. Only flash attention has windows."""
 
 _library: Any = torch.library.Library("autotune", "FRAGMENT")  # type: ignore[no-untyped-call]
 _library.define("mask_bounds(Tensor valid, SymInt queries, bool causal) -> (Tensor, Tensor, Tensor)")
-_GIVEN = (
+_PADDED = (
     "Tensor query, Tensor key, Tensor value, Tensor valid, Tensor bounds, Tensor cum_query, Tensor cum_key, "
     "bool causal, int window, float dropout_p, float scale, str kernel"
 )
-_library.define(f"padded_attention({_GIVEN}) -> Tensor")
+_library.define(f"padded_attention({_PADDED}) -> Tensor")
 _library.define(
-    f"padded_attention_forward({_GIVEN}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"padded_attention_forward({_PADDED}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.nondeterministic_seeded,),
 )
 _library.define(
@@ -42,6 +45,65 @@ _library.define(
     "Tensor cum_query, Tensor cum_key, Tensor output, Tensor logsumexp, Tensor own, Tensor seed, Tensor offset, "
     "bool causal, int window, float dropout_p, float scale, str kernel) -> (Tensor, Tensor, Tensor)"
 )
+_library.define("mask_spans(Tensor mask) -> (Tensor, Tensor, Tensor)")
+_SPANNED = "Tensor query, Tensor key, Tensor value, Tensor mask, Tensor rows, Tensor keys, Tensor holes"
+_library.define(f"spanned_attention({_SPANNED}, float scale) -> Tensor")
+_library.define(f"spanned_attention_forward({_SPANNED}, float scale) -> (Tensor, Tensor)")
+_library.define(
+    f"spanned_attention_backward(Tensor grad, {_SPANNED}, Tensor output, Tensor logsumexp, float scale) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+
+_ours: Any = torch.ops.autotune
+BOUNDS, PADDED = _ours.mask_bounds.default, _ours.padded_attention.default
+SPANS, SPANNED = _ours.mask_spans.default, _ours.spanned_attention.default
+
+_TENSORS = 7
+"""Leading arguments of both operators that are tensors; the first three have gradients."""
+_LAST = 2**31 - 1
+"""The largest int32, behind all indices."""
+
+
+def _differentiable(name: str) -> Callable[..., Tensor]:
+    """The function of an attention operator with a gradient.
+
+    AOTAutograd traces through it, so that a step calls operators without autograd.
+
+    Args:
+        name: of two operators. ``autotune::NAME_forward`` returns the output, then tensors for the backward pass.
+            ``NAME_backward`` takes the output's gradient, the tensors among the arguments, all results, and the
+            other arguments. It returns the gradients of query, key and value.
+    """
+
+    class Attention(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *given: Any) -> Any:
+            found = getattr(_ours, f"{name}_forward").default(*given)
+            ctx.save_for_backward(*given[:_TENSORS], *found)
+            ctx.how = given[_TENSORS:]
+            ctx.set_materialize_grads(False)
+            return found[0]
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
+            found = (None,) * 3
+            if grad is not None:
+                found = getattr(_ours, f"{name}_backward").default(grad, *ctx.saved_tensors, *ctx.how)
+            return (*found, *[None] * (_TENSORS - 3 + len(ctx.how)))
+
+    return lambda *given: Attention.apply(*given)  # type: ignore[no-untyped-call]
+
+
+def _index_dtype(*sizes: Any) -> torch.dtype:
+    """Return the type for minima and maxima of indices along axes of these sizes: int64 if one is a symbol.
+
+    Triton's kernel for a part of a reduction counts from a symbol in int64. Torch 2.11 accumulates by the operator's
+    type, and Triton refuses an int32 accumulator of int64 numbers.
+    """
+    return torch.int32 if all(type(size) is int for size in sizes) else torch.int64
+
+
+# By lengths
 
 
 def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,11 +119,11 @@ def _bounds(valid: Tensor, queries: int, causal: bool) -> tuple[Tensor, Tensor, 
         keys. int32 ``[2 B + 1]`` twice: the first query and the first key of each sequence, then their total numbers.
     """
     batch, keys = valid.shape
-    place = torch.arange(keys, device=valid.device, dtype=index_dtype(keys))
-    low = torch.where(valid, place, LAST).amin(1).clamp(max=keys).int()
+    place = torch.arange(keys, device=valid.device, dtype=_index_dtype(keys))
+    low = torch.where(valid, place, _LAST).amin(1).clamp(max=keys).int()
     high = torch.where(valid, place + 1, 0).amax(1).int()
     if causal:
-        first = torch.where(valid, LAST, place).amin(1).clamp(max=keys).int()
+        first = torch.where(valid, _LAST, place).amin(1).clamp(max=keys).int()
     else:
         seen = valid.sum(1, dtype=torch.int32)
         one_side = (seen == 0) | ((seen == high - low) & ((low == 0) | (high == keys)))
@@ -145,7 +207,7 @@ def _lse_of_rows(lse: Tensor, batch: int, kernel: str) -> Tensor:
     return lse.view(lse.shape[0], batch, -1).transpose(0, 1) if kernel == BY_LENGTHS else lse.flatten(2)
 
 
-def _forward_cuda(
+def _padded_forward(
     q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, cum_query: Tensor, cum_key: Tensor,
     causal: bool, window: int, dropout: float, scale: float, kernel: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -158,7 +220,7 @@ def _forward_cuda(
     return out, lse, own, seed, offset
 
 
-def _backward_cuda(
+def _padded_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, cum_query: Tensor, cum_key: Tensor,
     out: Tensor, lse: Tensor, own: Tensor, seed: Tensor, offset: Tensor,
     causal: bool, window: int, dropout: float, scale: float, kernel: str,
@@ -178,7 +240,7 @@ def _numbers(seed: Tensor, offset: Tensor, kernel: str) -> tuple[Tensor, Tensor]
     return (seed, offset) if kernel == CUDNN else (seed[:1], seed[1:])
 
 
-def _forward_fake(
+def _padded_forward_fake(
     q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, cum_query: Tensor, cum_key: Tensor,
     causal: bool, window: int, dropout: float, scale: float, kernel: str,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -193,7 +255,7 @@ def _forward_fake(
     return out, lse, own, q.new_empty(2, dtype=torch.uint64), q.new_empty((), dtype=torch.uint64)
 
 
-def _backward_fake(
+def _padded_backward_fake(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor, bounds: Tensor, cum_query: Tensor, cum_key: Tensor,
     out: Tensor, lse: Tensor, own: Tensor, seed: Tensor, offset: Tensor,
     causal: bool, window: int, dropout: float, scale: float, kernel: str,
@@ -204,9 +266,68 @@ def _backward_fake(
     return dq, dk, dv
 
 
+# By spans
+
+
+def _spans(mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the spans of a mask, without a synchronisation.
+
+    Args:
+        mask: bool [B, queries, keys], True where a key is seen.
+
+    Returns:
+        int32 ``[B, 2, queries]``: the first key that each row sees, and the end of the keys that it sees. int32
+        ``[B, 2, keys]``: the first row that sees each key, and the end of these rows. int32 ``[B]``: 1 if a row does
+        not see all keys of its span. An empty span begins behind the last index and ends at 0.
+    """
+    queries, keys = mask.shape[1:]
+    dtype = _index_dtype(queries, keys)
+    row = torch.arange(queries, device=mask.device, dtype=dtype)[:, None]
+    key = torch.arange(keys, device=mask.device, dtype=dtype)
+    low, high = torch.where(mask, key, _LAST).amin(2).clamp(max=keys), torch.where(mask, key + 1, 0).amax(2)
+    first, end = torch.where(mask, row, _LAST).amin(1).clamp(max=queries), torch.where(mask, row + 1, 0).amax(1)
+    holes = (mask.sum(2, dtype=torch.int32) < high - low).any(1)
+    return torch.stack([low, high], 1).int(), torch.stack([first, end], 1).int(), holes.int()
+
+
+def _spanned_forward(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rows: Tensor, keys: Tensor, holes: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    from autotune.compiler.capture.attention import spans
+
+    return spans.forward(q, k, v, mask, rows, holes, scale)
+
+
+def _spanned_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, rows: Tensor, keys: Tensor, holes: Tensor,
+    out: Tensor, lse: Tensor, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    from autotune.compiler.capture.attention import spans
+
+    if grad.stride(-1) != 1:
+        grad = grad.contiguous()
+    return spans.backward(grad, q, k, v, mask, rows, keys, holes, out, lse, scale)
+
+
+def _spanned_forward_fake(q: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    batch, heads, queries, size = q.shape
+    out = q.new_empty(batch, queries, heads, size).transpose(1, 2)
+    return out, q.new_empty(batch, heads, queries, dtype=torch.float32)
+
+
+def _spanned_backward_fake(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
 _library.impl("mask_bounds", _bounds, "CompositeImplicitAutograd")
-_library.impl("padded_attention", differentiable("padded_attention"), "CompositeImplicitAutograd")
-_library.impl("padded_attention_forward", _forward_cuda, "CUDA")
-_library.impl("padded_attention_backward", _backward_cuda, "CUDA")
-torch.library.register_fake("autotune::padded_attention_forward", _forward_fake, lib=_library)
-torch.library.register_fake("autotune::padded_attention_backward", _backward_fake, lib=_library)
+_library.impl("mask_spans", _spans, "CompositeImplicitAutograd")
+for _name, _on_cuda, _on_fakes in (
+    ("padded_attention_forward", _padded_forward, _padded_forward_fake),
+    ("padded_attention_backward", _padded_backward, _padded_backward_fake),
+    ("spanned_attention_forward", _spanned_forward, _spanned_forward_fake),
+    ("spanned_attention_backward", _spanned_backward, _spanned_backward_fake),
+):
+    _library.impl(_name, _on_cuda, "CUDA")
+    torch.library.register_fake(f"autotune::{_name}", _on_fakes, lib=_library)
+for _name in ("padded_attention", "spanned_attention"):
+    _library.impl(_name, _differentiable(_name), "CompositeImplicitAutograd")
