@@ -1,4 +1,8 @@
-"""Arguments of attention calls, keys repeated for groups of queries, and the readers of a result.
+"""Attention calls of a Dynamo graph: results and sizes of its nodes, arguments of a call, readers of its result.
+
+A size is a number, or a symbol that has another value in each call of the graph. A comparison of symbols by ``==`` or
+``<`` adds a guard to Dynamo, so that other sizes cause a recompilation. The functions here compare expressions instead.
+:func:`fits` alone adds a guard, and only one that batches rarely fail.
 
 The readers matter because a fused kernel's result may have other strides.
 """
@@ -7,84 +11,24 @@ from __future__ import annotations
 
 import logging
 import operator
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.attention import SDPBackend
 
-from autotune.compiler.capture.attention.sizes import same_shape
-
-
-def is_tensor(node: Any) -> bool:
-    """Return True if a node's result is one dense tensor."""
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided
-
-
-def fake(node: fx.Node) -> torch.Tensor:
-    """The fake tensor of a node's result."""
-    found: torch.Tensor = node.meta["example_value"]
-    return found
-
-
-def torch_name(node: fx.Node) -> str:
-    """The name of the method, or of the function of torch or ``operator``, that a node calls; "" for anything else."""
-    if node.op == "call_method":
-        return str(node.target)
-    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
-    return name if name and node.target in (getattr(torch, name, None), getattr(operator, name, None)) else ""
-
-
-def is_static(node: fx.Node) -> bool:
-    """Return True if sizes and strides are static."""
-    return all(type(n) is int for n in (*fake(node).shape, *fake(node).stride()))
-
+log = logging.getLogger("autotune")
 
 _KEEPS = ("transpose", "permute", "movedim", "swapaxes", "to", "float", "type_as", "clone")
 """Methods whose results have the strides of their argument."""
 _ANY = ("contiguous", "reshape", "flatten", "matmul", "size", "dim", "numel")
 """Methods that accept any strides."""
-
-
-def copies(node: fx.Node) -> list[fx.Node]:
-    """The calls that copy a result, or view it if its strides allow that."""
-    found = []
-    for user in node.users:
-        if _is_same(user, node) or (user.op == "call_method" and user.target in (*_KEEPS, "view")):
-            found += copies(user)
-        elif user.op == "call_method" and user.target in ("contiguous", "reshape", "flatten"):
-            found.append(user)
-    return found
-
-
-def _is_same(user: fx.Node, node: fx.Node) -> bool:
-    """Return True if ``user`` views ``node`` in the same shape, which is no copy for any strides."""
-    if user.op != "call_method" or user.target not in ("view", "reshape", "flatten") or not is_tensor(user):
-        return False
-    return same_shape(fake(user).shape, fake(node).shape)
-
-
-def takes_any_strides(node: fx.Node) -> bool:
-    """Return True if all readers of a result accept any strides.
-
-    The results of fused kernels have other strides than those of the products, so a ``view`` that Dynamo found valid
-    may become invalid.
-    """
-    for user in node.users:
-        if user.op != "call_method":
-            return False
-        if _is_same(user, node) or user.target in _KEEPS:
-            if not takes_any_strides(user):
-                return False
-        elif user.target not in _ANY:
-            return False
-    return True
-
-
-log = logging.getLogger("autotune")
-
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 _DEFAULTS = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
 
@@ -193,3 +137,127 @@ def _inserts_after_heads(node: fx.Node) -> bool:
     places = node.args[1]
     whole = [p == slice(None, None, None) for p in places]
     return len(places) >= 3 and places[2] is None and all(whole[:2]) and all(whole[3:])
+
+
+# Readers of a result
+
+
+def copies(node: fx.Node) -> list[fx.Node]:
+    """The calls that copy a result, or view it if its strides allow that."""
+    found = []
+    for user in node.users:
+        if _is_same(user, node) or (user.op == "call_method" and user.target in (*_KEEPS, "view")):
+            found += copies(user)
+        elif user.op == "call_method" and user.target in ("contiguous", "reshape", "flatten"):
+            found.append(user)
+    return found
+
+
+def _is_same(user: fx.Node, node: fx.Node) -> bool:
+    """Return True if ``user`` views ``node`` in the same shape, which is no copy for any strides."""
+    if user.op != "call_method" or user.target not in ("view", "reshape", "flatten") or not is_tensor(user):
+        return False
+    return same_shape(fake(user).shape, fake(node).shape)
+
+
+def takes_any_strides(node: fx.Node) -> bool:
+    """Return True if all readers of a result accept any strides.
+
+    The results of fused kernels have other strides than those of the products, so a ``view`` that Dynamo found valid
+    may become invalid.
+    """
+    for user in node.users:
+        if user.op != "call_method":
+            return False
+        if _is_same(user, node) or user.target in _KEEPS:
+            if not takes_any_strides(user):
+                return False
+        elif user.target not in _ANY:
+            return False
+    return True
+
+
+# Nodes
+
+
+def is_tensor(node: Any) -> bool:
+    """Return True if a node's result is one dense tensor."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
+
+
+def fake(node: fx.Node) -> torch.Tensor:
+    """The fake tensor of a node's result."""
+    found: torch.Tensor = node.meta["example_value"]
+    return found
+
+
+def torch_name(node: fx.Node) -> str:
+    """The name of the method, or of the function of torch or ``operator``, that a node calls; "" for anything else."""
+    if node.op == "call_method":
+        return str(node.target)
+    name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+    return name if name and node.target in (getattr(torch, name, None), getattr(operator, name, None)) else ""
+
+
+def is_static(node: fx.Node) -> bool:
+    """Return True if sizes and strides are static."""
+    return all(type(n) is int for n in (*fake(node).shape, *fake(node).stride()))
+
+
+# Sizes
+
+
+def same_length(a: Any, b: Any) -> bool:
+    """Return True if two lengths are the same number or the same symbol."""
+    symbolic = isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt)
+    return bool(a.node.expr == b.node.expr) if symbolic else type(a) is int and type(b) is int and a == b
+
+
+def same_shape(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Return True for two shapes of the same lengths."""
+    return len(left) == len(right) and all(map(same_length, left, right))
+
+
+def expression(size: Any) -> Any:
+    """A size as a key of a dictionary."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def exceeds(size: Any, least: int) -> bool:
+    """Return True if a size is above ``least`` in each call of the graph."""
+    return bool(statically_known_true(size > least))
+
+
+def fits(size: Any, most: int) -> bool:
+    """Return True if a size is at most ``most`` in each call of the graph; a guard ensures it where that is unknown."""
+    if type(size) is int or statically_known_true(size <= most):
+        return bool(size <= most)
+    return not is_bounded(size) and bool(size <= most)
+
+
+def is_bounded(size: Any) -> bool:
+    """Return True for a symbolic size with an upper bound: PyTorch refuses to narrow a range from the user."""
+    if not isinstance(size, torch.SymInt):
+        return False
+    known = (size.node.shape_env.var_to_range.get(name) for name in size.node.expr.free_symbols)
+    upper = [found.upper for found in known if found is not None]
+    return any(isinstance(most, sympy.Integer) and int(most) < sys.maxsize - 1 for most in upper)
+
+
+def hint(size: Any) -> int | None:
+    """A size at compile time; None for a symbol without one."""
+    value = size.node.hint if isinstance(size, torch.SymInt) else size
+    return value if type(value) is int else None
+
+
+def at_hints(value: Tensor) -> Tensor | None:
+    """A fake tensor as it is at compile time, without symbols; None if a size has no hint."""
+    if not isinstance(value, FakeTensor) or all(type(n) is int for n in (*value.shape, *value.stride())):
+        return value
+    shape, strides = ([hint(n) for n in sizes] for sizes in (value.shape, value.stride()))
+    if None in (*shape, *strides):
+        return None
+    with value.fake_mode:
+        made = torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)  # type: ignore[arg-type]
+    return made.requires_grad_(value.requires_grad)

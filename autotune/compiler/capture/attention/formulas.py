@@ -20,9 +20,8 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
-from autotune.compiler.capture.attention.calls import torch_name
+from autotune.compiler.capture.attention.calls import is_bounded, torch_name
 from autotune.compiler.capture.attention.effects import Writes
-from autotune.compiler.capture.attention.sizes import is_bounded
 
 Number: TypeAlias = Any
 """A sympy integer expression (sympy has no types): sums of numbers, lengths and indices."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autotune.compiler.capture.attention.sizes import at_hints, fits
+from autotune.compiler.capture.attention.calls import at_hints, fits
 
 BY_LENGTHS, CUDNN, FLASH = "lengths", "cudnn", "flash"
 """The fused kernels: flash attention by lengths, and two of a structure. Only flash attention has windows."""

@@ -14,13 +14,21 @@ import torch
 from torch import fx
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from autotune.compiler.capture.attention.calls import Call, fake, path, unrepeated
+from autotune.compiler.capture.attention.calls import (
+    Call,
+    exceeds,
+    expression,
+    fake,
+    path,
+    same_length,
+    same_shape,
+    unrepeated,
+)
 from autotune.compiler.capture.attention.constants import Constants
 from autotune.compiler.capture.attention.effects import Contexts, Edits, Writes
 from autotune.compiler.capture.attention.formulas import Formulas
 from autotune.compiler.capture.attention.kernels import has_spans, kernel_of
 from autotune.compiler.capture.attention.recognition import Padding, has_row_spans, is_of_documents, padding_of
-from autotune.compiler.capture.attention.sizes import exceeds, expression, same_length, same_shape
 
 
 class Masks(Edits):

@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autotune.compiler.capture.attention.calls import fake, is_tensor, torch_name
+from autotune.compiler.capture.attention.calls import fake, hint, is_tensor, same_length, same_shape, torch_name
 from autotune.compiler.capture.attention.constants import Constants
 from autotune.compiler.capture.attention.formulas import AtMost, Formula, Formulas, distance
-from autotune.compiler.capture.attention.sizes import hint, same_length, same_shape
 
 _AND = ("and_", "__and__", "bitwise_and", "logical_and")
 _MOST_SEEN = 0.6

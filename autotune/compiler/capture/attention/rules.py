@@ -40,6 +40,7 @@ from autotune.compiler.capture.attention.calls import (
     is_static,
     is_tensor,
     path,
+    same_length,
     takes_any_strides,
     unexpanded,
 )
@@ -47,7 +48,6 @@ from autotune.compiler.capture.attention.constants import Constants
 from autotune.compiler.capture.attention.effects import Contexts, Writes, called
 from autotune.compiler.capture.attention.formulas import Formulas, is_not_later
 from autotune.compiler.capture.attention.masks import Masks
-from autotune.compiler.capture.attention.sizes import same_length
 
 log = logging.getLogger("autotune")
 

@@ -16,9 +16,9 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
 from autotune.compiler.capture.attention import masks, operators, rewrite_attention
+from autotune.compiler.capture.attention.calls import same_shape
 from autotune.compiler.capture.attention.kernels import BY_LENGTHS, CUDNN, FLASH, kernel_of
 from autotune.compiler.capture.attention.operators import _bounds
-from autotune.compiler.capture.attention.sizes import same_shape
 from tests.support.compiler.padded_attention import REFERENCE
 
 B, H, S, D = 3, 4, 9, 8

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from autotune.compiler.capture.attention import kernels
-from autotune.compiler.capture.attention.sizes import at_hints, exceeds, fits, hint, is_bounded, same_length, same_shape
+from autotune.compiler.capture.attention.calls import at_hints, exceeds, fits, hint, is_bounded, same_length, same_shape
 
 HEADS, SIZE = 8, 64
 
